@@ -1,0 +1,74 @@
+# `make` lists the targets. Continuous integration calls these and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Extra words for pip's torch line, e.g. an index with CPU-only builds.
+TORCH_PIP_ARGS ?=
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch comes first and by its exact pin: a bare `torch` in a later resolution would pull the
+# registry's newest build with gigabytes of CUDA packages.
+$(VENV)/.run: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "penstock: installing into $(VENV)"
+	@$(PIP_INSTALL) $(shell grep '^torch==' constraints.txt) $(TORCH_PIP_ARGS)
+	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server,dev]'
+	@touch $@
+
+.PHONY: run
+run: $(VENV)/.run ## start Redis, a worker and a frontend; Ctrl-C stops everything
+	@exec $(BIN)/python -m shared.launcher
+
+CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
+
+.PHONY: test
+test: $(VENV)/.dev ## every test that needs no GPU
+	$(if $(CHROMIUM),,@echo "penstock: no chromium on PATH: the page tests are left out; apt-get install chromium brings them back")
+	@$(BIN)/python -m pytest -q $(if $(CHROMIUM),,-m 'not browser')
+
+.PHONY: lint
+lint: $(VENV)/.dev ## formatting, lints, types, import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+.PHONY: arch
+arch: $(VENV)/.dev ## the import rules and the freshness of generated docs
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/arch
+
+CHAOS_ARGS ?= --streams 10000
+.PHONY: chaos
+chaos: $(VENV)/.dev ## thousands of streams under random faults; the seed is printed
+	@$(BIN)/python -m tests.chaos.long $(CHAOS_ARGS)
+
+.PHONY: smoke
+smoke: $(VENV)/.dev ## three concurrent streams through a service of its own, with times
+	@$(BIN)/python tests/e2e/smoke.py
+
+.PHONY: docs
+docs: $(VENV)/.dev ## write the generated pages (docs/CONFIG.md)
+	@$(BIN)/python docs/generate_config.py
+
+.PHONY: demo-model
+demo-model: $(VENV)/.dev ## train the demo model that ships in worker/demo/checkpoint again
+	@$(BIN)/python -m worker.demo.train
+
+.PHONY: gpu-check
+gpu-check: ## model, sampler and engine on this machine's CUDA device; needs no install step
+	@$(PYTHON) tests/gpu/check.py
+
+.PHONY: clean
+clean: ## remove the virtual environment and the private server's data
+	rm -rf $(VENV) .penstock

@@ -1,0 +1,1 @@
+"""The web side: HTTP in, jobs out, events back. Holds no model file and no tensor."""

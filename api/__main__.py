@@ -1,0 +1,32 @@
+"""`python -m api`: one frontend. Exit codes: 0 after a drain, 2 for bad settings."""
+
+from __future__ import annotations
+
+import sys
+
+from api.main import create_app
+from api.server import make_server
+from api.settings import ApiSettings
+from shared.logs import start_logs
+from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
+from shared.transport.server_url import UnsupportedUrl, scheme_of
+
+
+def main() -> int:
+    """Serves until SIGTERM or Ctrl-C."""
+    try:
+        settings = load_settings(ApiSettings)
+        scheme_of(settings.redis_url)
+    except (SettingsError, UnsupportedUrl) as error:
+        sys.stderr.write(f"penstock: {error}\n")
+        return EXIT_BAD_SETTINGS
+    logs = start_logs(settings.log_level, settings.log_format)
+    try:
+        make_server(create_app(settings), settings).run()
+    finally:
+        logs.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""GenerationResponse: one accepted request from submit to its last byte, streamed or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api import sse
+from api.dialect import Dialect
+from api.errors import (
+    ApiError,
+    ServerError,
+    going_down,
+    job_failed,
+    store_unreachable,
+    unavailable,
+)
+from api.frontend import Frontend
+from api.job_stream import JobStream, StreamInterrupted
+from api.open_requests import Ending, OpenRequest
+from api.timing import Timing
+from shared.messages import START, Delta, Failed, Finished, Job, OnDisconnect
+from shared.transport.base import TransportError
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 2.0  # for last words and last duties when the answer is over
+
+
+class GenerationResponse(Response):
+    """An ASGI response that runs a job while its client is there.
+
+    Until the job is accepted, errors are raised and become ordinary error answers. After that a
+    stream says them as an event, and a whole answer, which has not begun yet, by its status.
+    """
+
+    def __init__(
+        self, frontend: Frontend, job: Job, dialect: Dialect, timing: Timing, *, streamed: bool
+    ) -> None:
+        super().__init__()
+        self._frontend = frontend
+        self._job = job
+        self._dialect = dialect
+        self._timing = timing
+        self._streamed = streamed
+        self._reader_id = frontend.new_reader_id()
+        self._outcome = "interrupted"
+        self._has_begun = False
+        self._end: Finished | Failed | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._frontend.open_requests.enter() as request:
+            stream = await self._open()
+            ending: Ending | None = None
+            try:
+                ending = await self._answer(request, stream, receive, send)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._close(stream, ending)
+
+    async def _open(self) -> JobStream:
+        job, frontend = self._job, self._frontend
+
+        async def submit() -> None:
+            self._timing.submitted_s = time.monotonic()
+            await frontend.admission.submit(job)
+
+        try:
+            stream = await frontend.relay.open(job.job_id, START, submit)
+        except ApiError as error:
+            self._count(f"refused_{error.status}")
+            raise
+        except TransportError as error:
+            self._count("refused_503")
+            raise store_unreachable(error) from error
+        if job.on_disconnect is OnDisconnect.GRACE:
+            frontend.departures.watch(job.job_id, self._reader_id)
+        return stream
+
+    async def _answer(
+        self, request: OpenRequest, stream: JobStream, receive: Receive, send: Send
+    ) -> Ending:
+        async def work() -> None:
+            try:
+                if self._streamed:
+                    await self._stream(stream, send)
+                else:
+                    await self._whole(stream, send)
+            except StreamInterrupted:
+                log.error("stream interrupted", extra={"job_id": self._job.job_id})
+                said = f"The job store went away. {self._how_to_go_on(stream)}"
+                await self._say_error(send, unavailable(said))
+            except Exception:
+                log.exception("answer failed", extra={"job_id": self._job.job_id})
+                await self._say_error(
+                    send, ServerError("The server made a mistake. It has been logged.")
+                )
+
+        try:
+            ending = await request.run(receive, work)
+        except asyncio.CancelledError:  # the server's own deadline for open connections
+            with anyio.CancelScope(shield=True), anyio.move_on_after(FAREWELL_S):
+                await self._say_cut(stream, send)
+            raise
+        if ending is Ending.CUT:
+            with anyio.move_on_after(FAREWELL_S):
+                await self._say_cut(stream, send)
+        return ending
+
+    async def _stream(self, stream: JobStream, send: Send) -> None:
+        await self._begin_stream(send)
+        opening = b"".join(map(sse.event, self._dialect.opening()))
+        await _write(send, opening or sse.KEEPALIVE)
+        while True:
+            event = await stream.get(self._frontend.settings.keepalive_s)
+            if event is None:
+                await _write(send, sse.KEEPALIVE)
+            elif isinstance(event, Delta):
+                self._observe(event)
+                if payloads := self._dialect.delta(event):
+                    await _write(send, b"".join(map(sse.event, payloads)))
+            else:
+                self._observe_end(event)
+                await self._end_stream(send, self._last_payloads(event))
+                return
+
+    def _last_payloads(self, event: Finished | Failed) -> Sequence[Any]:
+        if isinstance(event, Finished):
+            return self._dialect.finished(event)
+        delivered = self._timing.first_token_s is not None
+        return (self._dialect.failed(job_failed(event, delivered=delivered)),)
+
+    async def _whole(self, stream: JobStream, send: Send) -> None:
+        while True:
+            event = await stream.get(self._frontend.settings.keepalive_s)
+            if isinstance(event, Delta):
+                self._observe(event)
+                self._dialect.collect(event)
+            elif event is not None:
+                break
+        self._observe_end(event)
+        if isinstance(event, Failed):
+            await self._send_error(send, job_failed(event, delivered=False))
+            return
+        self._has_begun = True
+        body = sse.json_bytes(self._dialect.whole(event))
+        await _send_all(send, 200, ((b"content-type", b"application/json"),), body)
+
+    async def _say_cut(self, stream: JobStream, send: Send) -> None:
+        self._outcome = "cut"
+        said = f"This frontend is going down. {self._how_to_go_on(stream)}"
+        await self._say_error(send, going_down(said))
+
+    def _how_to_go_on(self, stream: JobStream) -> str:
+        return where_to_go_on(stream) if self._streamed else "Try again."
+
+    async def _say_error(self, send: Send, error: ApiError) -> None:
+        if not self._streamed:
+            if not self._has_begun:
+                await self._send_error(send, error)
+            return
+        if not self._has_begun:
+            await self._begin_stream(send)
+        await self._end_stream(send, (self._dialect.failed(error),))
+
+    async def _begin_stream(self, send: Send) -> None:
+        self._has_begun = True
+        await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+
+    async def _end_stream(self, send: Send, payloads: Sequence[Any]) -> None:
+        await _write(send, b"".join(map(sse.event, payloads)) + sse.DONE, more=False)
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        self._has_begun = True
+        response = error.response()
+        await _send_all(send, error.status, response.raw_headers, bytes(response.body))
+
+    def _observe(self, delta: Delta) -> None:
+        metrics, kind = self._frontend.metrics, self._job.kind
+        metrics.generation_tokens.inc(len(delta.token_ids))
+        is_first = self._timing.first_token_s is None
+        gap_s = self._timing.token_came()
+        if is_first:
+            ttft_ms = self._timing.ttft_ms
+            assert ttft_ms is not None
+            metrics.ttft_s.labels(kind).observe(ttft_ms / 1000)
+        if gap_s is not None:
+            metrics.inter_token_s.labels(kind).observe(gap_s)
+
+    def _observe_end(self, event: Finished | Failed) -> None:
+        self._end = event
+        metrics, kind = self._frontend.metrics, self._job.kind
+        metrics.prompt_tokens.inc(len(self._job.prompt_token_ids))
+        self._outcome = event.reason if isinstance(event, Finished) else event.state.value
+        if isinstance(event, Finished):
+            metrics.e2e_s.labels(kind).observe(time.monotonic() - self._timing.submitted_s)
+
+    async def _close(self, stream: JobStream, ending: Ending | None) -> None:
+        """The last duties, whatever happened: none of them raises."""
+        frontend, job = self._frontend, self._job
+        frontend.departures.unwatch(self._reader_id)
+        if self._end is not None:
+            await frontend.departures.delivered(job.job_id, self._reader_id)
+        elif ending is Ending.LEFT:
+            self._outcome = "disconnected"
+            frontend.metrics.disconnects.labels(job.kind).inc()
+            await frontend.departures.left(job.job_id, self._reader_id, job.on_disconnect)
+        elif self._outcome != "cut" or not self._streamed:
+            # Nobody can go on reading this answer: an outage, or a mistake of ours.
+            await frontend.departures.left(job.job_id, self._reader_id, job.on_disconnect)
+        # A stream that was cut keeps its job for as long as this frontend's lease lasts: its
+        # reader may go on at another frontend.
+        await stream.aclose()
+        self._count(self._outcome)
+        log.info(
+            "answer ended",
+            extra={"job_id": job.job_id, "kind": job.kind, "outcome": self._outcome},
+        )
+
+    def _count(self, outcome: str) -> None:
+        self._frontend.metrics.requests.labels(self._job.kind, outcome).inc()
+
+
+def where_to_go_on(stream: JobStream) -> str:
+    """A sentence for a reader whose stream ends before its job does."""
+    return (
+        f"GET /v1/jobs/{stream.job_id}/stream with the header 'Last-Event-ID: {stream.cursor}' "
+        "goes on from here."
+    )
+
+
+async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _send_all(
+    send: Send, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    kept = [pair for pair in headers if pair[0] != b"content-length"]
+    await send({"type": "http.response.start", "status": status, "headers": [*kept, length]})
+    await _write(send, body, more=False)

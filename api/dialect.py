@@ -1,0 +1,51 @@
+"""Dialect: how one answer is said, in chunks or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from api.errors import ApiError
+from shared.messages import Delta, Finished, Usage
+
+
+class Dialect(Protocol):
+    """One answer in the making. Payloads are what JSON can carry; framing is not its concern.
+
+    Streamed: `opening` once, `delta` for each, then `finished`. Whole: `collect` for each, then
+    `whole`. `failed` takes the place of the end in a stream.
+    """
+
+    kind: str  # a Job's kind
+
+    def opening(self) -> Sequence[Any]:
+        """Payloads that are sent at admission, before any token."""
+        ...
+
+    def delta(self, delta: Delta) -> Sequence[Any]:
+        """Payloads for new tokens; none while their text is held back."""
+        ...
+
+    def finished(self, end: Finished) -> Sequence[Any]:
+        """The last payloads of a stream that ended by itself."""
+        ...
+
+    def failed(self, error: ApiError) -> Any:
+        """The last payload of every other stream."""
+        ...
+
+    def collect(self, delta: Delta) -> None: ...
+    def whole(self, end: Finished) -> Any:
+        """The one payload of an answer that was not streamed."""
+        ...
+
+
+def usage_payload(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

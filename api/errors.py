@@ -1,0 +1,235 @@
+"""What a caller is told when something is wrong: one class, one JSON shape, three trees.
+
+    ApiError
+    ├── CallerError      the request is at fault: 4xx
+    ├── UnavailableError the world is at fault, later may be better: 429, 502, 503, 504
+    └── ServerError      we are at fault: 500
+
+Every answer that is an error, on every route, has the body
+`{"error": {"message": str, "type": str, "param": str | null, "code": str | null}}`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from starlette.responses import Response
+
+from api.sse import json_bytes
+from shared.messages import ErrorCode, Failed, InvalidParameter, JobState
+from shared.transport.base import QueueFull, TransportError
+
+RETRY_AFTER_OUTAGE_S = 2.0
+MAX_ECHO_CHARS = 200  # of what the caller sent, when a message repeats it
+
+
+class ApiError(Exception):
+    """An error as the caller sees it.
+
+    `should_retry` becomes the header `x-should-retry`, which overrides what the SDKs make of the
+    status; `retry_after_s` becomes `retry-after`, in whole seconds, at least 1.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            self.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+        if should_retry is not None:
+            self.headers["x-should-retry"] = "true" if should_retry else "false"
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the answer, and of an error event in a stream."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(
+            json_bytes(self.body()),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/json",
+        )
+
+
+class CallerError(ApiError):
+    """4xx: the same request will fail again."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+        should_retry: bool | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            status,
+            message,
+            kind="invalid_request_error",
+            code=code,
+            param=param,
+            should_retry=should_retry,
+            headers=headers,
+        )
+
+
+class UnavailableError(ApiError):
+    """The same request may succeed later."""
+
+
+class ServerError(ApiError):
+    """500: a mistake of ours."""
+
+    def __init__(self, message: str, code: str = "internal_error") -> None:
+        super().__init__(500, message, kind="server_error", code=code)
+
+
+def invalid_parameter(error: InvalidParameter) -> CallerError:
+    """400 that names the member at fault."""
+    return CallerError(
+        f"Invalid value for '{error.param}': {error.message}."
+        if error.code is None
+        else error.message,
+        code=error.code,
+        param=error.param,
+    )
+
+
+def unsupported(param: str, why: str) -> InvalidParameter:
+    """A member that is understood or unknown, but not honoured: refused by name."""
+    return InvalidParameter(
+        param, f"Unsupported parameter: '{param}': {why}.", "unsupported_parameter"
+    )
+
+
+def model_not_found(name: str) -> CallerError:
+    return CallerError(
+        f"The model '{name[:MAX_ECHO_CHARS]}' does not exist or is not served here.",
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
+
+
+def job_not_found(name: str) -> CallerError:
+    return CallerError(
+        f"No job '{name[:MAX_ECHO_CHARS]}': it never existed, or its record has expired.",
+        status=404,
+        code="job_not_found",
+        param="id",
+    )
+
+
+def unavailable(message: str, retry_after_s: float = RETRY_AFTER_OUTAGE_S) -> UnavailableError:
+    """503: Redis is away, no worker lives, or this frontend is going down."""
+    return UnavailableError(
+        503,
+        message,
+        kind="service_unavailable",
+        code="service_unavailable",
+        retry_after_s=retry_after_s,
+    )
+
+
+def going_down(message: str) -> UnavailableError:
+    """503, or the last event of a stream: another frontend can go on."""
+    return UnavailableError(
+        503,
+        message,
+        kind="service_unavailable",
+        code="frontend_draining",
+        retry_after_s=1.0,
+    )
+
+
+def overloaded(message: str, retry_after_s: float) -> UnavailableError:
+    """503: this deployment has more work than it takes."""
+    return UnavailableError(
+        503,
+        message,
+        kind="overloaded_error",
+        code="server_overloaded",
+        retry_after_s=retry_after_s,
+    )
+
+
+def store_unreachable(error: TransportError) -> UnavailableError:
+    """The caller learns that, not why: the reason is in our log."""
+    del error
+    return unavailable("The job store cannot be reached now. Try again soon.")
+
+
+def queue_full(error: QueueFull) -> UnavailableError:
+    """A tenant's own limit is 429, everybody's is 503."""
+    if error.scope == "tenant":
+        return UnavailableError(
+            429,
+            "Too many of your requests are waiting. Try again later.",
+            kind="rate_limit_error",
+            code="tenant_queue_full",
+            retry_after_s=error.retry_after_s,
+        )
+    return overloaded("Too many requests are waiting. Try again later.", error.retry_after_s)
+
+
+# code of a failed job -> (status, type, x-should-retry when nothing was delivered)
+_JOB_ERRORS: dict[str, tuple[int, str, bool | None]] = {
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: (400, "invalid_request_error", False),
+    ErrorCode.KV_CAPACITY_EXCEEDED: (400, "invalid_request_error", False),
+    ErrorCode.WORKER_LOST: (502, "server_error", True),
+    ErrorCode.ENGINE_DIED: (502, "server_error", True),
+    ErrorCode.PAYLOAD_LOST: (502, "server_error", True),
+    ErrorCode.JOB_LOST: (503, "service_unavailable", True),
+    ErrorCode.DEADLINE_EXCEEDED: (504, "timeout", False),
+    ErrorCode.CANCELLED: (409, "cancelled", False),
+    ErrorCode.DISCONNECTED: (409, "cancelled", False),
+    ErrorCode.ORPHANED: (409, "cancelled", False),
+}
+
+
+def job_failed(end: Failed, *, delivered: bool) -> ApiError:
+    """The error of a job that did not end by itself.
+
+    `delivered`: something of it has reached the caller, so that a retry would repeat it.
+    """
+    known = _JOB_ERRORS.get(end.code)
+    if known is None and end.state is JobState.CANCELLED:
+        known = _JOB_ERRORS[ErrorCode.CANCELLED]
+    status, kind, should_retry = known or (500, "server_error", False)
+    code = end.code
+    if code == ErrorCode.DEADLINE_EXCEEDED and not end.usage.completion_tokens:
+        code = "queue_timeout"  # its time ran out before its first token
+    return ApiError(
+        status,
+        end.message or f"The job ended as {end.state.value}: {end.code}.",
+        kind=kind,
+        code=code,
+        should_retry=False if delivered else should_retry,
+    )

@@ -1,0 +1,114 @@
+"""Frontend: the parts of one running frontend, made once and handed to the routes."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from typing import Protocol
+
+from starlette.requests import Request
+
+from api.admission import Admission
+from api.catalog import ModelCatalog
+from api.departures import Departures
+from api.health import HealthMonitor
+from api.housekeeping import Housekeeping
+from api.observability import Metrics, StateCollector
+from api.open_requests import OpenRequests
+from api.relay import EventRelay
+from api.settings import ApiSettings
+from api.text_pool import TextPool
+from shared.transport.base import AdmissionLimits, EventBus, JobStore
+
+
+class Transport(Protocol):
+    """What a frontend needs of a transport; not owned unless it made it."""
+
+    @property
+    def store(self) -> JobStore: ...
+    @property
+    def bus(self) -> EventBus: ...
+
+
+class Frontend:
+    """One process's parts. `start` begins the background work, `aclose` ends it."""
+
+    def __init__(
+        self,
+        settings: ApiSettings,
+        transport: Transport,
+        metrics: Metrics,
+        open_requests: OpenRequests,
+    ) -> None:
+        store, bus = transport.store, transport.bus
+        # Contains a uuid and is never reused: an old frontend's readers are not a new one's.
+        self.frontend_id = f"fe-{uuid.uuid4().hex}"
+        self.settings = settings
+        self.store = store
+        self.metrics = metrics
+        self.open_requests = open_requests
+        self.pool = TextPool(settings.text_threads, settings.max_waiting_texts)
+        self.catalog = ModelCatalog(store, self.pool)
+        self.health = HealthMonitor(store)
+        self.departures = Departures(store)
+        self.relay = EventRelay(store, bus, outage_s=settings.outage_s)
+        self.admission = Admission(
+            store,
+            AdmissionLimits(
+                max_queued_jobs=settings.max_queued_jobs,
+                max_queued_tokens=settings.max_queued_tokens,
+                max_queued_jobs_per_tenant=settings.max_queued_jobs_per_tenant,
+            ),
+            self.frontend_id,
+            self.departures,
+        )
+        self._bus = bus
+        self._numbers = itertools.count(1)
+        self._housekeeping = Housekeeping(
+            store,
+            self.departures,
+            self.health,
+            self.catalog,
+            frontend_id=self.frontend_id,
+            lease_ms=settings.frontend_lease_ms,
+            health_interval_s=settings.health_interval_s,
+        )
+        self._collector = StateCollector(
+            self.health,
+            self.catalog,
+            open_requests,
+            self.departures,
+            self.relay.counts,
+            lambda: metrics.cancels_by_request,
+        )
+
+    async def start(self) -> None:
+        """Returns at once, also when the store is away."""
+        self.metrics.registry.register(self._collector)
+        await self._bus.start()
+        self._housekeeping.start()
+
+    async def aclose(self) -> None:
+        await self._housekeeping.aclose()
+        await self.catalog.aclose()
+        self.metrics.registry.unregister(self._collector)
+        self.pool.close()
+
+    def new_reader_id(self) -> str:
+        """Names one reader of a job; the part before '#' is whose lease it lives by."""
+        return f"{self.frontend_id}#{next(self._numbers)}"
+
+    @property
+    def is_ready(self) -> bool:
+        """New work can be accepted here now."""
+        return (
+            self.open_requests.closed is None
+            and self.health.has_usable_worker
+            and bool(self.catalog.served)
+        )
+
+
+def frontend_of(request: Request) -> Frontend:
+    frontend = request.app.state.frontend
+    assert isinstance(frontend, Frontend)
+    return frontend

@@ -1,0 +1,324 @@
+"""JobStream: one reader's view of one job, put right from the log.
+
+The log is the truth, the bus only wakes: whatever the bus loses, repeats or reorders is found again
+in the log, and what comes twice is trimmed by cursor arithmetic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from api.delivered import Delivered, Diverged
+from api.tasks import stop_tasks
+from shared.messages import (
+    START,
+    TERMINAL_STATES,
+    Cursor,
+    Delta,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    JobEvent,
+    JobState,
+    Started,
+    Usage,
+)
+from shared.transport.base import (
+    EventBus,
+    JobRecord,
+    JobStore,
+    QueueFull,
+    Resync,
+    Subscription,
+    TransportError,
+)
+
+log = logging.getLogger(__name__)
+
+PAGE_EVENTS = 256  # read from the log at once: bounds what a slow reader holds
+FIRST_RETRY_S = 0.05
+MAX_RETRY_S = 1.0
+IDLE_READS_PER_LOOK = 3  # empty log reads between looks at the job's record
+
+
+class StreamInterrupted(Exception):
+    """The store was away for too long. The job may be running; `cursor` is where to go on."""
+
+    def __init__(self, job_id: str, cursor: Cursor) -> None:
+        super().__init__(f"the log of {job_id} could not be read")
+        self.job_id = job_id
+        self.cursor = cursor
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    """What the relays of a process had to put right; read by the metrics."""
+
+    resyncs: int = 0
+    gaps: int = 0
+    overlaps: int = 0
+    idle_reads: int = 0
+    read_errors: int = 0
+
+
+class JobStream:
+    """One reader's view. Not safe for several tasks; close it with `aclose`.
+
+    Memory is bounded: one page of the log, and the bus's own bounded queue, which drops and says
+    RESYNC when the reader is slow.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        after: Cursor,
+        store: JobStore,
+        bus: EventBus,
+        subscription: Subscription,
+        counts: RelayCounts,
+        idle_s: float,
+        outage_s: float,
+        submit: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self.job_id = job_id
+        self.ended = False
+        self.has_started = False  # a worker said so, or sent something
+        self._delivered = Delivered(after)
+        self._store = store
+        self._bus = bus
+        self._subscription = subscription
+        self._counts = counts
+        self._idle_s = idle_s
+        self._outage_s = outage_s
+        self._resubmit = submit
+        self._page: deque[Delta | JobEvent] = deque()
+        self._behind = False
+        self._reading: asyncio.Task[bool] | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._last_news = self._clock()
+        self._idle_reads = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        """How far the reader has got."""
+        return self._delivered.cursor
+
+    async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
+        """The next event, or None when there is none within `timeout_s`.
+
+        After a Finished or Failed there is nothing more to get. Raises StreamInterrupted.
+        """
+        assert not self.ended, "nothing follows the terminal event"
+        deadline = self._clock() + timeout_s
+        while True:
+            while self._page:
+                event = self._accept(self._page.popleft(), from_log=True)
+                if event is not None:
+                    return event
+            if self._behind:
+                if not await self._catch_up(deadline):
+                    return None
+                continue
+            wait_s = min(deadline, self._last_news + self._idle_s) - self._clock()
+            event = await self._live(max(0.0, wait_s))
+            if event is not None:
+                return event
+            if not self._behind and self._clock() >= deadline:
+                return None
+
+    async def aclose(self) -> None:
+        """Ends the subscription. Idempotent; cancels nothing."""
+        if self._reading is not None:
+            await stop_tasks(self._reading)
+            self._reading = None
+        await self._bus.unsubscribe(self._subscription)
+
+    async def _live(self, timeout_s: float) -> Delta | Finished | Failed | None:
+        item = await self._subscription.get(timeout_s)
+        if item is None:
+            if self._clock() >= self._last_news + self._idle_s:
+                self._counts.idle_reads += 1
+                self._idle_reads += 1
+                self._behind = True  # a lost last frame shows in no other way
+            return None
+        if isinstance(item, Resync):
+            self._counts.resyncs += 1
+            self._behind = True
+            return None
+        self._news()
+        return self._accept(item, from_log=False)
+
+    def _accept(
+        self, event: Delta | JobEvent, *, from_log: bool
+    ) -> Delta | Finished | Failed | None:
+        self.has_started = True
+        if isinstance(event, Started):
+            return None
+        if isinstance(event, Delta):
+            return self._accept_delta(event, from_log=from_log)
+        return self._accept_end(event, from_log=from_log)
+
+    def _accept_delta(self, delta: Delta, *, from_log: bool) -> Delta | Failed | None:
+        cursor = self.cursor
+        try:
+            if not self._delivered.is_gap(delta):
+                fresh = self._delivered.take(delta)
+                if fresh is not delta and not (from_log and fresh is None):
+                    self._counts.overlaps += 1
+                return fresh
+        except Diverged as error:
+            return self._diverged(str(error))
+        if not from_log:
+            self._counts.gaps += 1
+            self._behind = True
+            return None
+        # The log is contiguous from its start, unless the reader's cursor is not one of its own.
+        return self._diverged(f"the log goes on at {delta.start}, the reader is at {cursor}")
+
+    def _accept_end(self, event: Finished | Failed, *, from_log: bool) -> Finished | Failed | None:
+        end, cursor = event.end, self.cursor
+        is_ahead = end.num_tokens > cursor.num_tokens or end.num_bytes > cursor.num_bytes
+        if is_ahead and not from_log:
+            self._behind = True  # what lies between is in the log, and so is this end
+            return None
+        self.ended = True
+        self._page.clear()
+        if isinstance(event, Finished) and end != cursor:
+            return self._diverged(f"the log ends at {end}, the reader is at {cursor}")
+        return event
+
+    def _diverged(self, detail: str) -> Failed:
+        log.error("stream diverged", extra={"job_id": self.job_id, "detail": detail})
+        return self._failed(
+            ErrorCode.STREAM_DIVERGED,
+            "The job's log no longer continues what was streamed: it was rolled back in an outage "
+            "and written anew.",
+        )
+
+    def _failed(self, code: ErrorCode, message: str) -> Failed:
+        self.ended = True
+        self._page.clear()
+        return Failed(
+            end=self.cursor,
+            state=JobState.FAILED,
+            code=code,
+            message=message,
+            usage=Usage(0, self.cursor.num_tokens),
+        )
+
+    def _news(self) -> None:
+        self._last_news = self._clock()
+        self._idle_reads = 0
+
+    async def _catch_up(self, deadline: float) -> bool:
+        """Reads a page of the log; False when that takes beyond `deadline` (it goes on)."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_page())
+        # At least one turn of the loop, so that a reader that never waits still gets on.
+        await asyncio.wait((self._reading,), timeout=max(0.001, deadline - self._clock()))
+        if not self._reading.done():
+            return False
+        reading, self._reading = self._reading, None
+        self._behind = reading.result()
+        return True
+
+    async def _read_page(self) -> bool:
+        """Fills the page; True when the log may hold more."""
+        give_up = self._clock() + self._outage_s
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                events = await self._read_log()
+                is_news = any(not self._has(event) for event in events)
+                lost = None if is_news else await self._missing_end()
+                break
+            except TransportError as error:
+                self._counts.read_errors += 1
+                if self._clock() + retry_s > give_up:
+                    raise StreamInterrupted(self.job_id, self.cursor) from error
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
+        self._page.extend(events)
+        if is_news:
+            self._news()
+        else:
+            self._last_news = self._clock()
+            if lost is not None:
+                self._page.append(lost)
+        return len(events) >= PAGE_EVENTS
+
+    async def _read_log(self) -> Sequence[Delta | JobEvent]:
+        """A page of the log, from the start of the delta that the reader got last.
+
+        That one is only compared: a log that was rolled back and written anew up to the very
+        cursor would overlap nowhere else, and another history would be spliced on.
+        """
+        since = self._delivered.last_start
+        events = await self._store.read_log(self.job_id, since, PAGE_EVENTS)
+        if not events and since != self.cursor:
+            events = await self._store.read_log(self.job_id, self.cursor, PAGE_EVENTS)
+        return events
+
+    def _has(self, event: Delta | JobEvent) -> bool:
+        return isinstance(event, Delta) and self._delivered.has(event)
+
+    async def _missing_end(self) -> Finished | Failed | None:
+        """The end of a job whose log does not say it: the record is gone, or outlived the log."""
+        if self._idle_reads % IDLE_READS_PER_LOOK != 1:
+            return None
+        record = await self._store.get(self.job_id)
+        if record is None:
+            if await self._submitted_again():
+                return None
+            return Failed(
+                end=self.cursor,
+                state=JobState.FAILED,
+                code=ErrorCode.JOB_LOST,
+                message="The job is no longer known: its record expired or was lost.",
+                usage=Usage(0, self.cursor.num_tokens),
+            )
+        if record.state not in TERMINAL_STATES:
+            return None
+        if await self._store.read_log(self.job_id, self.cursor, 1):
+            return None  # it ended between the two looks; the next read has all
+        return _end_of_record(record, self.cursor)
+
+    async def _submitted_again(self) -> bool:
+        """A store that forgot an untouched job gets it once more, under the same id."""
+        if self._resubmit is None or self.cursor != START:
+            return False
+        try:
+            await self._resubmit()
+        except QueueFull:
+            return False
+        self._resubmit = None
+        log.warning("job resubmitted", extra={"job_id": self.job_id})
+        return True
+
+
+def _end_of_record(record: JobRecord, cursor: Cursor) -> Finished | Failed:
+    usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+    if record.state is JobState.FINISHED and record.completion_tokens == cursor.num_tokens:
+        reason = FinishReason(record.reason or FinishReason.STOP)
+        return Finished(end=cursor, reason=reason, usage=usage, stop_reason=record.stop_reason)
+    if record.state is JobState.FINISHED:
+        return Failed(
+            end=cursor,
+            state=JobState.FAILED,
+            code=ErrorCode.JOB_LOST,
+            message="The job has finished, but its log does not reach this point: it cannot be "
+            "resumed from here.",
+            usage=usage,
+        )
+    return Failed(
+        end=cursor,
+        state=record.state,
+        code=record.reason or record.state.value,
+        message=record.message or "",
+        usage=usage,
+    )

@@ -1,0 +1,70 @@
+"""A job as HTTP shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.dialect import usage_payload
+from api.public_id import public_id
+from shared.messages import InvalidParameter, JobState, Usage
+from shared.transport.base import JobRecord
+
+STATUS_WORDS = {
+    JobState.QUEUED: "queued",
+    JobState.RUNNING: "running",
+    JobState.FINISHED: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+    JobState.EXPIRED: "expired",
+}
+_STATES = {word: state for state, word in STATUS_WORDS.items()}
+
+
+def parse_status(word: str) -> JobState:
+    """Raises InvalidParameter("state", ...)."""
+    state = _STATES.get(word)
+    if state is None:
+        raise InvalidParameter("state", f"must be one of {', '.join(_STATES)}")
+    return state
+
+
+def job_payload(record: JobRecord) -> dict[str, Any]:
+    """Times are Unix seconds of the Redis clock, durations milliseconds; null: not yet."""
+    finished = record.state is JobState.FINISHED
+    failed = record.state in (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
+    usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+    return {
+        "id": public_id(record.kind, record.job_id),
+        "object": "job",
+        "job_id": record.job_id,
+        "status": STATUS_WORDS[record.state],
+        "model": record.model,
+        "kind": record.kind,
+        "tenant": record.tenant,
+        "queue_position": record.queue_position,
+        "worker": record.owner,
+        "attempt": record.attempt,
+        "created_at": _seconds(record.submitted_ms),
+        "started_at": _seconds(record.started_ms),
+        "first_token_at": _seconds(record.first_token_ms),
+        "ended_at": _seconds(record.ended_ms),
+        "expires_at": _seconds(record.deadline_ms),
+        "timings": {
+            "queue_ms": _between(record.submitted_ms, record.started_ms),
+            "ttft_ms": _between(record.submitted_ms, record.first_token_ms),
+            "total_ms": _between(record.submitted_ms, record.ended_ms),
+        },
+        "usage": usage_payload(usage),
+        "finish_reason": record.reason if finished else None,
+        "stop_reason": record.stop_reason,
+        "error": {"code": record.reason, "message": record.message or ""} if failed else None,
+        "client_request_id": record.client_request_id,
+    }
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _between(begin_ms: int, end_ms: int | None) -> int | None:
+    return None if end_ms is None else end_ms - begin_ms

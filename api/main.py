@@ -1,0 +1,100 @@
+"""The frontend's application: parts made, middleware stacked, routes joined."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from fastapi import FastAPI
+
+from api.body_limit import BodyLimitMiddleware
+from api.cors import CorsMiddleware
+from api.error_answers import ErrorAnswersMiddleware, answer_framework_errors
+from api.frontend import Frontend, Transport
+from api.observability import Metrics
+from api.open_requests import OpenRequests
+from api.request_id import RequestIdMiddleware
+from api.routes import chat, completions, generate, health, jobs, models, tokenize
+from api.routes.pages import pages_router
+from api.settings import ApiSettings
+from api.tasks import stop_tasks
+from shared.transport.base import TransportError
+from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.server_check import UnsafeServer
+
+log = logging.getLogger(__name__)
+
+CHECK_AGAIN_S = 2.0
+
+
+def create_app(settings: ApiSettings, transport: Transport | None = None) -> FastAPI:
+    """The application; parts are made when it starts up, in `app.state.frontend`.
+
+    Without `transport` it opens one to `settings.redis_url` and closes it at the end; a server that
+    is away does not keep it from starting.
+    """
+    metrics = Metrics()
+    open_requests = OpenRequests(settings.max_open_requests)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            in_use = transport
+            if in_use is None:
+                in_use = await stack.enter_async_context(_own_transport(settings, open_requests))
+            frontend = Frontend(settings, in_use, metrics, open_requests)
+            app.state.frontend = frontend
+            stack.push_async_callback(frontend.aclose)
+            await frontend.start()
+            yield
+
+    app = FastAPI(
+        title="Penstock",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.open_requests = open_requests
+    answer_framework_errors(app)
+    # The last one added stands outermost.
+    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(ErrorAnswersMiddleware)
+    app.add_middleware(CorsMiddleware, origins=settings.allowed_origins)
+    app.add_middleware(RequestIdMiddleware, metrics=metrics)
+    for room in (chat, completions, generate, models, tokenize, jobs, health):
+        app.include_router(room.router)
+    app.include_router(pages_router())
+    return app
+
+
+@asynccontextmanager
+async def _own_transport(
+    settings: ApiSettings, open_requests: OpenRequests
+) -> AsyncIterator[RedisTransport]:
+    transport = await open_transport(settings.redis_url, namespace=settings.namespace)
+    checking = asyncio.create_task(_check(transport, open_requests))
+    try:
+        yield transport
+    finally:
+        await stop_tasks(checking)
+        await transport.aclose()
+
+
+async def _check(transport: RedisTransport, open_requests: OpenRequests) -> None:
+    """Waits for the server, then judges it: one that would lose jobs gets none from here."""
+    while True:
+        try:
+            for sentence in await transport.check():
+                log.warning("redis", extra={"detail": sentence})
+            return
+        except UnsafeServer as error:
+            log.critical("redis is refused", extra={"detail": str(error)})
+            open_requests.close(f"The job store is refused: {error}")
+            return
+        except TransportError as error:
+            log.warning("redis is away", extra={"url": transport.url, "reason": str(error)})
+            await asyncio.sleep(CHECK_AGAIN_S)

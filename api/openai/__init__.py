@@ -1,0 +1,1 @@
+"""The OpenAI dialects: schemas, parsing and conversion, pure functions of plain data."""

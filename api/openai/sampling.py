@@ -1,0 +1,179 @@
+"""SamplingParams of a request: defaults and ranges are OpenAI's where OpenAI has them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from api.errors import MAX_ECHO_CHARS
+from api.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    SamplingRequest,
+)
+from shared.messages import MAX_LOGIT_BIAS, InvalidParameter, SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+GENERATE_MAX_TOKENS = 64
+MAX_STOPS = 4
+MAX_COMPLETION_LOGPROBS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the model's context holds, and how much of it the prompt takes."""
+
+    context_tokens: int
+    vocab_size: int
+    prompt_tokens: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.context_tokens - self.prompt_tokens
+
+    def check_prompt(self, param: str) -> None:
+        """Raises InvalidParameter when the prompt leaves no place for an answer, or is empty."""
+        if self.prompt_tokens < 1:
+            raise InvalidParameter(param, "must have at least one token")
+        if self.left < 1:
+            raise InvalidParameter(
+                param,
+                f"This model's maximum context length is {self.context_tokens} tokens, but the "
+                f"prompt alone has {self.prompt_tokens}. Please shorten it.",
+                "context_length_exceeded",
+            )
+
+    def max_tokens(self, asked: int | None, default: int) -> int:
+        """The tokens an answer may have. Raises InvalidParameter when more are asked for."""
+        if asked is None:
+            return min(default, self.left)
+        if asked > self.left:
+            requested = f"{asked} were requested for the answer"
+            if self.prompt_tokens:  # 0: not counted yet
+                requested = (
+                    f"{self.prompt_tokens + asked} were requested ({self.prompt_tokens} in the "
+                    f"prompt, {asked} for the answer)"
+                )
+            raise InvalidParameter(
+                "max_tokens",
+                f"This model's maximum context length is {self.context_tokens} tokens, but "
+                f"{requested}. Please ask for less.",
+                "context_length_exceeded",
+            )
+        return asked
+
+
+def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
+    """Raises InvalidParameter. The default of max_tokens is all that the context has left."""
+    logprobs = None
+    if request.logprobs:
+        logprobs = request.top_logprobs or 0
+    elif request.top_logprobs is not None:
+        raise InvalidParameter("top_logprobs", "needs 'logprobs' to be true")
+    renamed = {"logprobs": "top_logprobs"}
+    asked = request.max_tokens
+    if request.max_completion_tokens is not None:
+        asked = request.max_completion_tokens
+        renamed["max_tokens"] = "max_completion_tokens"
+    with _renaming(renamed):
+        return _sampling(request, room.max_tokens(asked, room.left), logprobs, room)
+
+
+def completion_sampling(request: CompletionRequest, room: Room) -> SamplingParams:
+    """Raises InvalidParameter. 16 tokens where the request does not say, or what fits."""
+    logprobs = request.logprobs
+    if logprobs is not None and not 0 <= logprobs <= MAX_COMPLETION_LOGPROBS:
+        raise InvalidParameter("logprobs", f"must be between 0 and {MAX_COMPLETION_LOGPROBS}")
+    max_tokens = room.max_tokens(request.max_tokens, COMPLETION_MAX_TOKENS)
+    return _sampling(request, max_tokens, logprobs, room)
+
+
+def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:
+    """Raises InvalidParameter. 64 tokens where the request does not say, or what fits."""
+    with _renaming({"repetition_penalty": "rep_penalty"}):
+        return SamplingParams(
+            max_tokens=room.max_tokens(request.max_tokens, GENERATE_MAX_TOKENS),
+            min_tokens=request.min_tokens,
+            temperature=request.temperature,
+            top_k=_top_k(request.top_k),
+            top_p=request.top_p,
+            min_p=request.min_p,
+            repetition_penalty=request.rep_penalty,
+            seed=_seed(request.seed),
+            stop=_stops(request.stop),
+            stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
+            ignore_eos=request.ignore_eos,
+        )
+
+
+def _sampling(
+    request: SamplingRequest, max_tokens: int, logprobs: int | None, room: Room
+) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        temperature=request.temperature,
+        top_k=_top_k(request.top_k),
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=_logit_bias(request.logit_bias, room.vocab_size),
+        seed=_seed(request.seed),
+        stop=_stops(request.stop),
+        stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
+        ignore_eos=request.ignore_eos,
+        logprobs=logprobs,
+    )
+
+
+def _top_k(asked: int) -> int:
+    return 0 if asked == -1 else asked  # other servers' word for "all"
+
+
+def _seed(asked: int | None) -> int:
+    # Resolved here, so that every attempt on every worker continues the same stream.
+    return secrets.randbits(63) if asked is None else asked
+
+
+def _stops(asked: str | list[str]) -> tuple[str, ...]:
+    stops = (asked,) if isinstance(asked, str) else tuple(asked)
+    if len(stops) > MAX_STOPS:
+        raise InvalidParameter("stop", f"at most {MAX_STOPS} stop strings")
+    return stops
+
+
+def _token_ids(param: str, asked: list[int], room: Room) -> tuple[int, ...]:
+    if asked and not 0 <= min(asked) <= max(asked) < room.vocab_size:
+        raise InvalidParameter(param, f"token ids are between 0 and {room.vocab_size - 1}")
+    return tuple(asked)
+
+
+def _logit_bias(asked: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    if len(asked) > MAX_LOGIT_BIAS:
+        raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} entries")
+    bias = {}
+    for key, value in asked.items():
+        is_id = key.isascii() and key.isdigit() and len(key) <= 10
+        if not is_id or int(key) >= vocab_size:
+            raise InvalidParameter(
+                "logit_bias",
+                f"keys are token ids between 0 and {vocab_size - 1}, got {key[:MAX_ECHO_CHARS]!r}",
+            )
+        bias[int(key)] = value
+    return bias
+
+
+@contextmanager
+def _renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name the member that the caller sent, not the field it became."""
+    try:
+        yield
+    except InvalidParameter as error:
+        if error.param not in names:
+            raise
+        raise InvalidParameter(names[error.param], error.message, error.code) from None

@@ -1,0 +1,100 @@
+"""The requests that are understood, member by member.
+
+A member whose value is null counts as absent. Ranges are checked where SamplingParams is made (see
+`sampling`); members that are accepted without effect, or refused by name, are in `refusals`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shared.messages import OnDisconnect
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`include_obfuscation` is accepted as false only: no padding is ever sent."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Members of both OpenAI dialects. From `top_k` on they are extensions."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    stop: str | list[str] = []
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+
+
+class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. `prompt`: text, token ids, or a list with exactly one of these."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /generate: the native dialect."""
+
+    prompt: str | list[str | int | list[int]]
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    rep_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stream: bool = True
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: exactly one of `prompt` and `messages`."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None

@@ -1,0 +1,49 @@
+"""EventRelay: one job's events for one reader, in order, once each, then exactly one end.
+
+Order of opening: subscribe, wait for the confirmation, submit; so no event of the job can precede
+its reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from api.job_stream import JobStream, RelayCounts
+from shared.messages import Cursor
+from shared.transport.base import EventBus, JobStore
+
+
+class EventRelay:
+    """Opens streams over one store and one bus. Stateless but for its counts."""
+
+    def __init__(
+        self, store: JobStore, bus: EventBus, *, idle_s: float = 1.0, outage_s: float = 30.0
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._idle_s = idle_s
+        self._outage_s = outage_s
+        self.counts = RelayCounts()
+
+    async def open(
+        self, job_id: str, after: Cursor, submit: Callable[[], Awaitable[object]] | None = None
+    ) -> JobStream:
+        """Subscribes, then submits. Raises TransportError, or whatever `submit` raises."""
+        subscription = await self._bus.subscribe(job_id)
+        try:
+            if submit is not None:
+                await submit()
+        except BaseException:
+            await self._bus.unsubscribe(subscription)
+            raise
+        return JobStream(
+            job_id,
+            after,
+            self._store,
+            self._bus,
+            subscription,
+            self.counts,
+            self._idle_s,
+            self._outage_s,
+            submit,
+        )

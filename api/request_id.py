@@ -1,0 +1,117 @@
+"""RequestIdMiddleware: the outermost of ours. Names every request, and every answer by it.
+
+A request that makes a job is named by that job: the header says the `id` of the answer. What the
+caller calls the request (`X-Client-Request-Id`) is kept with the job and never used as a key.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.observability import Metrics
+from api.public_id import parse_job_id, public_id
+from shared.job_id import new_job_id
+
+log = logging.getLogger(__name__)
+
+HEADER = "x-request-id"
+MAX_CLIENT_ID_CHARS = 512
+MAX_PUBLIC_ID_CHARS = 100
+
+_KINDS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/generate": "generate",
+}
+_JOBS = "/v1/jobs/"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNames:
+    """What a request is called, here and by its caller."""
+
+    request_id: str
+    job_id: str | None  # of the job that this request may make
+    client_request_id: str | None
+
+
+class RequestIdMiddleware:
+    """Pure ASGI. Sets `scope["state"]["names"]`, the header, the metrics and one log line."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        names = _names(scope)
+        scope.setdefault("state", {})["names"] = names
+        status = 0
+        begin_s = time.monotonic()
+
+        async def named_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = names.request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, named_send)
+        finally:
+            self._report(scope, names, status, time.monotonic() - begin_s)
+
+    def _report(self, scope: Scope, names: RequestNames, status: int, seconds: float) -> None:
+        # The route's template, not the path: label values must stay few.
+        route = getattr(scope.get("route"), "path", "other")
+        known = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+        method = scope["method"] if scope["method"] in known else "other"
+        # 499: the client had left before there was an answer.
+        self._metrics.http_responses.labels(route, method, str(status or 499)).inc()
+        log.log(
+            logging.DEBUG if route in ("/health", "/ready", "/metrics") else logging.INFO,
+            "request answered",
+            extra={
+                "request_id": names.request_id,
+                "route": route,
+                "method": method,
+                "status": status or 499,
+                "duration_ms": round(seconds * 1000, 1),
+            },
+        )
+
+
+def names_of(request: Request) -> RequestNames:
+    names = request.scope["state"]["names"]
+    assert isinstance(names, RequestNames)
+    return names
+
+
+def _names(scope: Scope) -> RequestNames:
+    headers = Headers(scope=scope)
+    client_request_id = _printable(headers.get("x-client-request-id", ""))
+    path: str = scope["path"]
+    kind = _KINDS.get(path)
+    if kind is not None and scope["method"] == "POST":
+        job_id = new_job_id()
+        return RequestNames(public_id(kind, job_id), job_id, client_request_id)
+    if path.startswith(_JOBS):
+        name = path.removeprefix(_JOBS).split("/")[0]
+        if len(name) <= MAX_PUBLIC_ID_CHARS and parse_job_id(name) is not None:
+            return RequestNames(name, None, client_request_id)
+    return RequestNames(f"req-{uuid.uuid4().hex}", None, client_request_id)
+
+
+def _printable(text: str) -> str | None:
+    """Visible ASCII only, capped: it goes into logs and into the job's record."""
+    kept = "".join(char for char in text if " " <= char <= "~").strip()
+    return kept[:MAX_CLIENT_ID_CHARS] or None

@@ -1,0 +1,43 @@
+"""POST /generate: the native dialect."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answering import GenerationResponse
+from api.body import read_request
+from api.frontend import frontend_of
+from api.native import GenerateDialect
+from api.openai.sampling import generate_sampling
+from api.openai.schemas import GenerateRequest
+from api.prompts import prompt_token_ids
+from api.routes.answers import new_job
+from api.timing import Timing
+
+router = APIRouter()
+
+
+@router.post("/generate")
+async def generate(request: Request) -> Response:
+    """What follows a prompt; `model` may be left out while one model is served."""
+    frontend = frontend_of(request)
+    asked = await read_request(request, GenerateDialect.kind, GenerateRequest)
+    model = await frontend.catalog.only(asked.model)
+    generate_sampling(asked, model.room())
+    token_ids = await frontend.pool.run(prompt_token_ids, model, asked.prompt)
+    room = model.room(len(token_ids))
+    room.check_prompt("prompt")
+    job, names = new_job(
+        request,
+        frontend,
+        model=model.card.name,
+        kind=GenerateDialect.kind,
+        token_ids=token_ids,
+        sampling=generate_sampling(asked, room),
+        on_disconnect=asked.on_disconnect,
+    )
+    timing = Timing()
+    dialect = GenerateDialect(names.request_id, model.card.name, timing)
+    return GenerationResponse(frontend, job, dialect, timing, streamed=asked.stream)

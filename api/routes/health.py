@@ -1,0 +1,44 @@
+"""GET /health, /ready and /metrics: never wait for anything."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.frontend import frontend_of
+from api.json_answer import json_answer
+
+router = APIRouter()
+
+
+@router.api_route("/health", methods=["GET", "HEAD"])
+async def health(request: Request) -> Response:
+    """This process lives: always 200. `status` says how the deployment is."""
+    return json_answer(frontend_of(request).health.payload())
+
+
+@router.api_route("/ready", methods=["GET", "HEAD"])
+async def ready(request: Request) -> Response:
+    """200 when a request can be served here now, else 503."""
+    frontend = frontend_of(request)
+    is_ready = frontend.is_ready
+    payload = {
+        "ready": is_ready,
+        "closed": frontend.open_requests.closed,
+        "status": frontend.health.status,
+        "models": list(frontend.catalog.served),
+    }
+    response = json_answer(payload, 200 if is_ready else 503)
+    if not is_ready:
+        response.headers["retry-after"] = "1"
+    return response
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """The Prometheus text format; docs: the table in `api.observability`."""
+    return Response(
+        frontend_of(request).metrics.exposition(),
+        media_type="text/plain; version=0.0.4; charset=utf-8",
+    )

@@ -1,0 +1,44 @@
+"""GET /v1/models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.catalog import ServedModel
+from api.frontend import frontend_of
+from api.json_answer import json_answer
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """What live workers serve now."""
+    served = frontend_of(request).catalog.served
+    return json_answer({"object": "list", "data": [_payload(model) for model in served.values()]})
+
+
+@router.get("/v1/models/{model_id:path}")
+async def get_model(request: Request, model_id: str) -> Response:
+    """One of them; its name may have slashes."""
+    return json_answer(_payload(await frontend_of(request).catalog.require(model_id)))
+
+
+def _payload(model: ServedModel) -> dict[str, Any]:
+    card = model.card
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": card.owned_by,
+        "max_model_len": model.context_tokens,
+        "kv_capacity_tokens": card.kv_capacity_tokens,
+        "vocab_size": card.vocab_size,
+        "dtype": card.dtype,
+        "num_parameters": card.num_parameters,
+        "has_chat_template": card.has_chat_template,
+    }

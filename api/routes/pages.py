@@ -1,0 +1,109 @@
+"""The pages for people: the playground at /, the dashboard, and the files they are made of.
+
+All files are read when the router is made and served from memory: a request never touches the disk
+and no path in a URL is ever joined to a directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+STATIC = Path(__file__).resolve().parents[1] / "static"
+MAX_FILES = 64
+MAX_FILE_BYTES = 256 * 1024
+
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+# Nothing but this origin's own files runs or is loaded, text never becomes markup (trusted types),
+# and no other site may frame the page.
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+# File names carry no version, so a browser asks each time and is answered 304 by the ETag.
+HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file as it is served; `etag` is the hash of its content, quoted."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+    def answer(self, request: Request) -> Response:
+        """200 with the content, or 304 when the browser has it already."""
+        headers = {**HEADERS, "etag": self.etag}
+        asked = request.headers.get("if-none-match", "")
+        if asked == "*" or self.etag in (
+            tag.strip().removeprefix("W/") for tag in asked.split(",")
+        ):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, media_type=self.media_type, headers=headers)
+
+
+def read_pages(directory: Path = STATIC) -> dict[str, PageFile]:
+    """The directory's files by name, of the kinds above. Raises RuntimeError when they grow."""
+    pages: dict[str, PageFile] = {}
+    for path in sorted(directory.iterdir()):
+        media_type = MEDIA_TYPES.get(path.suffix)
+        if media_type is None:  # an editor's backup, for example
+            continue
+        content = path.read_bytes()
+        if len(content) > MAX_FILE_BYTES or len(pages) == MAX_FILES:
+            raise RuntimeError(f"{path}: the pages must stay small")
+        digest = hashlib.sha256(content).hexdigest()[:32]
+        pages[path.name] = PageFile(content, media_type, f'"{digest}"')
+    return pages
+
+
+def pages_router(directory: Path = STATIC) -> APIRouter:
+    """GET and HEAD for /, /dashboard and /static/{name}."""
+    pages = read_pages(directory)
+    router = APIRouter(include_in_schema=False)
+    methods = ["GET", "HEAD"]
+
+    @router.api_route("/", methods=methods)
+    async def playground(request: Request) -> Response:
+        return pages["index.html"].answer(request)
+
+    @router.api_route("/dashboard", methods=methods)
+    async def dashboard(request: Request) -> Response:
+        return pages["dashboard.html"].answer(request)
+
+    @router.api_route("/static/{name}", methods=methods)
+    async def static_file(name: str, request: Request) -> Response:
+        page = pages.get(name)
+        if page is None:
+            raise HTTPException(404, "No such file.")
+        return page.answer(request)
+
+    return router

@@ -1,0 +1,57 @@
+/**
+ * A table body that follows a list. Rows and cells are kept by key from one look to the next and
+ * changed only where a value changed, so focus, selection and hover survive every update.
+ */
+
+import { element, setText } from "./element.js";
+
+export class Table {
+  #body;
+  #columns;
+  #keyOf;
+  #rows = new Map();
+
+  /** `columns`: functions that fill a cell for an item, each with an optional `className`. */
+  constructor(body, columns, keyOf) {
+    this.#body = body;
+    this.#columns = columns;
+    this.#keyOf = keyOf;
+  }
+
+  show(items) {
+    const rows = new Map();
+    let previous = null;
+    for (const item of items) {
+      const key = this.#keyOf(item);
+      const row = this.#rows.get(key) ?? this.#newRow();
+      rows.set(key, row);
+      this.#columns.forEach(({ fill }, index) => fill(row.cells[index], item));
+      const after = previous === null ? this.#body.firstElementChild : previous.nextElementSibling;
+      if (row !== after) this.#body.insertBefore(row, after);
+      previous = row;
+    }
+    for (const [key, row] of this.#rows) if (!rows.has(key)) row.remove();
+    this.#rows = rows;
+  }
+
+  #newRow() {
+    const row = element("tr");
+    for (const { className } of this.#columns) row.append(element("td", className));
+    return row;
+  }
+}
+
+/** A column of plain text. */
+export const text = (read, className = "") => ({
+  className,
+  fill: (cell, item) => setText(cell, read(item)),
+});
+
+/** A column with one element of its own, made once per row, then brought up to date. */
+export const node = (make, update, className = "") => ({
+  className,
+  fill: (cell, item) => {
+    if (cell.firstElementChild === null) cell.append(make(item));
+    update(cell.firstElementChild, item);
+  },
+});

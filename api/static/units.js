@@ -1,0 +1,22 @@
+/** Quantities as a reader wants them. */
+
+const GROUPED = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+export const count = (value) => (Number.isFinite(value) ? GROUPED.format(value) : "–");
+
+export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+/** Milliseconds in words; a dash for null: what has not happened has no duration. */
+export function duration(ms) {
+  if (!Number.isFinite(ms) || ms < 0) return "–";
+  if (ms < 10 && !Number.isInteger(ms)) return `${ms.toFixed(1)} ms`;
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
+  const totalS = Math.round(ms / 1000);
+  const minutes = Math.floor(totalS / 60);
+  if (minutes < 60) return `${minutes} min ${totalS % 60} s`;
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+export const rate = (perSecond) =>
+  Number.isFinite(perSecond) ? perSecond.toFixed(perSecond < 100 ? 1 : 0) : "–";

@@ -1,0 +1,133 @@
+"""TailResponse: an existing job's events as SSE with ids, for any number of readers."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api import sse
+from api.answering import FAREWELL_S, where_to_go_on
+from api.errors import ApiError, ServerError, going_down, job_failed, store_unreachable, unavailable
+from api.frontend import Frontend
+from api.job_stream import JobStream, StreamInterrupted
+from api.native import tail_delta, tail_end, tail_error
+from api.open_requests import Ending
+from shared.messages import (
+    START,
+    TERMINAL_STATES,
+    Cursor,
+    Delta,
+    ErrorCode,
+    Failed,
+    Finished,
+    OnDisconnect,
+)
+from shared.transport.base import JobRecord, TransportError
+
+log = logging.getLogger(__name__)
+
+
+class TailResponse(Response):
+    """From a cursor to the end of the job.
+
+    Leaving it cancels nothing. But it is a reader of the job: where the last one that leaves begins
+    a grace period, this one does too.
+
+    An event's id is the cursor after it; the end has the id of the log's last entry. What is not
+    the job's own end (an outage, this frontend going down) has none, so that a reader that comes
+    back comes back to where it was.
+    """
+
+    def __init__(self, frontend: Frontend, record: JobRecord, after: Cursor) -> None:
+        super().__init__()
+        self._frontend = frontend
+        self._job_id = record.job_id
+        self._after = after
+        self._attached = record.state not in TERMINAL_STATES
+        self._has_grace = self._attached and record.on_disconnect is OnDisconnect.GRACE
+        self._reader_id = frontend.new_reader_id()
+        self._has_ended = False
+        self._token_ids: list[int] = []  # without text so far
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        frontend = self._frontend
+        with frontend.open_requests.enter() as request:
+            ending: Ending | None = None
+            stream: JobStream | None = None
+            try:
+                stream = await self._open()
+                headers = list(sse.HEADERS)
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                ending = await request.run(receive, lambda: self._work(stream, send))
+                if ending is Ending.CUT:
+                    with anyio.move_on_after(FAREWELL_S):
+                        said = f"This frontend is going down. {where_to_go_on(stream)}"
+                        await self._say_error(send, going_down(said))
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._leave(ending)
+                    if stream is not None:
+                        await stream.aclose()
+
+    async def _open(self) -> JobStream:
+        frontend = self._frontend
+        try:
+            if self._attached:
+                await frontend.store.attach(self._job_id, self._reader_id)
+            if self._has_grace:
+                frontend.departures.watch(self._job_id, self._reader_id)
+            return await frontend.relay.open(self._job_id, self._after)
+        except TransportError as error:
+            raise store_unreachable(error) from error
+
+    async def _leave(self, ending: Ending | None) -> None:
+        """One that was cut may go on at another frontend, while the lease of this one lasts."""
+        departures = self._frontend.departures
+        departures.unwatch(self._reader_id)
+        if self._has_grace and not self._has_ended and ending is not Ending.CUT:
+            await departures.left(self._job_id, self._reader_id, OnDisconnect.GRACE)
+
+    async def _work(self, stream: JobStream, send: Send) -> None:
+        try:
+            await self._tail(stream, send)
+        except StreamInterrupted:
+            said = f"The job store went away. {where_to_go_on(stream)}"
+            await self._say_error(send, unavailable(said))
+        except Exception:
+            log.exception("tail failed", extra={"job_id": self._job_id})
+            await self._say_error(send, ServerError("The server made a mistake. It was logged."))
+
+    async def _tail(self, stream: JobStream, send: Send) -> None:
+        await _write(send, sse.KEEPALIVE)
+        while True:
+            event = await stream.get(self._frontend.settings.keepalive_s)
+            if event is None:
+                await _write(send, sse.KEEPALIVE)
+            elif isinstance(event, Delta):
+                self._token_ids.extend(event.token_ids)
+                if event.text:
+                    payload = tail_delta(event.text, self._token_ids)
+                    self._token_ids = []
+                    await _write(send, sse.event(payload, str(event.end)))
+            else:
+                self._has_ended = True
+                await _write(send, self._last_event(event) + sse.DONE, more=False)
+                return
+
+    def _last_event(self, event: Finished | Failed) -> bytes:
+        end_id = f"{event.end.num_tokens + 1}-0"
+        if isinstance(event, Finished):
+            return sse.event(tail_end(event, self._token_ids), end_id)
+        error = job_failed(event, delivered=self._after != START)
+        is_durable = event.code != ErrorCode.STREAM_DIVERGED
+        return sse.event(tail_error(error), end_id if is_durable else None)
+
+    async def _say_error(self, send: Send, error: ApiError) -> None:
+        await _write(send, sse.event(tail_error(error)) + sse.DONE, more=False)
+
+
+async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,1 @@
+"""What both sides rest on: messages, text, transport. Knows neither web nor tensors."""

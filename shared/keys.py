@@ -1,0 +1,112 @@
+"""The names of every key and channel: the one place that builds them.
+
+All keys of a partition carry its hash tag, so a job and its queue live in one slot and every
+transition is atomic in a cluster too. The namespace, not the database number, separates
+deployments: pub/sub ignores databases.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+NAMESPACE = "penstock"
+NUM_LANES = 8
+GROUP = "w"
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Key names of one partition, e.g. `penstock:{p0}:job:<id>`."""
+
+    namespace: str = NAMESPACE
+    partition: int = 0
+
+    def __post_init__(self) -> None:
+        if not _NAMESPACE.fullmatch(self.namespace):
+            raise ValueError(
+                f"a namespace has 1 to 64 letters, digits, '_', '.' or '-': {self.namespace[:80]!r}"
+            )
+        if self.partition < 0:
+            raise ValueError(f"a partition is not negative: {self.partition}")
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.namespace}:{{p{self.partition}}}:"
+
+    @property
+    def meta(self) -> str:
+        """Schema version and birth of the whole deployment; outside the partitions."""
+        return f"{self.namespace}:meta"
+
+    def queue(self, model: str, lane: int) -> str:
+        if not 0 <= lane < NUM_LANES:
+            raise ValueError(f"a lane is between 0 and {NUM_LANES - 1}: {lane}")
+        return f"{self.prefix}q:{model}:{lane}"
+
+    def queues(self, model: str) -> tuple[str, ...]:
+        """All lanes of a model, those that go first at the front."""
+        return tuple(self.queue(model, lane) for lane in range(NUM_LANES))
+
+    def job(self, job_id: str) -> str:
+        return f"{self.prefix}job:{job_id}"
+
+    def request(self, job_id: str) -> str:
+        return f"{self.prefix}req:{job_id}"
+
+    def log(self, job_id: str) -> str:
+        return f"{self.prefix}log:{job_id}"
+
+    def channel(self, job_id: str) -> str:
+        return f"{self.prefix}ch:{job_id}"
+
+    def control(self, worker_id: str) -> str:
+        return f"{self.prefix}ctl:{worker_id}"
+
+    def worker(self, worker_id: str) -> str:
+        return f"{self.prefix}w:{worker_id}"
+
+    def probe(self, worker_id: str) -> str:
+        return f"{self.prefix}probe:{worker_id}"
+
+    def frontend(self, frontend_id: str) -> str:
+        return f"{self.prefix}f:{frontend_id}"
+
+    def tenant(self, tenant: str) -> str:
+        return f"{self.prefix}tenant:{tenant}"
+
+    def blob(self, digest: str) -> str:
+        return f"{self.prefix}blob:{digest}"
+
+    def ended(self, state: str) -> str:
+        return f"{self.prefix}ended:{state}"
+
+    @property
+    def live(self) -> str:
+        return f"{self.prefix}live"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.prefix}workers"
+
+    @property
+    def stat(self) -> str:
+        return f"{self.prefix}stat"
+
+    @property
+    def pulse(self) -> str:
+        return f"{self.prefix}pulse"
+
+    @property
+    def dead_letters(self) -> str:
+        return f"{self.prefix}dlq"
+
+    @property
+    def models(self) -> str:
+        return f"{self.prefix}models"
+
+    @property
+    def models_seen(self) -> str:
+        return f"{self.prefix}models_seen"

@@ -1,0 +1,1 @@
+"""`make run`: one Redis, workers and frontends on this machine, started and stopped together."""

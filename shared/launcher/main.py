@@ -1,0 +1,187 @@
+"""The launcher: finds or starts a Redis, runs workers and frontends, stops all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from shared.launcher.announcement import announce_when_ready
+from shared.launcher.early_signals import STOP_SIGNALS, EarlySignals
+from shared.launcher.processes import Child, ChildGaveUp
+from shared.launcher.settings import LauncherSettings
+from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
+from shared.transport.private_server import PrivateServer, ServerError, find_server_binary
+
+KILL_AFTER_S = 5.0  # beyond stop_timeout_s: time for a clean exit after the last stream
+
+
+def main(early_signals: EarlySignals) -> int:
+    """Exit codes: 0 after Ctrl-C or SIGTERM, 2 for bad settings, 1 when a child cannot be kept."""
+    try:
+        settings = load_settings(LauncherSettings)
+    except SettingsError as error:
+        say(str(error))
+        return EXIT_BAD_SETTINGS
+    try:
+        return _launch(settings, early_signals)
+    except KeyboardInterrupt:  # asked twice before anything was running
+        return 128 + signal.SIGINT
+
+
+def _launch(settings: LauncherSettings, early_signals: EarlySignals) -> int:
+    if sentence := _ports_in_use(settings):
+        say(sentence)
+        return EXIT_BAD_SETTINGS
+    if settings.redis_url:
+        return asyncio.run(Launcher(settings, settings.redis_url).run(early_signals))
+    if find_server_binary() is None:
+        early_signals.let_go()
+        if early_signals.received:
+            return 128 + early_signals.received[0]
+        return _run_in_one_process(settings)
+    server = PrivateServer(settings.data_dir / "redis")
+    try:
+        url = server.start()
+    except ServerError as error:
+        say(str(error))
+        return EXIT_BAD_SETTINGS
+    try:
+        say(f"private {server.version} with an append-only file in {server.data_dir}")
+        return asyncio.run(Launcher(settings, url).run(early_signals))
+    finally:
+        server.stop()
+
+
+def say(sentence: str) -> None:
+    """One line for the person at the terminal."""
+    print(f"penstock: {sentence}", file=sys.stderr, flush=True)
+
+
+def _run_in_one_process(settings: LauncherSettings) -> int:
+    say(
+        "no valkey-server or redis-server >= 7.0 was found: everything runs in one process on an "
+        "in-memory stand-in. Nothing survives a restart, no second worker or frontend can join, "
+        "and redis-cli cannot look inside. For trying out only."
+    )
+    if settings.workers > 1 or settings.frontends > 1:
+        say("WORKERS and FRONTENDS need a real Redis: one of each is started")
+        settings = settings.model_copy(update={"workers": 1, "frontends": 1})
+    # Here and not above: it wakes both sides, which the launcher otherwise never imports.
+    from shared.launcher.single import FAKE_URL, run_in_one_process
+
+    os.environ |= {"REDIS_URL": FAKE_URL} | _child_defaults(settings)
+    return run_in_one_process(settings, lambda over: announce_when_ready(settings, FAKE_URL, over))
+
+
+def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
+    """What suits a person at a terminal, who waits for Ctrl-C; the environment overrides it."""
+    defaults = {
+        "DRAIN_TIMEOUT_S": f"{settings.stop_timeout_s:g}",
+        "SHUTDOWN_TIMEOUT_S": f"{settings.stop_timeout_s:g}",
+        "LOG_FORMAT": "text",
+    }
+    return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def _ports_in_use(settings: LauncherSettings) -> str | None:
+    """A sentence about the first port that cannot be bound, before anything is started."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    for port in range(settings.port, settings.port + settings.frontends):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((settings.host, port))
+            except (OSError, OverflowError) as error:
+                return f"cannot listen on {settings.host} port {port}: {error}. Set HOST or PORT."
+    return None
+
+
+class Launcher:
+    """Runs the children of one `make run` around a Redis that is already there."""
+
+    def __init__(self, settings: LauncherSettings, redis_url: str) -> None:
+        self._settings = settings
+        self._redis_url = redis_url
+        env = dict(os.environ) | {"REDIS_URL": redis_url} | _child_defaults(settings)
+        self._workers = [
+            Child(f"worker {index}", [sys.executable, "-m", "worker"], env, say)
+            for index in range(settings.workers)
+        ]
+        self._frontends = [
+            Child(
+                f"frontend {index}",
+                [sys.executable, "-m", "api"],
+                env | {"HOST": settings.host, "PORT": str(settings.port + index)},
+                say,
+            )
+            for index in range(settings.frontends)
+        ]
+
+    async def run(self, early_signals: EarlySignals) -> int:
+        """Until a signal or a child that cannot be kept; returns the exit code."""
+        stop_requests: asyncio.Queue[int] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        for signum in STOP_SIGNALS:
+            loop.add_signal_handler(signum, stop_requests.put_nowait, signum)
+        if early_signals.received:
+            say("stopped before anything was started")
+            return 0
+        children = self._workers + self._frontends
+        supervisors = [asyncio.create_task(child.supervise()) for child in children]
+        over = threading.Event()
+        announcer = asyncio.create_task(
+            asyncio.to_thread(announce_when_ready, self._settings, self._redis_url, over)
+        )
+        stopper = asyncio.create_task(stop_requests.get())
+        try:
+            return await self._until_the_end(supervisors, announcer, stopper)
+        finally:
+            over.set()
+            stopper.cancel()
+            await self._stop(supervisors, stop_requests)
+
+    async def _until_the_end(
+        self,
+        supervisors: list[asyncio.Task[None]],
+        announcer: asyncio.Task[bool],
+        stopper: asyncio.Task[int],
+    ) -> int:
+        watched: set[asyncio.Task[Any]] = {*supervisors, announcer, stopper}
+        while True:
+            done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if stopper in done:
+                say("stopping; once more to stop at once")
+                return 0
+            for task in done:
+                error = task.exception()
+                if isinstance(error, ChildGaveUp):
+                    say(str(error))
+                    return error.exit_code
+                if error is not None:
+                    raise error
+            if announcer in done and not announcer.result():
+                say(f"not ready within {self._settings.ready_timeout_s:g} s")
+                return 1
+
+    async def _stop(
+        self, supervisors: list[asyncio.Task[None]], stop_requests: asyncio.Queue[int]
+    ) -> None:
+        """Frontends and workers end together: streams that still run may finish meanwhile."""
+        children = self._frontends + self._workers
+        for child in children:
+            child.stop()
+        everyone = asyncio.ensure_future(asyncio.wait(supervisors))
+        again = asyncio.ensure_future(stop_requests.get())
+        patience_s = self._settings.stop_timeout_s + KILL_AFTER_S
+        both: set[asyncio.Future[Any]] = {everyone, again}
+        await asyncio.wait(both, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not everyone.done():
+            for child in children:
+                child.stop(signal.SIGKILL)
+        await everyone

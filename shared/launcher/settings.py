@@ -1,0 +1,44 @@
+"""LauncherSettings: what the environment may change about `make run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class LauncherSettings(BaseSettings):
+    """Read once at start. Everything else in the environment reaches the children unchanged."""
+
+    model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore")
+
+    redis_url: str = Field(
+        "",
+        description="Redis to use. Empty: start a private server on a unix socket.",
+    )
+    host: str = Field("127.0.0.1", description="Address the frontends listen on.")
+    port: int = Field(
+        8000,
+        ge=1,
+        le=65535,
+        description="Port of the first frontend; the others take the ports that follow.",
+    )
+    workers: int = Field(1, ge=1, le=64, description="Worker processes.")
+    frontends: int = Field(1, ge=1, le=64, description="Frontend processes.")
+    data_dir: Path = Field(
+        Path(".penstock"),
+        description="Where the private server keeps its append-only file, socket, lock and log.",
+    )
+    ready_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        le=86_400,
+        description="Seconds until the first token must be servable (a model may be downloading).",
+    )
+    stop_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        le=3600,
+        description="Seconds that running streams get to finish after the first Ctrl-C.",
+    )

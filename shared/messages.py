@@ -1,0 +1,280 @@
+"""What crosses the wire: Job, SamplingParams, JobEvent and their parts.
+
+Standard library only: the engine core imports this module and nothing else of ours. Every class is
+frozen; validation happens once, where an object is made, and is never repeated further in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+MAX_SEED = 2**63 - 1
+MIN_SEED = -(2**63)
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 512
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+
+
+class JobState(StrEnum):
+    """QUEUED -> RUNNING -> one of TERMINAL_STATES; RUNNING -> QUEUED by release alone."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+TERMINAL_STATES = frozenset(
+    {JobState.FINISHED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}
+)
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended in the engine."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class ErrorCode(StrEnum):
+    """Why a job ended without a natural finish: an API, listed in docs/WIRE.md."""
+
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    KV_CAPACITY_EXCEEDED = "kv_capacity_exceeded"
+    NONFINITE_LOGITS = "nonfinite_logits"
+    ENGINE_ERROR = "engine_error"
+    ENGINE_DIED = "engine_died"
+    WORKER_LOST = "worker_lost"
+    POISON = "poison"
+    PAYLOAD_LOST = "payload_lost"
+    PAYLOAD_INVALID = "payload_invalid"
+    DETOKENIZER_MISMATCH = "detokenizer_mismatch"
+    CANCELLED = "cancelled"
+    DISCONNECTED = "disconnected"
+    ORPHANED = "orphaned"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    STREAM_DIVERGED = "stream_diverged"
+    JOB_LOST = "job_lost"
+
+
+class OnDisconnect(StrEnum):
+    """What becomes of a job when its last reader leaves."""
+
+    CANCEL = "cancel"  # at once: plain OpenAI calls
+    GRACE = "grace"  # after a grace period without a reader
+    CONTINUE = "continue"  # never: background jobs
+
+
+class InvalidParameter(ValueError):
+    """A caller's value that is refused by name.
+
+    `param` is the request member at fault, `message` a sentence for the caller, `code` an optional
+    machine-readable code.
+    """
+
+    def __init__(self, param: str, message: str, code: str | None = None) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+        self.message = message
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Raises InvalidParameter naming the member at fault.
+
+    Order of application to the logits: logit bias, penalties (repetition, then presence and
+    frequency), temperature, min-p, top-k, top-p.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output only
+    frequency_penalty: float = 0.0  # over output only
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None  # resolved to a number before a job is queued
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; k: the chosen token's and the k best
+
+    def __post_init__(self) -> None:
+        _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _real("temperature", self.temperature, 0.0, 2.0)
+        _whole("top_k", self.top_k, 0, 2**31 - 1)
+        _real("top_p", self.top_p, 0.0, 1.0)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _whole("seed", self.seed, MIN_SEED, MAX_SEED)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        self._check_stops()
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} entries")
+        for token_id, bias in self.logit_bias.items():
+            _whole("logit_bias", token_id, 0, 2**31 - 1)
+            _real("logit_bias", bias, -100.0, 100.0)
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} stop strings")
+        for text in self.stop:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_STRING_CHARS:
+                raise InvalidParameter(
+                    "stop", f"each stop string has 1 to {MAX_STOP_STRING_CHARS} characters"
+                )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidParameter("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids")
+        for token_id in self.stop_token_ids:
+            _whole("stop_token_ids", token_id, 0, 2**31 - 1)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _whole(param: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidParameter(param, "must be a whole number")
+    if not low <= value <= high:
+        raise InvalidParameter(param, f"must be between {low} and {high}, got {value}")
+
+
+def _real(param: str, value: object, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidParameter(param, "must be a finite number")
+    if not low <= value <= high:
+        raise InvalidParameter(param, f"must be between {low:g} and {high:g}, got {value:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One accepted request: what a worker needs to run it, and nothing about HTTP.
+
+    `sampling.seed` is a number and `sampling.max_tokens` fits the context: both are resolved at the
+    edge, so that every attempt on every worker continues the same stream.
+    """
+
+    job_id: str  # "<partition>-<uuid7>"
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    kind: str  # "chat", "completion", "generate": which dialect asked
+    tenant: str = "default"
+    lane: int = 0  # 0 goes first
+    timeout_ms: int = 600_000  # from submit to terminal, in Redis time
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    client_request_id: str | None = None
+
+
+class Cursor(NamedTuple):
+    """How far a stream is: tokens and UTF-8 bytes of text so far, both cumulative.
+
+    Its text form "<tokens>-<bytes>" is the log entry's id and the SSE event id.
+    """
+
+    num_tokens: int
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens}-{self.num_bytes}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Raises ValueError for anything but two non-negative decimal numbers joined by '-'."""
+        tokens, dash, num_bytes = text.partition("-")
+        if not (dash and tokens.isascii() and num_bytes.isascii()):
+            raise ValueError(f"not a cursor: {text[:40]!r}")
+        if not (tokens.isdigit() and num_bytes.isdigit() and len(text) <= 40):
+            raise ValueError(f"not a cursor: {text[:40]!r}")
+        return cls(int(tokens), int(num_bytes))
+
+
+START = Cursor(0, 0)
+
+
+class TokenLogprob(NamedTuple):
+    """Log probability of a sampled token and of the most likely ones, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a job. Cached tokens are those of the first attempt's prefix hit."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker has claimed the job. Not durable: a reader may never see it."""
+
+    worker_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens and the text they released, from `start` to `end`. Durable.
+
+    `text` is well-formed UTF-8 of exactly `end.num_bytes - start.num_bytes` bytes and may be empty
+    (held back); `token_ids` has `end.num_tokens - start.num_tokens` ids.
+    """
+
+    start: Cursor
+    end: Cursor
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one terminal event of a job that ended by itself. Durable."""
+
+    end: Cursor
+    reason: FinishReason  # STOP or LENGTH
+    usage: Usage
+    stop_reason: str | int | None = None  # the stop string or token id that matched; None for EOS
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The one terminal event of every other job: failed, cancelled or expired. Durable."""
+
+    end: Cursor
+    state: JobState
+    code: str  # an ErrorCode's value, or a newer release's
+    message: str
+    usage: Usage
+
+
+JobEvent = Started | Delta | Finished | Failed

@@ -1,0 +1,173 @@
+"""ModelCard: what a frontend must know of a model, and the text files that go with it.
+
+A worker makes the card and the blobs from a checkpoint directory and publishes both; a frontend
+loads them and holds no model file. A blob's name is the SHA-256 of its content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from shared.text.base import ChatTemplate, Tokenizer
+from shared.text.chat_template import JinjaChatTemplate
+from shared.text.checkpoint_text import MAX_TOKENIZER_BYTES, CheckpointText, read_checkpoint_text
+from shared.text.errors import TextInvalid
+from shared.text.tokenizer import FastTokenizer, TokenizerFacts
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """Facts of one served model. A newer release's further members are ignored on reading."""
+
+    name: str
+    created_s: int  # Unix time of publication
+    max_model_len: int  # tokens of prompt and output together
+    vocab_size: int  # token ids below it are valid; the model's, or the tokenizer's if not known
+    eos_token_ids: tuple[int, ...]  # all that end a sequence, the most important first
+    has_chat_template: bool
+    tokenizer_digest: str
+    facts_digest: str  # what tokenizer_config.json adds to tokenizer.json
+    template_digest: str | None = None
+    special_tokens: dict[str, str] = field(default_factory=dict)  # role -> text
+    kv_capacity_tokens: int = 0  # of the worker's whole cache
+    dtype: str = ""
+    num_parameters: int = 0
+    owned_by: str = "penstock"
+    default_sampling: dict[str, float] = field(default_factory=dict)  # of generation_config.json
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> ModelCard:
+        """Raises TextInvalid."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise TextInvalid(f"not a model card: {error}") from error
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The blobs that `load_text` needs."""
+        template = () if self.template_digest is None else (self.template_digest,)
+        return (self.tokenizer_digest, self.facts_digest, *template)
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The text side of a model, ready for use on any thread."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def card_from_checkpoint(
+    path: Path | str,
+    *,
+    name: str,
+    max_model_len: int,
+    kv_capacity_tokens: int,
+    dtype: str,
+    num_parameters: int,
+    created_s: int | None = None,
+) -> tuple[ModelCard, dict[str, bytes]]:
+    """The card of a Hugging Face checkpoint directory, and its blobs by digest.
+
+    Raises TextInvalid with a sentence when the directory has no usable fast tokenizer, when its
+    chat template does not compile, or when a file is larger than any real one.
+    """
+    text = read_checkpoint_text(Path(path))
+    facts = _facts_blob(text)
+    template = _canonical_json(text.chat_templates) if text.chat_templates else None
+    tokenizer = FastTokenizer.from_bytes(text.tokenizer_json, _facts(facts))
+    if text.chat_templates:
+        JinjaChatTemplate(text.chat_templates, text.special_tokens)  # refuse now what cannot serve
+    blobs = {digest_of(blob): blob for blob in (text.tokenizer_json, facts, template) if blob}
+    card = ModelCard(
+        name=name,
+        created_s=int(time.time()) if created_s is None else created_s,
+        max_model_len=max_model_len,
+        vocab_size=text.vocab_size or tokenizer.vocab_size,
+        eos_token_ids=_eos_token_ids(text, tokenizer),
+        has_chat_template=template is not None,
+        tokenizer_digest=digest_of(text.tokenizer_json),
+        facts_digest=digest_of(facts),
+        template_digest=None if template is None else digest_of(template),
+        special_tokens=dict(text.special_tokens),
+        kv_capacity_tokens=kv_capacity_tokens,
+        dtype=dtype,
+        num_parameters=num_parameters,
+        default_sampling=dict(text.default_sampling),
+    )
+    return card, blobs
+
+
+def load_text(card: ModelCard, blobs: Mapping[str, bytes]) -> TextModel:
+    """Raises TextInvalid when a blob is missing, is not what its digest says, or cannot be used."""
+    tokenizer = FastTokenizer.from_bytes(
+        _verified(blobs, card.tokenizer_digest), _facts(_verified(blobs, card.facts_digest))
+    )
+    if card.template_digest is None:
+        return TextModel(tokenizer, None)
+    source = _decoded(_verified(blobs, card.template_digest), dict[str, str])
+    return TextModel(tokenizer, JinjaChatTemplate(source, card.special_tokens))
+
+
+def digest_of(blob: bytes) -> str:
+    """SHA-256 in hexadecimal: a blob's name."""
+    return hashlib.sha256(blob).hexdigest()
+
+
+def _verified(blobs: Mapping[str, bytes], digest: str) -> bytes:
+    blob = blobs.get(digest)
+    if blob is None:
+        raise TextInvalid(f"the model's text file {digest[:12]} is missing")
+    if len(blob) > MAX_TOKENIZER_BYTES:
+        raise TextInvalid(f"the model's text file {digest[:12]} has {len(blob)} bytes: too large")
+    if digest_of(blob) != digest:
+        raise TextInvalid(f"the model's text file {digest[:12]} is damaged: its digest differs")
+    return blob
+
+
+def _facts_blob(text: CheckpointText) -> bytes:
+    added = {str(token_id): dict(flags) for token_id, flags in text.added_tokens.items()}
+    return _canonical_json(
+        {
+            "special_tokens": text.special_tokens,
+            "extra_special_tokens": text.extra_special_tokens,
+            "added_tokens": added,
+        }
+    )
+
+
+def _facts(blob: bytes) -> TokenizerFacts:
+    return _decoded(blob, TokenizerFacts)
+
+
+def _decoded(blob: bytes, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.json.decode(blob, type=kind)
+    except msgspec.MsgspecError as error:
+        raise TextInvalid(f"a text file of the model cannot be read: {error}") from error
+
+
+def _canonical_json(value: object) -> bytes:
+    """The same bytes, and so the same digest, for the same content."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _eos_token_ids(text: CheckpointText, tokenizer: FastTokenizer) -> tuple[int, ...]:
+    token = text.special_tokens.get("eos_token")
+    of_tokenizer = None if token is None else tokenizer.token_id(token)
+    ids = [*text.eos_token_ids, *([] if of_tokenizer is None else [of_tokenizer])]
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,201 @@
+"""CheckpointText: what a Hugging Face checkpoint directory says about text, read with bounds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.text.errors import TextInvalid
+
+MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest published ones are a quarter of it
+MAX_CONFIG_BYTES = 32 * 2**20  # added tokens are listed in tokenizer_config.json
+MAX_TEMPLATE_BYTES = 2**20
+
+_TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointText:
+    """The files' content, reduced to what serving needs."""
+
+    tokenizer_json: bytes
+    special_tokens: Mapping[str, str]  # "bos_token" -> "<s>", ...
+    extra_special_tokens: tuple[str, ...]  # special without a role
+    added_tokens: Mapping[int, Mapping[str, Any]]  # id -> flags of tokenizers.AddedToken
+    chat_templates: Mapping[str, str]  # by name; empty: none
+    eos_token_ids: tuple[int, ...]  # of generation_config.json, then of config.json
+    vocab_size: int | None  # the width of the model's output, from config.json
+    default_sampling: Mapping[str, float]  # of generation_config.json
+
+
+def read_checkpoint_text(path: Path) -> CheckpointText:
+    """Raises TextInvalid when the directory has no fast tokenizer or a file cannot be used."""
+    if not path.is_dir():
+        raise TextInvalid(f"{path} is not a checkpoint directory")
+    tokenizer_json = _read(path / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    if tokenizer_json is None:
+        raise TextInvalid(_no_tokenizer(path))
+    config = _read_json(path / "config.json")
+    generation = _read_json(path / "generation_config.json")
+    tokenizer_config = _read_json(path / "tokenizer_config.json")
+    declared = _declared_tokens(path, tokenizer_config)
+    inner = config.get("text_config")
+    model = {**config, **inner} if isinstance(inner, dict) else config
+    vocab_size = model.get("vocab_size")
+    return CheckpointText(
+        tokenizer_json=tokenizer_json,
+        special_tokens=_special_tokens(declared),
+        extra_special_tokens=_extra_special_tokens(declared),
+        added_tokens=_added_tokens(tokenizer_config),
+        chat_templates=_chat_templates(path, tokenizer_config),
+        eos_token_ids=_token_ids(generation) + _token_ids(config) + _token_ids(model),
+        vocab_size=vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None,
+        default_sampling=_default_sampling(generation),
+    )
+
+
+def _no_tokenizer(path: Path) -> str:
+    slow = [
+        name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (path / name).exists()
+    ]
+    if slow:
+        return (
+            f"{path} has {slow[0]} but no tokenizer.json: slow tokenizers are not supported. "
+            "Loading it once with transformers' AutoTokenizer and saving it with save_pretrained "
+            "writes the tokenizer.json"
+        )
+    return f"{path} has no tokenizer.json"
+
+
+def _read(path: Path, max_bytes: int) -> bytes | None:
+    """None when there is no such file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TextInvalid(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > max_bytes:
+        raise TextInvalid(f"{path} is larger than {max_bytes} bytes")
+    return data
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """{} when there is no such file."""
+    data = _read(path, MAX_CONFIG_BYTES)
+    if data is None:
+        return {}
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TextInvalid(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TextInvalid(f"{path} is not a JSON object")
+    return value
+
+
+def _read_text(path: Path) -> str | None:
+    data = _read(path, MAX_TEMPLATE_BYTES)
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise TextInvalid(f"{path} is not UTF-8: {error}") from error
+
+
+def _content(token: object) -> str | None:
+    """A token is its text, or an object with its text and flags."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _declared_tokens(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
+    """special_tokens_map.json counts only where tokenizer_config.json predates its list of added
+    tokens, and then it wins."""
+    if "added_tokens_decoder" in tokenizer_config:
+        return dict(tokenizer_config)
+    return dict(tokenizer_config) | _read_json(path / "special_tokens_map.json")
+
+
+def _special_tokens(declared: Mapping[str, Any]) -> dict[str, str]:
+    """Those that transformers hands to a template: the named ones and a model's own `*_token`."""
+    extra = declared.get("extra_special_tokens")
+    own = extra if isinstance(extra, dict) else {}
+    found = {}
+    for role, token in {**declared, **own}.items():
+        content = _content(token)
+        if content is not None and (role.endswith("_token") or role in own):
+            found[role] = content
+    return found
+
+
+def _extra_special_tokens(declared: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = declared.get("extra_special_tokens") or declared.get("additional_special_tokens")
+    contents = map(_content, listed if isinstance(listed, list) else ())
+    return tuple(content for content in contents if content is not None)
+
+
+def _added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    found = {}
+    listed = tokenizer_config.get("added_tokens_decoder")
+    for token_id, token in listed.items() if isinstance(listed, dict) else ():
+        if not (isinstance(token, dict) and isinstance(token.get("content"), str)):
+            raise TextInvalid(f"tokenizer_config.json: added token {token_id} has no content")
+        if not token_id.isdecimal():
+            raise TextInvalid(f"tokenizer_config.json: added token id {token_id!r} is no number")
+        found[int(token_id)] = {name: token[name] for name in _TOKEN_FLAGS if name in token}
+    return found
+
+
+def _chat_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Template files first, then tokenizer_config.json, then a processor's chat_template.json."""
+    found = {}
+    alone = _read_text(path / "chat_template.jinja")
+    if alone is not None:
+        found["default"] = alone
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        found[file.stem] = _read_text(file) or ""
+    if found:
+        return found
+    for listed in (
+        tokenizer_config.get("chat_template"),
+        _read_json(path / "chat_template.json").get("chat_template"),
+    ):
+        if isinstance(listed, str):
+            return {"default": listed}
+        if isinstance(listed, list):
+            return _named_templates(listed)
+        if isinstance(listed, dict):
+            return {str(name): str(source) for name, source in listed.items()}
+    return {}
+
+
+def _named_templates(listed: list[Any]) -> dict[str, str]:
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in listed}
+    except (TypeError, KeyError) as error:
+        raise TextInvalid(
+            "tokenizer_config.json: chat_template must be text or a list of {name, template}"
+        ) from error
+
+
+def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    value = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [value]
+    return tuple(item for item in ids if type(item) is int and item >= 0)
+
+
+def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for name in _SAMPLING:
+        value = generation.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[name] = value
+    return found

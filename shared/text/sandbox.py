@@ -1,0 +1,193 @@
+"""The sandbox that chat templates run in: the dialect of transformers, with bounds on the work.
+
+A template is written by whoever made the checkpoint, so it gets data and no Python: jinja2's
+immutable sandbox, without underscore names on namespaces. The conversation it runs on is written by
+whoever sends a request, so its loops, products, joins and output are counted and bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+_Counted = TypeVar("_Counted", nodes.For, nodes.Macro)
+
+MAX_CHARS = 8_000_000  # of one value, and of the rendered prompt
+MAX_STEPS = 250_000  # passes through a loop's body and calls of macros, in one rendering
+MAX_CPU_SECONDS = 3.0  # of one rendering, of its thread: a busy or paused machine refuses nothing
+_STEPS_PER_CLOCK_LOOK = 64
+MAX_INTEGER_BITS = 4096
+BUDGET = "_penstock_step"  # the variable that every rendering must define: a WorkBudget's `step`
+_JOIN = "_penstock_join"
+
+
+class TooMuchWork(TemplateError):
+    """A rendering that passed a bound."""
+
+
+class WorkBudget:
+    """Counts the steps of one rendering. To be made on the thread that renders."""
+
+    def __init__(
+        self, max_steps: int = MAX_STEPS, max_cpu_seconds: float = MAX_CPU_SECONDS
+    ) -> None:
+        self._steps_left = max_steps
+        self._deadline_s = time.thread_time() + max_cpu_seconds
+
+    def step(self) -> None:
+        self._steps_left -= 1
+        late = (
+            self._steps_left % _STEPS_PER_CLOCK_LOOK == 0 and time.thread_time() > self._deadline_s
+        )
+        if self._steps_left < 0 or late:
+            raise TooMuchWork("the chat template loops too long over this conversation")
+
+
+class ChatSandbox(ImmutableSandboxedEnvironment):
+    """Compiles chat templates."""
+
+    intercepted_binops = frozenset(["+", "*", "**"])
+
+    def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        self.filters["tojson"] = _to_json
+        self.filters[_JOIN] = _join
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda format: now().strftime(format)
+        self.globals["namespace"] = _TemplateNamespace
+        self.globals["dict"] = _TemplateDict()
+
+    def compile_chat(self, source: str) -> Template:
+        """Raises jinja2.TemplateSyntaxError."""
+        tree = self.parse(source)
+        _Bounds(self).visit(tree)
+        return Template.from_code(self, self.compile(tree), self.make_globals(None))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise TooMuchWork("chat templates may not raise to a power")
+        if operator == "*" and isinstance(left, _SIZED) != isinstance(right, _SIZED):
+            sized, times = (left, right) if isinstance(left, _SIZED) else (right, left)
+            if isinstance(times, int):
+                _check_size(len(sized) * times)
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, _SIZED):
+            _check_size(len(result))
+        elif isinstance(result, int) and result.bit_length() > MAX_INTEGER_BITS:
+            raise TooMuchWork("the chat template makes a number that is too large")
+        return result
+
+
+_SIZED = (str, list, tuple)
+
+
+class _Bounds(NodeTransformer):
+    """Lets loops and macros take a step of the budget, and puts `~` under the bound on values."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        return self._counted(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
+        return self._counted(node)
+
+    def _counted(self, node: _Counted) -> _Counted:
+        self.generic_visit(node)
+        call = nodes.Call(nodes.Name(BUDGET, "load"), [], [], None, None)
+        statement = nodes.ExprStmt(call)
+        statement.set_lineno(node.lineno, override=True)
+        statement.set_environment(self._environment)
+        node.body.insert(0, statement)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        self.generic_visit(node)
+        joined = nodes.Filter(nodes.List(node.nodes), _JOIN, [], [], None, None)
+        joined.set_lineno(node.lineno)
+        joined.set_environment(self._environment)
+        return joined
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}`: marks what the assistant said, for training; its body renders as is."""
+
+    tags = {"generation"}  # noqa: RUF012  (declared so by jinja2)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+class _TemplateNamespace(Namespace):
+    """jinja2's namespace without underscore names, the way out to CPython's internals."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+class _TemplateDict:
+    """`dict` in templates: makes dictionaries and is not the type itself."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a chat template may not store {name!r} on a namespace")
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_CHARS:
+        raise TooMuchWork("the chat template makes a value that is too large")
+
+
+def _join(parts: Iterable[Any]) -> str:
+    texts = [str(part) for part in parts]
+    _check_size(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Not jinja2's own filter, which escapes for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))

@@ -1,0 +1,177 @@
+"""FastTokenizer: a tokenizer.json, without transformers and without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from shared.messages import InvalidParameter
+from shared.text.base import Detokenizer
+from shared.text.detokenizer import ByteDetokenizer, WindowDetokenizer
+from shared.text.errors import TextInvalid
+from shared.text.pieces import PieceRule, piece_rule
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What tokenizer_config.json adds to tokenizer.json.
+
+    `special_tokens`: role ("bos_token", "eos_token", "image_token", ...) -> its text, as templates
+    see it; `extra_special_tokens`: further texts that are special without a role. `added_tokens`:
+    id -> its flags, where they override or extend tokenizer.json's. Whether a beginning or end
+    token is put around a text is tokenizer.json's to say, in its post-processor: add_bos_token is
+    not asked, as in transformers since its version 5.
+    """
+
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    extra_special_tokens: tuple[str, ...] = ()
+    added_tokens: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class FastTokenizer:
+    """A `tokenizers` tokenizer with exact, incremental decoding. Safe on several threads.
+
+    Ids and encoded text equal transformers' fast tokenizers. Decoded text equals theirs too, with
+    three decisions of ours, the same for streamed and whole text: `clean_up_tokenization_spaces`
+    never applies; among byte-fallback tokens (`<0xNN>`) each maximal bad part is one U+FFFD and
+    good characters next to it survive, where the library turns every byte of the whole run into
+    one; and ids outside the vocabulary stand for no text.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        """`backend` is ours from here on: nobody else may change it."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(
+            token_id for token_id, token in added.items() if token.special
+        )
+        self._rule = _decoder_rule(backend)
+        self._pieces: dict[int, tuple[bytes, bytes] | None] = {}
+        self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=-1))
+
+    @classmethod
+    def from_bytes(
+        cls, tokenizer_json: bytes, facts: TokenizerFacts | None = None
+    ) -> FastTokenizer:
+        """Raises TextInvalid when the file is not a tokenizer or contradicts `facts`."""
+        try:
+            backend = Backend.from_buffer(tokenizer_json)
+        except Exception as error:  # the library raises bare Exceptions
+            raise TextInvalid(f"tokenizer.json cannot be used: {error}") from error
+        if facts is not None:
+            _apply(backend, facts)
+        return cls(backend)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Raises InvalidParameter for text with half a surrogate pair, which UTF-8 cannot carry."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidParameter(
+                "prompt", f"lone surrogate U+{ord(text[error.start]):04X} at {error.start}"
+            ) from error
+        # The batch call lets other threads run meanwhile; `encode` keeps the interpreter's lock,
+        # for half a second with a prompt of a megabyte.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        if self._rule is None:
+            return WindowDetokenizer(
+                self._decode_by_library,
+                lambda token_id: token_id not in skipped and self._piece_pair(token_id) is not None,
+            )
+
+        def piece(token_id: int, first: bool) -> bytes | None:
+            if token_id in skipped:
+                return None
+            pair = self._piece_pair(token_id)
+            return None if pair is None else pair[0 if first else 1]
+
+        return ByteDetokenizer(piece, strip=self._rule.strip, strip_count=self._rule.strip_count)
+
+    def token_text(self, token_id: int) -> str:
+        """As in the middle of a text; bytes that are no whole character become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """As in the middle of a text; b'' for an id outside the vocabulary.
+
+        Exact for vocabularies with a known decoder; for others the UTF-8 of the token's own text.
+        """
+        pair = self._piece_pair(token_id)
+        return b"" if pair is None else pair[1]
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry by its exact name, such as '<|im_end|>'."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def _piece_pair(self, token_id: int) -> tuple[bytes, bytes] | None:
+        """(bytes as the first token, bytes elsewhere). Filled on demand: most ids never occur."""
+        try:
+            return self._pieces[token_id]
+        except KeyError:
+            pass
+        # An unsigned 32-bit number is what the library takes; others are in no vocabulary.
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None:
+            return None  # not kept: callers choose these ids, the vocabulary bounds the others
+        if self._rule is None:
+            text = self._decode_by_library([token_id]).encode()
+            pair = (text, text)
+        else:
+            pair = (self._rule.encode(token, True), self._rule.encode(token, False))
+        self._pieces[token_id] = pair
+        return pair
+
+    def _decode_by_library(self, token_ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+
+def _decoder_rule(backend: Backend) -> PieceRule | None:
+    decoder = backend.decoder
+    return piece_rule(None if decoder is None else json.loads(decoder.__getstate__()))
+
+
+def _apply(backend: Backend, facts: TokenizerFacts) -> None:
+    """Adds what transformers would add on loading; refuses what it would silently renumber."""
+    added = backend.get_added_tokens_decoder().values()
+    known = {token.content: token for token in added}
+    for token_id, flags in sorted(facts.added_tokens.items()):
+        token = AddedToken(**flags)
+        content = token.content
+        if content in known and repr(known[content]) == repr(token):
+            continue
+        backend.add_tokens([token])
+        known[content] = token
+        if backend.token_to_id(content) != token_id:
+            raise TextInvalid(
+                f"tokenizer_config.json gives {content!r} the id {token_id}, "
+                f"tokenizer.json {backend.token_to_id(content)}: the two files do not match"
+            )
+    named = frozenset(facts.special_tokens.values())
+    for content in (*facts.special_tokens.values(), *facts.extra_special_tokens):
+        # A special token outside the vocabulary would get an id that the model does not have.
+        if backend.token_to_id(content) is None:
+            continue
+        if content not in known:
+            known[content] = AddedToken(content, special=True, normalized=False)
+        elif known[content].special or content not in named:
+            continue
+        known[content].special = True
+        backend.add_special_tokens([known[content]])

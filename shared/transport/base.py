@@ -1,0 +1,322 @@
+"""The ports between the two sides and whatever carries their jobs.
+
+Both sides type against these Protocols; only the two `main` modules choose an implementation. The
+semantics (atomicity, fencing, what is durable) are docs/WIRE.md's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    FinishReason,
+    Job,
+    JobEvent,
+    JobState,
+    OnDisconnect,
+    TokenLogprob,
+    Usage,
+)
+
+
+class TransportError(Exception):
+    """The store cannot be reached or cannot answer now; the caller may retry."""
+
+
+class QueueFull(TransportError):
+    """Admission said no; nothing was written.
+
+    `scope` is "total", "tenant", "tokens" (a limit of ours) or "memory" (Redis is full).
+    """
+
+    def __init__(self, scope: str, retry_after_s: float) -> None:
+        super().__init__(f"queue is full ({scope})")
+        self.scope = scope
+        self.retry_after_s = retry_after_s
+
+
+class Submitted(StrEnum):
+    """What became of a submit: DUPLICATE means that the same job id is there already."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds that `submit` checks atomically, at the check itself."""
+
+    max_queued_jobs: int = 1000
+    max_queued_tokens: int = 2_000_000  # prompt tokens of queued jobs
+    max_queued_jobs_per_tenant: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job's hash, read back. Times are milliseconds of the Redis clock; None: not yet."""
+
+    job_id: str
+    model: str
+    state: JobState
+    kind: str
+    tenant: str
+    attempt: int
+    owner: str | None
+    reason: str | None  # FinishReason, ErrorCode or cancel reason; None before the end
+    message: str | None
+    stop_reason: str | int | None
+    client_request_id: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    submitted_ms: int
+    started_ms: int | None
+    first_token_ms: int | None
+    ended_ms: int | None
+    deadline_ms: int
+    queue_position: int | None = None  # 0 is next; only while queued
+    extra: Mapping[str, str] = field(default_factory=dict)  # hash fields of a newer release
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResult:
+    """The latched state after a cancel: the cancel's own, or that of whoever came first."""
+
+    state: JobState
+    num_tokens: int
+    won: bool  # True when this very call ended the job
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A live worker's last beat."""
+
+    worker_id: str
+    models: tuple[str, ...]
+    beat_age_s: float
+    draining: bool
+    stalled: bool
+    stats: Mapping[str, float | str]  # step, waiting, prefilling, active, pending, running, ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """Totals of a partition, from counters that the transitions keep."""
+
+    queued: int
+    running: int
+    queued_tokens: int
+    totals: Mapping[str, int]  # state -> jobs that ended so
+
+
+class Subscription(Protocol):
+    """Live events of one job for one reader. At most once: gaps are the reader's to fill.
+
+    Every confirmation of the subscription by the server (first or after a reconnect) is delivered
+    as RESYNC: the reader must then read the log from its cursor.
+    """
+
+    async def get(self, timeout_s: float) -> JobEvent | Resync | None:
+        """The next event; RESYNC; or None when nothing came within `timeout_s`.
+
+        A subscription's queue is bounded: what does not fit is dropped, RESYNC comes instead.
+        """
+        ...
+
+
+class Resync:
+    """Sentinel class: catch up from the log now."""
+
+
+RESYNC = Resync()
+
+
+class EventBus(Protocol):
+    """At-most-once fan-out of a job's events; one multiplexed connection per process."""
+
+    async def start(self) -> None: ...
+    async def aclose(self) -> None: ...
+    async def subscribe(self, job_id: str) -> Subscription:
+        """Returns once the server confirmed, or raises TransportError. First get() is RESYNC."""
+        ...
+
+    async def unsubscribe(self, subscription: Subscription) -> None: ...
+
+
+class JobStore(Protocol):
+    """The frontend's view: submit, read, cancel, look. Every call may raise TransportError."""
+
+    async def submit(self, job: Job, limits: AdmissionLimits, frontend_id: str) -> Submitted:
+        """Raises QueueFull before anything is written. Idempotent by job id."""
+        ...
+
+    async def read_log(
+        self, job_id: str, after: Cursor, count: int = 256
+    ) -> Sequence[Delta | JobEvent]:
+        """Durable events (Delta, then one Finished or Failed) strictly after `after`, in order."""
+        ...
+
+    async def get(self, job_id: str) -> JobRecord | None: ...
+    async def list_jobs(self, state: JobState | None, limit: int) -> Sequence[JobRecord]: ...
+    async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
+        """Latches CANCELLED unless the job has ended. None: no such job."""
+        ...
+
+    async def attach(self, job_id: str, reader_id: str) -> JobState | None: ...
+    async def detach(self, job_id: str, reader_id: str) -> None: ...
+    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> None: ...
+    async def reap(self) -> int:
+        """Expires jobs past their deadline; returns how many. Anybody may call it at any time."""
+        ...
+
+    async def workers(self) -> Sequence[WorkerStatus]: ...
+    async def queue_stats(self) -> QueueStats: ...
+    async def models(self) -> Mapping[str, bytes]:
+        """Model name -> its card (JSON), of models that a live worker serves."""
+        ...
+
+    async def get_blob(self, digest: str) -> bytes | None: ...
+    async def ping(self) -> float:
+        """Round trip in seconds."""
+        ...
+
+
+class AppendStatus(StrEnum):
+    """What the log said to an append. GAP and DIVERGED carry the log's length in AppendResult."""
+
+    OK = "ok"
+    GAP = "gap"  # the log is shorter than we thought: send again from there
+    DIVERGED = "diverged"  # same length, other tokens: reload from the log
+    FENCED = "fenced"  # another attempt owns the job
+    GONE = "gone"  # no such job any more
+    ENDED = "ended"  # latched already (cancelled, expired, ...)
+    REJECTED = "rejected"  # malformed range or a server error for this item; see detail
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    status: AppendStatus
+    num_tokens: int = 0
+    detail: str = ""
+    num_bytes: int = 0  # with num_tokens: the cursor at which the log stands
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ends, said by its worker together with its last delta."""
+
+    state: JobState  # FINISHED or FAILED
+    reason: str  # FinishReason for FINISHED, ErrorCode for FAILED
+    usage: Usage
+    stop_reason: str | int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One job's part of a step: log (start..end], then end the job if `end_of_job` is given.
+
+    `start_hash` and `end_hash` chain over the token ids up to `start` and `end` (see chain_hash).
+    A job that ends without new tokens has `start == end` and no token ids; any text that was still
+    held back travels in `delta.text` (then `end.num_bytes` grows alone).
+    """
+
+    job_id: str
+    attempt: int
+    delta: Delta
+    start_hash: str
+    end_hash: str
+    end_of_job: JobEnd | None = None
+    cached_tokens: int | None = None  # the first attempt's prefix hit, kept by its first append
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A claimed job: run it from `output_token_ids` on and speak under `attempt`.
+
+    After a first claim the outputs are empty; after a recovery they are what the log holds.
+    """
+
+    job: Job
+    attempt: int
+    output_token_ids: tuple[int, ...] = ()
+    output_logprobs: tuple[TokenLogprob, ...] = ()
+    end: Cursor = START
+    cached_tokens: int = 0
+    crashes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a worker says of itself, every few hundred milliseconds."""
+
+    worker_id: str
+    lease_ms: int
+    models: tuple[str, ...]
+    stats: Mapping[str, float | str]
+    running: Sequence[tuple[str, int]]  # (job_id, attempt)
+    draining: bool = False
+    stalled: bool = False  # the engine has work and makes no step
+
+
+class JobQueue(Protocol):
+    """The worker's view. Every call may raise TransportError; every call is safe to repeat."""
+
+    async def setup(self, models: Sequence[str]) -> None:
+        """Creates the streams and their group (from id 0) where they are missing."""
+        ...
+
+    async def beat(self, beat: Beat) -> Sequence[str]:
+        """Renews the lease; returns ids of listed jobs that this worker must drop."""
+        ...
+
+    async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
+        """Takes at most `count` new jobs, waiting up to `block_ms` for the first; claims each."""
+        ...
+
+    async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
+        """Claims again what the group says is ours and memory does not know (a lost reply)."""
+        ...
+
+    async def recover(self, worker_id: str, count: int) -> Sequence[Delivery]:
+        """Takes over jobs of workers without a lease, and released ones."""
+        ...
+
+    async def append(
+        self, worker_id: str, lease_ms: int, items: Sequence[Append]
+    ) -> Sequence[AppendResult]:
+        """One round trip for a whole step; one result per item, in order."""
+        ...
+
+    async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
+        """Gives a running job back to the queue with its log. False: it was not ours any more."""
+        ...
+
+    async def crashed(self, worker_id: str, jobs: Sequence[tuple[str, int]]) -> None:
+        """This worker's engine died with these (job id, attempt): gives them back, blamed as
+        `recover` blames the jobs of a worker that died. One death too many ends a job."""
+        ...
+
+    async def retire(self, worker_id: str) -> None:
+        """Drops the lease: whatever is still ours may be recovered at once."""
+        ...
+
+    def cancellations(self, worker_id: str) -> AsyncIterator[str]:
+        """Job ids to drop, as hints (append and beat tell the same truth)."""
+        ...
+
+    async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
+        """Publishes the model's card and its blobs (by digest); repeat to keep them alive."""
+        ...
+
+
+def finish_reason_of(end: JobEnd) -> FinishReason:
+    """The engine's word for an end; FAILED is ERROR."""
+    return FinishReason(end.reason) if end.state is JobState.FINISHED else FinishReason.ERROR

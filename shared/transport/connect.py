@@ -1,0 +1,74 @@
+"""From a URL to the three ports: the one door to Redis, used by the `main` modules alone."""
+
+from __future__ import annotations
+
+from shared.keys import NAMESPACE, Keys
+from shared.transport.failures import translated
+from shared.transport.home import WrongTopology
+from shared.transport.profiles import Connections
+from shared.transport.redis_bus import RedisEventBus
+from shared.transport.redis_queue import RedisJobQueue
+from shared.transport.redis_store import RedisJobStore, StorePolicy
+from shared.transport.scripts import Scripts
+from shared.transport.server_check import UnsafeServer, check_server
+from shared.transport.server_url import redacted
+from shared.transport.subscriber import Subscriber
+
+RETAIN_MS = 600_000
+
+
+class RedisTransport:
+    """JobStore, JobQueue and EventBus over one server, over whichever sentinels name, or over the
+    cluster node that has our slot; `aclose` ends them all.
+
+    Nothing connects before it is used, so it can be made while the server is away.
+    """
+
+    def __init__(self, redis_url: str, keys: Keys, retain_ms: int, policy: StorePolicy) -> None:
+        self.url = redacted(redis_url)  # for logs
+        self.keys = keys
+        self.connections = Connections(redis_url, keys.live)
+        self.is_fake = self.connections.is_fake
+        is_sharded = self.connections.is_sharded
+        scripts = Scripts(keys, retain_ms, is_sharded=is_sharded)
+        subscriber = Subscriber(self.connections.new_sub, is_sharded=is_sharded)
+        self.store = RedisJobStore(keys, self.connections.cmd, scripts, policy)
+        self.queue = RedisJobQueue(keys, self.connections, scripts, subscriber)
+        self.bus = RedisEventBus(keys, subscriber)
+
+    async def check(self) -> list[str]:
+        """Warnings, as sentences. Raises UnsafeServer for a server that would lose jobs, and
+        TransportError for one that does not answer."""
+        if self.is_fake:
+            return ["fake:// is an in-process stand-in: nothing survives, nobody else can join."]
+        home = self.connections.home
+        if home is not None:
+            with translated("check"):
+                try:
+                    await home.locate()
+                except WrongTopology as error:
+                    raise UnsafeServer(str(error)) from error
+        async with self.connections.reaching(self.keys.meta) as meta:
+            return await check_server(
+                self.connections.cmd, self.keys, kind=self.connections.kind, meta=meta
+            )
+
+    async def aclose(self) -> None:
+        await self.bus.aclose()
+        await self.connections.aclose()
+
+
+async def open_transport(
+    redis_url: str,
+    *,
+    namespace: str = NAMESPACE,
+    partition: int = 0,
+    retain_ms: int = RETAIN_MS,
+    policy: StorePolicy | None = None,
+) -> RedisTransport:
+    """Raises UnsupportedUrl with a sentence; does not connect yet.
+
+    `retain_ms`: how long an ended job can still be read.
+    """
+    keys = Keys(namespace, partition)
+    return RedisTransport(redis_url, keys, retain_ms, policy or StorePolicy())

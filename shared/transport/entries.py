@@ -1,0 +1,157 @@
+"""Log entries and live frames: the two forms in which events cross the wire.
+
+A log entry's id is its cursor, `<tokens>-<utf8 bytes>`, both cumulative; the last entry has
+`k=end` and the id `<tokens + 1>-0`. A frame is one pub/sub message, fields joined by '|' with the
+one free text last. Entry kinds and fields that this release does not know are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shared.messages import (
+    Cursor,
+    Delta,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    JobEvent,
+    JobState,
+    Started,
+    TokenLogprob,
+    Usage,
+)
+
+LOST_OUTPUT = "The output of this job is no longer stored."
+
+_Logprobs = list[tuple[int, float | None, list[tuple[int, float | None]]]]
+_logprobs_decoder = msgspec.json.Decoder(_Logprobs)
+
+
+def encode_token_ids(token_ids: Sequence[int]) -> str:
+    return " ".join(map(str, token_ids))
+
+
+def decode_token_ids(text: bytes) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
+
+
+def encode_logprobs(logprobs: Sequence[TokenLogprob] | None) -> bytes:
+    """JSON of numbers only, so it holds no '|'; minus infinity is null; b'' when there are none."""
+    if logprobs is None:
+        return b""
+    return msgspec.json.encode([(entry.token_id, entry.logprob, entry.top) for entry in logprobs])
+
+
+def decode_logprobs(text: bytes) -> tuple[TokenLogprob, ...] | None:
+    if not text:
+        return None
+    return tuple(
+        TokenLogprob(
+            token_id, _finite(logprob), tuple((other, _finite(value)) for other, value in top)
+        )
+        for token_id, logprob, top in _logprobs_decoder.decode(text)
+    )
+
+
+def _finite(logprob: float | None) -> float:
+    return -math.inf if logprob is None else logprob
+
+
+def encode_stop_reason(stop_reason: str | int | None) -> str:
+    """JSON without '|' (escaped inside strings); '' for None."""
+    if stop_reason is None:
+        return ""
+    return json.dumps(stop_reason, ensure_ascii=False).replace("|", "\\u007c")
+
+
+def decode_stop_reason(text: bytes) -> str | int | None:
+    if not text:
+        return None
+    value = json.loads(text)
+    if not isinstance(value, str | int):
+        raise ValueError("a stop reason is a string or a number")
+    return value
+
+
+def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | None:
+    """The event of a log entry; None for a kind of entry from a newer release.
+
+    Raises ValueError for what is malformed.
+    """
+    kind = fields.get(b"k")
+    if kind == b"end":
+        return build_end(
+            state=fields[b"state"].decode(),
+            reason=fields[b"reason"].decode(),
+            end=Cursor(int(fields[b"n"]), int(fields[b"b"])),
+            prompt_tokens=int(fields[b"prompt_tokens"]),
+            cached_tokens=int(fields[b"cached_tokens"]),
+            stop_reason=decode_stop_reason(fields.get(b"stop_reason", b"")),
+            message=fields.get(b"message", b"").decode(),
+        )
+    if kind is not None:
+        return None
+    end = Cursor.parse(entry_id.decode())
+    token_ids = decode_token_ids(fields[b"t"])
+    text = fields[b"d"]
+    start = Cursor(end.num_tokens - len(token_ids), end.num_bytes - len(text))
+    return Delta(start, end, token_ids, text.decode(), decode_logprobs(fields.get(b"lp", b"")))
+
+
+def decode_frame(data: bytes) -> JobEvent | None:
+    """The event of a live frame; None for a kind from a newer release; ValueError if malformed."""
+    kind, _, rest = data.partition(b"|")
+    if kind == b"D":
+        n0, n1, b1, token_ids, logprobs, text = rest.split(b"|", 5)
+        end = Cursor(int(n1), int(b1))
+        return Delta(
+            Cursor(int(n0), end.num_bytes - len(text)),
+            end,
+            decode_token_ids(token_ids),
+            text.decode(),
+            decode_logprobs(logprobs),
+        )
+    if kind == b"S":
+        attempt, worker_id = rest.split(b"|", 1)
+        return Started(worker_id.decode(), int(attempt))
+    if kind == b"E":
+        n, state, reason, b, prompt, cached, stop_reason, message = rest.split(b"|", 7)
+        return build_end(
+            state=state.decode(),
+            reason=reason.decode(),
+            end=Cursor(int(n), int(b)),
+            prompt_tokens=int(prompt),
+            cached_tokens=int(cached),
+            stop_reason=decode_stop_reason(stop_reason),
+            message=message.decode(),
+        )
+    return None
+
+
+def build_end(
+    *,
+    state: str,
+    reason: str,
+    end: Cursor,
+    prompt_tokens: int,
+    cached_tokens: int,
+    stop_reason: str | int | None,
+    message: str,
+) -> Finished | Failed:
+    """The terminal event that the hash, the log's end entry and the E frame all describe."""
+    usage = Usage(prompt_tokens, end.num_tokens, cached_tokens)
+    job_state = JobState(state)
+    if job_state is JobState.FINISHED:
+        return Finished(end, FinishReason(reason), usage, stop_reason)
+    return Failed(end, job_state, reason, message, usage)
+
+
+def lost_output(end: Finished | Failed) -> Failed:
+    """What a reader gets who asks for text of an ended job whose log has expired."""
+    return Failed(end.end, JobState.FAILED, ErrorCode.JOB_LOST, LOST_OUTPUT, end.usage)

@@ -1,0 +1,97 @@
+-- append: one engine step of all jobs of a worker: log, then publish, then perhaps end the job.
+-- ARGV: 3 worker, 4 lease_ms, then 15 per item: id, attempt, n0, b0, h0, n1, b1, h1, token ids,
+--   logprobs (JSON or ''), text, cached tokens ('' unknown), end state ('' goes on), reason,
+--   stop_reason|message (stop_reason is JSON without '|')
+-- Returns one word per item: ok, gap:<n>-<b>, diverged:<n>-<b>, fenced, gone, ended:<state>:<reason>,
+--   bad:<why>, error:<why>.
+-- Idempotent: the same item again answers ok, and so does the same end by the same attempt.
+-- Progress renews the lease; it is also the write that lets the rest run above maxmemory. A script is
+-- atomic but never rolled back, so every item is validated before it writes and XADD runs under pcall.
+--@include lib/common.lua
+--@include lib/latch.lua
+local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
+local STRIDE = 15
+
+local function ended_by_us(job, item)
+  return item.state ~= '' and job.state == item.state and job.by == wid
+    and job.attempt == item.attempt and job.n == item.n1 and job.h == item.h1
+end
+
+-- Is there something to log? Returns verdict or nil to go on, and whether the delta is logged already.
+local function check(job, item)
+  if not job.state then return 'gone' end
+  if TERMINAL[job.state] then
+    if ended_by_us(job, item) then return 'ok' end
+    return 'ended:' .. job.state .. ':' .. job.reason
+  end
+  if job.owner ~= wid or job.attempt ~= item.attempt then return 'fenced' end
+  local n0, n1, b0, b1 = tonumber(item.n0), tonumber(item.n1), tonumber(item.b0), tonumber(item.b1)
+  if not (n0 and n1 and b0 and b1) then return 'bad:number' end
+  if n1 < n0 or b1 - b0 ~= #item.text then return 'bad:range' end
+  if n1 == n0 and item.state == '' then return 'bad:empty' end
+  local at = job.n .. '-' .. job.b
+  if job.n == item.n1 and job.h == item.h1 and job.b == item.b1 then return nil, true end
+  if job.n ~= item.n0 then return 'gap:' .. at end
+  if job.h ~= item.h0 or job.b ~= item.b0 then return 'diverged:' .. at end
+  return nil, false
+end
+
+local function log_delta(job, item)
+  local job_key, log_key = P .. 'job:' .. item.id, P .. 'log:' .. item.id
+  local entry = item.n1 .. '-' .. item.b1
+  local added
+  if item.logprobs == '' then
+    added = redis.pcall('XADD', log_key, entry, 't', item.tokens, 'd', item.text)
+  else
+    added = redis.pcall('XADD', log_key, entry, 't', item.tokens, 'd', item.text, 'lp', item.logprobs)
+  end
+  if type(added) == 'table' and added.err then return 'error:' .. added.err end
+  redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1)
+  if job.n == '0' then
+    local now = now_ms()
+    redis.call('HSETNX', job_key, 'first_ms', whole(now))
+    redis.call('PEXPIRE', log_key, whole(math.max(tonumber(job.deadline) - now, 0) + LEFTOVER_MS))
+  end
+  redis.call(PUBLISH, P .. 'ch:' .. item.id, table.concat({'D', item.n0, item.n1, item.b1,
+    item.tokens, item.logprobs, item.text}, '|'))
+  -- What gave a token is not what kills workers at once; whoever does it later meets MAX_DEATHS.
+  if job.crashes ~= '0' and item.n1 ~= item.n0 then
+    redis.call('HSET', job_key, 'crashes', 0)
+    if redis.call('GET', P .. 'probe:' .. wid) == item.id then redis.call('DEL', P .. 'probe:' .. wid) end
+  end
+  return nil
+end
+
+local function apply(item)
+  local got = redis.call('HMGET', P .. 'job:' .. item.id, 'state', 'owner', 'attempt', 'n', 'b', 'h',
+    'crashes', 'reason', 'by', 'deadline_ms')
+  local job = {state = got[1], owner = got[2], attempt = got[3], n = got[4] or '0', b = got[5] or '0',
+    h = got[6] or '', crashes = got[7] or '0', reason = got[8] or '', by = got[9] or '',
+    deadline = got[10] or '0'}
+  local verdict, logged = check(job, item)
+  if verdict then return verdict end
+  if not logged then
+    local failure = log_delta(job, item)
+    if failure then return failure end
+    if item.cached ~= '' then
+      redis.call('HSETNX', P .. 'job:' .. item.id, 'cached_tokens', item.cached)
+    end
+  end
+  if item.state ~= '' then
+    local bar = string.find(item.tail, '|', 1, true)
+    latch(item.id, {state = item.state, reason = item.reason, by = wid,
+      stop_reason = string.sub(item.tail, 1, bar - 1), message = string.sub(item.tail, bar + 1),
+      cached = item.cached ~= '' and item.cached or nil})
+  end
+  return 'ok'
+end
+
+redis.call('PEXPIRE', P .. 'w:' .. wid, whole(math.max(redis.call('PTTL', P .. 'w:' .. wid), lease_ms)))
+local verdicts = {}
+for i = 5, #ARGV, STRIDE do
+  verdicts[#verdicts + 1] = apply({id = ARGV[i], attempt = ARGV[i + 1], n0 = ARGV[i + 2],
+    b0 = ARGV[i + 3], h0 = ARGV[i + 4], n1 = ARGV[i + 5], b1 = ARGV[i + 6], h1 = ARGV[i + 7],
+    tokens = ARGV[i + 8], logprobs = ARGV[i + 9], text = ARGV[i + 10], cached = ARGV[i + 11],
+    state = ARGV[i + 12], reason = ARGV[i + 13], tail = ARGV[i + 14]})
+end
+return verdicts

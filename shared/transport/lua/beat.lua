@@ -1,0 +1,37 @@
+-- beat: renew a worker's lease, say what it does, and tell it which of its jobs to drop.
+-- ARGV: 3 worker, 4 lease_ms, 5 models (JSON list), 6 number of fields f, then f names and values,
+--   then id and attempt of each job it runs
+-- Returns the ids to drop: ended, taken by another worker, orphaned or past the deadline (these two
+--   are ended here). A job that this worker has meanwhile claimed again is not among them: a beat
+--   that is older than the claim must not undo it.
+-- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
+--@include lib/common.lua
+--@include lib/latch.lua
+--@include lib/pulse.lua
+--@include lib/orphan.lua
+local wid, lease_ms, num_fields = ARGV[3], ARGV[4], tonumber(ARGV[6])
+local lease = P .. 'w:' .. wid
+redis.call('PEXPIRE', lease, lease_ms)
+pulse()
+for i = 7, 6 + 2 * num_fields, 2 do redis.call('HSET', lease, ARGV[i], ARGV[i + 1]) end
+redis.call('HSET', lease, 'beat_ms', whole(now_ms()), 'models', ARGV[5])
+redis.call('PEXPIRE', lease, lease_ms)
+redis.call('HSET', P .. 'workers', wid, ARGV[5])
+local drop = {}
+for i = 7 + 2 * num_fields, #ARGV, 2 do
+  local id, attempt = ARGV[i], ARGV[i + 1]
+  local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'fe', 'orphan_ms',
+    'og', 'deadline_ms')
+  if job[1] ~= 'running' or job[2] ~= wid then
+    drop[#drop + 1] = id
+  elseif job[3] == attempt then
+    if now_ms() >= tonumber(job[7]) then
+      latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
+      drop[#drop + 1] = id
+    elseif orphaned(id, job[4], job[5], job[6]) then
+      latch(id, {state = 'cancelled', reason = 'orphaned', by = wid})
+      drop[#drop + 1] = id
+    end
+  end
+end
+return drop

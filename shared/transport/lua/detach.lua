@@ -1,0 +1,26 @@
+-- detach: a reader has left. Starts the job's grace, or cancels it at once where there is none.
+-- ARGV: 3 id, 4 reader, 5 how long the log of a job that its reader saw end is kept (ms)
+-- Returns {'OK', state} or {'NOOP'}: no such job, or a newer reader is there. Idempotent.
+-- A job submitted by a frontend (without "#<n>") may be left by any reader of that frontend.
+--@include lib/common.lua
+--@include lib/latch.lua
+--@include lib/pulse.lua
+--@include lib/orphan.lua
+local id, reader = ARGV[3], ARGV[4]
+local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'og', 'orphan_ms')
+if not job[1] or (job[2] ~= reader and job[2] ~= frontend_of(reader)) then return {'NOOP'} end
+if TERMINAL[job[1]] then
+  if redis.call('PTTL', P .. 'log:' .. id) > tonumber(ARGV[5]) then
+    redis.call('PEXPIRE', P .. 'log:' .. id, ARGV[5])
+  end
+  return {'NOOP'}
+end
+if (job[3] or '') == '' then return {'NOOP'} end
+if job[3] == '0' then
+  latch(id, {state = 'cancelled', reason = 'disconnected', by = 'ctl'})
+  return {'OK', 'cancelled'}
+end
+if (job[4] or '') == '' then
+  redis.call('HSET', P .. 'job:' .. id, 'orphan_ms', whole(now_ms() + tonumber(job[3])))
+end
+return {'OK', job[1]}

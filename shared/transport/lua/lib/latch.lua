@@ -1,0 +1,58 @@
+-- The one door to a terminal state. The caller has checked that the job exists and has not ended.
+-- `ending` has state, reason, by; optionally message, stop_reason (JSON), cached (tokens).
+-- Freeing writes go first: above maxmemory a script may run deny-oom commands only once it has written.
+local ENDED_INDEX_MAX = 1000
+
+local MESSAGES = {
+  deadline_exceeded = 'The deadline passed before the job was finished.',
+  orphaned = 'Nobody was left to read the job.',
+  disconnected = 'The client disconnected.',
+  cancelled = 'The job was cancelled.',
+  poison = 'Workers died repeatedly while running this job.',
+  engine_died = 'The engine died repeatedly while running this job.',
+  worker_lost = 'Too many workers died while running this job.',
+  payload_lost = 'The request of this job is no longer stored.',
+}
+
+local function latch(id, ending)
+  local job_key, log_key = P .. 'job:' .. id, P .. 'log:' .. id
+  local job = redis.call('HMGET', job_key, 'state', 'n', 'b', 'q', 'qid', 'tenant', 'owner',
+    'prompt_tokens', 'cached_tokens')
+  local old, n, b, queue, entry = job[1], job[2] or '0', job[3] or '0', job[4], job[5]
+  local owner, prompt, cached = job[7] or '', job[8] or '0', ending.cached or job[9] or '0'
+  local message = ending.message
+  if not message or message == '' then message = MESSAGES[ending.reason] or '' end
+  local stop_reason = ending.stop_reason or ''
+  redis.call('ZREM', P .. 'live', id)
+  redis.call('DEL', P .. 'req:' .. id)
+  if queue and entry then
+    redis.call('XACK', queue, GROUP, entry)
+    redis.call('XDEL', queue, entry)
+  end
+  if owner ~= '' and redis.call('GET', P .. 'probe:' .. owner) == id then
+    redis.call('DEL', P .. 'probe:' .. owner)
+  end
+  local ended_ms = now_ms()
+  redis.call('HSET', job_key, 'state', ending.state, 'reason', ending.reason, 'by', ending.by,
+    'message', message, 'stop_reason', stop_reason, 'cached_tokens', cached, 'end_ms', whole(ended_ms))
+  count_job(job[6], prompt, old, -1)
+  redis.call('HINCRBY', P .. 'stat', ending.state .. '_total', 1)
+  -- pcall: a log that refuses its last entry must not leave the job half ended; readers of such a
+  -- log find the end in the hash.
+  redis.pcall('XADD', log_key, whole(tonumber(n) + 1) .. '-0', 'k', 'end', 'n', n, 'b', b,
+    'state', ending.state, 'reason', ending.reason, 'stop_reason', stop_reason, 'message', message,
+    'prompt_tokens', prompt, 'cached_tokens', cached)
+  redis.call('PEXPIRE', log_key, RETAIN_MS)
+  redis.call('PEXPIRE', job_key, RETAIN_MS)
+  local index = P .. 'ended:' .. ending.state
+  redis.call('ZADD', index, whole(ended_ms), id)
+  redis.call('ZREMRANGEBYSCORE', index, '-inf', '(' .. whole(ended_ms - RETAIN_MS))
+  redis.call('ZREMRANGEBYRANK', index, 0, -(ENDED_INDEX_MAX + 1))
+  redis.call('PEXPIRE', index, RETAIN_MS)
+  redis.call(PUBLISH, P .. 'ch:' .. id, table.concat(
+    {'E', n, ending.state, ending.reason, b, prompt, cached, stop_reason, message}, '|'))
+  if old == 'running' and owner ~= '' and ending.by ~= owner then
+    redis.call(PUBLISH, P .. 'ctl:' .. owner, id)
+  end
+  return {'OK', ending.state, n}
+end

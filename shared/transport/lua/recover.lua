@@ -1,0 +1,103 @@
+-- recover: take over released jobs and those of workers whose lease ended; bury empty dead workers.
+-- ARGV: 3 worker, 4 count, 5 max crashes, 6.. queues this worker serves
+-- Returns claims as lib/claim.lua gives them; nothing without a lease.
+-- After the store itself was away only released jobs are taken: see lib/pulse.lua.
+-- A lost reply leaves the claims in this worker's own pending list: reconcile claims them again.
+--
+-- A crash of a batching worker says little about each of its jobs. The first is nobody's fault: all
+-- are taken over. A job that was there twice is a suspect: a worker admits one suspect at a time and
+-- names it in probe:<worker>; if that worker dies, only the named one is blamed.
+--@include lib/common.lua
+--@include lib/latch.lua
+--@include lib/pulse.lua
+--@include lib/orphan.lua
+--@include lib/blame.lua
+--@include lib/claim.lua
+local wid, count, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local PAGE, SUSPECT_CRASHES, PROBE_MS = 64, 2, 3600000
+if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {} end
+local probe_key = P .. 'probe:' .. wid
+local claims = {}
+
+local function take(queue, entry, dead)
+  local got = redis.call('XRANGE', queue, entry, entry)
+  if #got == 0 then redis.call('XACK', queue, GROUP, entry); return end
+  local fields, id = got[1][2], nil
+  for k = 1, #fields, 2 do if fields[k] == 'id' then id = fields[k + 1] end end
+  if not id then drop_entry(queue, entry); return end
+  local job = redis.call('HMGET', P .. 'job:' .. id, 'crashes', 'v')
+  if tonumber(job[2] or '1') > SCHEMA_VERSION then
+    if dead ~= RELEASED then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
+    return
+  end
+  local named = redis.call('GET', P .. 'probe:' .. dead)
+  local blamed = dead ~= RELEASED and (not named or named == id)
+  local crashes = tonumber(job[1] or '0') + (blamed and 1 or 0)
+  local suspect = crashes >= SUSPECT_CRASHES and crashes < max_crashes
+  if suspect and redis.call('EXISTS', probe_key) == 1 then return end
+  redis.call('XCLAIM', queue, GROUP, wid, 0, entry, 'JUSTID')
+  if suspect then redis.call('SET', probe_key, id, 'PX', PROBE_MS) end
+  local result = claim(id, queue, entry, wid, blamed, max_crashes)
+  if result[1] == 'OK' then
+    claims[#claims + 1] = result
+  elseif suspect and redis.call('GET', probe_key) == id then
+    redis.call('DEL', probe_key)
+  end
+end
+
+-- Walks the whole pending list in pages: a page may be full of suspects that must wait.
+local function take_all(queue, dead)
+  local from = '-'
+  while #claims < count do
+    local page = redis.call('XPENDING', queue, GROUP, from, '+', PAGE, dead)
+    for _, pending in ipairs(page) do
+      if #claims >= count then return end
+      take(queue, pending[1], dead)
+    end
+    if #page < PAGE then return end
+    from = '(' .. page[#page][1]
+  end
+end
+
+-- DELCONSUMER silently drops what is still pending: only when provably empty.
+local function bury(dead, models)
+  local left = 0
+  local decoded, list = pcall(cjson.decode, models)
+  if not decoded then list = {} end
+  for _, model in ipairs(list) do
+    for lane = 0, 7 do
+      local queue = P .. 'q:' .. model .. ':' .. lane
+      local pending = redis.call('EXISTS', queue) == 1
+        and redis.pcall('XPENDING', queue, GROUP, '-', '+', 1, dead) or {}
+      if not pending.err then
+        if #pending > 0 then left = left + 1
+        elseif redis.call('EXISTS', queue) == 1 then
+          redis.pcall('XGROUP', 'DELCONSUMER', queue, GROUP, dead)
+        end
+      end
+    end
+  end
+  if left == 0 then
+    redis.call('DEL', P .. 'probe:' .. dead)
+    redis.call('HDEL', P .. 'workers', dead)
+  end
+end
+
+local dead_models, dead = {}, {}
+pulse()
+local seen = leases_mean_nothing() and {} or redis.call('HGETALL', P .. 'workers')
+for k = 1, #seen, 2 do
+  if redis.call('EXISTS', P .. 'w:' .. seen[k]) == 0 then
+    dead[#dead + 1] = seen[k]
+    dead_models[seen[k]] = seen[k + 1]
+  end
+end
+table.sort(dead)
+table.insert(dead, 1, RELEASED)
+for _, consumer in ipairs(dead) do
+  for i = 6, #ARGV do
+    if redis.call('EXISTS', ARGV[i]) == 1 then take_all(ARGV[i], consumer) end
+  end
+  if consumer ~= RELEASED then bury(consumer, dead_models[consumer]) end
+end
+return claims

@@ -1,0 +1,42 @@
+-- retire: a worker leaves in good order: what it still holds goes back to the queue without blame,
+-- its consumer, lease and name go.
+-- ARGV: 3 worker, 4.. queues it serves
+-- Returns the number of jobs given back. A repeat finds nothing.
+--@include lib/common.lua
+--@include lib/release.lua
+local wid, given = ARGV[3], 0
+local PAGE = 64
+redis.call('DEL', P .. 'w:' .. wid)
+for i = 4, #ARGV do
+  local queue = ARGV[i]
+  local page = redis.call('EXISTS', queue) == 1
+    and redis.pcall('XPENDING', queue, GROUP, '-', '+', PAGE, wid) or {}
+  while not page.err and #page > 0 do
+    for _, pending in ipairs(page) do
+      local entry = pending[1]
+      local got = redis.call('XRANGE', queue, entry, entry)
+      local id = nil
+      if #got > 0 then
+        local fields = got[1][2]
+        for k = 1, #fields, 2 do if fields[k] == 'id' then id = fields[k + 1] end end
+      end
+      local job = id and redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'tenant',
+        'prompt_tokens') or {}
+      if not id then
+        redis.call('XACK', queue, GROUP, entry)
+      elseif job[1] == 'running' and job[2] == wid then
+        release(id, {queue = queue, entry = entry, tenant = job[3], prompt_tokens = job[4]}, wid)
+        given = given + 1
+      else
+        redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')
+      end
+    end
+    page = redis.pcall('XPENDING', queue, GROUP, '-', '+', PAGE, wid)
+  end
+  if not page.err and redis.call('EXISTS', queue) == 1 then
+    redis.pcall('XGROUP', 'DELCONSUMER', queue, GROUP, wid)
+  end
+end
+redis.call('DEL', P .. 'probe:' .. wid)
+redis.call('HDEL', P .. 'workers', wid)
+return given

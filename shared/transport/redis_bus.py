@@ -1,0 +1,94 @@
+"""EventBus over Redis pub/sub: frames are an accelerator, the log is the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from shared.keys import Keys
+from shared.messages import JobEvent
+from shared.transport.base import RESYNC, Resync, Subscription
+from shared.transport.entries import decode_frame
+from shared.transport.subscriber import Subscriber
+
+log = logging.getLogger(__name__)
+
+QUEUE_FRAMES = 64
+
+
+class RedisSubscription:
+    """One reader's bounded queue of live events.
+
+    Whenever something may be missing (a confirmation, an overflow, a frame that cannot be read) all
+    that waits is replaced by one RESYNC: the log has it.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self._events: deque[JobEvent] = deque()
+        self._resync = False
+        self._wake = asyncio.Event()
+
+    async def get(self, timeout_s: float) -> JobEvent | Resync | None:
+        """As Subscription.get. One task at a time."""
+        if not self._resync and not self._events:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return None
+        if self._resync:
+            self._resync = False
+            return RESYNC
+        return self._events.popleft()
+
+    def on_confirmed(self) -> None:
+        self._events.clear()
+        self._resync = True
+        self._wake.set()
+
+    def on_message(self, data: bytes) -> None:
+        try:
+            event = decode_frame(data)
+        except (ValueError, TypeError):
+            log.warning("unreadable frame", extra={"job_id": self.job_id})
+            self.on_confirmed()
+            return
+        if event is None:
+            return
+        if len(self._events) >= QUEUE_FRAMES:
+            self.on_confirmed()
+            return
+        self._events.append(event)
+        self._wake.set()
+
+
+class RedisEventBus:
+    """Implements EventBus. Several subscriptions of one job in a process share its channel."""
+
+    def __init__(self, keys: Keys, subscriber: Subscriber) -> None:
+        self._keys = keys
+        self._subscriber = subscriber
+
+    async def start(self) -> None:
+        """Begins to connect; a server that is away is tried again and again."""
+        self._subscriber.start()
+
+    async def aclose(self) -> None:
+        await self._subscriber.aclose()
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost so far."""
+        return self._subscriber.reconnects
+
+    async def subscribe(self, job_id: str) -> Subscription:
+        subscription = RedisSubscription(job_id)
+        await self._subscriber.add(self._keys.channel(job_id), subscription)
+        return subscription
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        assert isinstance(subscription, RedisSubscription)
+        await self._subscriber.remove(self._keys.channel(subscription.job_id), subscription)

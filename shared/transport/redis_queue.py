@@ -1,0 +1,343 @@
+"""JobQueue over Redis: what a worker takes and says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from shared.codec import PayloadInvalid, decode_job
+from shared.keys import GROUP, Keys
+from shared.messages import Cursor, Delta, ErrorCode, JobState, TokenLogprob
+from shared.transport.append_items import append_arguments, append_result, refusal_of
+from shared.transport.base import Append, AppendResult, Beat, Delivery
+from shared.transport.entries import decode_entry
+from shared.transport.failures import group_is_missing, is_out_of_memory, translated
+from shared.transport.profiles import BLOCK_MS, Connections
+from shared.transport.records import WORKER_FIELDS
+from shared.transport.scripts import Argument, Scripts
+from shared.transport.subscriber import Subscriber
+
+log = logging.getLogger(__name__)
+
+CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
+MAX_CRASHES = 4  # the last two of them while it was tried alone
+PENDING_PAGE = 100
+LOG_PAGE = 1000
+POLL_S = 0.02
+RETRY_S = 0.05
+EVERY_NTH_PULL = 8  # begins with the last lane, so that none starves
+MAX_HINTS = 1024
+
+
+class RedisJobQueue:
+    """Implements JobQueue for one partition and the models that `setup` was told."""
+
+    def __init__(
+        self, keys: Keys, connections: Connections, scripts: Scripts, subscriber: Subscriber
+    ) -> None:
+        self._keys = keys
+        self._connections = connections
+        self._redis = connections.cmd
+        self._scripts = scripts
+        self._subscriber = subscriber
+        self._models: tuple[str, ...] = ()
+        self._num_pulls = 0
+
+    async def setup(self, models: Sequence[str]) -> None:
+        """As JobQueue; models add up."""
+        self._models = tuple(dict.fromkeys((*self._models, *models)))
+        with translated("setup"):
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in self._queues():
+                pipe.xgroup_create(queue, GROUP, id="0", mkstream=True)
+                pipe.pexpire(queue, CARD_LIFE_MS, nx=True)
+                pipe.pexpire(queue, CARD_LIFE_MS, gt=True)
+            for reply in await pipe.execute(raise_on_error=False):
+                if isinstance(reply, Exception) and "BUSYGROUP" not in str(reply):
+                    raise reply
+
+    async def beat(self, beat: Beat) -> Sequence[str]:
+        stats = {name: _field(value) for name, value in beat.stats.items()}
+        if reserved := WORKER_FIELDS.intersection(stats):
+            raise ValueError(f"not names of statistics: {sorted(reserved)}")
+        stats |= {"draining": _field(beat.draining), "stalled": _field(beat.stalled)}
+        arguments: list[Argument] = [
+            beat.worker_id,
+            beat.lease_ms,
+            json.dumps(beat.models),
+            len(stats),
+        ]
+        for name, value in stats.items():
+            arguments += (name, value)
+        for job_id, attempt in beat.running:
+            arguments += (job_id, attempt)
+        with translated("beat"):
+            return [job_id.decode() for job_id in await self._call("beat", *arguments)]
+
+    async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
+        """As JobQueue. Waiting delivers nothing, so a wait whose reply is lost loses nothing."""
+        if count < 1:
+            return []
+        deadline = time.monotonic() + block_ms / 1000
+        with translated("pull"):
+            while True:
+                claims, more, last = await self._pull_once(worker_id, count)
+                deliveries = await self._deliveries(worker_id, claims)
+                left_s = deadline - time.monotonic()
+                if deliveries or left_s <= 0:
+                    return deliveries
+                if not (claims or more):
+                    await self._wait_for_work(last, left_s)
+
+    async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
+        claims: list[Any] = []
+        with translated("reconcile"):
+            # Without a lease nothing could be claimed, and the mere reading would bring back a
+            # consumer that was buried, for whom nobody would look again.
+            if not await self._redis.exists(self._keys.worker(worker_id)):
+                return []
+            for queue in self._queues():
+                after = "0"
+                while rows := await self._pending(queue, worker_id, after):
+                    after = rows[-1][0].decode()
+                    for entry, fields in rows:
+                        claim = await self._claim_pending(queue, worker_id, entry, fields, known)
+                        if claim is not None:
+                            claims.append(claim)
+                    if len(rows) < PENDING_PAGE:
+                        break
+            return await self._deliveries(worker_id, claims)
+
+    async def recover(self, worker_id: str, count: int) -> Sequence[Delivery]:
+        if count < 1:
+            return []
+        with translated("recover"):
+            try:
+                claims = await self._call("recover", worker_id, count, MAX_CRASHES, *self._queues())
+            except ResponseError as error:
+                if not group_is_missing(error):
+                    raise
+                await self.setup(self._models)
+                return []
+            return await self._deliveries(worker_id, claims)
+
+    async def append(
+        self, worker_id: str, lease_ms: int, items: Sequence[Append]
+    ) -> Sequence[AppendResult]:
+        results: list[AppendResult | None] = [refusal_of(item) for item in items]
+        sound = [at for at, refusal in enumerate(results) if refusal is None]
+        arguments: list[Argument] = []
+        for at in sound:
+            arguments += append_arguments(items[at])
+        with translated("append"):
+            verdicts = await self._call("append", worker_id, lease_ms, *arguments)
+        for at, verdict in zip(sound, verdicts, strict=True):
+            results[at] = append_result(items[at], verdict.decode())
+        return [result for result in results if result is not None]
+
+    async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
+        with translated("release"):
+            reply = await self._call("release", job_id, worker_id, attempt)
+        return bool(reply[0] == b"OK")
+
+    async def crashed(self, worker_id: str, jobs: Sequence[tuple[str, int]]) -> None:
+        arguments: list[Argument] = [worker_id, MAX_CRASHES]
+        for job_id, attempt in jobs:
+            arguments += (job_id, attempt)
+        with translated("crashed"):
+            await self._call("crashed", *arguments)
+
+    async def retire(self, worker_id: str) -> None:
+        """As JobQueue: what this worker still holds is given back without blame."""
+        with translated("retire"):
+            await self._call("retire", worker_id, *self._queues())
+
+    async def declare_dead(self, worker_id: str) -> None:
+        """For whoever saw the worker's process die: its jobs may be recovered at once."""
+        with translated("declare_dead"):
+            await self._redis.delete(self._keys.worker(worker_id))
+
+    async def cancellations(self, worker_id: str) -> AsyncIterator[str]:
+        hints = _Hints()
+        channel = self._keys.control(worker_id)
+        await self._subscriber.add(channel, hints, wait=False)
+        try:
+            while True:
+                yield await hints.get()
+        finally:
+            await self._subscriber.remove(channel, hints)
+
+    async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
+        """As JobQueue. What is announced lives for CARD_LIFE_MS; blobs are sent once."""
+        queues = self._keys.queues(model)
+        with translated("announce"):
+            missing = await self._call(
+                "announce", model, card, CARD_LIFE_MS, len(queues), *queues, *blobs
+            )
+            for digest in missing:
+                name = digest.decode()
+                await self._redis.set(self._keys.blob(name), blobs[name], px=CARD_LIFE_MS)
+
+    async def _pull_once(self, worker_id: str, count: int) -> tuple[list[Any], bool, list[bytes]]:
+        """Claims; whether there may be more at once; else the newest entry of each queue."""
+        queues = self._queues()
+        self._num_pulls += 1
+        order = queues[::-1] if self._num_pulls % EVERY_NTH_PULL == 0 else queues
+        try:
+            reply = await self._call("pull", worker_id, count, MAX_CRASHES, *order)
+        except RedisError as error:
+            if group_is_missing(error):
+                await self.setup(self._models)
+                await asyncio.sleep(RETRY_S)
+                return [], True, []
+            if is_out_of_memory(error):
+                log.warning("the server is full: no new work is taken")
+                return [], False, []
+            raise
+        if reply[0] == b"NOLEASE":
+            return [], False, []
+        _, claims, more, last = reply
+        return claims, bool(more), last if order is queues else last[::-1]
+
+    async def _wait_for_work(self, last: list[bytes], left_s: float) -> None:
+        """Until something was queued after `last`, or a part of `left_s` has passed."""
+        if not last:
+            await asyncio.sleep(min(RETRY_S, left_s))
+        elif self._connections.is_fake:
+            await asyncio.sleep(min(POLL_S, left_s))
+        else:
+            streams: dict[Any, Any] = dict(zip(self._queues(), last, strict=True))
+            block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
+            await self._connections.pull.xread(streams, count=1, block=block_ms)
+
+    async def _pending(
+        self, queue: str, worker_id: str, after: str
+    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        reply: Any
+        try:
+            reply = await self._redis.xreadgroup(
+                GROUP, worker_id, {queue: after}, count=PENDING_PAGE
+            )
+        except ResponseError as error:
+            if not group_is_missing(error):
+                raise
+            await self.setup(self._models)
+            return []
+        return reply[0][1] if reply else []
+
+    async def _claim_pending(
+        self,
+        queue: str,
+        worker_id: str,
+        entry: bytes,
+        fields: dict[bytes, bytes],
+        known: frozenset[str],
+    ) -> Any | None:
+        job_id = fields.get(b"id", b"").decode() if fields else ""
+        if not job_id:  # the entry was deleted: nothing is left to do for it
+            await self._redis.xack(queue, GROUP, entry)
+            return None
+        if job_id in known:
+            return None
+        reply = await self._call("claim", worker_id, queue, entry, job_id, MAX_CRASHES)
+        return reply if reply[0] == b"OK" else None
+
+    async def _deliveries(self, worker_id: str, claims: Sequence[Any]) -> list[Delivery]:
+        deliveries = []
+        for claim in claims:
+            delivery = await self._delivery(worker_id, claim)
+            if delivery is not None:
+                deliveries.append(delivery)
+        return deliveries
+
+    async def _delivery(self, worker_id: str, claim: Any) -> Delivery | None:
+        """None when the job cannot be run: it has been failed."""
+        _, raw_id, attempt, n, b, _, crashes, cached, request = claim
+        job_id, end = raw_id.decode(), Cursor(int(n), int(b))
+        try:
+            job = decode_job(request)
+            if job.job_id != job_id:
+                raise PayloadInvalid("The stored request belongs to another job.")
+        except PayloadInvalid as error:
+            await self._fail(worker_id, job_id, attempt, error.code, str(error))
+            return None
+        deltas = await self._logged(job_id, end) if end.num_tokens else []
+        token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
+        if len(token_ids) != end.num_tokens:
+            message = "The job cannot be resumed: its log is incomplete."
+            await self._fail(worker_id, job_id, attempt, ErrorCode.JOB_LOST, message)
+            return None
+        logprobs: tuple[TokenLogprob, ...] = tuple(
+            entry for delta in deltas for entry in delta.logprobs or ()
+        )
+        return Delivery(
+            job,
+            int(attempt),
+            output_token_ids=token_ids,
+            output_logprobs=logprobs,
+            end=end,
+            cached_tokens=int(cached),
+            crashes=int(crashes),
+        )
+
+    async def _logged(self, job_id: str, end: Cursor) -> list[Delta]:
+        deltas: list[Delta] = []
+        start, log_key = "-", self._keys.log(job_id)
+        while True:
+            rows: Any = await self._redis.xrange(log_key, start, str(end), count=LOG_PAGE)
+            for entry_id, fields in rows:
+                event = decode_entry(entry_id, fields)
+                if isinstance(event, Delta):
+                    deltas.append(event)
+            if len(rows) < LOG_PAGE:
+                return deltas
+            start = "(" + rows[-1][0].decode()
+
+    async def _fail(
+        self, worker_id: str, job_id: str, attempt: bytes, code: ErrorCode, message: str
+    ) -> None:
+        log.error("delivered job cannot run", extra={"job_id": job_id, "code": str(code)})
+        await self._call(
+            "finish", job_id, worker_id, attempt, JobState.FAILED, code, message[:1000]
+        )
+
+    def _queues(self) -> tuple[str, ...]:
+        """All queues of our models, lane by lane, those that go first at the front."""
+        assert self._models, "setup comes first"
+        lanes = zip(*(self._keys.queues(model) for model in self._models), strict=True)
+        return tuple(queue for lane in lanes for queue in lane)
+
+    async def _call(self, name: str, *arguments: Argument) -> Any:
+        return await self._scripts.call(self._redis, name, *arguments)
+
+
+class _Hints:
+    """Job ids from the control channel, the oldest dropped when nobody listens."""
+
+    def __init__(self) -> None:
+        self._ids: deque[str] = deque(maxlen=MAX_HINTS)
+        self._wake = asyncio.Event()
+
+    async def get(self) -> str:
+        while not self._ids:
+            self._wake.clear()
+            await self._wake.wait()
+        return self._ids.popleft()
+
+    def on_confirmed(self) -> None:
+        """Hints may be lost: append and beat tell the same."""
+
+    def on_message(self, data: bytes) -> None:
+        self._ids.append(data.decode(errors="replace"))
+        self._wake.set()
+
+
+def _field(value: float | str) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

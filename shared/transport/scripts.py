@@ -1,0 +1,81 @@
+"""The Lua transitions: loaded from their files, called by their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
+
+from shared.keys import Keys
+
+TRANSITIONS = (
+    "announce",
+    "append",
+    "attach",
+    "beat",
+    "claim",
+    "crashed",
+    "detach",
+    "finish",
+    "position",
+    "pull",
+    "reap",
+    "recover",
+    "release",
+    "retire",
+    "submit",
+)
+
+_INCLUDE = re.compile(r"^--@include (\S+)$", re.MULTILINE)
+_BROADCAST = "local PUBLISH = 'PUBLISH'"
+_SHARDED = "local PUBLISH = 'SPUBLISH'"
+
+Argument = str | bytes | int
+
+
+def load_sources(*, is_sharded: bool = False) -> Mapping[str, str]:
+    """Each transition's whole text, with its includes in their places.
+
+    `is_sharded`: frames go to sharded channels, as in a cluster.
+    """
+    folder = resources.files("shared.transport") / "lua"
+
+    def include(match: re.Match[str]) -> str:
+        return folder.joinpath(*match[1].split("/")).read_text(encoding="utf-8")
+
+    sources = {
+        name: _INCLUDE.sub(include, (folder / f"{name}.lua").read_text(encoding="utf-8"))
+        for name in TRANSITIONS
+    }
+    if is_sharded:
+        return {name: source.replace(_BROADCAST, _SHARDED) for name, source in sources.items()}
+    return sources
+
+
+class Scripts:
+    """Calls transitions of one partition by EVALSHA; a server that forgot one is told again.
+
+    `retain_ms` is how long an ended job stays readable.
+    """
+
+    def __init__(self, keys: Keys, retain_ms: int, *, is_sharded: bool = False) -> None:
+        self._keys = keys
+        self._retain_ms = retain_ms
+        self._sources = load_sources(is_sharded=is_sharded)
+        self._digests = {
+            name: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+            for name, source in self._sources.items()
+        }
+
+    async def call(self, redis: Redis, name: str, *arguments: Argument) -> Any:
+        """The transition's reply, with byte strings as the server gave them."""
+        head = (self._keys.live, self._keys.prefix, self._retain_ms)
+        try:
+            return await redis.evalsha(self._digests[name], 1, *head, *arguments)
+        except NoScriptError:
+            return await redis.eval(self._sources[name], 1, *head, *arguments)

@@ -1,0 +1,217 @@
+"""Where the server is: the kinds of URL understood, and how to show one without its password."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+SENTINEL_PORT = 26379
+CLUSTER_PORT = 6379
+MAX_ADDRESSES = 32
+
+_SECRET_OPTIONS = frozenset({"password", "ssl_password", "sentinel_password"})
+_OPTIONS = frozenset({"db", "username", "password"})
+_TLS_OPTIONS = frozenset(
+    {
+        "ssl_ca_certs",
+        "ssl_ca_data",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_ciphers",
+        "ssl_exclude_verify_flags",
+        "ssl_include_verify_flags",
+        "ssl_keyfile",
+        "ssl_min_version",
+        "ssl_password",
+    }
+)
+_SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
+_HIDDEN = "***"
+# What a sentinel accepts as the name of what it watches.
+_SERVICE = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@\s]+)(?::(\d{1,5}))?")
+
+Address = tuple[str, int]
+
+
+class ServerKind(StrEnum):
+    """SINGLE: one server. SENTINEL: whoever the sentinels say. CLUSTER: whoever has our slot."""
+
+    FAKE = "fake"
+    SINGLE = "single"
+    SENTINEL = "sentinel"
+    CLUSTER = "cluster"
+
+
+_KINDS = {
+    "redis": ServerKind.SINGLE,
+    "rediss": ServerKind.SINGLE,
+    "unix": ServerKind.SINGLE,
+    "fake": ServerKind.FAKE,
+    "redis+sentinel": ServerKind.SENTINEL,
+    "rediss+sentinel": ServerKind.SENTINEL,
+    "redis+cluster": ServerKind.CLUSTER,
+    "rediss+cluster": ServerKind.CLUSTER,
+}
+
+
+class UnsupportedUrl(ValueError):
+    """A URL that names no server this release can use. The sentence never holds a password."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Several servers that are one to their clients: what a sentinel or cluster URL says."""
+
+    kind: ServerKind
+    addresses: tuple[Address, ...]  # of sentinels, or of nodes to begin with
+    service: str  # what the sentinels call the primary; '' for a cluster
+    server_url: str  # any one server: its credentials, TLS, database and options; no true address
+    sentinel_url: str  # the same for a sentinel; '' for a cluster
+
+
+def scheme_of(url: str) -> str:
+    """The URL's scheme. Raises UnsupportedUrl with a sentence for what cannot be used."""
+    scheme, colon, _ = url.partition("://")
+    scheme = scheme.lower()
+    if not colon or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
+        raise UnsupportedUrl(
+            "REDIS_URL must begin with redis://, rediss://, unix:// or fake://, "
+            "for example redis://localhost:6379/0."
+        )
+    if scheme not in _KINDS:
+        raise UnsupportedUrl(
+            f"REDIS_URL: {scheme}:// is not a scheme Penstock knows; use redis://, rediss://, "
+            "unix://, redis+sentinel://, redis+cluster:// (or either with rediss) or fake://."
+        )
+    if _KINDS[scheme] in (ServerKind.SENTINEL, ServerKind.CLUSTER):
+        parse_deployment(url)
+        return scheme
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise UnsupportedUrl("REDIS_URL: the address is malformed.") from None
+    if scheme == "unix" and not parts.path:
+        raise UnsupportedUrl("REDIS_URL: unix:// needs the path of a socket.")
+    _check_options(parts.query, _OPTIONS | (_TLS_OPTIONS if scheme == "rediss" else frozenset()))
+    return scheme
+
+
+def kind_of(url: str) -> ServerKind:
+    """Raises UnsupportedUrl."""
+    return _KINDS[scheme_of(url)]
+
+
+def parse_deployment(url: str) -> Deployment:
+    """A redis+sentinel:// or redis+cluster:// URL (or with rediss), taken apart.
+
+    Raises UnsupportedUrl with a sentence.
+    """
+    scheme, _, rest = url.partition("://")
+    kind = _KINDS[scheme.lower()]
+    # By hand: the standard library knows no list of hosts.
+    rest, _, query = rest.partition("?")
+    if "#" in rest + query:
+        raise UnsupportedUrl("REDIS_URL: the address is malformed.")
+    authority, _, path = rest.partition("/")
+    credentials, at, hosts = authority.rpartition("@")
+    if "@" in path + query:
+        raise UnsupportedUrl(
+            "REDIS_URL: in a password, '/' is written as %2F, '?' as %3F and '@' as %40."
+        )
+    is_sentinel = kind is ServerKind.SENTINEL
+    addresses = _addresses(hosts, SENTINEL_PORT if is_sentinel else CLUSTER_PORT)
+    service, database = _sentinel_path(path) if is_sentinel else _cluster_path(path)
+    plain = scheme.lower().partition("+")[0]
+    allowed = _OPTIONS - {"db"}  # it is in the path
+    allowed |= _SENTINEL_OPTIONS if is_sentinel else frozenset()
+    allowed |= _TLS_OPTIONS if plain == "rediss" else frozenset()
+    _check_options(query, allowed)
+    options = parse_qsl(query, keep_blank_values=True)
+    server = [(name, value) for name, value in options if name not in _SENTINEL_OPTIONS]
+    # A sentinel has users of its own, or none; the servers' password is not shown to it.
+    sentinel = [
+        (name.removeprefix("sentinel_"), value)
+        for name, value in options
+        if name in _SENTINEL_OPTIONS or name.startswith("ssl_")
+    ]
+    server_url = f"{plain}://{credentials}{at}server/{database}?{urlencode(server)}"
+    try:
+        urlsplit(server_url)
+    except ValueError:
+        raise UnsupportedUrl("REDIS_URL: the address is malformed.") from None
+    sentinel_url = f"{plain}://sentinel/0?{urlencode(sentinel)}" if is_sentinel else ""
+    return Deployment(kind, addresses, service, server_url, sentinel_url)
+
+
+def socket_path(url: str) -> str:
+    """The path of a unix:// URL."""
+    return unquote(urlsplit(url).path)
+
+
+def redacted(url: str) -> str:
+    """The URL for logs: user name and password hidden, in whatever shape it came."""
+    head, found, rest = url.partition("://")
+    if not found:
+        return _HIDDEN
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return f"{head}://{_HIDDEN}"
+    if "@" in parts.path or "@" in parts.query or "@" in parts.fragment:
+        # A password with an unescaped '/', '?' or '#': the pieces cannot be told apart.
+        return f"{head}://{_HIDDEN}@{rest.rpartition('@')[2]}"
+    host = parts.netloc.rpartition("@")[2]
+    netloc = f"{_HIDDEN}@{host}" if "@" in parts.netloc else host
+    options = [
+        (name, _HIDDEN if name.lower() in _SECRET_OPTIONS else value)
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+    ]
+    query = "?" + urlencode(options, safe="*/") if options else ""
+    return f"{head}://{netloc}{parts.path}{query}"
+
+
+def _check_options(query: str, allowed: frozenset[str]) -> None:
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        # Time limits, pools and protocol belong to the connection profiles.
+        if name not in allowed:
+            raise UnsupportedUrl(f"REDIS_URL: the option {name[:40]!r} is not supported.")
+
+
+def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
+    addresses = []
+    for part in hosts.split(","):
+        match = _ADDRESS.fullmatch(part)
+        port = int(match[2] or default_port) if match else 0
+        if not match or not 1 <= port <= 65535:
+            raise UnsupportedUrl(
+                "REDIS_URL: the addresses are malformed; write host:port,host:port."
+            )
+        addresses.append((unquote(match[1].strip("[]")), port))
+    if len(addresses) > MAX_ADDRESSES:
+        raise UnsupportedUrl(f"REDIS_URL: more than {MAX_ADDRESSES} addresses.")
+    return tuple(dict.fromkeys(addresses))
+
+
+def _sentinel_path(path: str) -> tuple[str, str]:
+    service, _, database = path.partition("/")
+    service = unquote(service)
+    if not _SERVICE.fullmatch(service):
+        raise UnsupportedUrl(
+            "REDIS_URL: redis+sentinel:// needs the name the sentinels have for the primary: "
+            "redis+sentinel://host:26379,host:26379/mymaster/0."
+        )
+    if not re.fullmatch(r"\d{0,5}", database):
+        raise UnsupportedUrl("REDIS_URL: the database is a number, as in /mymaster/0.")
+    return service, database or "0"
+
+
+def _cluster_path(path: str) -> tuple[str, str]:
+    if path not in ("", "0"):
+        raise UnsupportedUrl("REDIS_URL: a cluster has no databases but 0; leave the path away.")
+    return "", "0"

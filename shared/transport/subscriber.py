@@ -1,0 +1,207 @@
+"""Subscriber: one supervised pub/sub connection for all channels of a process.
+
+Behind sentinels and in a cluster that connection leads to the partition's home; a channel that the
+server takes away (its slot has moved) ends it like any other loss.
+
+The client library's own pub/sub reconnects without a word and never notices a half-open connection.
+Here one task owns the connection: it reconnects, subscribes again, tells every listener about each
+confirmation, and gives up a connection that has been silent for `dead_s` in spite of its PINGs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from shared.transport.base import TransportError
+
+log = logging.getLogger(__name__)
+
+PING_S = 1.0
+DEAD_S = 3.0
+CONFIRM_TIMEOUT_S = 3.0
+MAX_BACKOFF_S = 1.0
+SUBSCRIBE_CHUNK = 256
+CANCEL_AGAIN_S = 0.25
+
+_BROKEN = (RedisError, OSError, TimeoutError)
+
+
+class Listener(Protocol):
+    """Called from the reading task: never awaits, never raises."""
+
+    def on_confirmed(self) -> None:
+        """The server confirmed the subscription: whatever was published before may be lost."""
+        ...
+
+    def on_message(self, data: bytes) -> None: ...
+
+
+class _Channel:
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.confirmed = asyncio.Event()
+
+
+class Subscriber:
+    """Delivers messages to listeners in the server's order, at most once each."""
+
+    def __init__(
+        self,
+        new_connection: Callable[[], AbstractConnection],
+        *,
+        is_sharded: bool = False,
+        ping_s: float = PING_S,
+        dead_s: float = DEAD_S,
+    ) -> None:
+        """`is_sharded`: the channels are a cluster's, all in the slot of one node."""
+        self._new_connection = new_connection
+        self._prefix = "S" if is_sharded else ""
+        self._ping_s = ping_s
+        self._dead_s = dead_s
+        self._channels: dict[str, _Channel] = {}
+        self._connection: AbstractConnection | None = None
+        self._sending = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._trouble = ""
+        self.reconnects = 0
+
+    def start(self) -> None:
+        """Begins to connect. Idempotent."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._supervise(), name="redis-subscriber")
+
+    async def aclose(self) -> None:
+        task, self._task = self._task, None
+        # Up to Python 3.11 asyncio.wait_for, which the client library awaits when it sends, loses
+        # a cancellation that comes in the moment its inner task is done: ask until it is gone.
+        while task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
+        if task is not None and not task.cancelled() and (error := task.exception()):
+            raise error
+
+    async def add(self, channel: str, listener: Listener, *, wait: bool = True) -> None:
+        """Listens from now on. With `wait`, returns once the server confirmed, or raises
+        TransportError and does not listen."""
+        self.start()
+        state = self._channels.get(channel)
+        if state is None:
+            state = self._channels[channel] = _Channel()
+            state.listeners.append(listener)
+            await self._send(self._prefix + "SUBSCRIBE", channel)
+        else:
+            state.listeners.append(listener)
+            if state.confirmed.is_set():
+                listener.on_confirmed()
+        if not wait:
+            return
+        try:
+            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                await state.confirmed.wait()
+        except TimeoutError:
+            await self.remove(channel, listener)
+            raise TransportError(f"the subscription was not confirmed{self._trouble}") from None
+        except asyncio.CancelledError:
+            await self.remove(channel, listener)
+            raise
+
+    async def remove(self, channel: str, listener: Listener) -> None:
+        """Idempotent."""
+        state = self._channels.get(channel)
+        if state is None or listener not in state.listeners:
+            return
+        state.listeners.remove(listener)
+        if not state.listeners:
+            del self._channels[channel]
+            await self._send(self._prefix + "UNSUBSCRIBE", channel)
+
+    async def _send(self, *command: str) -> None:
+        async with self._sending:
+            connection = self._connection
+            if connection is None:
+                return  # subscribed with all others as soon as there is one
+            try:
+                await connection.send_command(*command, check_health=False)
+            except _BROKEN as error:
+                # The reading task meets the same end, and subscribes anew what is still wanted.
+                log.debug("pub/sub command not sent", extra={"error": type(error).__name__})
+
+    async def _supervise(self) -> None:
+        backoff_s = 0.0
+        while True:
+            await asyncio.sleep(backoff_s)
+            connection = self._new_connection()
+            try:
+                async with asyncio.timeout(self._dead_s):
+                    await connection.connect()  # type: ignore[no-untyped-call]
+                    await self._open(connection)
+                backoff_s = 0.05
+                await self._read(connection)
+            except _BROKEN as error:
+                self._trouble = f" ({type(error).__name__})"
+                log.warning(
+                    "pub/sub connection lost, trying again", extra={"error": type(error).__name__}
+                )
+            finally:
+                self._connection = None
+                for state in self._channels.values():
+                    state.confirmed.clear()
+                with contextlib.suppress(*_BROKEN):
+                    await connection.disconnect(nowait=True)
+            self.reconnects += 1
+            backoff_s = min(MAX_BACKOFF_S, max(0.05, 2 * backoff_s))
+
+    async def _open(self, connection: AbstractConnection) -> None:
+        async with self._sending:
+            names = list(self._channels)
+            for at in range(0, len(names), SUBSCRIBE_CHUNK):
+                chunk = names[at : at + SUBSCRIBE_CHUNK]
+                await connection.send_command(
+                    self._prefix + "SUBSCRIBE", *chunk, check_health=False
+                )
+            self._connection = connection
+
+    async def _read(self, connection: AbstractConnection) -> None:
+        clock = asyncio.get_running_loop().time
+        heard_s = clock()
+        while True:
+            try:
+                reply = await connection.read_response(
+                    timeout=self._ping_s, disconnect_on_error=False
+                )
+            except TimeoutError:
+                reply = None
+            if reply is not None:
+                heard_s = clock()
+                self._trouble = ""
+                self._dispatch(reply)
+            elif clock() - heard_s >= self._dead_s:
+                raise RedisConnectionError("silent in spite of PINGs")
+            else:
+                await self._send("PING")
+
+    def _dispatch(self, reply: Any) -> None:
+        if not isinstance(reply, list) or len(reply) != 3:
+            return  # the answer to a PING
+        kind, name, data = reply
+        state = self._channels.get(name.decode() if isinstance(name, bytes) else str(name))
+        if state is None:
+            return
+        if kind in (b"message", b"smessage"):
+            for listener in list(state.listeners):
+                listener.on_message(data)
+        elif kind in (b"subscribe", b"ssubscribe"):
+            state.confirmed.set()
+            for listener in list(state.listeners):
+                listener.on_confirmed()
+        elif kind == b"sunsubscribe" and state.confirmed.is_set():
+            # Not the answer to a command of ours: that comes before the next confirmation.
+            raise RedisConnectionError("the channel's slot has moved")

@@ -1,0 +1,50 @@
+"""Generated pages are fresh, and what is an API is documented."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.messages import ErrorCode
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
+
+
+def test_the_configuration_page_is_what_the_settings_classes_say() -> None:
+    ended = subprocess.run(
+        [sys.executable, "docs/generate_config.py", "--check"], cwd=REPOSITORY, timeout=60
+    )
+    assert ended.returncode == 0, "run `make docs`"
+
+
+def test_every_error_code_is_listed_in_the_wire_page() -> None:
+    page = (REPOSITORY / "docs/WIRE.md").read_text()
+    assert [code for code in ErrorCode if f"`{code.value}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_promises_name_tests_that_exist() -> None:
+    page = (REPOSITORY / "docs/PROMISES.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
+    assert named
+    for path, test in named:
+        source = REPOSITORY / path
+        assert source.exists(), path
+        if test:
+            assert re.search(rf"def {test}\b", source.read_text()), f"{path}::{test}"
+
+
+def test_make_targets_that_the_readme_names_exist() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+)", (REPOSITORY / "README.md").read_text()):
+        assert re.search(rf"^{target}:", makefile, re.M), target

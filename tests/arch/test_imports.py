@@ -1,0 +1,63 @@
+"""Importing one room wakes no other: what a fresh interpreter has loaded after an import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def loaded_by(module: str) -> set[str]:
+    """Top-level modules in sys.modules after importing `module` in a process of its own."""
+    code = f"import sys, json, {module}; print(json.dumps(sorted(sys.modules)))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("\n") == 1, "importing printed something"
+    return {name.partition(".")[0] for name in json.loads(ended.stdout)}
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("api.main", {"torch", "safetensors", "triton", "transformers", "numpy", "worker"}),
+        ("worker.main", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
+        ("worker.service", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
+        ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
+        ("worker.model.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
+        ("shared.messages", {"torch", "pydantic", "redis", "asyncio"}),
+        ("shared.launcher.main", {"torch", "api", "worker", "fastapi"}),
+    ],
+)
+def test_importing_one_room_wakes_no_other(module: str, forbidden: set[str]) -> None:
+    assert loaded_by(module) & forbidden == set()
+
+
+def test_every_module_imports_without_side_effects_on_the_file_system(tmp_path: Path) -> None:
+    modules = sorted(
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        for room in ("api", "worker", "shared")
+        for path in (REPOSITORY / room).rglob("*.py")
+        if path.stem not in ("__main__", "__init__")
+    )
+    code = (
+        "import importlib, os, sys; before = set(os.listdir('.'));"
+        f"[importlib.import_module(name) for name in {modules!r}];"
+        "assert set(os.listdir('.')) == before"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        timeout=110,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""

@@ -1,0 +1,161 @@
+"""The wheel holds what it should, and the images' own commands work in clean environments."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_the_compose_file_follows_the_compose_specification() -> None:
+    ended = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("check-jsonschema")),
+            "--builtin-schema",
+            "vendor.compose-spec",
+            str(REPOSITORY / "docker-compose.yml"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_compose_keeps_jobs_safe_by_its_settings() -> None:
+    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    command = services["redis"]["command"]
+    assert command[command.index("--appendonly") + 1] == "yes"
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+    assert "healthcheck" in services["redis"]
+    for name in ("redis", "frontend", "worker", "worker-gpu"):
+        assert services[name]["restart"] == "unless-stopped"
+    for name in ("frontend", "worker"):
+        assert services[name]["depends_on"]["redis"]["condition"] == "service_healthy"
+        assert (REPOSITORY / services[name]["build"]["dockerfile"]).exists()
+    assert services["worker-gpu"]["profiles"] == ["gpu"]
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(out), str(REPOSITORY)],
+        check=True,
+        timeout=300,
+    )
+    (wheel,) = out.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_holds_the_three_rooms_and_their_data(wheel_names: set[str]) -> None:
+    tops = {name.partition("/")[0] for name in wheel_names if ".dist-info" not in name}
+    assert tops == {"api", "worker", "shared"}
+    for room in ("api", "worker", "shared"):
+        for path in (REPOSITORY / room).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert str(path.relative_to(REPOSITORY)) in wheel_names, path
+
+
+class Image:
+    """A Dockerfile's COPY, RUN pip and CMD lines, carried out in a clean virtual environment."""
+
+    def __init__(self, dockerfile: Path, root: Path) -> None:
+        self._text = re.sub(r"\\\n\s*", " ", dockerfile.read_text())
+        self._context = root / "context"
+        self._venv = root / "venv"
+        self._context.mkdir(parents=True)
+
+    def build(self) -> Image:
+        subprocess.run([sys.executable, "-m", "venv", str(self._venv)], check=True, timeout=120)
+        for line in self._text.splitlines():
+            if line.startswith("COPY "):
+                *sources, target = shlex.split(line)[1:]
+                for source in sources:
+                    self._copy(source, target)
+            elif line.startswith("RUN pip install"):
+                command = line.removeprefix("RUN ").replace("--no-cache-dir", "-q")
+                subprocess.run(
+                    ["bash", "-c", f"{self._venv}/bin/{command}"],
+                    check=True,
+                    cwd=self._context,
+                    timeout=800,
+                )
+        shutil.rmtree(self._context)  # what was installed must stand alone
+        return self
+
+    def _copy(self, source: str, target: str) -> None:
+        origin = REPOSITORY / source
+        if origin.is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(origin, self._context / target, ignore=ignore)
+        else:
+            shutil.copy(origin, self._context / target)
+
+    def python(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self._venv / "bin/python"), *arguments],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", "HOME": str(self._venv), **env},
+            timeout=120,
+        )
+
+    def start_command(self) -> list[str]:
+        (command,) = re.findall(r"^CMD (\[.*\])", self._text, re.M)
+        words: list[str] = json.loads(command)
+        assert words[0] == "python"
+        return words[1:]
+
+
+@pytest.fixture(scope="module")
+def api_image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    return Image(REPOSITORY / "api/Dockerfile", tmp_path_factory.mktemp("api")).build()
+
+
+def test_the_api_extra_alone_imports_the_app_and_brings_no_torch(api_image: Image) -> None:
+    code = (
+        "import importlib.util as u, sys, api.main;"
+        "assert u.find_spec('torch') is None and u.find_spec('worker') is None;"
+        "assert 'torch' not in sys.modules"
+    )
+    ended = api_image.python("-c", code)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_api_image_starts_and_says_what_is_wrong_with_a_setting(api_image: Image) -> None:
+    ended = api_image.python(*api_image.start_command(), REDIS_URL="nonsense://", PORT="8000")
+    assert ended.returncode == 2, ended.stderr
+    assert "REDIS_URL" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_worker_image_installs_and_says_what_is_wrong_with_a_setting(
+    tmp_path: Path,
+) -> None:
+    image = Image(REPOSITORY / "worker/Dockerfile", tmp_path).build()
+    ended = image.python(
+        *image.start_command(), REDIS_URL="redis://127.0.0.1:1/0", MODEL="/no/such/model"
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "MODEL" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    found = image.python(
+        "-c",
+        "import importlib.util as u, torch, worker.main;"
+        "print(u.find_spec('fastapi'), torch.__version__)",
+    )
+    assert found.stdout.startswith("None 2.13"), found.stdout + found.stderr

@@ -1,0 +1,185 @@
+"""Milliseconds of the runner's steps, tier by tier, as JSON lines.
+
+    python -m tests.bench.forward_steps --tier reference packed native --quantization none int8
+
+Random weights of a known shape; a step is everything between the engine's plan and the sampled
+tokens. Each line also says how busy the machine was: `load` is the one-minute load average before
+the run, `foreign` the cores that other processes used during it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from shared.messages import SamplingParams
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.ports import ModelRunner
+from worker.model.build import ModelOptions, build_model
+
+SHAPES = {
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+    },
+    "smollm2-135m": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 49_152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "rope_theta": 100_000.0,
+    },
+}
+COMMON = {"max_position_embeddings": 4096, "tie_word_embeddings": True, "dtype": "bfloat16"}
+BLOCK_SIZE = 16
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+def main() -> int:
+    args = parse()
+    with tempfile.TemporaryDirectory() as directory:
+        config = SHAPES[args.shape] | COMMON
+        (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for quantization in args.quantization:
+            for tier in args.tier:
+                measure_tier(args, directory, tier, quantization)
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--tier", nargs="+", default=["native"])
+    parser.add_argument("--quantization", nargs="+", default=["none"])
+    parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=256, help="tokens before a decode step")
+    parser.add_argument("--prefill", nargs="*", type=int, default=[512])
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=2.0, help="at least, for each figure")
+    return parser.parse_args()
+
+
+def measure_tier(args: argparse.Namespace, directory: str, tier: str, quantization: str) -> None:
+    width = -(-(args.context + 1) // BLOCK_SIZE)
+    most = max([*args.prefill, 1])
+    begin_s = time.perf_counter()
+    built = build_model(
+        ModelOptions(
+            model=directory,
+            load_format="dummy",
+            device="cpu",
+            block_size=BLOCK_SIZE,
+            num_blocks=max(width * max([*args.batch, 1]), -(-most // BLOCK_SIZE)),
+            num_threads=args.threads,
+            cpu_tier=tier,
+            quantization=quantization,
+        )
+    )
+    common = {
+        "shape": args.shape,
+        "tier": tier,
+        "quantization": quantization,
+        "threads": args.threads,
+        "load_s": round(time.perf_counter() - begin_s, 1),
+        "torch": torch.__version__,
+        "cpu": cpu_name(),
+    }
+    for size in args.batch:
+        batch = ScheduledBatch(tuple(decode(i, args.context, width) for i in range(size)))
+        report(
+            common | {"step": "decode", "batch": size, "context": args.context},
+            built.runner,
+            batch,
+            args.seconds,
+        )
+    for length in args.prefill:
+        batch = ScheduledBatch((prefill(length),))
+        report(common | {"step": "prefill", "tokens": length}, built.runner, batch, args.seconds)
+
+
+def decode(seq_id: int, context: int, width: int) -> ScheduledSequence:
+    table = list(range(seq_id * width, (seq_id + 1) * width))
+    known = [5 + seq_id] * (context + 1)
+    return ScheduledSequence(seq_id, context, 1, known[-1:], table, True, GREEDY, known, [])
+
+
+def prefill(length: int) -> ScheduledSequence:
+    known = [i % 1000 for i in range(length)]
+    table = list(range(-(-length // BLOCK_SIZE)))
+    return ScheduledSequence(0, 0, length, known, table, True, GREEDY, known, [])
+
+
+def report(
+    line: dict[str, object], runner: ModelRunner, batch: ScheduledBatch, seconds: float
+) -> None:
+    def step() -> None:
+        runner.launch(batch).collect()
+
+    load = os.getloadavg()[0]
+    times, foreign = repeat(step, seconds)
+    times.sort()
+    line |= {
+        "median_ms": round(times[len(times) // 2] * 1e3, 2),
+        "best_ms": round(times[0] * 1e3, 2),
+        "runs": len(times),
+        "load": round(load, 2),
+        "foreign": round(foreign, 2),
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def repeat(step: Callable[[], None], seconds: float) -> tuple[list[float], float]:
+    """Seconds of each run, at least 3, and the cores that others used meanwhile."""
+    step()
+    times: list[float] = []
+    begin_s, all_before, own_before = time.perf_counter(), busy_s(), time.process_time()
+    while len(times) < 3 or time.perf_counter() - begin_s < seconds:
+        start_s = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start_s)
+    wall = time.perf_counter() - begin_s
+    others = busy_s() - all_before - (time.process_time() - own_before)
+    return times, max(0.0, others / wall)
+
+
+def busy_s() -> float:
+    """CPU seconds that the whole machine has worked."""
+    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    user, nice, system, _idle, _wait, irq, softirq = map(int, fields[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""What int8 costs in quality: KL divergence and top-1 agreement against the same model in bfloat16.
+
+    python -m tests.bench.quantization_quality [--model DIRECTORY] [--texts 236]
+
+Teacher-forced over the demo model's questions and answers, one JSON line for each tier; `answers`
+counts only the places where an answer's token is predicted, which is what a trained model is sure
+of. The first line is the bfloat16 native tier against the reference: the noise of rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from tests.support.forced_logits import forced_logits
+from worker.demo.checkpoint import CHECKPOINT_DIR
+from worker.demo.questions import load_facts
+
+COMPARED = (("native", "none"), ("native", "int8"), ("packed", "int8"))
+TEXTS_AT_ONCE = 16
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=CHECKPOINT_DIR)
+    parser.add_argument("--texts", type=int, default=236)
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    texts, starts = [], []
+    for fact in load_facts()[: args.texts]:
+        question = f"<|im_start|>user\n{fact.asked[0]}?<|im_end|>\n<|im_start|>assistant\n"
+        asked = tokenizer.encode(question).ids
+        texts.append(asked + tokenizer.encode(f"{fact.answer}<|im_end|>").ids)
+        starts.append(len(asked) - 1)
+    for tier, quantization in COMPARED:
+        places: dict[str, list[torch.Tensor]] = {"all": [], "answers": []}
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            part = texts[first : first + TEXTS_AT_ONCE]
+            expected = forced_logits(args.model, part, tier="reference")
+            found = forced_logits(args.model, part, tier=tier, quantization=quantization)
+            for i, (p, q) in enumerate(zip(expected, found, strict=True)):
+                row = compare(p, q)
+                places["all"].append(row)
+                places["answers"].append(row[starts[first + i] : -1])
+        line: dict[str, object] = {
+            "model": args.model.name,
+            "tier": tier,
+            "quantization": quantization,
+            "against": "reference bfloat16",
+        }
+        for name, rows in places.items():
+            kl, agrees = torch.cat(rows).unbind(dim=1)
+            line[name] = {
+                "tokens": len(kl),
+                "kl_mean": round(kl.mean().item(), 6),
+                "kl_p99": round(kl.quantile(0.99).item(), 6),
+                "top1_agreement": round(agrees.mean().item(), 5),
+            }
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def compare(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """[tokens, 2]: KL(expected || found) in nats, and 1 where the likeliest token is the same."""
+    p, q = expected.log_softmax(dim=-1), found.log_softmax(dim=-1)
+    kl = (p.exp() * (p - q)).sum(dim=-1)
+    return torch.stack((kl, (p.argmax(dim=-1) == q.argmax(dim=-1)).float()), dim=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

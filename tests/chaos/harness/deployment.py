@@ -1,0 +1,171 @@
+"""A deployment under test: one Redis, frontends, workers, made whole again between scenarios."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from shared.transport.connect import RedisTransport, open_transport
+from tests.chaos.harness.processes import (
+    FRONTEND_SETTINGS,
+    WORKER_SETTINGS,
+    FrontendProcess,
+    Process,
+    WorkerProcess,
+)
+from tests.chaos.harness.server import Server
+
+NAMESPACE = "chaos"
+NUM_WORKERS = 2
+NUM_FRONTENDS = 2
+
+
+class Deployment:
+    """Processes outlive a test; whatever a test broke is replaced before the next one."""
+
+    def __init__(self, directory: Path, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self.model = checkpoint.name
+        self.workers: list[WorkerProcess] = []
+        self.frontends: list[FrontendProcess] = []
+        self._directory = directory
+        self._numbers = itertools.count()
+        self._num_workers = NUM_WORKERS
+        self._worker_changes: dict[str, object] = {}
+        self.server = Server(directory / "redis")
+
+    def change_usual(self, *, num_workers: int, **worker: object) -> None:
+        """From now on these are the usual workers, in place of the default ones."""
+        self._num_workers = num_workers
+        self._worker_changes = worker
+
+    def worker_settings(self, **changes: object) -> dict[str, str]:
+        model = {"MODEL": str(self.checkpoint)}
+        changed = {**self._worker_changes, **changes}
+        return WORKER_SETTINGS | model | {name: str(value) for name, value in changed.items()}
+
+    def frontend_settings(self, **changes: object) -> dict[str, str]:
+        return FRONTEND_SETTINGS | {name: str(value) for name, value in changes.items()}
+
+    def urls(self) -> Sequence[str]:
+        """Of the frontends that a client would be sent to."""
+        return [frontend.url for frontend in self.frontends]
+
+    def start_worker(self, redis_url: str | None = None, **changes: object) -> WorkerProcess:
+        """One more; `ready` waits for it."""
+        settings = self.worker_settings(**changes)
+        worker = WorkerProcess(self._log("worker"), self._where(redis_url) | settings)
+        self.workers.append(worker)
+        return worker
+
+    def start_frontend(self, redis_url: str | None = None, **changes: object) -> FrontendProcess:
+        """One more; `ready` waits for it."""
+        settings = self.frontend_settings(**changes)
+        frontend = FrontendProcess(self._log("frontend"), self._where(redis_url) | settings)
+        self.frontends.append(frontend)
+        return frontend
+
+    async def use_workers(
+        self, count: int = NUM_WORKERS, redis_url: str | None = None, **changes: object
+    ) -> list[WorkerProcess]:
+        """These instead of the present ones, which leave in good order."""
+        await self._leave(self.workers)
+        for _ in range(count):
+            self.start_worker(redis_url, **changes)
+        await self.ready()
+        return list(self.workers)
+
+    async def use_frontends(
+        self, count: int = NUM_FRONTENDS, redis_url: str | None = None, **changes: object
+    ) -> list[FrontendProcess]:
+        await self._leave(self.frontends)
+        for _ in range(count):
+            self.start_frontend(redis_url, **changes)
+        await self.ready()
+        return list(self.frontends)
+
+    async def ready(self) -> None:
+        """All are ready, and the frontends know the workers."""
+        for worker in self.workers:
+            await worker.ready()
+        for frontend in self.frontends:
+            await frontend.sees(self.worker_ids())
+
+    async def heal(self) -> None:
+        """As many workers and frontends as usual, with the usual settings, all ready."""
+        where = self._where(None)
+        usual = where | self.worker_settings()
+        await self._leave(self.workers, self._surplus(self.workers, usual, self._num_workers))
+        usual = where | self.frontend_settings()
+        await self._leave(self.frontends, self._surplus(self.frontends, usual, NUM_FRONTENDS))
+        while len(self.workers) < self._num_workers:
+            self.start_worker()
+        while len(self.frontends) < NUM_FRONTENDS:
+            self.start_frontend()
+        await self.ready()
+
+    def worker_ids(self) -> set[str]:
+        return {worker.worker_id for worker in self.workers if worker.alive}
+
+    @asynccontextmanager
+    async def transport(self) -> AsyncIterator[RedisTransport]:
+        opened = await open_transport(self.server.url, namespace=NAMESPACE)
+        try:
+            yield opened
+        finally:
+            await opened.aclose()
+
+    async def leave(self) -> None:
+        """All workers and frontends end in good order."""
+        await self._leave(self.workers)
+        await self._leave(self.frontends)
+
+    def reset(self) -> None:
+        """After a failed test: nothing of it is left."""
+        self.close()
+        shutil.rmtree(self._directory / "redis", ignore_errors=True)
+        self.server = Server(self._directory / "redis")
+
+    def close(self) -> None:
+        for process in (*self.workers, *self.frontends):
+            process.close()
+        self.workers.clear()
+        self.frontends.clear()
+        self.server.stop()
+
+    def _where(self, redis_url: str | None) -> dict[str, str]:
+        return {"REDIS_URL": redis_url or self.server.url, "NAMESPACE": NAMESPACE}
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}{next(self._numbers)}.log"
+
+    @staticmethod
+    def _surplus(processes: Sequence[Process], usual: dict[str, str], count: int) -> list[Process]:
+        kept = [
+            process
+            for process in processes
+            if process.alive
+            and not process.is_frozen
+            and process.settings.items() >= usual.items()
+            and len(process.settings) <= len(usual) + 1  # a frontend has its port
+        ][:count]
+        return [process for process in processes if process not in kept]
+
+    @staticmethod
+    async def _leave(
+        processes: list[WorkerProcess] | list[FrontendProcess],
+        leaving: Sequence[Process] | None = None,
+    ) -> None:
+        going = list(processes if leaving is None else leaving)
+        for process in going:
+            if process.is_frozen:
+                process.thaw()
+            if process.alive:
+                process.terminate()
+        for process in going:
+            await process.ended()
+            process.close()
+        processes[:] = [process for process in processes if process not in going]  # type: ignore[misc]

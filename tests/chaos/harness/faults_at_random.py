@@ -1,0 +1,167 @@
+"""Random faults for a long round, each followed by what a supervisor would do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from tests.chaos.harness.deployment import Deployment
+from tests.chaos.harness.processes import FrontendProcess, Process, WorkerProcess
+
+ProcessT = TypeVar("ProcessT", bound=Process)
+
+AT_A_TIME = 3
+MIN_REST_S, MAX_REST_S = 0.2, 1.5
+FREEZE_S = (0.5, 4.0)  # leases are 2 s: some freezes outlast them, some do not
+OUTAGE_S = (0.0, 3.0)
+
+WEIGHTS = {
+    "kill a worker": 4,
+    "end a worker": 3,
+    "freeze a worker": 3,
+    "kill an engine": 3,
+    "freeze an engine": 1,
+    "kill a frontend": 3,
+    "end a frontend": 2,
+    "freeze a frontend": 1,
+    "cut all subscribers": 3,
+    "cut all command connections": 2,
+    "forget the scripts": 2,
+    "restart redis": 1,
+    "kill redis": 1,
+}
+
+
+class RandomFaults:
+    """Breaks things until cancelled, several at a time; `done` counts what it broke."""
+
+    def __init__(self, deployment: Deployment, rng: random.Random) -> None:
+        self.done: Counter[str] = Counter()
+        self._deployment = deployment
+        self._rng = rng
+        self._victims: set[Process] = set()
+        self._server_is_ours = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until cancelled, which waits for the faults in progress."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_A_TIME):
+                group.create_task(self._break_things())
+
+    async def _break_things(self) -> None:
+        names, weights = list(WEIGHTS), list(WEIGHTS.values())
+        while True:
+            await asyncio.sleep(self._rng.uniform(MIN_REST_S, MAX_REST_S))
+            (name,) = self._rng.choices(names, weights)
+            fault = asyncio.create_task(self._faults()[name]())
+            try:
+                await asyncio.shield(fault)
+            except asyncio.CancelledError:
+                await fault
+                raise
+            finally:
+                self.done[name] += 1
+
+    @contextmanager
+    def _victim(self, processes: Sequence[ProcessT]) -> Iterator[ProcessT | None]:
+        """One that nothing else befalls now; None rather than the last that is well."""
+        well = [process for process in processes if process not in self._victims]
+        victim = self._rng.choice(well) if len(well) > 1 else None
+        if victim is None:
+            yield None
+            return
+        self._victims.add(victim)
+        try:
+            yield victim
+        finally:
+            self._victims.discard(victim)
+
+    def _faults(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        return {
+            "kill a worker": lambda: self._replace_worker(WorkerProcess.kill),
+            "end a worker": lambda: self._replace_worker(WorkerProcess.terminate),
+            "freeze a worker": lambda: self._freeze(self._deployment.workers),
+            "kill an engine": lambda: self._hurt_engine(WorkerProcess.kill_engine),
+            "freeze an engine": lambda: self._hurt_engine(WorkerProcess.freeze_engine),
+            "kill a frontend": lambda: self._replace_frontend(FrontendProcess.kill),
+            "end a frontend": lambda: self._replace_frontend(FrontendProcess.terminate),
+            "freeze a frontend": lambda: self._freeze(self._deployment.frontends),
+            "cut all subscribers": lambda: self._tell_server(
+                lambda client: client.client_kill_filter(_type="pubsub")
+            ),
+            "cut all command connections": lambda: self._tell_server(
+                lambda client: client.client_kill_filter(_type="normal", skipme=True)
+            ),
+            "forget the scripts": lambda: self._tell_server(lambda client: client.script_flush()),
+            "restart redis": lambda: self._restart_server(self._deployment.server.stop),
+            "kill redis": lambda: self._restart_server(self._deployment.server.kill),
+        }
+
+    async def _replace_worker(self, end: Callable[[WorkerProcess], None]) -> None:
+        with self._victim(self._deployment.workers) as victim:
+            if victim is None:
+                return
+            end(victim)
+            await victim.ended()
+            self._deployment.workers.remove(victim)
+            victim.close()
+        await asyncio.sleep(self._rng.uniform(0, 1))
+        await self._left_alone_until_ready(self._deployment.start_worker())
+
+    async def _replace_frontend(self, end: Callable[[FrontendProcess], None]) -> None:
+        with self._victim(self._deployment.frontends) as victim:
+            if victim is None:
+                return
+            end(victim)
+            await victim.ended()
+            self._deployment.frontends.remove(victim)
+            victim.close()
+        await self._left_alone_until_ready(self._deployment.start_frontend())
+
+    async def _left_alone_until_ready(self, process: WorkerProcess | FrontendProcess) -> None:
+        self._victims.add(process)
+        await process.ready()
+        self._victims.discard(process)
+
+    async def _freeze(self, processes: Sequence[ProcessT]) -> None:
+        with self._victim(processes) as victim:
+            if victim is None:
+                return
+            try:
+                victim.freeze()
+            except AssertionError:
+                return  # its engine is just coming back
+            await asyncio.sleep(self._rng.uniform(*FREEZE_S))
+            victim.thaw()
+
+    async def _hurt_engine(self, hurt: Callable[[WorkerProcess], None]) -> None:
+        with self._victim(self._deployment.workers) as victim:
+            if victim is None:
+                return
+            try:
+                hurt(victim)
+            except AssertionError:
+                return  # its engine is just coming back
+
+    async def _tell_server(self, tell: Callable[[Any], Awaitable[object]]) -> None:
+        async with self._server_is_ours:
+            client = redis.asyncio.Redis.from_url(self._deployment.server.url)
+            try:
+                await tell(client)
+            except RedisError:
+                return  # it is still reading its file
+            finally:
+                await client.aclose()
+
+    async def _restart_server(self, end: Callable[[], None]) -> None:
+        async with self._server_is_ours:
+            end()
+            await asyncio.sleep(self._rng.uniform(*OUTAGE_S))
+            self._deployment.server.start()

@@ -1,0 +1,215 @@
+"""A long round: streams under load while everything is broken at random.
+
+    python -m tests.chaos.long --streams 10000 --seed 1
+
+Every stream is checked as in the scenarios; at the end the store must be at rest and true. The last
+line is a summary; the exit status is 1 when anything did not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.chaos.harness.clients import Client
+from tests.chaos.harness.deployment import Deployment
+from tests.chaos.harness.expected import EchoText, random_prompt
+from tests.chaos.harness.faults.sitecustomize import POISON_TOKEN
+from tests.chaos.harness.faults_at_random import RandomFaults
+from tests.chaos.harness.oracle import StoreOracle, check_reading
+from tests.support.checkpoints import make_checkpoint
+
+READERS = 48  # streams open at once
+MIN_TOKENS, MAX_TOKENS = 20, 60
+KINDS = {
+    "resuming": 850.0,  # go on at another frontend when their connection breaks
+    "plain": 100.0,  # do not
+    "leaving": 50.0,  # go away in the middle
+    "poison": 0.5,  # kill the engine that they run on
+}
+STREAM_TIMEOUT_S = 120.0
+JOBS_KEPT_S = 540.0  # ended jobs can be looked at for ten minutes
+REPORT_EVERY_S = 15.0
+MAX_SHOWN = 20
+WORKERS = 3
+
+
+class Round:
+    """One round's load and what became of it."""
+
+    def __init__(self, deployment: Deployment, echo: EchoText, num_streams: int, seed: int) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.num_tokens = 0
+        self.num_connections = 0
+        self.waits_s: list[float] = []
+        self._deployment = deployment
+        self._echo = echo
+        self._rng = random.Random(seed)
+        self._num_streams = num_streams
+        self._num_begun = 0
+
+    @property
+    def num_done(self) -> int:
+        return self.outcomes.total()
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._read_streams() for _ in range(READERS)))
+
+    async def _read_streams(self) -> None:
+        while self._num_begun < self._num_streams:
+            self._num_begun += 1
+            try:
+                self.outcomes[await self._stream()] += 1
+            except Exception as error:  # all of them belong into the report
+                self.outcomes["WRONG"] += 1
+                self.failures.append(f"{type(error).__name__}: {error}")
+
+    async def _stream(self) -> str:
+        rng = self._rng
+        prompt = random_prompt(rng, rng.randint(4, 40))
+        (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
+        if kind == "poison":
+            prompt = [POISON_TOKEN, *prompt]
+        client = Client(
+            self._deployment.urls,
+            prompt,
+            rng.randint(MIN_TOKENS, MAX_TOKENS),
+            first_url=rng.randrange(2),
+            resumes=kind in ("resuming", "poison"),
+        ).start()
+        if kind == "leaving":
+            return await self._leave(client, rng.randint(0, 15))
+        try:
+            reading = await client.ended(STREAM_TIMEOUT_S)
+        finally:
+            await client.close()
+        self.num_tokens += reading.num_tokens
+        self.num_connections += reading.num_connections
+        self.waits_s.append(reading.longest_wait_s)
+        if not reading.has_ended and kind == "plain":
+            return "plain, broken off" if reading.job_id else "plain, refused"
+        check_reading(reading, self._echo)
+        if kind == "poison":
+            assert reading.error_code == "poison", f"a poison job ended as {reading.ends}"
+        elif kind == "resuming":
+            assert reading.finished, f"{reading.job_id} ended as {reading.ends}"
+        return f"{kind}, {'finished' if reading.finished else reading.error_code}"
+
+    async def _leave(self, client: Client, after_tokens: int) -> str:
+        deadline_s = time.monotonic() + STREAM_TIMEOUT_S
+        while client.reading.num_tokens < after_tokens and not client.has_ended:
+            assert time.monotonic() < deadline_s, "no tokens to leave after"
+            await asyncio.sleep(0.01)
+        await client.close()
+        self.num_tokens += client.reading.num_tokens
+        return "leaving, left"
+
+
+async def long_round(directory: Path, num_streams: int, seed: int) -> int:
+    checkpoint = make_checkpoint(directory / "tiny")
+    deployment = Deployment(directory, checkpoint)
+    _end_orderly_on_sigterm()
+    try:
+        deployment.change_usual(num_workers=WORKERS, ECHO_STEP_MS=5, MAX_NUM_SEQS=32)
+        await deployment.heal()
+        load = Round(deployment, EchoText(checkpoint), num_streams, seed)
+        faults = RandomFaults(deployment, random.Random(seed + 1))
+        begin_s = time.monotonic()
+        await _run(load, faults, begin_s)
+        took_s = time.monotonic() - begin_s
+        num_jobs = await _check_store(deployment, load, took_s)
+        _summarize(load, faults, num_streams, seed, took_s, num_jobs)
+        return 1 if load.failures else 0
+    finally:
+        deployment.close()
+
+
+def _end_orderly_on_sigterm() -> None:
+    """Else the processes under test would outlive this one."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+async def _run(load: Round, faults: RandomFaults, begin_s: float) -> None:
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            print(
+                f"{time.monotonic() - begin_s:6.0f} s  {load.num_done} streams, "
+                f"{faults.done.total()} faults, {len(load.failures)} wrong",
+                flush=True,
+            )
+
+    breaking, reporting = asyncio.create_task(faults.run()), asyncio.create_task(report())
+    reading = asyncio.create_task(load.run())
+    try:
+        await asyncio.wait((reading, breaking), return_when=asyncio.FIRST_COMPLETED)
+        if breaking.done():
+            breaking.result()  # faults end by an error of the harness alone
+        await reading
+    finally:
+        for task in (breaking, reporting, reading):
+            task.cancel()
+        await asyncio.wait((breaking, reporting, reading))
+
+
+async def _check_store(deployment: Deployment, load: Round, took_s: float) -> int:
+    await deployment.heal()
+    async with deployment.transport() as transport:
+        oracle = StoreOracle(transport, deployment.model)
+        try:
+            return await oracle.settled(
+                deployment.worker_ids(), timeout_s=60, all_kept=took_s < JOBS_KEPT_S
+            )
+        except AssertionError as error:
+            load.failures.append(f"the store: {error}")
+            return 0
+
+
+def _summarize(
+    load: Round, faults: RandomFaults, num_streams: int, seed: int, took_s: float, num_jobs: int
+) -> None:
+    for name, count in sorted(load.outcomes.items()):
+        print(f"  {count:6} {name}")
+    for name, count in sorted(faults.done.items()):
+        print(f"  {count:6} x {name}")
+    for failure in load.failures[:MAX_SHOWN]:
+        print(f"  WRONG {failure}")
+    waits_s = sorted(load.waits_s) or [0.0]
+    shares = {f"p{p}": waits_s[min(len(waits_s) - 1, len(waits_s) * p // 100)] for p in (50, 99)}
+    print(
+        f"{'FAILED' if load.failures else 'ok'}: seed {seed}, {load.num_done} of {num_streams} "
+        f"streams in {took_s:.0f} s, {load.num_tokens} tokens, {load.num_connections} connections, "
+        f"{faults.done.total()} faults, {num_jobs} jobs checked in the store, longest pause in a "
+        f"stream p50 {shares['p50']:.2f} s p99 {shares['p99']:.2f} s max {waits_s[-1]:.2f} s, "
+        f"{len(load.failures)} wrong",
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--keep", type=Path, help="directory for logs and data, kept afterwards")
+    arguments = parser.parse_args()
+    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}", flush=True)
+    if arguments.keep is not None:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+        return asyncio.run(long_round(arguments.keep.resolve(), arguments.streams, seed))
+    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as directory:
+        return asyncio.run(long_round(Path(directory), arguments.streams, seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Jobs are delivered twice, half, by dead hands, from newer releases, or too many at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from shared.job_id import new_job_id
+from shared.keys import GROUP
+from shared.messages import Job, JobState, OnDisconnect, SamplingParams
+from shared.transport.base import AdmissionLimits, AppendStatus, QueueFull
+from tests.chaos.harness.phantom import Phantom
+from tests.chaos.harness.polling import until
+from tests.chaos.harness.stage import Stage
+
+PROMPT = list(range(60, 80))
+
+
+async def _no_workers(stage: Stage) -> None:
+    await stage.deployment.use_workers(0)
+
+
+async def _phantom(stage: Stage, name: str = "phantom") -> Phantom:
+    deployment = stage.deployment
+    return await Phantom(stage.transport, deployment.model, deployment.checkpoint, name).begin()
+
+
+async def test_a_job_delivered_to_a_worker_that_died_before_its_claim_runs(stage: Stage) -> None:
+    await _no_workers(stage)
+    phantom = await _phantom(stage)
+    job_id = await stage.submit(PROMPT, 30)
+    assert await phantom.deliver_only() == 1
+    await phantom.die()
+    await stage.deployment.use_workers()
+    await stage.all_finished([stage.reader_of(job_id, PROMPT, 30)])
+    job = await stage.job(job_id)
+    assert (job["attempt"], int(job["crashes"]) <= 1) == ("1", True)
+    await stage.settled()
+
+
+async def test_a_worker_that_died_before_its_last_word_leaves_nothing_to_compute(
+    stage: Stage,
+) -> None:
+    await _no_workers(stage)
+    phantom = await _phantom(stage)
+    job_id = await stage.submit(PROMPT, 30)
+    (delivery,) = await phantom.pull(1)
+    assert (await phantom.say(delivery, 30)).status is AppendStatus.OK
+    await phantom.die()
+    workers = await stage.deployment.use_workers()
+    await stage.all_finished([stage.reader_of(job_id, PROMPT, 30)])
+    assert any("resumed_tokens=30" in worker.log for worker in workers)
+    statuses = await stage.transport.store.workers()
+    assert all(status.stats["generated_tokens"] == 0 for status in statuses)
+    await stage.settled()
+
+
+async def test_a_second_delivery_fences_the_first(stage: Stage) -> None:
+    await _no_workers(stage)
+    first, second = await _phantom(stage, "phantom1"), await _phantom(stage, "phantom2")
+    job_id = await stage.submit(PROMPT, 30)
+    (held,) = await first.pull(1)
+    assert (await first.say(held, 5)).status is AppendStatus.OK
+    queue = stage.transport.keys.queue(stage.deployment.model, 0)
+    entry = (await stage.job(job_id))["qid"]
+    await stage.redis.xclaim(queue, GROUP, second.worker_id, 0, [entry])
+    (again,) = await stage.transport.queue.reconcile(second.worker_id, frozenset())
+    assert (again.attempt, len(again.output_token_ids)) == (2, 5)
+    assert (await first.say(held, 5)).status is AppendStatus.FENCED
+    assert (await second.say(again, 5)).status is AppendStatus.OK
+    await first.die()
+    await second.die()
+    await stage.deployment.use_workers()
+    await stage.all_finished([stage.reader_of(job_id, PROMPT, 30)])
+    await stage.settled()
+
+
+async def test_a_worker_that_dies_with_150_jobs_leaves_none_behind(stage: Stage) -> None:
+    await _no_workers(stage)
+    phantom = await _phantom(stage)
+    prompts = [[60 + i % 40, *PROMPT] for i in range(150)]
+    job_ids = [await stage.submit(prompt, 12) for prompt in prompts]
+    held: list[str] = []
+    while len(held) < 150:
+        held += [delivery.job.job_id for delivery in await phantom.pull(150)]
+    await phantom.die()
+    await stage.deployment.use_workers(ECHO_STEP_MS=1, MAX_NUM_SEQS=32)
+    readers = [
+        stage.reader_of(job_id, prompt, 12) for job_id, prompt in zip(job_ids, prompts, strict=True)
+    ]
+    await stage.all_finished(readers)
+    await stage.settled()
+
+
+async def test_the_only_worker_dies_and_a_later_one_goes_on(stage: Stage) -> None:
+    (only,) = await stage.deployment.use_workers(1)
+    clients = stage.clients(4, 100)
+    for client in clients:
+        await client.tokens(10)
+    only.kill()
+    seen = [client.reading.num_keepalives for client in clients]
+    for client, before in zip(clients, seen, strict=True):
+        await until(lambda c=client, b=before: c.reading.num_keepalives > b + 3, "keep-alives")
+    await stage.deployment.use_workers()
+    await stage.all_finished(clients)
+    await stage.settled()
+
+
+async def test_without_any_worker_a_job_expires_at_its_deadline(stage: Stage) -> None:
+    (only,) = await stage.deployment.use_workers(1)
+    job_id = await stage.submit(PROMPT, 400, timeout_ms=1500)
+    reader = stage.reader_of(job_id, PROMPT, 400)
+    await reader.tokens(5)
+    only.kill()
+    (reading,) = await stage.all_ended([reader])
+    assert reading.error_code == "deadline_exceeded"
+    await stage.deployment.use_workers()
+    await stage.settled()
+
+
+async def test_a_job_of_a_newer_release_waits_for_a_newer_worker(stage: Stage) -> None:
+    await _no_workers(stage)
+    job_id = await stage.submit(PROMPT, 20)
+    key = stage.transport.keys.job(job_id)
+    await stage.redis.hset(key, "v", 2)
+    await stage.deployment.use_workers()
+    await stage.all_finished(stage.clients(4, 20))
+    assert (await stage.job(job_id))["state"] == JobState.QUEUED
+    # A worker that understands it comes: here, the job is one that today's workers understand.
+    await stage.redis.hset(key, "v", 1)
+    await stage.all_finished([stage.reader_of(job_id, PROMPT, 20)])
+    await stage.settled()
+
+
+async def test_a_tenants_flood_is_refused_beyond_its_cap_and_others_get_in(stage: Stage) -> None:
+    await stage.deployment.use_workers(2, ECHO_STEP_MS=1)
+    limits = AdmissionLimits(max_queued_jobs_per_tenant=40)
+    refused: list[tuple[str, float]] = []
+
+    async def submit(tenant: str) -> str | None:
+        job = Job(
+            job_id=new_job_id(),
+            model=stage.deployment.model,
+            prompt_token_ids=tuple(PROMPT),
+            sampling=SamplingParams(max_tokens=20, seed=1),
+            kind="generate",
+            tenant=tenant,
+            on_disconnect=OnDisconnect.CONTINUE,
+        )
+        try:
+            await stage.transport.store.submit(job, limits, "")
+        except QueueFull as full:
+            refused.append((full.scope, full.retry_after_s))
+            return None
+        return job.job_id
+
+    flood = await asyncio.gather(*(submit("flood") for _ in range(300)))
+    light = [await submit(f"light{i}") for i in range(5)]
+    assert len(refused) >= 150
+    assert {scope for scope, _ in refused} == {"tenant"}
+    assert all(0 < retry_after_s <= 120 for _, retry_after_s in refused)
+    assert all(light)
+    job_ids = [job_id for job_id in (*flood, *light) if job_id]
+    readers = [stage.reader_of(job_id, PROMPT, 20) for job_id in job_ids]
+    await stage.all_finished(readers)
+    await stage.settled()
+
+
+@pytest.mark.parametrize("num_jobs", [200])
+async def test_a_cancel_that_races_the_end_answers_what_was_latched(
+    stage: Stage, num_jobs: int
+) -> None:
+    await stage.deployment.use_workers(2, ECHO_STEP_MS=1)
+    store = stage.transport.store
+    outcomes = set()
+
+    async def race(number: int) -> None:
+        job_id = await stage.submit(PROMPT, 1 + number % 12)
+        delay_s = stage.rng.random() * 0.08
+        await asyncio.sleep(delay_s)
+        answers = await asyncio.gather(*(store.cancel(job_id, "cancelled") for _ in range(2)))
+        states = {answer.state for answer in answers if answer is not None}
+        assert len(states) == 1
+        assert sum(answer.won for answer in answers if answer is not None) <= 1
+        (state,) = states
+        record = await store.get(job_id)
+        assert record is not None
+        assert record.state is state
+        outcomes.add(state)
+
+    for begin in range(0, num_jobs, 20):
+        await asyncio.gather(*(race(number) for number in range(begin, begin + 20)))
+    assert outcomes == {JobState.FINISHED, JobState.CANCELLED}
+    await stage.settled()
+
+
+async def test_a_cancel_reaches_queued_and_running_jobs_over_http(stage: Stage) -> None:
+    await stage.deployment.use_workers(1, MAX_NUM_SEQS=1)
+    running = stage.client(400)
+    await running.tokens(5)
+    waiting = stage.client(20)
+    await until(lambda: _num_queued(stage, 1), "a job to wait")
+    await until(lambda: waiting.reading.job_id, "its name")
+    for client in (waiting, running):
+        answer = await _cancel(stage, client.reading.job_id)
+        assert answer["status"] == "cancelled"
+    readings = await stage.all_ended([running, waiting])
+    assert {reading.error_code for reading in readings} == {"cancelled"}
+    assert (await stage.job(waiting.reading.job_id))["attempt"] == "0"
+    await stage.settled()
+
+
+async def _num_queued(stage: Stage, number: int) -> bool:
+    return (await stage.transport.store.queue_stats()).queued == number
+
+
+async def _cancel(stage: Stage, job_id: str) -> dict[str, str]:
+    async with httpx.AsyncClient() as http:
+        answer = await http.delete(f"{stage.deployment.urls()[1]}/v1/jobs/{job_id}")
+        assert answer.status_code == 200
+        payload: dict[str, str] = answer.json()
+        return payload

@@ -1,0 +1,140 @@
+"""The Redis restarts, dies, loses its tail or everything, or is away for a while."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.harness.polling import until
+from tests.chaos.harness.processes import FrontendProcess
+from tests.chaos.harness.stage import Stage
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_a_restart_is_only_a_pause(stage: Stage, how: str) -> None:
+    clients = stage.clients(12, 150)
+    for client in clients:
+        await client.tokens(10)
+    server = stage.deployment.server
+    server.stop() if how == "stop" else server.kill()
+    server.start()
+    await stage.all_finished(clients)
+    await stage.settled()
+
+
+async def test_a_lost_tail_is_written_again_by_the_living_workers(stage: Stage) -> None:
+    clients = stage.clients(12, 250)
+    for client in clients:
+        await client.tokens(100)
+    server = stage.deployment.server
+    server.kill()
+    assert server.cut_tail(30_000) == 30_000
+    server.start()
+    await stage.all_finished(clients)
+    await stage.settled()
+
+
+async def test_a_lost_tail_and_dead_workers_never_give_a_splice(stage: Stage) -> None:
+    clients = stage.clients(12, 150)
+    for client in clients:
+        await client.tokens(100)
+    server = stage.deployment.server
+    server.kill()
+    for worker in stage.deployment.workers:
+        worker.kill()
+    server.cut_tail(20_000)
+    server.start()
+    await stage.deployment.use_workers()
+    await stage.all_ended(clients)
+    await stage.settled()
+
+
+async def test_after_a_flush_untouched_jobs_are_submitted_again_and_others_are_lost(
+    stage: Stage,
+) -> None:
+    await stage.deployment.use_workers(1, MAX_NUM_SEQS=4)
+    delivered = stage.clients(4, 300)
+    for client in delivered:
+        await client.tokens(5)
+    untouched = stage.clients(4, 20)
+    await until(lambda: _num_queued(stage, 4), "four jobs to wait")
+    await stage.redis.flushall()
+    await stage.oracle.begin()
+    await stage.all_finished(untouched)
+    readings = await stage.all_ended(delivered)
+    assert {reading.error_code for reading in readings} == {"job_lost"}
+    await stage.deployment.ready()
+    later = stage.clients(2, 20)
+    await stage.all_finished(later)
+    await stage.settled()
+
+
+async def _num_queued(stage: Stage, number: int) -> bool:
+    return (await stage.transport.store.queue_stats()).queued == number
+
+
+async def test_everybody_waits_for_a_redis_that_is_not_there_yet(stage: Stage) -> None:
+    deployment = stage.deployment
+    await deployment.leave()
+    deployment.server.stop()
+    workers = [deployment.start_worker() for _ in range(2)]
+    frontends = [deployment.start_frontend() for _ in range(2)]
+    for worker in workers:
+        await until(lambda w=worker: "waiting for the store" in w.log, "a worker to wait")
+    for frontend in frontends:
+        await until(lambda f=frontend: _status(f, "/health", 200), "a frontend to live")
+        assert await frontend.answers("/ready") == 503
+    deployment.server.start()
+    await deployment.ready()
+    await stage.all_finished(stage.clients(4, 20))
+    await stage.settled()
+
+
+async def _status(frontend: FrontendProcess, path: str, status: int) -> bool:
+    return await frontend.answers(path) == status
+
+
+async def test_streams_stay_open_while_redis_is_away_and_engines_pause(stage: Stage) -> None:
+    clients = stage.clients(6, 250)
+    for client in clients:
+        await client.tokens(10)
+    owners = {await stage.worker_of(client.reading.job_id) for client in clients}
+    num_pauses = {worker: worker.log.count("the engine pauses") for worker in owners}
+    seen = [client.reading.num_keepalives for client in clients]
+    server = stage.deployment.server
+    server.stop()
+    for worker, before in num_pauses.items():
+        await until(
+            lambda w=worker, n=before: w.log.count("the engine pauses") > n, "the engine to pause"
+        )
+    for client, before in zip(clients, seen, strict=True):
+        await until(lambda c=client, b=before: c.reading.num_keepalives > b + 11, "keep-alives")
+    server.start()
+    await stage.all_finished(clients)
+    for client in clients:  # all leases ended meanwhile, and nobody was taken for dead
+        assert (await stage.job(client.reading.job_id))["attempt"] == "1"
+    await stage.settled()
+
+
+async def test_a_full_redis_refuses_new_work_and_lets_running_work_end(stage: Stage) -> None:
+    running = stage.clients(6, 200)
+    for client in running:
+        await client.tokens(5)
+    used = int((await stage.redis.info("memory"))["used_memory"])
+    await stage.redis.config_set("maxmemory", max(1, used // 2))
+    refused = stage.client(10)
+    reading = await refused.ended()
+    assert reading.status == 503, reading.status
+    await stage.all_finished(running)
+    await stage.redis.config_set("maxmemory", 0)
+    await stage.all_finished(stage.clients(2, 20))
+    await stage.settled()
+
+
+async def test_forgotten_scripts_are_sent_again(stage: Stage) -> None:
+    clients = stage.clients(12, 150)
+    for at in (10, 40, 70, 100):
+        for client in clients:
+            await client.tokens(at)
+        await stage.redis.script_flush()
+    await stage.all_finished(clients)
+    await stage.settled()

@@ -1,0 +1,203 @@
+"""Short words for what the contract tests do again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from shared.job_id import new_job_id
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    FinishReason,
+    Job,
+    JobState,
+    OnDisconnect,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+from shared.transport.base import (
+    AdmissionLimits,
+    Append,
+    AppendResult,
+    Beat,
+    Delivery,
+    JobEnd,
+    Submitted,
+)
+from shared.transport.chain import chain_hash
+from shared.transport.connect import RedisTransport
+from shared.transport.redis_queue import RedisJobQueue
+from shared.transport.scripts import Scripts
+from shared.transport.subscriber import Subscriber
+
+MODEL = "org/tiny:1"
+LIMITS = AdmissionLimits()
+LEASE_MS = 20_000
+FINISHED = JobEnd(JobState.FINISHED, FinishReason.STOP, Usage(3, 0, 0))
+
+
+def make_job(**changes: Any) -> Job:
+    fields: dict[str, Any] = {
+        "job_id": new_job_id(),
+        "model": MODEL,
+        "prompt_token_ids": (1, 2, 3),
+        "sampling": SamplingParams(max_tokens=64, seed=7),
+        "kind": "generate",
+        "on_disconnect": OnDisconnect.CONTINUE,
+    }
+    return Job(**(fields | changes))
+
+
+class Steps:
+    """A transport, driven by one test."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self.transport = transport
+        self.store = transport.store
+        self.queue = transport.queue
+        self.keys = transport.keys
+        self.redis: Any = transport.connections.cmd
+
+    async def worker(self, worker_id: str, models: Sequence[str] = (MODEL,), **more: Any) -> str:
+        await self.queue.setup(models)
+        await self.beat(worker_id, models=tuple(models), **more)
+        return worker_id
+
+    async def beat(
+        self,
+        worker_id: str,
+        running: Sequence[tuple[str, int]] = (),
+        models: tuple[str, ...] = (MODEL,),
+        lease_ms: int = LEASE_MS,
+        **more: Any,
+    ) -> Sequence[str]:
+        stats = more.pop("stats", {"step": 1})
+        return await self.queue.beat(Beat(worker_id, lease_ms, models, stats, running, **more))
+
+    async def submit(self, frontend: str = "", limits: AdmissionLimits = LIMITS, **job: Any) -> Job:
+        made = make_job(**job)
+        assert await self.store.submit(made, limits, frontend) is Submitted.ACCEPTED
+        return made
+
+    async def pull(self, worker_id: str, count: int = 8) -> Sequence[Delivery]:
+        return await self.queue.pull(worker_id, count, 0)
+
+    async def running(self, worker_id: str = "w1", **job: Any) -> Delivery:
+        """One job, submitted and claimed by the worker."""
+        await self.worker(worker_id)
+        made = await self.submit(**job)
+        (delivery,) = await self.pull(worker_id)
+        assert delivery.job == made
+        return delivery
+
+    async def die(self, worker_id: str) -> None:
+        await self.queue.declare_dead(worker_id)
+        # However slow this machine is, its silence is not taken for an outage of the server.
+        await self.redis.delete(self.keys.pulse)
+
+    async def say(
+        self,
+        worker_id: str,
+        stream: Stream,
+        token_ids: Sequence[int],
+        text: str,
+        **more: Any,
+    ) -> AppendResult:
+        """Appends and, when accepted, moves the stream on."""
+        item = stream.append(token_ids, text, **more)
+        (result,) = await self.queue.append(worker_id, LEASE_MS, [item])
+        if result.status == "ok":
+            stream.accept(item)
+        return result
+
+    async def hash(self, job_id: str) -> dict[str, str]:
+        fields = await self.redis.hgetall(self.keys.job(job_id))
+        return {name.decode(): value.decode() for name, value in fields.items()}
+
+    async def deadline_passed(self, job_id: str) -> None:
+        """Returns once the server's clock is past the job's deadline."""
+        deadline_ms = int((await self.hash(job_id))["deadline_ms"])
+
+        async def passed() -> bool:
+            seconds, microseconds = await self.redis.time()
+            return int(seconds) * 1000 + int(microseconds) // 1000 > deadline_ms
+
+        await until(passed)
+
+    async def assert_counters_true(self) -> None:
+        """Gauges equal what the hashes say."""
+        queued = running = tokens = 0
+        async for key in self.redis.scan_iter(match=self.keys.job("*"), count=1000):
+            state, prompt = await self.redis.hmget(key, "state", "prompt_tokens")
+            queued += state == b"queued"
+            running += state == b"running"
+            tokens += int(prompt) if state == b"queued" else 0
+        stats = await self.store.queue_stats()
+        assert (stats.queued, stats.running, stats.queued_tokens) == (queued, running, tokens)
+        assert await self.redis.zcard(self.keys.live) == queued + running
+
+
+def other_process(transport: RedisTransport) -> Steps:
+    """The same server as another worker process sees it: with a memory of its own."""
+    steps = Steps(transport)
+    connections = transport.connections
+    steps.queue = RedisJobQueue(
+        transport.keys,
+        connections,
+        Scripts(transport.keys, 600_000),
+        Subscriber(connections.new_sub),
+    )
+    return steps
+
+
+class Stream:
+    """What a worker remembers of one job: where its log ends and the chain up to there."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.job_id = delivery.job.job_id
+        self.attempt = delivery.attempt
+        self.cursor = delivery.end
+        self.chain = chain_hash("", delivery.output_token_ids)
+
+    def append(
+        self,
+        token_ids: Sequence[int],
+        text: str,
+        end: JobEnd | None = None,
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+        **more: Any,
+    ) -> Append:
+        num_bytes = len(text.encode())
+        to = Cursor(self.cursor.num_tokens + len(token_ids), self.cursor.num_bytes + num_bytes)
+        return Append(
+            self.job_id,
+            self.attempt,
+            Delta(self.cursor, to, tuple(token_ids), text, logprobs),
+            self.chain,
+            chain_hash(self.chain, token_ids),
+            end,
+            **more,
+        )
+
+    def accept(self, item: Append) -> None:
+        self.cursor, self.chain = item.delta.end, item.end_hash
+
+
+async def until(
+    condition: Callable[[], Awaitable[Any]], *, timeout_s: float = 10.0, poll_s: float = 0.01
+) -> Any:
+    """The condition's first true value; fails when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := await condition()):
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        await asyncio.sleep(poll_s)
+    return value
+
+
+async def whole_log(steps: Steps, job_id: str) -> list[Any]:
+    return list(await steps.store.read_log(job_id, START, 4096))

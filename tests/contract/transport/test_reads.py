@@ -1,0 +1,158 @@
+"""What a frontend asks: logs, records, lists, positions, workers, models."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.messages import START, JobState
+from shared.transport.base import TransportError
+from shared.transport.connect import RedisTransport
+from tests.contract.transport.steps import FINISHED, Steps, Stream, whole_log
+
+
+async def test_a_log_is_read_in_pages_strictly_after_the_cursor(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    for number in range(7):
+        await steps.say("w1", stream, [number], "é", end=FINISHED if number == 6 else None)
+    whole = await whole_log(steps, stream.job_id)
+    assert len(whole) == 8
+    read, cursor = [], START
+    while page := await steps.store.read_log(stream.job_id, cursor, 3):
+        read += page
+        cursor = page[-1].end
+        if len(page) < 3:
+            break
+    assert read == whole
+
+
+async def test_unknown_jobs_have_no_log_and_no_record(transport: RedisTransport) -> None:
+    for job_id in ("0-nobody", "7-other-partition", "", "x" * 500, "0-a b", "0-*"):
+        assert await transport.store.read_log(job_id, START) == []
+        assert await transport.store.get(job_id) is None
+        assert await transport.store.attach(job_id, "fe1#1") is None
+        await transport.store.detach(job_id, "fe1#1")
+
+
+async def test_entries_and_fields_of_a_newer_release_are_ignored(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    await steps.say("w1", stream, [5], "a")
+    log = steps.keys.log(stream.job_id)
+    await steps.redis.xadd(log, {"k": "note", "what": "?"}, id="1-2")
+    await steps.redis.hset(steps.keys.job(stream.job_id), "colour", "blue")
+    assert len(await whole_log(steps, stream.job_id)) == 1
+    record = await steps.store.get(stream.job_id)
+    assert record is not None
+    assert record.extra == {"colour": "blue"}
+
+
+async def test_a_malformed_log_is_an_error_in_words(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    await steps.redis.xadd(steps.keys.log(stream.job_id), {"t": "five", "d": "a"}, id="1-1")
+    with pytest.raises(TransportError, match="malformed"):
+        await whole_log(steps, stream.job_id)
+
+
+async def test_queue_positions_count_what_goes_before(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    running = await steps.submit()
+    await steps.pull("w1")
+    low = [await steps.submit(lane=3) for _ in range(2)]
+    high = [await steps.submit(lane=0) for _ in range(2)]
+
+    async def position(job_id: str) -> int | None:
+        record = await steps.store.get(job_id)
+        assert record is not None
+        return record.queue_position
+
+    assert [await position(job.job_id) for job in (*high, *low)] == [0, 1, 2, 3]
+    assert await position(running.job_id) is None
+    await steps.store.cancel(high[0].job_id, "cancelled")
+    assert [await position(job.job_id) for job in (high[1], *low)] == [0, 1, 2]
+
+
+async def test_jobs_are_listed_by_state(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    running = (await steps.running()).job.job_id
+    queued = [(await steps.submit()).job_id for _ in range(3)]
+    cancelled = (await steps.submit()).job_id
+    await steps.store.cancel(cancelled, "cancelled")
+
+    async def listed(state: JobState | None, limit: int = 50) -> set[str]:
+        return {record.job_id for record in await steps.store.list_jobs(state, limit)}
+
+    assert await listed(JobState.RUNNING) == {running}
+    assert await listed(JobState.QUEUED) == set(queued)
+    assert await listed(JobState.CANCELLED) == {cancelled}
+    assert await listed(JobState.FAILED) == set()
+    assert await listed(None) == {running, cancelled, *queued}
+    assert len(await listed(None, 2)) == 2
+    assert await listed(None, 0) == set()
+
+
+async def test_the_index_of_ended_jobs_is_bounded(real: RedisTransport) -> None:
+    steps = Steps(real)
+    index = steps.keys.ended(JobState.CANCELLED)
+    far_ms = 4 * 10**12
+    await steps.redis.zadd(index, {f"0-old{n}": far_ms + n for n in range(1200)})
+    job = await steps.submit()
+    await steps.store.cancel(job.job_id, "cancelled")
+    assert await steps.redis.zcard(index) == 1000
+
+
+async def test_workers_are_listed_while_their_lease_runs(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1", stats={"step": 7, "tok_s": 1.5, "device": "cpu"}, draining=True)
+    await steps.worker("w2", stalled=True)
+    await steps.worker("w3")
+    await steps.die("w3")
+    first, second = await steps.store.workers()
+    assert (first.worker_id, first.draining, first.stalled) == ("w1", True, False)
+    assert first.stats == {"step": 7, "tok_s": 1.5, "device": "cpu"}
+    assert first.beat_age_s < 60
+    assert (second.worker_id, second.draining, second.stalled) == ("w2", False, True)
+
+
+async def test_a_statistic_may_not_pose_as_the_workers_state(transport: RedisTransport) -> None:
+    with pytest.raises(ValueError, match="models"):
+        await Steps(transport).beat("w1", stats={"models": "x"})
+
+
+async def test_only_models_that_a_live_worker_serves_are_offered(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1", models=("a", "b"))
+    for model in ("a", "b", "c"):
+        await steps.queue.announce(model, f'{{"name": "{model}"}}'.encode(), {})
+    assert set(await steps.store.models()) == {"a", "b"}
+    await steps.die("w1")
+    assert await steps.store.models() == {}
+
+
+async def test_blobs_are_sent_once_and_kept_by_announcing(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    blobs = {"abc": b"\x00\xff", "def": b"2"}
+    await steps.queue.announce("a", b"{}", blobs)
+    assert await steps.store.get_blob("abc") == b"\x00\xff"
+    assert await steps.store.get_blob("nothing") is None
+    blob = steps.keys.blob("abc")
+    await steps.redis.pexpire(blob, 500_000)
+    await steps.redis.set(steps.keys.blob("def"), b"untouched", keepttl=True)
+    await steps.queue.announce("a", b"{}", blobs)
+    assert await steps.redis.pttl(blob) > 500_000
+    assert await steps.store.get_blob("def") == b"untouched"
+
+
+async def test_cards_that_nobody_announces_are_forgotten(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.queue.announce("old", b"{}", {})
+    await steps.redis.zadd(steps.keys.models_seen, {"old": 1})
+    await steps.queue.announce("new", b"{}", {})
+    assert await steps.redis.hkeys(steps.keys.models) == [b"new"]
+
+
+async def test_ping_measures_a_round_trip(transport: RedisTransport) -> None:
+    assert 0 < await transport.store.ping() < 60

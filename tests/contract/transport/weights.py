@@ -1,0 +1,35 @@
+"""How often each step of a walk is taken: `Walk` has a method of each name."""
+
+from __future__ import annotations
+
+WEIGHTS = {
+    "submit": 12,
+    "submit_again": 2,
+    "pull": 10,
+    "append": 30,
+    "say_again": 3,
+    "cancel": 3,
+    "release": 3,
+    "crash": 2,
+    "recover": 8,
+    "recover_after_outage": 1,
+    "reconcile": 4,
+    "beat": 5,
+    "lose_lease": 3,
+    "replace_worker": 3,
+    "retire": 1,
+    "pass_deadline": 2,
+    "reap": 2,
+    "attach": 3,
+    "detach": 3,
+    "pass_grace": 1,
+    "lose_frontend": 1,
+    "beat_frontend": 2,
+    "lose_request": 1,
+    "spoil_request": 1,
+    "lose_log": 1,
+    "write_newer": 1,
+    "announce": 1,
+    "look": 3,
+    "flush_scripts": 1,
+}

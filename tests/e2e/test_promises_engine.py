@@ -1,0 +1,150 @@
+"""What the engine does for those who share it, seen from outside: its counters and its streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support.front_door import CLOSE_LOOK, FrontDoor, echo, stream_all, token_ids_of
+from tests.support.launched import Launched
+
+SEATS = 8
+BUDGET = 64
+BLOCK_SIZE = 4
+NUM_BLOCKS = 512
+KNOBS = {
+    "SCHEDULING_POLICY": "fcfs",
+    "MAX_NUM_SEQS": str(SEATS),
+    "MAX_NUM_BATCHED_TOKENS": str(BUDGET),
+    "BLOCK_SIZE": str(BLOCK_SIZE),
+    "NUM_KV_BLOCKS": str(NUM_BLOCKS),
+}
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+    env = {**CLOSE_LOOK, **KNOBS, "ECHO_STEP_MS": "10"}
+    with Launched(tmp_path_factory.mktemp("engine"), env) as penstock, FrontDoor(penstock) as made:
+        made.generate("wake", 1)  # the engine's own figures come with its first step
+        yield made
+
+
+def test_the_engines_knobs_are_set_by_the_environment_and_told_by_health(door: FrontDoor) -> None:
+    worker = door.worker()
+    assert worker["policy"] == "fcfs"
+    assert worker["max_num_seqs"] == SEATS
+    assert worker["max_num_batched_tokens"] == BUDGET
+    assert worker["block_size"] == BLOCK_SIZE
+    assert worker["total_blocks"] == NUM_BLOCKS
+    assert worker["kv_capacity_tokens"] == NUM_BLOCKS * BLOCK_SIZE
+    (model,) = door.http.get("/v1/models").json()["data"]
+    assert model["kv_capacity_tokens"] == NUM_BLOCKS * BLOCK_SIZE
+    assert model["max_model_len"] > 0
+    assert door.penstock.output.count("the model is loaded") == 1
+
+
+def test_one_more_than_there_are_seats_waits(door: FrontDoor) -> None:
+    before = door.until_idle()
+    with ExitStack() as stack:
+        taken = [
+            stack.enter_context(door.stream("/generate", {"prompt": [500 + i], "max_tokens": 240}))
+            for i in range(SEATS)
+        ]
+        door.until(lambda: door.health()["running"] == SEATS, "all seats taken")
+        stack.enter_context(door.stream("/generate", {"prompt": [599], "max_tokens": 240}))
+        health = door.until(lambda: (told := door.health())["waiting"] and told, "one that waits")
+        assert (health["running"], health["waiting"]) == (SEATS, 1)
+        (worker,) = health["workers"]
+        counts = {name: worker[name] for name in ("waiting", "prefilling", "active", "pending")}
+        assert counts == {"waiting": 0, "prefilling": 0, "active": SEATS, "pending": 0}
+        assert worker["step"] > before["step"]
+        assert len(taken) == SEATS
+    door.until_idle()
+
+
+def test_all_that_decode_share_each_step(door: FrontDoor) -> None:
+    before = door.until_idle()
+    bodies = [{"prompt": [600 + i] * 3, "max_tokens": 50} for i in range(SEATS)]
+    streams = asyncio.run(stream_all(door.base_url, bodies))
+    assert [token_ids_of(events) for events in streams] == [[600 + i] * 50 for i in range(SEATS)]
+    after = door.until_idle()
+    num_tokens = after["generated_tokens"] - before["generated_tokens"]
+    num_steps = after["step"] - before["step"]
+    assert num_tokens == SEATS * 50
+    # Perfectly together they need little more than 50 steps, one after the other 400.
+    assert num_steps < num_tokens / 3
+
+
+def test_a_long_prompt_is_computed_beside_a_stream_that_goes_on(door: FrontDoor) -> None:
+    before = door.until_idle()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        door.stream("/generate", {"prompt": [700, 701], "max_tokens": 800}) as events,
+    ):
+        received = [next(events) for _ in range(3)]
+        begin_s = time.monotonic()
+        reading = pool.submit(door.generate, list(range(1, 1201)), 2)
+        while not reading.done():
+            received.append(next(events))
+        long = reading.result()
+    assert token_ids_of(received) == echo([700, 701], len(received))
+    assert token_ids_of(long) == [1, 2]
+    after = door.until_idle()
+    # 1200 tokens are at least 19 steps of 64, and each of them carried a token of the other.
+    assert after["mixed_steps"] - before["mixed_steps"] >= 1200 // BUDGET
+    meanwhile = [event for event in received if begin_s < event.at_s < long[0].at_s]
+    assert len(meanwhile) >= 10
+
+
+def test_the_second_time_a_prompt_comes_out_of_the_cache(door: FrontDoor) -> None:
+    prompt = list(range(1200, 1800))
+    usages = []
+    for _ in range(2):
+        events = door.generate(prompt, 4)
+        assert token_ids_of(events) == prompt[:4]
+        assert events[-2].payload is not None
+        usages.append(events[-2].payload["usage"])
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert cached == [0, len(prompt) - BLOCK_SIZE]  # the last token is always computed
+    before = door.until_idle()
+    door.generate(prompt, 4)
+    after = door.until_idle()
+    assert after["prefix_hit_tokens"] - before["prefix_hit_tokens"] == cached[1]
+    assert after["step"] - before["step"] <= 5  # where the budget alone would ask for ten more
+
+
+def test_preempted_streams_pause_and_lose_nothing(door: FrontDoor) -> None:
+    """Eight times 360 tokens want 720 blocks of 512."""
+    before = door.until_idle()
+    bodies = [{"prompt": list(range(i, i + 200)), "max_tokens": 160} for i in range(1, 1 + SEATS)]
+    streams = asyncio.run(stream_all(door.base_url, bodies))
+    for number, events in enumerate(streams, start=1):
+        assert token_ids_of(events) == list(range(number, number + 160))
+    assert door.until_idle()["preemptions"] > before["preemptions"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_client_that_leaves_frees_its_blocks_and_stops_the_counter(
+    door: FrontDoor, streamed: bool
+) -> None:
+    before = door.until_idle()
+    body = {"prompt": [800, 801], "max_tokens": 1500}
+    if streamed:
+        with door.stream("/generate", body) as events:
+            received = [next(events) for _ in range(5)]
+        assert received[0].payload is not None
+    else:
+        # The answer would take fifteen seconds; its client waits for a fraction of one.
+        with pytest.raises(Exception, match="timed out"):
+            door.http.post("/generate", json={**body, "stream": False}, timeout=0.4)
+    after = door.until_idle()
+    job = door.http.get("/v1/jobs?state=cancelled&limit=1").json()["data"][0]
+    assert job["error"]["code"] == "disconnected"
+    # A few steps for the way to the engine; on a busy machine more, but far from the whole.
+    assert after["generated_tokens"] - before["generated_tokens"] < 500
+    assert door.worker()["generated_tokens"] == after["generated_tokens"]

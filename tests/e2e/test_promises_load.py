@@ -1,0 +1,168 @@
+"""Many requests, many leavers, too many at once: what is left afterwards, and what it costs to
+wait for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shared.keys import Keys
+from tests.support.front_door import (
+    CLOSE_LOOK,
+    TIMEOUT_S,
+    FrontDoor,
+    cpu_s,
+    echo,
+    resident_mib,
+    stream_all,
+    token_ids_of,
+)
+from tests.support.launched import Launched
+from tests.support.redis_server import KEYS_WITHOUT_TTL
+
+IDLE_S = 3.0
+KEYS = Keys()
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+    env = {
+        "RUNNER": "echo",
+        "ECHO_STEP_MS": "2",
+        "PULL_BLOCK_MS": "5000",
+        "HEALTH_INTERVAL_S": "0.1",
+    }
+    with Launched(tmp_path_factory.mktemp("load"), env) as penstock, FrontDoor(penstock) as made:
+        yield made
+
+
+def assert_nothing_is_left(door: FrontDoor) -> None:
+    """In the worker's table, in the pool, at the frontend, in Redis."""
+    door.until_idle()
+    door.until(lambda: "penstock:streams_open 0.0" in door.http.get("/metrics").text, "no streams")
+    with door.redis() as server:
+        door.until(
+            lambda: server.pubsub_channels(f"{KEYS.prefix}ch:*") == [], "no channel of a job"
+        )
+        assert server.zcard(f"{KEYS.prefix}live") == 0
+        immortal = {KEYS.meta, *(KEYS.prefix + name for name in KEYS_WITHOUT_TTL)}
+        for key in server.scan_iter(f"{KEYS.prefix}*", count=1000):
+            if key.decode() not in immortal:
+                assert server.pttl(key) > 0, key
+        queues = list(server.scan_iter(f"{KEYS.prefix}q:*"))
+        assert queues
+        assert all(server.xlen(queue) == 0 for queue in queues)
+
+
+def run_many(door: FrontDoor, count: int) -> None:
+    for first in range(0, count, 50):
+        bodies = [{"prompt": [10 + first + i, 7], "max_tokens": 4} for i in range(50)]
+        for body, events in zip(
+            bodies, asyncio.run(stream_all(door.base_url, bodies)), strict=True
+        ):
+            assert token_ids_of(events) == echo(body["prompt"], 4)  # type: ignore[arg-type]
+
+
+def test_many_requests_leave_nothing_behind(door: FrontDoor) -> None:
+    pids = {name: door.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
+    run_many(door, 300)
+    assert_nothing_is_left(door)
+    before = {name: resident_mib(pid) for name, pid in pids.items()}
+    run_many(door, 500)
+    assert_nothing_is_left(door)
+    grown = {name: resident_mib(pid) - before[name] for name, pid in pids.items()}
+    # A job that stays in a table costs some kilobytes; 500 of them would show.
+    assert all(mib < 4 for mib in grown.values()), grown
+    # A frontend holds no model: there may be many of them on a machine.
+    assert resident_mib(pids["api"]) < 300
+
+
+async def leave_at_random(base_url: str, rng: random.Random, count: int) -> None:
+    limits = httpx.Limits(max_connections=40, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, limits=limits) as client:
+
+        async def one(patience_s: float, streamed: bool) -> None:
+            body = {"prompt": "a wheel and a gate", "max_tokens": 900, "stream": streamed}
+            try:
+                async with (
+                    asyncio.timeout(patience_s),
+                    client.stream("POST", "/generate", json=body) as response,
+                ):
+                    async for _ in response.aiter_lines():
+                        pass
+            except TimeoutError:
+                return
+            raise AssertionError("it should have left before the end")
+
+        await asyncio.gather(
+            *(one(rng.uniform(0.01, 0.5), rng.random() < 0.7) for _ in range(count))
+        )
+
+
+def test_two_hundred_disconnects_at_random_leave_everything_alive(door: FrontDoor) -> None:
+    processes = set(door.penstock.descendants())
+    asyncio.run(leave_at_random(door.base_url, random.Random(5), 200))
+    assert_nothing_is_left(door)
+    assert set(door.penstock.descendants()) == processes
+    assert "Traceback" not in door.penstock.output
+    assert token_ids_of(door.generate([5, 6], 5)) == [5, 6, 5, 6, 5]
+
+
+def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(door: FrontDoor) -> None:
+    door.until_idle()
+    pids = {name: door.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
+    before = {name: cpu_s(pid) for name, pid in pids.items()}
+    begin_s = time.monotonic()
+    time.sleep(IDLE_S)  # the one thing to be observed here is time that passes
+    idle_s = time.monotonic() - begin_s
+    shares = {name: (cpu_s(pid) - before[name]) / idle_s for name, pid in pids.items()}
+    # A loop that spins takes a whole core, one that polls every millisecond a fifth.
+    assert shares["worker.engine_process"] < 0.01, shares
+    assert shares["worker"] < 0.03, shares
+    assert shares["api"] < 0.1, shares
+    begin_s = time.monotonic()
+    first = door.generate("awake", 1)[0]
+    # A pull waits for five seconds here: the job wakes it.
+    assert first.at_s - begin_s < 2.5
+
+
+def test_too_many_at_once_are_refused_and_the_others_do_not_notice(tmp_path: Path) -> None:
+    env = {
+        **CLOSE_LOOK,
+        "ECHO_STEP_MS": "20",
+        "MAX_NUM_SEQS": "2",
+        "MAX_QUEUED_JOBS": "10",
+    }
+    with Launched(tmp_path, env) as penstock:
+
+        async def send_all() -> list[httpx.Response]:
+            limits = httpx.Limits(max_connections=100)
+            async with httpx.AsyncClient(
+                base_url=penstock.base_url, timeout=TIMEOUT_S, limits=limits
+            ) as client:
+                bodies = [
+                    {"prompt": [40 + i], "max_tokens": 15, "stream": False} for i in range(100)
+                ]
+                return await asyncio.gather(
+                    *(client.post("/generate", json=body) for body in bodies)
+                )
+
+        answers = asyncio.run(send_all())
+    statuses = Counter(answer.status_code for answer in answers)
+    assert set(statuses) == {200, 503}
+    # Two run, ten wait, and while a hundred come in some may end and make room.
+    assert statuses[200] >= 10, statuses
+    assert statuses[503] >= 20, statuses
+    for number, answer in enumerate(answers):
+        if answer.status_code == 200:
+            assert answer.json()["token_ids"] == [40 + number] * 15
+        else:
+            assert answer.json()["error"]["code"] == "server_overloaded"
+            assert int(answer.headers["retry-after"]) >= 1

@@ -1,0 +1,158 @@
+"""What comes over a connection before there is a request: heads, other protocols, old versions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+import api.http_protocol
+from tests.integration.api.stage import Stage
+from tests.integration.api.stage_fixtures import (  # noqa: F401
+    checkpoint,
+    redis_url,
+    shared_stage,
+    stage,
+)
+
+BODY = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
+H2C = b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+FRAMINGS = {
+    "length": (b"Content-Length: %d\r\n" % len(BODY), BODY),
+    "chunks": (
+        b"Transfer-Encoding: chunked\r\n",
+        b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n",
+    ),
+}
+
+
+@contextmanager
+def connection(stage: Stage) -> Iterator[socket.socket]:  # noqa: F811
+    address = urlsplit(stage.base_url)
+    with socket.create_connection((str(address.hostname), address.port or 0), 20) as made:
+        yield made
+
+
+def read_answer(made: socket.socket) -> tuple[int, bytes]:
+    """Status and body of an answer that says its length."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        piece = made.recv(65536)
+        assert piece, received
+        received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    assert headers["x-request-id"]
+    while len(body) < int(headers["content-length"]):
+        body += made.recv(65536)
+    return int(lines[0].split()[1]), body
+
+
+def read_all(made: socket.socket) -> bytes:
+    """Until the other side has closed."""
+    received = b""
+    while piece := made.recv(65536):
+        received += piece
+    return received
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+@pytest.mark.parametrize("split", ["together", "apart", "byte by byte"])
+def test_a_client_that_would_like_http2_is_answered_in_http1(
+    stage: Stage,  # noqa: F811
+    framing: str,
+    split: str,
+) -> None:
+    header, body = FRAMINGS[framing]
+    head = b"POST /generate HTTP/1.1\r\nHost: x\r\n" + H2C + header + b"\r\n"
+    pieces = {
+        "together": [head + body],
+        "apart": [head, body],
+        "byte by byte": [bytes([byte]) for byte in head + body],
+    }[split]
+    with connection(stage) as made:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):
+            for piece in pieces:
+                made.sendall(piece)
+            status, answer = read_answer(made)
+            assert (status, json.loads(answer)["finish_reason"]) == (200, "length")
+        made.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n" + H2C + b"\r\n")
+        assert read_answer(made)[0] == 200
+
+
+def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection(stage: Stage) -> None:  # noqa: F811
+    body = b'{"prompt": "water", "max_tokens": 3}'
+    with connection(stage) as made:
+        made.sendall(b"POST /generate HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        head, _, answer = read_all(made).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert answer.startswith((b": ka\n", b"data: {"))
+    assert answer.endswith(b"data: [DONE]\n\n")
+    with connection(stage) as made:
+        made.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        assert json.loads(read_all(made).partition(b"\r\n\r\n")[2])["object"] == "list"
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX-Endless: ", b"\r\n"])
+def test_an_endless_head_is_refused(stage: Stage, start: bytes) -> None:  # noqa: F811
+    with connection(stage) as made:
+        made.sendall(start)
+        answer = b""
+        # It closes while there is more to read: what it said may be lost on the way.
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                made.sendall((b"\r\n" if start == b"\r\n" else b"aa") * 32_768)
+            raise AssertionError("64 MB of a head were taken")
+        with contextlib.suppress(ConnectionError):
+            answer = read_all(made)
+        assert answer == b"" or b" 431 " in answer.splitlines()[0]
+
+
+def test_a_head_that_is_too_large_is_told_so(stage: Stage) -> None:  # noqa: F811
+    with connection(stage) as made:
+        made.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(3):
+            made.sendall(b"X-Large: " + b"a" * 30_000 + b"\r\n")
+        status, body = read_answer(made)
+    assert status == 431
+    assert json.loads(body)["error"]["code"] == "headers_too_large"
+
+
+def test_a_head_that_never_ends_is_not_waited_for(
+    stage: Stage,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api.http_protocol, "HEAD_TIMEOUT_S", 0.2)
+    for start in (b"", b"GET /heal"):
+        with connection(stage) as made:
+            made.sendall(start)
+            assert read_all(made) == b""
+    with connection(stage) as made:  # the timeout is of the head alone
+        body = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
+        made.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body))
+        time.sleep(0.5)
+        made.sendall(body)
+        assert read_answer(made)[0] == 200
+
+
+def test_garbage_after_a_request_does_not_end_up_in_its_stream(stage: Stage) -> None:  # noqa: F811
+    stage.script.step_s = 0.01
+    body = b'{"prompt": "water", "max_tokens": 400}'
+    with connection(stage) as made:
+        made.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        received = b""
+        while b"is_first" not in received:
+            received += made.recv(65536)
+        made.sendall(b"\x00\x01 no http\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            received += read_all(made)
+    assert received.count(b"HTTP/1.1 ") == 1

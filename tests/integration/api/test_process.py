@@ -1,0 +1,238 @@
+"""`python -m api` as a process: its start without a Redis, outages, and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shared.transport.private_server import PrivateServer
+from tests.integration.api.stage import MODEL, Stage, staged, wait_until
+from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
+from tests.support.redis_server import new_namespace
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+ABSENT = "unix:///nonexistent/penstock.sock"
+
+
+class Process:
+    """A frontend in a process of its own."""
+
+    def __init__(self, redis: str, namespace: str, **settings: str) -> None:
+        self.base_url = ""
+        self.said: list[str] = []
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "api"],
+            cwd=REPOSITORY,
+            env={
+                "PATH": os.environ["PATH"],
+                "REDIS_URL": redis,
+                "NAMESPACE": namespace,
+                "PORT": "0",
+                **settings,
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def started(self) -> bool:
+        """Whether it said which port the system gave it."""
+        found = re.search(r"running on (http://[0-9.:]+)", "".join(self.said))
+        if found:
+            self.base_url = found[1]
+        assert found or self.popen.poll() is None, "".join(self.said)
+        return bool(found)
+
+    def end(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait(20)
+        self._reader.join(20)
+        assert self.popen.stderr is not None
+        self.popen.stderr.close()
+
+    def _read(self) -> None:
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self.said.append(line)
+
+    def answers(self, path: str, status: int) -> bool:
+        try:
+            return httpx.get(self.base_url + path, timeout=5).status_code == status
+        except httpx.TransportError:
+            return False
+
+
+@contextmanager
+def process(redis: str, namespace: str, **settings: str) -> Iterator[Process]:
+    made = Process(redis, namespace, **settings)
+    try:
+        wait_until(made.started, "the frontend's start", 60)
+        wait_until(lambda: made.answers("/health", 200), "its first answer")
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def worker_stage(redis_url: str, checkpoint: Path) -> Iterator[Stage]:  # noqa: F811
+    """A worker (and a frontend that the test does not use)."""
+    with staged(redis_url, new_namespace(), checkpoint) as stage:
+        yield stage
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("PORT", "x"), ("KEEPALIVE_S", "60"), ("REDIS_URL", "http://x"), ("CORS_ORIGINS", "x")],
+)
+def test_a_bad_setting_ends_it_with_one_sentence_and_2(variable: str, value: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "api"],
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], "REDIS_URL": ABSENT, variable: value},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert variable in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_it_starts_without_redis_and_says_so() -> None:
+    with process(ABSENT, new_namespace()) as frontend:
+        health = httpx.get(f"{frontend.base_url}/health").json()
+        assert (health["status"], health["redis"]["reachable"]) == ("degraded", False)
+        assert frontend.answers("/ready", 503)
+        refused = httpx.post(
+            f"{frontend.base_url}/v1/completions", json={"model": "m", "prompt": "a"}, timeout=30
+        )
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "service_unavailable"
+        assert refused.headers["retry-after"]
+        assert refused.headers["x-request-id"].startswith("cmpl-")
+        frontend.popen.send_signal(signal.SIGTERM)
+        assert frontend.popen.wait(20) == 0
+
+
+def test_it_needs_no_file_of_the_model(worker_stage: Stage) -> None:
+    settings = worker_stage.settings
+    with process(settings.redis_url, settings.namespace) as frontend:
+        wait_until(lambda: frontend.answers("/ready", 200), "readiness")
+        answer = httpx.post(
+            f"{frontend.base_url}/v1/completions", json={"model": MODEL, "prompt": "hello"}
+        )
+        assert answer.json()["choices"][0]["text"].startswith("hello")
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_streams_and_refuses_new_work(
+    worker_stage: Stage, stop_signal: signal.Signals
+) -> None:
+    settings = worker_stage.settings
+    worker_stage.script.step_s = 0.02
+    with process(settings.redis_url, settings.namespace) as frontend:
+        wait_until(lambda: frontend.answers("/ready", 200), "readiness")
+        body = {"prompt": "drain", "max_tokens": 60}
+        with httpx.stream("POST", f"{frontend.base_url}/generate", json=body) as stream:
+            parts = stream.iter_lines()
+            next(parts)
+            frontend.popen.send_signal(stop_signal)
+            wait_until(lambda: frontend.answers("/ready", 503), "the end of readiness")
+            assert frontend.answers("/health", 200)
+            refused = httpx.post(f"{frontend.base_url}/generate", json=body)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            lines = [line for line in parts if line]
+        assert lines[-1] == "data: [DONE]"
+        assert json.loads(lines[-2].removeprefix("data: "))["done"]
+        assert frontend.popen.wait(20) == 0
+
+
+def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(worker_stage: Stage) -> None:
+    settings = worker_stage.settings
+    worker_stage.script.step_s = 0.05
+    with process(settings.redis_url, settings.namespace, SHUTDOWN_TIMEOUT_S="0.2") as frontend:
+        wait_until(lambda: frontend.answers("/ready", 200), "readiness")
+        body = {"prompt": "goes on ", "max_tokens": 80}
+        with httpx.stream("POST", f"{frontend.base_url}/generate", json=body) as stream:
+            name = stream.headers["x-request-id"]
+            parts = stream.iter_lines()
+            next(parts)
+            frontend.popen.send_signal(signal.SIGTERM)
+            lines = [line.removeprefix("data: ") for line in parts if line.startswith("data: ")]
+        assert frontend.popen.wait(20) == 0
+    assert lines[-1] == "[DONE]"
+    error = json.loads(lines[-2])["error"]
+    assert error["code"] == "frontend_draining"
+    cursor = error["message"].split("Last-Event-ID: ")[1].split("'")[0]
+    had = "".join(json.loads(line)["text"] for line in lines[:-2])
+    other = worker_stage.base_url
+    worker_stage.script.step_s = 0
+    tail = httpx.get(
+        f"{other}/v1/jobs/{name}/stream", headers={"last-event-id": cursor}, timeout=30
+    )
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in tail.text.splitlines()
+        if line.startswith("data: {")
+    ]
+    assert events[-1]["finish_reason"] == "length"
+    text = had + "".join(event["text"] for event in events)
+    prompt_ids = worker_stage.text.tokenizer.encode("goes on ")
+    assert text == worker_stage.text.tokenizer.decode((prompt_ids * 80)[:80])
+
+
+def test_a_redis_restart_is_a_pause_not_an_end(tmp_path: Path, checkpoint: Path) -> None:  # noqa: F811
+    server = PrivateServer(tmp_path / "redis")
+    url = server.start()
+    namespace = new_namespace()
+    try:
+        with staged(url, namespace, checkpoint) as worker, process(url, namespace) as frontend:
+            wait_until(lambda: frontend.answers("/ready", 200), "readiness")
+            worker.script.step_s = 0.02
+            worker.script.stop_after = 10
+            body = {"prompt": "restart ", "max_tokens": 30}
+            with httpx.stream(
+                "POST", f"{frontend.base_url}/generate", json=body, timeout=30
+            ) as stream:
+                lines = stream.iter_lines()
+                wait_until(
+                    lambda: any(len(job.token_ids) == 10 for job in worker.worker.jobs.values()),
+                    "ten tokens",
+                )
+                server.stop()
+                wait_until(
+                    lambda: (
+                        not httpx.get(f"{frontend.base_url}/health").json()["redis"]["reachable"]
+                    ),
+                    "the outage to be seen",
+                )
+                assert frontend.answers("/ready", 503)
+                refused = httpx.post(f"{frontend.base_url}/generate", json=body, timeout=30)
+                assert refused.status_code == 503
+                server.start()
+                wait_until(lambda: frontend.answers("/ready", 200), "readiness", 30)
+                worker.script.stop_after = None
+                events = [
+                    json.loads(line.removeprefix("data: "))
+                    for line in lines
+                    if line.startswith("data: {")
+                ]
+            assert events[-1]["finish_reason"] == "length"
+            assert events[-1]["usage"]["completion_tokens"] == 30
+            assert events[-1]["full_text"] == "".join(event["text"] for event in events)
+    finally:
+        server.stop()

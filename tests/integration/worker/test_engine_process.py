@@ -1,0 +1,31 @@
+"""The engine's own process, without a service around it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from worker.engine_messages import Configure, Shutdown, encode_frame
+from worker.settings import WorkerSettings
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_one_that_is_told_to_end_before_it_has_begun_ends_in_silence() -> None:
+    settings = WorkerSettings(redis_url="fake://", runner="echo")  # type: ignore[arg-type]
+    configure = Configure(settings.engine_options(ROOT), "INFO", "text")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(encode_frame(configure) + encode_frame(Shutdown()))
+        ended = subprocess.run(
+            [sys.executable, "-m", "worker.engine_process", str(theirs.fileno()), str(os.getpid())],
+            cwd=ROOT,
+            pass_fds=(theirs.fileno(),),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")

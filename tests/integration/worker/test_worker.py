@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import redis.asyncio
+
+from shared.messages import FinishReason, JobState
+from shared.text.card import ModelCard, load_text
+from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.private_server import PrivateServer
+from tests.integration.worker.conftest import StartWorker
+from tests.integration.worker.worker_process import Frontend, WorkerProcess, echo, until
+
+PROMPT = list(range(40, 70))
+
+
+async def text_of(transport: RedisTransport, model: str, token_ids: list[int]) -> str:
+    card = ModelCard.from_json((await transport.store.models())[model])
+    blobs = {}
+    for digest in card.digests:
+        blob = await transport.store.get_blob(digest)
+        assert blob is not None
+        blobs[digest] = blob
+    return load_text(card, blobs).tokenizer.decode(token_ids)
+
+
+def gone(pid: int) -> bool:
+    """True when the process has ended (a zombie that nobody has waited for has ended too)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except FileNotFoundError:
+        return True
+
+
+async def assert_idle(transport: RedisTransport) -> None:
+    """All blocks are free and nothing runs, says the last beat."""
+
+    async def idle() -> bool:
+        statuses = await transport.store.workers()
+        return bool(statuses) and all(
+            s.stats.get("running") == 0
+            and s.stats.get("jobs") == 0
+            and s.stats.get("free_blocks") == s.stats.get("total_blocks")
+            for s in statuses
+        )
+
+    for _ in range(500):
+        if await idle():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError([status.stats for status in await transport.store.workers()])
+
+
+async def test_a_job_ends_once_with_the_right_tokens_and_text(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    await start_worker().ready()
+    result = await frontend.result(await frontend.submit(PROMPT, max_tokens=50))
+    assert result.token_ids == echo(PROMPT, 50)
+    assert result.text == await text_of(transport, frontend.model, result.token_ids)
+    assert result.finished.reason is FinishReason.LENGTH
+    assert result.finished.usage.prompt_tokens == len(PROMPT)
+    assert result.finished.usage.completion_tokens == 50
+    await assert_idle(transport)
+
+
+async def test_tokens_are_logged_one_by_one_when_the_store_keeps_up(
+    start_worker: StartWorker, frontend: Frontend
+) -> None:
+    await start_worker(ECHO_STEP_MS=10).ready()
+    result = await frontend.result(await frontend.submit(PROMPT, max_tokens=40))
+    assert len(result.deltas) >= 30
+
+
+async def test_a_stop_string_ends_a_job_before_it(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    await start_worker().ready()
+    text = await text_of(transport, frontend.model, echo(PROMPT, 60))
+    stop = text[20:23]
+    job_id = await frontend.submit(PROMPT, max_tokens=60, stop=(stop,))
+    result = await frontend.result(job_id)
+    assert result.text == text[: text.index(stop)]
+    assert (result.finished.reason, result.finished.stop_reason) == (FinishReason.STOP, stop)
+    await assert_idle(transport)
+
+
+async def test_a_hundred_jobs_at_once_all_end_right(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    await start_worker(MAX_NUM_SEQS=16).ready()
+    prompts = [PROMPT[i % 20 :] for i in range(100)]
+    job_ids = [await frontend.submit(prompt, max_tokens=30) for prompt in prompts]
+    results = await asyncio.gather(*map(frontend.result, job_ids))
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == echo(prompt, 30)
+    await assert_idle(transport)
+
+
+async def test_two_workers_share_a_queue(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    workers = [start_worker(MAX_NUM_SEQS=2, ECHO_STEP_MS=5) for _ in range(2)]
+    for worker in workers:
+        await worker.ready()
+    job_ids = [await frontend.submit(PROMPT, max_tokens=20) for _ in range(12)]
+    for result in await asyncio.gather(*map(frontend.result, job_ids)):
+        assert result.token_ids == echo(PROMPT, 20)
+    assert all(worker.log.count(" job ended ") > 0 for worker in workers)
+    assert sum(worker.log.count(" job ended ") for worker in workers) == 12
+
+
+async def test_a_job_cancelled_while_it_waits_never_runs(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    worker = await start_worker(MAX_NUM_SEQS=1, ECHO_STEP_MS=10).ready()
+    first = await frontend.submit(PROMPT, max_tokens=60)
+    await frontend.num_tokens(first, 1)
+    second = await frontend.submit(PROMPT)
+    cancelled = await transport.store.cancel(second, "client")
+    assert cancelled is not None
+    assert cancelled.won
+    assert len((await frontend.result(first)).token_ids) == 60
+    result = await frontend.result(second)
+    assert (result.failed.state, result.token_ids) == (JobState.CANCELLED, [])
+    assert second not in worker.log
+
+
+async def test_a_running_job_that_is_cancelled_leaves_the_engine(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    await start_worker(ECHO_STEP_MS=10).ready()
+    job_id = await frontend.submit(PROMPT, max_tokens=400)
+    await frontend.num_tokens(job_id, 3)
+    cancelled = await transport.store.cancel(job_id, "client")
+    assert cancelled is not None
+    assert (cancelled.won, cancelled.state) == (True, JobState.CANCELLED)
+    await assert_idle(transport)
+    result = await frontend.result(job_id)
+    assert result.failed.state is JobState.CANCELLED
+    assert result.token_ids == echo(PROMPT, len(result.token_ids))
+
+
+async def test_a_job_ends_at_its_deadline(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    await start_worker(ECHO_STEP_MS=20).ready()
+    job_id = await frontend.submit(PROMPT, max_tokens=450, timeout_ms=600)
+    result = await frontend.result(job_id)
+    assert (result.failed.state, result.failed.code) == (JobState.EXPIRED, "deadline_exceeded")
+    await assert_idle(transport)
+
+
+async def test_a_job_survives_the_death_of_its_engine(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    worker = await start_worker(ECHO_STEP_MS=10).ready()
+    job_ids = [await frontend.submit(PROMPT[i:], max_tokens=100) for i in range(4)]
+    await frontend.num_tokens(job_ids[-1], 5)
+    (engine,) = worker.engine_pids()
+    os.kill(engine, signal.SIGKILL)
+    for i, result in enumerate(await asyncio.gather(*map(frontend.result, job_ids))):
+        assert result.token_ids == echo(PROMPT[i:], 100)
+        assert result.text == await text_of(transport, frontend.model, result.token_ids)
+    assert worker.engine_pids() != [engine]
+    await assert_idle(transport)
+
+
+async def test_an_engine_that_keeps_dying_ends_the_worker_and_loses_nothing(
+    start_worker: StartWorker, frontend: Frontend
+) -> None:
+    worker = await start_worker(ECHO_STEP_MS=10, ENGINE_RESTARTS=0).ready()
+    job_id = await frontend.submit(PROMPT, max_tokens=100)
+    await frontend.num_tokens(job_id, 5)
+    os.kill(worker.engine_pids()[0], signal.SIGKILL)
+    assert await worker.ended() == 70
+    assert await frontend.state(job_id) is JobState.QUEUED
+    await start_worker().ready()
+    assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 100)
+
+
+async def test_a_stalled_engine_is_replaced(start_worker: StartWorker, frontend: Frontend) -> None:
+    worker = await start_worker(ECHO_STEP_MS=10, STALL_LIMIT_S=1).ready()
+    job_id = await frontend.submit(PROMPT, max_tokens=60)
+    await frontend.num_tokens(job_id, 5)
+    os.kill(worker.engine_pids()[0], signal.SIGSTOP)
+    assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 60)
+    assert "makes no progress" in worker.log
+
+
+async def test_sigterm_lets_running_jobs_finish(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    worker = await start_worker(ECHO_STEP_MS=10).ready()
+    job_id = await frontend.submit(PROMPT, max_tokens=60)
+    await frontend.num_tokens(job_id, 3)
+    worker.signal(signal.SIGTERM)
+    late = await frontend.submit(PROMPT)
+    assert await worker.ended() == 0
+    assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 60)
+    assert await frontend.state(late) is JobState.QUEUED
+    assert await transport.store.workers() == []
+
+
+async def test_what_does_not_finish_in_time_goes_on_at_another_worker(
+    start_worker: StartWorker, frontend: Frontend
+) -> None:
+    first = await start_worker(ECHO_STEP_MS=10, DRAIN_TIMEOUT_S=0.1).ready()
+    job_ids = [await frontend.submit(PROMPT[i:], max_tokens=200) for i in range(8)]
+    for job_id in job_ids:
+        await frontend.num_tokens(job_id, 3)
+    second = await start_worker(ECHO_STEP_MS=1).ready()
+    first.signal(signal.SIGTERM)
+    assert await first.ended() == 0
+    for i, result in enumerate(await asyncio.gather(*map(frontend.result, job_ids))):
+        assert result.token_ids == echo(PROMPT[i:], 200)
+    assert second.log.count(" job started ") == 8
+    assert "resumed_tokens=0" not in second.log
+
+
+async def test_a_second_sigterm_hands_back_at_once(
+    start_worker: StartWorker, frontend: Frontend
+) -> None:
+    worker = await start_worker(ECHO_STEP_MS=50, DRAIN_TIMEOUT_S=3600).ready()
+    job_id = await frontend.submit(PROMPT, max_tokens=400)
+    await frontend.num_tokens(job_id, 3)
+    worker.signal(signal.SIGTERM)
+    await until(lambda: " draining " in worker.log, "the drain")
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+    assert await frontend.state(job_id) is JobState.QUEUED
+
+
+async def test_an_idle_worker_ends_at_once_and_leaves_no_process(
+    start_worker: StartWorker, frontend: Frontend
+) -> None:
+    worker = await start_worker().ready()
+    (engine,) = worker.engine_pids()
+    worker.signal(signal.SIGINT)
+    await until(lambda: not worker.alive, "the worker to end", timeout_s=5)
+    assert await worker.ended() == 0
+    assert gone(engine)
+
+
+async def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(
+    start_worker: StartWorker, frontend: Frontend
+) -> None:
+    worker = await start_worker(ECHO_STEP_MS=10).ready()
+    (engine,) = worker.engine_pids()
+    job_id = await frontend.submit(PROMPT, max_tokens=100)
+    await frontend.num_tokens(job_id, 5)
+    worker.signal(signal.SIGKILL)
+    await worker.ended()
+    await until(lambda: gone(engine), "the engine to die with its service")
+    await start_worker().ready()
+    assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 100)
+
+
+async def test_a_worker_that_was_taken_for_dead_says_nothing_twice(
+    start_worker: StartWorker, frontend: Frontend
+) -> None:
+    first = await start_worker(ECHO_STEP_MS=10).ready()
+    job_id = await frontend.submit(PROMPT, max_tokens=300)
+    await frontend.num_tokens(job_id, 5)
+    os.killpg(first.pid, signal.SIGSTOP)
+    for engine in first.engine_pids():
+        os.kill(engine, signal.SIGSTOP)
+    second = await start_worker(ECHO_STEP_MS=10).ready()
+    await until(lambda: " job started " in second.log, "the takeover")
+    for engine in first.engine_pids():
+        os.kill(engine, signal.SIGCONT)
+    os.killpg(first.pid, signal.SIGCONT)
+    assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 300)
+    await until(lambda: " job ended " in first.log, "the older worker to drop the job")
+    assert " job ended " in second.log
+
+
+async def test_a_worker_waits_for_a_server_that_is_not_there_yet_and_survives_its_restart(
+    start_worker: StartWorker, tmp_path: Path, checkpoint: Path
+) -> None:
+    server = PrivateServer(tmp_path / "data")
+    url = server.start()
+    server.stop()
+    worker = start_worker(url=url, ECHO_STEP_MS=10, MAX_UNFLUSHED_TOKENS=20)
+    await until(lambda: "waiting for the store" in worker.log, "the worker to wait")
+    server = PrivateServer(tmp_path / "data")
+    assert server.start() == url
+    try:
+        await worker.ready()
+        transport = await open_transport(url, namespace=worker_namespace(worker))
+        frontend = Frontend(transport.store, checkpoint.name)
+        job_id = await frontend.submit(PROMPT, max_tokens=300)
+        await frontend.num_tokens(job_id, 5)
+        server.stop()
+        await until(lambda: "the engine pauses" in worker.log, "the engine to pause")
+        server = PrivateServer(tmp_path / "data")
+        assert server.start() == url
+        result = await frontend.result(job_id)
+        assert result.token_ids == echo(PROMPT, 300)
+        assert "the engine goes on" in worker.log
+        await transport.aclose()
+    finally:
+        server.stop()
+
+
+def worker_namespace(worker: WorkerProcess) -> str:
+    environ = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+    return next(v for v in environ if v.startswith(b"NAMESPACE=")).partition(b"=")[2].decode()
+
+
+async def test_a_worker_that_cannot_load_its_model_says_so_and_ends(
+    start_worker: StartWorker, tmp_path: Path, checkpoint: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "abacus"}')
+    (broken / "tokenizer.json").write_text("{}")
+    worker = start_worker(MODEL=broken, RUNNER="model")
+    assert await worker.ended() == 2
+    assert "abacus" in worker.log
+
+
+async def test_a_real_model_answers_through_the_queue(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    await start_worker(RUNNER="model", NUM_KV_BLOCKS=128, DTYPE="float32").ready()
+    job_ids = [
+        await frontend.submit(PROMPT, max_tokens=24, ignore_eos=True, logprobs=2) for _ in range(3)
+    ]
+    results = await asyncio.gather(*map(frontend.result, job_ids))
+    assert len({tuple(result.token_ids) for result in results}) == 1
+    first = results[0]
+    assert len(first.token_ids) == 24
+    assert first.text == await text_of(transport, frontend.model, first.token_ids)
+    logprobs = [entry for delta in first.deltas for entry in delta.logprobs or ()]
+    assert [entry.token_id for entry in logprobs] == first.token_ids
+    assert all(entry.logprob <= 0 for entry in logprobs)
+    await assert_idle(transport)
+
+
+async def test_a_worker_that_still_waits_for_its_server_ends_when_told(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = start_worker(url=f"unix://{tmp_path}/nowhere.sock")
+    await until(lambda: "waiting for the store" in worker.log, "the worker to wait")
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+    assert worker.engine_pids() == []
+
+
+async def test_a_server_that_would_lose_jobs_is_refused(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    server = PrivateServer(tmp_path / "data")
+    url = server.start()
+    try:
+        client = redis.asyncio.Redis.from_url(url)
+        await client.config_set("maxmemory-policy", "allkeys-lru")
+        await client.aclose()
+        worker = start_worker(url=url)
+        assert await worker.ended() == 2
+        assert "maxmemory-policy is allkeys-lru" in worker.log
+    finally:
+        server.stop()

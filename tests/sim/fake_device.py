@@ -1,0 +1,214 @@
+"""A device that cannot be fooled: every KV entry knows the whole prefix that it was computed after.
+
+It executes steps at launch, in launch order, as one compute stream does, and hands the results out
+at collect. Its model draws the next token from everything before it, so that one wrong, stale or
+foreign KV entry is seen at once. What it finds wrong is a DeviceViolation, which no engine catches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.messages import ErrorCode, SamplingParams, TokenLogprob
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.config import EngineConfig
+from worker.engine.ports import StepResult
+
+EOS = 0
+
+
+class DeviceViolation(BaseException):
+    """The engine broke a promise of its port. Not an Exception: the engine must not contain it."""
+
+
+class InjectedFault(Exception):
+    """A step that fails because the workload says so."""
+
+
+def require(holds: bool, what: str, *facts: object) -> None:
+    if not holds:
+        raise DeviceViolation(f"{what}: {facts}")
+
+
+def next_token(context: Sequence[int], params: SamplingParams, num_outputs: int, vocab: int) -> int:
+    """The fake model: a function of the full context, never a stop before min_tokens."""
+    token = (hash(tuple(context)) >> 7) % vocab
+    if num_outputs < params.min_tokens:
+        banned = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+        while token in banned:
+            token = (token + 1) % vocab
+    return token
+
+
+@dataclass(frozen=True)
+class FaultRates:
+    """Chances per step."""
+
+    launch: float = 0.0
+    collect: float = 0.0
+    sequence: float = 0.0
+
+
+@dataclass
+class Handle:
+    result: StepResult
+    order: int
+    device: FakeDevice
+    fault: bool
+    tables: list[tuple[ScheduledSequence, list[int]]]
+
+    def collect(self) -> StepResult:
+        require(self.device.next_collect == self.order, "collected out of order", self.order)
+        self.device.next_collect += 1
+        for item, table in self.tables:
+            require(list(item.block_table[: len(table)]) == table, "table changed under a batch")
+        if self.fault:
+            raise InjectedFault("collect")
+        return self.result
+
+
+@dataclass
+class FakeDevice:
+    config: EngineConfig
+    vocab_size: int
+    rng: random.Random
+    rates: FaultRates = FaultRates()
+    next_launch: int = 0
+    next_collect: int = 0
+    num_faults: int = 0
+
+    def __post_init__(self) -> None:
+        blocks, size = self.config.num_blocks, self.config.block_size
+        self.kv: list[list[tuple[int, int] | None]] = [[None] * size for _ in range(blocks)]
+        self.last: dict[int, int] = {}  # newest sampled token by sequence
+        self.truth: dict[int, list[int]] = {}
+        self.reached: dict[int, int] = {}  # the end of a sequence's last step
+        self.gone: set[int] = set()
+        self.prompts: dict[int, tuple[tuple[int, ...], str]] = {}  # by id(): prompt and tenant
+        self.doomed: set[int] = set()  # a step of theirs has failed: their KV is garbage
+
+    def introduce(self, prompt: tuple[int, ...], tenant: str) -> tuple[int, ...]:
+        """The prompt as a tuple of its own, by whose identity the device knows the tenant."""
+        own = (*prompt,)
+        assert own is not prompt
+        self.prompts[id(own)] = own, tenant  # kept alive, so that the id stays its own
+        return own
+
+    def launch(self, batch: ScheduledBatch) -> Handle:
+        self._check_shape(batch)
+        for seq_id in batch.finished_seq_ids:
+            self.gone.add(seq_id)
+            self.last.pop(seq_id, None)
+        fault = self._draw_fault(batch)
+        for item in batch.sequences:
+            self._write(item)
+        if fault == "launch":
+            raise InjectedFault("launch")
+        sampled, logprobs, failed = {}, {}, {}
+        for item in batch.sequences:
+            if item.seq_id in self.doomed:
+                if fault == "sequence":
+                    failed[item.seq_id] = self.rng.choice([ErrorCode.NONFINITE_LOGITS, "no such"])
+                elif item.samples:
+                    sampled[item.seq_id] = self.last[item.seq_id] = 1
+                    logprobs[item.seq_id] = TokenLogprob(1, 0.0)
+                continue
+            token = self._read(item)
+            if item.samples:
+                sampled[item.seq_id] = token
+                logprobs[item.seq_id] = TokenLogprob(token, 0.0)
+        tables = [(item, list(item.block_table)) for item in batch.sequences]
+        handle = Handle(
+            StepResult(sampled, logprobs, failed),
+            self.next_launch,
+            self,
+            fault == "collect",
+            tables,
+        )
+        self.next_launch += 1
+        return handle
+
+    def _check_shape(self, batch: ScheduledBatch) -> None:
+        config = self.config
+        items = batch.sequences
+        require(bool(items), "empty batch")
+        require(batch.num_tokens <= config.max_num_batched_tokens, "over the token budget")
+        require(len(items) <= config.max_num_seqs, "over the seats")
+        require(len({item.seq_id for item in items}) == len(items), "a sequence twice in a batch")
+        decodes = [item.num_scheduled_tokens == 1 and item.samples for item in items]
+        require(decodes == sorted(decodes, reverse=True), "a chunk before a decode")
+        require(batch.num_decodes == sum(decodes), "num_decodes")
+        for item in items:
+            require(item.seq_id not in self.gone, "launched after it was announced as gone")
+            require(item.seq_id not in batch.finished_seq_ids, "scheduled and gone at once")
+            require(item.num_scheduled_tokens > 0, "nothing to compute", item)
+            require(len(item.block_table) * config.block_size >= item.end, "table too short", item)
+            missing = item.num_scheduled_tokens - len(item.token_ids)
+            require(missing in (0, config.lookahead), "unknown tokens", item)
+            require(not missing or item.samples, "an unknown token that samples nothing", item)
+
+    def _draw_fault(self, batch: ScheduledBatch) -> str:
+        draw = self.rng.random()
+        rates = self.rates
+        if draw < rates.launch + rates.collect:
+            self.num_faults += 1
+            self.doomed.update(item.seq_id for item in batch.sequences)
+            return "launch" if draw < rates.launch else "collect"
+        if draw < rates.launch + rates.collect + rates.sequence:
+            self.num_faults += 1
+            self.doomed.add(self.rng.choice(batch.sequences).seq_id)
+            return "sequence"
+        return ""
+
+    def _place(self, item: ScheduledSequence, position: int) -> tuple[list, int]:
+        size = self.config.block_size
+        return self.kv[item.block_table[position // size]], position % size
+
+    def _root(self, item: ScheduledSequence) -> int:
+        _, tenant = self.prompts[id(item.prompt_token_ids)]
+        return hash(tuple(tenant.encode()))
+
+    def _write(self, item: ScheduledSequence) -> None:
+        tokens = list(item.token_ids)
+        if len(tokens) < item.num_scheduled_tokens:
+            tokens.append(self.last[item.seq_id])
+        for position, token in zip(range(item.start, item.end), tokens, strict=True):
+            block, place = self._place(item, position)
+            if item.seq_id in self.doomed:
+                block[place] = None
+                continue
+            before = self._root(item)
+            if position:
+                previous_block, previous_place = self._place(item, position - 1)
+                previous = previous_block[previous_place]
+                require(previous is not None, "wrote after garbage", item.seq_id, position)
+                assert previous is not None
+                before = previous[1]
+            block[place] = (token, hash((before, position, token)))
+
+    def _read(self, item: ScheduledSequence) -> int:
+        """Reads the whole context back; returns the next token."""
+        context = []
+        chain = self._root(item)
+        for position in range(item.end):
+            block, place = self._place(item, position)
+            entry = block[place]
+            require(entry is not None, "read garbage", item.seq_id, position)
+            assert entry is not None
+            chain = hash((chain, position, entry[0]))
+            require(entry[1] == chain, "KV of another prefix", item.seq_id, position)
+            context.append(entry[0])
+        known = [*item.prompt_token_ids, *item.output_token_ids]
+        truth = self.truth.setdefault(item.seq_id, known)
+        if item.start < self.reached.get(item.seq_id, 0):
+            require(known == truth, "started over with a token in flight", item.seq_id)
+        self.reached[item.seq_id] = item.end
+        require(context == truth[: len(context)], "KV of other tokens", item.seq_id, context, truth)
+        token = next_token(context, item.params, item.output_index, self.vocab_size)
+        if item.samples:
+            require(len(context) == len(truth), "sampled one place twice", item.seq_id)
+            truth.append(token)
+            self.last[item.seq_id] = token
+        return token

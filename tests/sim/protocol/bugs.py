@@ -1,0 +1,27 @@
+"""Seeded bugs: what each transition must not do, one at a time."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Bug(StrEnum):
+    # at the server
+    APPEND_WITHOUT_FENCE = "append asks neither for the owner nor for the attempt"
+    APPEND_AFTER_THE_END = "append does not ask whether the job has ended"
+    APPEND_IS_NOT_IDEMPOTENT = "append logs whatever comes, also when it comes again"
+    APPEND_WITHOUT_CHAIN = "append compares lengths, not contents"
+    END_AFTER_THE_END = "finish does not ask whether the job has ended"
+    CLAIM_KEEPS_THE_ATTEMPT = "a job that is taken over keeps its attempt"
+    RELEASE_WITHOUT_FENCE = "release asks neither for the owner nor for the attempt"
+    RECOVER_BURIES_THE_PENDING = "a dead worker's consumer is removed with its pending entries"
+    # at a worker
+    PUBLISH_BEFORE_LOG = "a worker publishes its tokens and then logs them"
+    NO_RECONCILE = "a worker never looks for deliveries whose reply was lost"
+    NO_REWIND = "a worker that is told of a gap sends the same again"
+    # at a reader
+    NO_GAP_CHECK = "a reader takes every frame as the next"
+    END_BEFORE_TEXT = "a reader takes an end frame although text before it is missing"
+    NO_IDLE_LOOK = "a reader to whom nothing comes does not look into the log"
+    NO_DIVERGENCE_CHECK = "a reader does not compare what comes twice"
+    COMPARES_ONLY_OVERLAPS = "a reader reads the log strictly after its cursor"

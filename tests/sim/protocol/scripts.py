@@ -1,0 +1,129 @@
+"""The transitions of shared/transport/lua, one function each, on a Job and nothing else.
+
+Each returns the job after it, with what the script answers and the frames it publishes where these
+matter. What the model leaves out of a script: counters, times to live, blame and quarantine (to the
+rest, crashed is a release), the time after an outage in which ended leases mean nothing (recover
+then comes later), attach and detach (what they lead to is a cancel), several jobs.
+"""
+
+from __future__ import annotations
+
+from tests.sim.protocol.bugs import Bug
+from tests.sim.protocol.world import (
+    ABSENT,
+    CANCELLED,
+    EXPIRED,
+    FINISHED,
+    NEW,
+    NOBODY,
+    QUEUED,
+    RELEASED,
+    RUNNING,
+    TERMINAL,
+    Frame,
+    Job,
+    Words,
+)
+
+Frames = tuple[Frame, ...]
+
+
+def submit(job: Job) -> Job:
+    """A repeat (DUP) changes nothing."""
+    return job._replace(state=QUEUED, entry=NEW) if job.state == ABSENT else job
+
+
+def latch(job: Job, state: str) -> tuple[Job, Frames]:
+    ended = job._replace(state=state, entry=NOBODY)
+    return ended, (Frame(len(job.tokens), (), state),)
+
+
+def claim(job: Job, worker: int, stamp: int, bug: Bug | None = None) -> Job:
+    """lib/claim.lua: what pull, recover and reconcile end in. The entry stays where it is."""
+    if job.state not in (QUEUED, RUNNING):
+        return job._replace(entry=NOBODY)
+    kept = bug is Bug.CLAIM_KEEPS_THE_ATTEMPT and job.attempt > 0
+    attempt = job.attempt if kept else job.attempt + 1
+    return job._replace(state=RUNNING, owner=worker, attempt=attempt, stamp=stamp)
+
+
+def pull(job: Job, worker: int, stamp: int) -> Job | None:
+    """None: nothing new. Delivers and claims in one step."""
+    if job.entry != NEW:
+        return None
+    return claim(job._replace(entry=worker), worker, stamp)
+
+
+def recover(
+    job: Job, worker: int, leases: tuple[bool, bool], stamp: int, bug: Bug | None = None
+) -> Job | None:
+    """None: nothing to take over. The worker itself has a lease."""
+    if job.entry != RELEASED and (job.entry < 0 or leases[job.entry]):
+        return None
+    return claim(job._replace(entry=worker), worker, stamp, bug)
+
+
+def append(job: Job, words: Words, bug: Bug | None = None) -> tuple[Job, str, Frames]:
+    """The job, the verdict ("gap:<n>" with where the log ends), the frames."""
+    logged = job.tokens
+    if job.state == ABSENT:
+        return job, "gone", ()
+    is_owner = (job.owner, job.attempt) == (words.worker, words.attempt)
+    if job.state in TERMINAL and bug is not Bug.APPEND_AFTER_THE_END:
+        again = job.state == FINISHED and is_owner and words.ends and logged == words.tokens
+        return job, "ok" if again else "ended", ()
+    if not is_owner and bug is not Bug.APPEND_WITHOUT_FENCE:
+        return job, "fenced", ()
+    news = words.tokens[words.start :]
+    if bug is Bug.APPEND_IS_NOT_IDEMPOTENT:
+        is_logged = not news
+    else:
+        same, before = logged == words.tokens, logged == words.tokens[: words.start]
+        if bug is Bug.APPEND_WITHOUT_CHAIN:
+            same, before = len(logged) == len(words.tokens), True
+        is_logged = same
+        if not same and len(logged) != words.start:
+            return job, f"gap:{len(logged)}", ()
+        if not same and not before:
+            return job, "diverged", ()
+    frames: Frames = ()
+    if not is_logged:
+        job = job._replace(log=(*job.log, news))
+        frames = (Frame(words.start, news, ""),)
+    if words.ends:
+        job, end = latch(job, FINISHED)
+        frames += end
+    return job, "ok", frames
+
+
+def finish(job: Job, bug: Bug | None = None) -> tuple[Job, Frames]:
+    """A cancel, from anybody."""
+    if job.state == ABSENT or (job.state in TERMINAL and bug is not Bug.END_AFTER_THE_END):
+        return job, ()
+    return latch(job, CANCELLED)
+
+
+def reap(job: Job) -> tuple[Job, Frames]:
+    """Past its deadline; the model lets that be any time."""
+    return latch(job, EXPIRED) if job.state in (QUEUED, RUNNING) else (job, ())
+
+
+def release(job: Job, worker: int, attempt: int, bug: Bug | None = None) -> Job:
+    is_owner = (job.owner, job.attempt) == (worker, attempt)
+    if job.state != RUNNING or not (is_owner or bug is Bug.RELEASE_WITHOUT_FENCE):
+        return job
+    return job._replace(state=QUEUED, owner=NOBODY, entry=RELEASED)
+
+
+def retire(job: Job, worker: int) -> Job:
+    """Gives back whatever the worker's pending list holds; what it does not run keeps its owner."""
+    if job.entry != worker:
+        return job
+    if job.state == RUNNING and job.owner == worker:
+        return release(job, worker, job.attempt)
+    return job._replace(entry=RELEASED)
+
+
+def is_dropped(job: Job, worker: int) -> bool:
+    """beat.lua's answer for a job that the worker runs."""
+    return job.state != RUNNING or job.owner != worker

@@ -1,0 +1,88 @@
+"""The job protocol, in every order of steps and faults; and each seeded bug, which must be found.
+
+`pytest -s` shows the number of states and the shortest way to every bug. PENSTOCK_MODEL_FAULTS=N
+allows N faults in the runs without a seeded bug (4 without a rollback: minutes).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.sim.protocol.bugs import Bug
+from tests.sim.protocol.protocol import Protocol
+from tests.sim.protocol.search import check
+
+MORE_FAULTS = os.environ.get("PENSTOCK_MODEL_FAULTS")
+MAX_TRACE = 12  # steps; every seeded bug has a shorter way
+
+CHANGED = "something changed after the end"
+MIXED = "the log mixes two histories, or holds tokens twice"
+SPLICED = "the reader's text is a splice"
+STUCK = "from here neither the job nor its reader comes to an end by itself"
+UNFENCED = "another attempt than the latest spoke"
+UNLOGGED = "the reader holds what is not in the log"
+WRONG_END = "the reader was told of an end that is not its text's"
+
+
+class Seeded(NamedTuple):
+    fault: str
+    num_faults: int = 2
+    rollback: bool = False
+
+
+SEEDED = {
+    Bug.APPEND_WITHOUT_FENCE: Seeded(UNFENCED),
+    Bug.APPEND_AFTER_THE_END: Seeded(CHANGED),
+    Bug.APPEND_IS_NOT_IDEMPOTENT: Seeded(MIXED),
+    Bug.APPEND_WITHOUT_CHAIN: Seeded(MIXED, rollback=True),
+    Bug.END_AFTER_THE_END: Seeded(CHANGED),
+    Bug.CLAIM_KEEPS_THE_ATTEMPT: Seeded(UNFENCED, num_faults=3),
+    Bug.RELEASE_WITHOUT_FENCE: Seeded(UNFENCED),
+    Bug.RECOVER_BURIES_THE_PENDING: Seeded(STUCK),
+    Bug.PUBLISH_BEFORE_LOG: Seeded(UNLOGGED),
+    Bug.NO_RECONCILE: Seeded(STUCK),
+    Bug.NO_REWIND: Seeded(STUCK, num_faults=1, rollback=True),
+    Bug.NO_GAP_CHECK: Seeded(SPLICED),
+    Bug.END_BEFORE_TEXT: Seeded(WRONG_END),
+    Bug.NO_IDLE_LOOK: Seeded(STUCK),
+    Bug.NO_DIVERGENCE_CHECK: Seeded(SPLICED, rollback=True),
+    Bug.COMPARES_ONLY_OVERLAPS: Seeded(WRONG_END, rollback=True),
+}
+
+
+@pytest.mark.timeout(0 if MORE_FAULTS else 120)
+@pytest.mark.parametrize(
+    ("rules", "min_states"),
+    [
+        pytest.param({"num_faults": 3}, 80_000, id="three-faults"),
+        pytest.param({"num_faults": 2, "num_tokens": 3}, 45_000, id="three-tokens"),
+        pytest.param({"num_faults": 2, "rollback": True}, 200_000, id="rollback"),
+    ],
+)
+def test_no_order_of_steps_and_faults_breaks_an_invariant(
+    rules: dict[str, Any], min_states: int
+) -> None:
+    if MORE_FAULTS:
+        rules = rules | {"num_faults": int(MORE_FAULTS)}
+    result = check(Protocol(**rules))
+    print(f"\n{rules}: {result}")
+    assert result.fault is None, str(result)
+    assert MORE_FAULTS or result.num_states >= min_states, "the model no longer reaches as much"
+
+
+@pytest.mark.parametrize("bug", list(Bug), ids=lambda bug: bug.name.lower())
+def test_a_seeded_bug_is_found(bug: Bug) -> None:
+    seeded = SEEDED[bug]
+    result = check(Protocol(num_faults=seeded.num_faults, rollback=seeded.rollback, bug=bug))
+    print(f"\n{bug}: {result}")
+    assert result.fault == seeded.fault, str(result)
+    assert 0 < len(result.trace) <= MAX_TRACE
+
+
+def test_without_faults_the_job_needs_nobodys_help() -> None:
+    """The shortest run of all: no lost reply, no lease, no second worker is ever used."""
+    result = check(Protocol(num_faults=0))
+    assert result.fault is None, str(result)

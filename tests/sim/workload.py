@@ -1,0 +1,236 @@
+"""A seeded workload: arrivals, cancels, resumes and faults against one engine and a fake device.
+
+Every request must end exactly once, with the text that it would have had alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from shared.messages import ErrorCode, FinishReason, SamplingParams
+from tests.sim.fake_device import EOS, FakeDevice, FaultRates, next_token
+from worker.engine.config import EngineConfig
+from worker.engine.engine import Engine, EngineOutput, EngineRequest
+from worker.engine.errors import EngineFull, RequestRefused
+
+MAX_IDLE_STEPS = 3
+MAX_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Ending:
+    reason: FinishReason
+    stop_reason: int | None = None
+    error: ErrorCode | None = None
+
+
+def lone_run(
+    prompt: tuple[int, ...], params: SamplingParams, config: EngineConfig, vocab: int
+) -> tuple[list[int], Ending]:
+    """What the request says when it has the whole engine for itself."""
+    tokens = list(prompt)
+    capacity = config.num_blocks * config.block_size
+    while True:
+        num_outputs = len(tokens) - len(prompt)
+        token = next_token(tokens, params, num_outputs, vocab)
+        tokens.append(token)
+        num_outputs += 1
+        ending = None
+        if token == EOS and not params.ignore_eos and num_outputs >= params.min_tokens:
+            ending = Ending(FinishReason.STOP)
+        elif token in params.stop_token_ids and num_outputs >= params.min_tokens:
+            ending = Ending(FinishReason.STOP, token)
+        elif num_outputs >= params.max_tokens or len(tokens) >= config.max_model_len:
+            ending = Ending(FinishReason.LENGTH)
+        elif len(tokens) > capacity:
+            ending = Ending(FinishReason.ERROR, error=ErrorCode.KV_CAPACITY_EXCEEDED)
+        if ending:
+            return tokens[len(prompt) :], ending
+
+
+@dataclass(eq=False)
+class Client:
+    """One request as its caller sees it, over all its attempts."""
+
+    request: EngineRequest
+    want: list[int]
+    want_ending: Ending
+    got: list[int] = field(default_factory=list)
+    state: str = "new"  # new, live, ended, cancelled, failed
+    may_resume: bool = False
+
+    def take(self, output: EngineOutput) -> None:
+        assert self.state == "live", f"{self.state} request got {output}"
+        self.got += output.token_ids
+        assert self.got == self.want[: len(self.got)], (self.got, self.want)
+        wants_logprobs = self.request.params.logprobs is not None
+        if wants_logprobs and output.error is None:
+            assert output.logprobs is not None
+            assert [lp.token_id for lp in output.logprobs] == list(output.token_ids)
+        else:
+            assert output.logprobs is None
+        assert 0 <= output.num_cached_tokens < len(self.request.prompt_token_ids) + len(self.want)
+        if output.finish_reason is None:
+            assert output.token_ids
+            return
+        ending = Ending(output.finish_reason, output.stop_reason, output.error)
+        fault_codes = (ErrorCode.ENGINE_ERROR, ErrorCode.NONFINITE_LOGITS)
+        if output.error in fault_codes:
+            self.state = "failed"
+            return
+        self.state = "ended"
+        assert ending == self.want_ending, (ending, self.want_ending)
+        assert self.got == self.want, (self.got, self.want)
+
+
+class Workload:
+    """Everything about a run follows from its seed."""
+
+    def __init__(self, seed: int, lookahead: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.vocab = rng.choice([2, 2, 22]) + 1  # small alphabets make equal blocks, large do not
+        block_size = rng.choice([1, 2, 4, 8])
+        self.config = EngineConfig(
+            num_blocks=rng.randint(6, 40),
+            block_size=block_size,
+            max_num_seqs=rng.randint(1, 8),
+            max_num_batched_tokens=rng.randint(1, 24),
+            max_model_len=rng.choice([40, 400]),
+            max_waiting=rng.choice([2, 64]),
+            prefix_caching=rng.random() < 0.9,
+            lookahead=lookahead,
+            policy=rng.choice(["fcfs", "fcfs", "priority"]),
+            eos_token_ids=frozenset({EOS}),
+        )
+        rate = rng.choice([0.0, 0.0, 0.02])
+        self.device = FakeDevice(self.config, self.vocab, rng, FaultRates(rate, rate, 2 * rate))
+        self.engine = Engine(self.config, self.device)
+        self.prefixes = [self._tokens(0, 3 * block_size) for _ in range(3)]
+        self.tenants = [f"tenant-{i}" for i in range(rng.randint(1, 3))]
+        self.clients = [self._client(i) for i in range(rng.randint(3, 25))]
+        self.seen: Counter[str] = Counter()
+
+    def run(self) -> Counter[str]:
+        """Returns how often the interesting things happened."""
+        rng, engine = self.rng, self.engine
+        arriving = list(self.clients)
+        num_idle = 0
+        while arriving or engine.has_unfinished():
+            for _ in range(rng.randint(0, 3)):
+                if arriving and self._add(arriving[0]):
+                    arriving.pop(0)
+            if rng.random() < 0.03:
+                self._cancel(rng.choice(self.clients))
+            num_launched = engine.stats().step
+            outputs = engine.step()
+            engine.check_integrity()
+            self.seen["steps"] += 1
+            assert self.seen["steps"] < MAX_STEPS
+            num_idle = 0 if outputs or engine.stats().step > num_launched else num_idle + 1
+            assert num_idle <= MAX_IDLE_STEPS or not engine.has_unfinished(), "nothing moves"
+            self._deliver(outputs)
+            arriving += self._resumed()
+        self._check_end()
+        return self.seen
+
+    def _tokens(self, low: int, high: int) -> tuple[int, ...]:
+        return tuple(
+            self.rng.randint(1, self.vocab - 1) for _ in range(self.rng.randint(low, high))
+        )
+
+    def _client(self, i: int) -> Client:
+        rng, config = self.rng, self.config
+        room = min(config.max_model_len - 1, config.num_blocks * config.block_size)
+        prompt = rng.choice(self.prefixes) + self._tokens(1, 2 * config.block_size + 3)
+        prompt = prompt[: max(1, room if rng.random() < 0.05 else room // 2)]
+        max_tokens = rng.randint(1, 400) if rng.random() < 0.05 else rng.randint(1, 30)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.3 else 0,
+            ignore_eos=rng.random() < 0.3,
+            stop_token_ids=(rng.randint(0, self.vocab - 2),) if rng.random() < 0.3 else (),
+            logprobs=0 if rng.random() < 0.2 else None,
+            seed=i,
+        )
+        want, ending = lone_run(prompt, params, config, self.vocab)
+        num_resumed = rng.randint(0, len(want)) if rng.random() < 0.2 else 0
+        if len(prompt) + num_resumed > config.num_blocks * config.block_size:
+            num_resumed = 0
+        tenant = rng.choice(self.tenants)
+        request = EngineRequest(
+            request_id=f"r{i}",
+            prompt_token_ids=self.device.introduce(prompt, tenant),
+            params=params,
+            output_token_ids=tuple(want[:num_resumed]),
+            tenant=tenant,
+            priority=rng.randint(0, 2),
+        )
+        client = Client(request, want, ending, got=want[:num_resumed])
+        client.may_resume = rng.random() < 0.5
+        return client
+
+    def _add(self, client: Client) -> bool:
+        try:
+            self.engine.add(client.request)
+        except EngineFull:
+            self.seen["full"] += 1
+            return False
+        client.state = "live"
+        self.seen["resumed"] += bool(client.request.output_token_ids)
+        with pytest.raises(RequestRefused):
+            self.engine.add(client.request)
+        return True
+
+    def _cancel(self, client: Client) -> None:
+        was_live = client.state == "live"
+        num_held = self.engine.stats().free_blocks
+        assert self.engine.cancel(client.request.request_id) is was_live
+        assert self.engine.cancel(client.request.request_id) is False
+        assert self.engine.stats().free_blocks >= num_held
+        if was_live:
+            client.state = "cancelled"
+            self.seen["cancelled"] += 1
+
+    def _deliver(self, outputs: list[EngineOutput]) -> None:
+        by_id = {client.request.request_id: client for client in self.clients}
+        for output in outputs:
+            by_id[output.request_id].take(output)
+            self.seen[f"ended: {output.error or output.finish_reason}"] += 1
+
+    def _resumed(self) -> list[Client]:
+        """Some that failed or were cancelled come again, with the tokens that they had."""
+        again = []
+        for client in self.clients:
+            capacity = self.config.num_blocks * self.config.block_size
+            num_known = len(client.request.prompt_token_ids) + len(client.got)
+            if client.state in ("failed", "cancelled") and client.may_resume:
+                client.may_resume = False
+                if num_known > capacity:
+                    continue
+                old = client.request
+                client.request = replace(
+                    old,
+                    prompt_token_ids=self.device.introduce(old.prompt_token_ids, old.tenant),
+                    output_token_ids=tuple(client.got),
+                )
+                client.state = "new"
+                again.append(client)
+        return again
+
+    def _check_end(self) -> None:
+        stats = self.engine.stats()
+        assert stats.free_blocks == stats.total_blocks
+        assert stats.running == stats.waiting == 0
+        assert self.device.next_collect == self.device.next_launch
+        for client in self.clients:
+            assert client.state in ("ended", "cancelled", "failed"), client.state
+        if not self.device.num_faults:
+            assert not any(client.state == "failed" for client in self.clients)
+        self.seen["preemptions"] += stats.preemptions
+        self.seen["prefix hits"] += stats.prefix_hit_tokens
+        self.seen["mixed steps"] += stats.mixed_steps
+        self.seen["faults"] += self.device.num_faults

@@ -1,0 +1,67 @@
+"""A headless Chromium for tests, and tabs in it that notice what should not happen."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM_ARGS = [
+    "--no-sandbox",  # it shows loopback pages of ours only, and containers lack what it needs
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+PATIENCE_MS = 20_000
+
+
+@contextmanager
+def headless_chromium() -> Iterator[Browser]:
+    """The Chromium on PATH with a profile of its own. Fails, never skips, where there is none."""
+    paths = [path for name in CHROMIUM_NAMES if (path := shutil.which(name))]
+    assert paths, f"none of {', '.join(CHROMIUM_NAMES)} is on PATH: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=paths[0], args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A page with a fresh profile that notes complaints and every address that it asked for."""
+
+    def __init__(self, browser: Browser, base_url: str) -> None:
+        self.base_url = base_url
+        self.complaints: list[str] = []
+        self.addresses: list[str] = []
+        self._context = browser.new_context(base_url=base_url)
+        self.page: Page = self._context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.on("console", self._note_console)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.addresses.append(request.url))
+
+    def _note_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def expect_complaint(self, pattern: str) -> None:
+        """Takes out the browser's own note of an answer that was meant to be refused."""
+        found = [text for text in self.complaints if re.search(pattern, text)]
+        assert found, self.complaints
+        self.complaints = [text for text in self.complaints if text not in found]
+
+    def close(self) -> None:
+        """Fails if anything was complained of, or asked of anybody but the service."""
+        self._context.close()
+        assert self.complaints == []
+        assert self.addresses
+        strangers = [a for a in self.addresses if not a.startswith(self.base_url + "/")]
+        assert strangers == []

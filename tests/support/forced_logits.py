@@ -1,0 +1,82 @@
+"""What a model says after every token of given texts, through any of the CPU's tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from shared.messages import SamplingParams
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.model.config import ModelConfig
+from worker.model.cpu.tiers import TierRequest, choose_tier
+from worker.model.forward_batch import ForwardBatch, PreviousSample
+from worker.model.kv_pool import KVCachePool
+from worker.model.layers.placement import Placement
+from worker.model.loader import load_weights
+from worker.model.registry import create_model
+
+_BLOCK_SIZE = 16
+
+
+def forced_logits(
+    path: Path,
+    texts: Sequence[Sequence[int]],
+    *,
+    tier: str,
+    quantization: str = "none",
+    dtype: torch.dtype = torch.bfloat16,
+    chunk: int = 1 << 30,
+) -> list[torch.Tensor]:
+    """[tokens, vocab] float32 for each text; all texts run side by side, `chunk` tokens a step."""
+    config = ModelConfig.from_directory(path)
+    cpu = torch.device("cpu")
+    longest = max(map(len, texts))
+    model = create_model(config, longest, Placement(cpu, dtype))
+    load_weights(model, path)
+    request = TierRequest(
+        config=config, dtype=dtype, block_size=_BLOCK_SIZE, quantization=quantization
+    )
+    chosen = choose_tier(tier, request)
+    model.use(chosen.ops)
+    width = -(-longest // _BLOCK_SIZE)
+    pool = KVCachePool(config, width * len(texts), _BLOCK_SIZE, device=cpu, dtype=dtype)
+    backend = chosen.attention(pool)
+    results: list[list[torch.Tensor]] = [[] for _ in texts]
+    for start in range(0, longest, chunk):
+        parts = [
+            (i, text, min(start + chunk, len(text)))
+            for i, text in enumerate(texts)
+            if start < len(text)
+        ]
+        parts.sort(key=lambda part: part[2] - start > 1)  # decodes come first in a batch
+        sequences = tuple(
+            ScheduledSequence(
+                i,
+                start,
+                end - start,
+                list(text[start:end]),
+                range(i * width, (i + 1) * width),
+                False,
+                SamplingParams(),
+                list(text),
+                [],
+            )
+            for i, text, end in parts
+        )
+        batch = ForwardBatch.build(
+            ScheduledBatch(sequences),
+            block_size=_BLOCK_SIZE,
+            vocab_size=config.vocab_size,
+            device=cpu,
+            previous=PreviousSample(torch.empty(0, dtype=torch.int64), {}),
+        )
+        with torch.inference_mode():
+            backend.prepare(batch.metadata)
+            hidden = model(batch.input_ids, batch.positions, backend)
+            logits = model.logits(hidden).float()
+        pieces = torch.split(logits, [end - start for _, _, end in parts])
+        for (i, _, _), piece in zip(parts, pieces, strict=True):
+            results[i].append(piece)
+    return [torch.cat(result) for result in results]

@@ -1,0 +1,160 @@
+"""A whole Penstock started as `make run` starts it, for tests that go through the front door."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+
+
+def free_port(count: int = 1) -> int:
+    """A loopback port that is free now, with `count - 1` free ones after it."""
+    for _ in range(200):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port + count >= 65535:
+            continue
+        try:
+            for offset in range(count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port + offset))
+        except OSError:
+            continue
+        return port
+    raise RuntimeError("no free port")
+
+
+class Launched:
+    """`with Launched(tmp_path) as penstock:` ready on entry, stopped by SIGINT on exit."""
+
+    def __init__(self, directory: Path, env: Mapping[str, str] | None = None) -> None:
+        self._directory = directory
+        self._env = {
+            **{k: v for k, v in os.environ.items() if k != "REDIS_URL"},
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+            "PORT": str(free_port(int((env or {}).get("FRONTENDS", "1")))),
+            **(env or {}),
+        }
+        self.port = int(self._env["PORT"])
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self._lines: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def output(self) -> str:
+        return "".join(self._lines)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Launched:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shared.launcher"],
+            cwd=self._directory,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while "Stop: Ctrl-C" not in self.output:
+            if self._process.poll() is not None:
+                self._reader.join(5)
+                raise AssertionError(f"ended with {self._process.returncode}:\n{self.output}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise AssertionError(f"not ready in {READY_TIMEOUT_S} s:\n{self.output}")
+            time.sleep(0.02)
+        return self
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.append(line)
+
+    def stop(self, signum: signal.Signals = signal.SIGINT) -> int:
+        """Returns the exit code; kills after STOP_TIMEOUT_S, which is then a failure."""
+        assert self._process is not None
+        self._process.send_signal(signum)
+        try:
+            return self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise AssertionError(f"did not stop in {STOP_TIMEOUT_S} s:\n{self.output}") from None
+        finally:
+            self._reader.join(5)
+
+    def wait(self, timeout_s: float) -> int:
+        assert self._process is not None
+        code = self._process.wait(timeout_s)
+        self._reader.join(5)
+        return code
+
+    def descendants(self) -> list[int]:
+        """Process ids of everything that it started and that still runs."""
+        return descendants_of(self.pid)
+
+    def curl_line(self) -> str:
+        """The ready-to-paste line that was printed, as one line."""
+        match = re.search(r"(curl -N .*\\\n.*)\n", self.output)
+        assert match is not None, self.output
+        return match.group(1).replace("\\\n", " ")
+
+    def __enter__(self) -> Launched:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+
+
+def descendants_of(pid: int) -> list[int]:
+    """All live descendants of a process, from /proc (children of dead parents excluded)."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found: list[int] = []
+    frontier = [pid]
+    while frontier:
+        frontier = [child for child, parent in parents.items() if parent in frontier]
+        found += frontier
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """False for zombies: what has ended is not alive because nobody waited for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

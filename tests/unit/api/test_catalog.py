@@ -1,0 +1,140 @@
+"""The catalog knows what is served, and tells apart the ways in which a model is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api import catalog as catalog_module
+from api.catalog import ModelCatalog
+from api.errors import ApiError
+from api.text_pool import TextPool
+from shared.messages import InvalidParameter
+from shared.text.card import card_from_checkpoint
+from shared.transport.base import TransportError
+from tests.support.checkpoints import make_checkpoint
+
+
+class Store:
+    def __init__(self) -> None:
+        self.cards: dict[str, bytes] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.is_away = False
+        self.fetched: list[str] = []
+
+    async def models(self) -> dict[str, bytes]:
+        if self.is_away:
+            raise TransportError("away")
+        return self.cards
+
+    async def get_blob(self, digest: str) -> bytes | None:
+        self.fetched.append(digest)
+        return self.blobs.get(digest)
+
+    def serve(self, checkpoint: Path, name: str, kv_capacity_tokens: int = 0) -> None:
+        card, blobs = card_from_checkpoint(
+            checkpoint,
+            name=name,
+            max_model_len=64,
+            kv_capacity_tokens=kv_capacity_tokens,
+            dtype="float32",
+            num_parameters=1,
+        )
+        self.cards[name] = card.to_json()
+        self.blobs.update(blobs)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("catalog") / "tiny")
+
+
+@pytest.fixture
+def pool() -> Iterator[TextPool]:
+    made = TextPool(threads=1, max_waiting=4)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _look_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "MIN_REFRESH_S", 0.0)
+
+
+async def refused(catalog: ModelCatalog, name: str) -> tuple[int, str | None]:
+    with pytest.raises(ApiError) as caught:
+        await catalog.require(name)
+    return caught.value.status, caught.value.code
+
+
+async def test_each_way_of_not_being_served_has_its_own_answer(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.is_away = True
+    assert await refused(catalog, "m") == (503, "service_unavailable")
+    store.is_away = False
+    assert await refused(catalog, "m") == (503, "service_unavailable")  # no worker at all
+    store.serve(checkpoint, "m")
+    store.serve(checkpoint, "other")
+    assert (await catalog.require("m")).card.name == "m"
+    assert await refused(catalog, "nobody") == (404, "model_not_found")
+    del store.cards["m"]
+    await catalog.refresh()
+    assert await refused(catalog, "m") == (503, "service_unavailable")  # its workers are gone
+
+
+async def test_a_text_is_loaded_once_per_content(checkpoint: Path, pool: TextPool) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.serve(checkpoint, "m")
+    await catalog.refresh()
+    fetched = len(store.fetched)
+    store.serve(checkpoint, "m")
+    store.serve(checkpoint, "twin")
+    await catalog.refresh()
+    assert len(store.fetched) == fetched
+    assert catalog.served["m"].text is catalog.served["twin"].text
+
+
+async def test_a_model_may_go_unnamed_only_where_there_is_one(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.serve(checkpoint, "m")
+    assert (await catalog.only(None)).card.name == "m"
+    store.serve(checkpoint, "n")
+    await catalog.refresh()
+    with pytest.raises(InvalidParameter) as caught:
+        await catalog.only(None)
+    assert caught.value.param == "model"
+    assert (await catalog.only("n")).card.name == "n"
+
+
+async def test_what_cannot_be_read_is_left_out_and_said(
+    checkpoint: Path, pool: TextPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.serve(checkpoint, "m")
+    store.cards["broken"] = b"{"
+    await catalog.refresh()
+    await catalog.refresh()
+    assert list(catalog.served) == ["m"]
+    assert [record.message for record in caplog.records].count("model cannot be served") == 1
+
+
+async def test_the_context_is_what_model_and_cache_both_hold(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.serve(checkpoint, "large")
+    store.serve(checkpoint, "small", kv_capacity_tokens=40)
+    await catalog.refresh()
+    assert catalog.served["large"].context_tokens == 64
+    assert catalog.served["small"].room(10).left == 30

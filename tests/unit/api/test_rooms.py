@@ -1,0 +1,320 @@
+"""The small rooms: what each promises when the world misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from api.admission import Admission
+from api.departures import Departures
+from api.errors import ApiError, UnavailableError, job_failed, queue_full
+from api.health import HealthMonitor
+from api.job_view import job_payload, parse_status
+from api.open_requests import Ending, OpenRequests
+from api.public_id import parse_job_id, public_id
+from api.settings import ApiSettings
+from api.tasks import stop_tasks
+from api.text_pool import TextPool
+from shared.job_id import new_job_id
+from shared.messages import (
+    START,
+    ErrorCode,
+    Failed,
+    InvalidParameter,
+    Job,
+    JobState,
+    OnDisconnect,
+    SamplingParams,
+    Usage,
+)
+from shared.settings import SettingsError, load_settings
+from shared.transport.base import (
+    AdmissionLimits,
+    QueueFull,
+    QueueStats,
+    TransportError,
+    WorkerStatus,
+)
+from tests.unit.api.relay_fakes import record_of
+
+
+class Store:
+    """Records calls; fails the next `failures` of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.failures = 0
+        self.refusal: QueueFull | None = None
+        self.found: list[WorkerStatus] = []
+
+    async def _called(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.refusal is not None:
+            raise self.refusal
+        if self.failures:
+            self.failures -= 1
+            raise TransportError("away")
+
+    async def submit(self, job: Job, limits: AdmissionLimits, frontend_id: str) -> None:
+        await self._called("submit", job.job_id)
+
+    async def cancel(self, job_id: str, reason: str) -> None:
+        await self._called("cancel", job_id, reason)
+
+    async def detach(self, job_id: str, reader_id: str) -> None:
+        await self._called("detach", job_id, reader_id)
+
+    async def attach(self, job_id: str, reader_id: str) -> None:
+        await self._called("attach", job_id, reader_id)
+
+    async def ping(self) -> float:
+        await self._called("ping")
+        return 0.001
+
+    async def workers(self) -> list[WorkerStatus]:
+        return self.found
+
+    async def queue_stats(self) -> QueueStats:
+        return QueueStats(queued=3, running=2, queued_tokens=70, totals={"finished": 4})
+
+
+def job() -> Job:
+    return Job(
+        job_id=new_job_id(),
+        model="m",
+        prompt_token_ids=(1,),
+        sampling=SamplingParams(),
+        kind="chat",
+    )
+
+
+def admission(store: Store) -> tuple[Admission, Departures]:
+    departures = Departures(store)  # type: ignore[arg-type]
+    return Admission(store, AdmissionLimits(), "fe-1", departures), departures  # type: ignore[arg-type]
+
+
+async def test_a_submit_whose_answer_got_lost_is_repeated_under_the_same_id() -> None:
+    store, one = Store(), job()
+    store.failures = 1
+    await admission(store)[0].submit(one)
+    assert store.calls == [("submit", one.job_id)] * 2
+
+
+async def test_a_submit_that_may_have_been_heard_is_cancelled_until_that_is_heard() -> None:
+    store, one = Store(), job()
+    store.failures = 3
+    room, departures = admission(store)
+    with pytest.raises(UnavailableError) as caught:
+        await room.submit(one)
+    assert caught.value.status == 503
+    assert departures.num_pending == 1
+    await departures.retry()
+    assert departures.num_pending == 0
+    assert store.calls[-1] == ("cancel", one.job_id, "disconnected")
+
+
+@pytest.mark.parametrize(
+    ("scope", "status"), [("total", 503), ("tokens", 503), ("memory", 503), ("tenant", 429)]
+)
+async def test_a_full_queue_is_said_once_and_not_tried_again(scope: str, status: int) -> None:
+    store = Store()
+    store.refusal = QueueFull(scope, 2.3)
+    with pytest.raises(ApiError) as caught:
+        await admission(store)[0].submit(job())
+    assert caught.value.status == status
+    assert caught.value.headers["retry-after"] == "3"
+    assert len(store.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "calls"),
+    [
+        (OnDisconnect.CANCEL, [("cancel", "0-j", "disconnected")]),
+        (OnDisconnect.GRACE, [("detach", "0-j", "fe#1")]),
+        (OnDisconnect.CONTINUE, []),
+    ],
+)
+async def test_leaving_does_what_the_request_asked_for(
+    policy: OnDisconnect, calls: list[Any]
+) -> None:
+    store = Store()
+    await Departures(store).left("0-j", "fe#1", policy)  # type: ignore[arg-type]
+    assert store.calls == calls
+
+
+async def test_a_reader_of_a_job_with_grace_says_that_it_is_there_until_it_leaves() -> None:
+    store = Store()
+    departures = Departures(store)  # type: ignore[arg-type]
+    departures.watch("0-j", "fe#1")
+    await departures.retry()
+    departures.unwatch("fe#1")
+    await departures.retry()
+    assert store.calls == [("attach", "0-j", "fe#1")]
+
+
+async def test_work_ends_when_the_client_leaves_is_cut_or_is_done() -> None:
+    requests = OpenRequests(limit=2)
+
+    async def never() -> dict[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    with requests.enter() as request:
+        assert await request.run(gone, asyncio.Event().wait) is Ending.LEFT  # type: ignore[arg-type]
+    with requests.enter() as request:
+        assert await request.run(never, lambda: asyncio.sleep(0)) is Ending.DONE  # type: ignore[arg-type]
+    with requests.enter() as request:
+        asyncio.get_running_loop().call_soon(requests.cut_all)
+        assert await request.run(never, asyncio.Event().wait) is Ending.CUT  # type: ignore[arg-type]
+
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    with requests.enter() as request, pytest.raises(ZeroDivisionError):
+        await request.run(never, broken)  # type: ignore[arg-type]
+    assert len(requests) == 0
+
+
+def test_open_requests_are_bounded_and_can_be_closed() -> None:
+    requests = OpenRequests(limit=1)
+    with requests.enter(), pytest.raises(UnavailableError) as full, requests.enter():
+        pass
+    assert full.value.code == "server_overloaded"
+    requests.close("going down")
+    with pytest.raises(UnavailableError, match="going down"), requests.enter():
+        pass
+
+
+async def test_the_text_pool_refuses_what_it_cannot_hold() -> None:
+    pool, release = TextPool(threads=1, max_waiting=1), threading.Event()
+    waiting = [asyncio.create_task(pool.run(release.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError):
+        await pool.run(len, "abc")
+    waiting[1].cancel()  # its caller leaves: the place stays taken until the thread had it
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError):
+        await pool.run(len, "abc")
+    release.set()
+    assert await waiting[0]
+    with anyio.fail_after(10):
+        while pool._num_taken:
+            await asyncio.sleep(0.001)
+    assert await pool.run(len, "abc") == 3
+    pool.close()
+
+
+async def test_a_task_that_forgets_a_cancel_is_cancelled_again() -> None:
+    forgotten = []
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                forgotten.append(1)
+                if len(forgotten) == 3:
+                    raise
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    with anyio.fail_after(10):
+        await stop_tasks(task)
+    assert len(forgotten) == 3
+
+
+def worker(**more: Any) -> WorkerStatus:
+    stats = {"step": 5.0, "waiting": 1.0, "prefilling": 1.0, "active": 2.0, "pending": 1.0}
+    members = {"beat_age_s": 0.1, "draining": False, "stalled": False, **more}
+    return WorkerStatus("w", ("m",), stats={**stats, "tok_s": 1.5}, **members)  # type: ignore[arg-type]
+
+
+async def test_health_says_the_worst_that_it_knows() -> None:
+    store = Store()
+    health = HealthMonitor(store)  # type: ignore[arg-type]
+    assert health.status == "degraded"
+    await health.refresh()
+    assert (health.status, health.has_usable_worker) == ("no_workers", False)
+    store.found = [worker(), worker(draining=True)]
+    await health.refresh()
+    assert (health.status, health.has_usable_worker) == ("ok", True)
+    payload = health.payload()
+    assert (payload["running"], payload["waiting"]) == (6, 3 + 4)
+    assert payload["workers"][0]["tok_s"] == 1.5
+    assert [one["status"] for one in payload["workers"]] == ["ok", "draining"]
+    store.found = [worker(stalled=True)]
+    await health.refresh()
+    assert (health.status, health.has_usable_worker) == ("stalled", False)
+    store.failures = 1
+    with pytest.raises(TransportError):
+        await health.refresh()
+    assert health.status == "degraded"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "status", "kind"),
+    [
+        (ErrorCode.WORKER_LOST, JobState.FAILED, 502, "server_error"),
+        (ErrorCode.DEADLINE_EXCEEDED, JobState.EXPIRED, 504, "timeout"),
+        (ErrorCode.KV_CAPACITY_EXCEEDED, JobState.FAILED, 400, "invalid_request_error"),
+        (ErrorCode.JOB_LOST, JobState.FAILED, 503, "service_unavailable"),
+        (ErrorCode.CANCELLED, JobState.CANCELLED, 409, "cancelled"),
+        ("some_new_reason", JobState.CANCELLED, 409, "cancelled"),
+        ("some_new_code", JobState.FAILED, 500, "server_error"),
+    ],
+)
+def test_every_end_of_a_job_has_a_status(
+    code: str, state: JobState, status: int, kind: str
+) -> None:
+    error = job_failed(Failed(START, state, code, "why", Usage(3, 1)), delivered=False)
+    assert (error.status, error.kind, error.code) == (status, kind, code)
+    again = job_failed(Failed(START, state, code, "", Usage(3, 1)), delivered=True)
+    assert again.headers["x-should-retry"] == "false"
+    assert again.message
+
+
+def test_every_error_code_has_a_status() -> None:
+    for code in ErrorCode:
+        failed = Failed(START, JobState.FAILED, code, "", Usage(1, 1))
+        assert 400 <= job_failed(failed, delivered=False).status < 600
+
+
+def test_retry_after_is_a_whole_number_of_seconds() -> None:
+    assert queue_full(QueueFull("total", 0.01)).headers["retry-after"] == "1"
+
+
+def test_public_ids_lead_back_to_the_job() -> None:
+    job_id = new_job_id()
+    for kind in ("chat", "completion", "generate", "unheard-of"):
+        assert parse_job_id(public_id(kind, job_id)) == job_id
+    for text in ("", "x", "chatcmpl-", "0-", "0-a b", "-1-x", "0-" + "a" * 100, "0-é"):
+        assert parse_job_id(text) is None
+
+
+def test_status_words_are_those_of_http() -> None:
+    words = {state: job_payload(record_of(state))["status"] for state in JobState}
+    assert set(words.values()) == {
+        "queued", "running", "completed", "failed", "cancelled", "expired",
+    }  # fmt: skip
+    assert all(parse_status(word) is state for state, word in words.items())
+    with pytest.raises(InvalidParameter):
+        parse_status("finished")
+
+
+def test_settings_have_bounds_and_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://localhost")
+    assert load_settings(ApiSettings).allowed_origins == {"*"}
+    monkeypatch.setenv("CORS_ORIGINS", "https://a.example/, https://b.example")
+    assert load_settings(ApiSettings).allowed_origins == {
+        "https://a.example", "https://b.example",
+    }  # fmt: skip
+    monkeypatch.setenv("KEEPALIVE_S", "16")
+    with pytest.raises(SettingsError, match="KEEPALIVE_S"):
+        load_settings(ApiSettings)

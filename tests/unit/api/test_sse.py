@@ -1,0 +1,28 @@
+"""Events as bytes."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import sse
+
+
+def test_an_event_is_one_data_line_and_one_blank_line() -> None:
+    assert sse.event({"a": "x\ny"}) == b'data: {"a":"x\\ny"}\n\n'
+    assert sse.event({}, "3-17") == b"id: 3-17\ndata: {}\n\n"
+
+
+def test_a_comment_ends_in_one_newline() -> None:
+    assert sse.KEEPALIVE.startswith(b":")
+    assert sse.KEEPALIVE.count(b"\n") == 1
+    assert sse.DONE == b"data: [DONE]\n\n"
+
+
+@given(text=st.text())
+def test_no_client_finds_a_line_end_inside_an_event(text: str) -> None:
+    encoded = sse.event({"text": text})
+    assert encoded.decode().splitlines() == [encoded.decode()[:-2], ""]
+    assert json.loads(encoded.removeprefix(b"data: ")) == {"text": text}

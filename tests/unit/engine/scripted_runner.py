@@ -1,0 +1,144 @@
+"""A runner that says what a test tells it to, and remembers what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from shared.messages import SamplingParams, TokenLogprob
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.config import EngineConfig
+from worker.engine.engine import Engine, EngineOutput, EngineRequest
+from worker.engine.ports import StepResult
+
+VOCAB_SIZE = 1000
+EOS = 999
+
+
+def counting(item: ScheduledSequence) -> int:
+    """100, 101, 102, ...: names the output index, so that a lost or doubled token shows."""
+    return 100 + item.output_index
+
+
+@dataclass
+class ScriptedHandle:
+    result: StepResult
+    error: Exception | None
+
+    def collect(self) -> StepResult:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@dataclass
+class Step:
+    """One launch, copied: what the engine does later does not change it."""
+
+    starts: dict[int, int]
+    counts: dict[int, int]
+    tables: dict[int, list[int]]
+    order: list[int]
+    num_decodes: int
+    finished_seq_ids: tuple[int, ...]
+
+
+@dataclass
+class ScriptedRunner:
+    next_token: Callable[[ScheduledSequence], int] = counting
+    vocab_size: int = VOCAB_SIZE
+    launch_errors: dict[int, Exception] = field(default_factory=dict)  # by number of the step
+    collect_errors: dict[int, Exception] = field(default_factory=dict)
+    results: dict[int, StepResult] = field(default_factory=dict)  # instead of the computed one
+    failures: dict[int, dict[int, str]] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    def launch(self, batch: ScheduledBatch) -> ScriptedHandle:
+        number = len(self.steps)
+        items = batch.sequences
+        self.steps.append(
+            Step(
+                starts={s.seq_id: s.start for s in items},
+                counts={s.seq_id: s.num_scheduled_tokens for s in items},
+                tables={s.seq_id: list(s.block_table) for s in items},
+                order=[s.seq_id for s in items],
+                num_decodes=batch.num_decodes,
+                finished_seq_ids=batch.finished_seq_ids,
+            )
+        )
+        if number in self.launch_errors:
+            raise self.launch_errors[number]
+        failed = self.failures.get(number, {})
+        tokens = {
+            s.seq_id: self.next_token(s) for s in items if s.samples and s.seq_id not in failed
+        }
+        logprobs = {seq_id: TokenLogprob(token, -0.5) for seq_id, token in tokens.items()}
+        result = self.results.get(number, StepResult(tokens, logprobs, failed))
+        return ScriptedHandle(result, self.collect_errors.get(number))
+
+
+def make_config(**changes: object) -> EngineConfig:
+    values = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "max_model_len": 200,
+        "eos_token_ids": frozenset({EOS}),
+        **changes,
+    }
+    return EngineConfig(**values)  # type: ignore[arg-type]
+
+
+def make_engine(runner: ScriptedRunner | None = None, **changes: object) -> Engine:
+    return Engine(make_config(**changes), runner or ScriptedRunner())
+
+
+def make_request(
+    request_id: str = "a",
+    prompt: Iterable[int] = (1, 2, 3),
+    *,
+    outputs: Iterable[int] = (),
+    tenant: str = "default",
+    priority: int = 0,
+    **params: object,
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        output_token_ids=tuple(outputs),
+        tenant=tenant,
+        priority=priority,
+        params=SamplingParams(**{"max_tokens": 4, "seed": 0, **params}),  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class Story:
+    """All outputs of one request, put together."""
+
+    token_ids: list[int] = field(default_factory=list)
+    outputs: list[EngineOutput] = field(default_factory=list)
+
+    @property
+    def last(self) -> EngineOutput:
+        return self.outputs[-1]
+
+
+def run_to_end(engine: Engine, max_steps: int = 10_000) -> dict[str, Story]:
+    """Steps until nothing is left; checks the books after every step."""
+    stories: dict[str, Story] = {}
+    for _ in range(max_steps):
+        if not engine.has_unfinished():
+            return stories
+        tell(stories, engine.step())
+        engine.check_integrity()
+    raise AssertionError(f"not done after {max_steps} steps")
+
+
+def tell(stories: dict[str, Story], outputs: list[EngineOutput]) -> None:
+    for output in outputs:
+        story = stories.setdefault(output.request_id, Story())
+        assert not story.outputs or story.last.finish_reason is None, "an output after the last"
+        story.token_ids += output.token_ids
+        story.outputs.append(output)

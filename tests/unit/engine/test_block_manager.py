@@ -1,0 +1,269 @@
+"""The three states of a block, drawn in block_manager.py, and the ways between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from shared.messages import SamplingParams
+from worker.engine.block_hash import BlockHash, BlockHasher, block_hash
+from worker.engine.block_manager import BlockManager
+from worker.engine.errors import IntegrityError
+from worker.engine.sequence import Sequence
+
+SIZE = 4
+
+
+def make_sequence(tokens: Iterable[int], tenant: str = "default") -> Sequence:
+    return Sequence(
+        seq_id=0,
+        request_id="r",
+        prompt_token_ids=tuple(tokens),
+        params=SamplingParams(),
+        max_model_len=10**9,
+        tenant=tenant,
+    )
+
+
+def fill(manager: BlockManager, tokens: Iterable[int], tenant: str = "default") -> Sequence:
+    """Admits a sequence, computes all of it and publishes what is full."""
+    sequence = make_sequence(tokens, tenant)
+    assert manager.allocate(sequence, sequence.num_tokens, manager.match(sequence))
+    manager.publish(sequence, sequence.num_tokens)
+    return sequence
+
+
+def states(manager: BlockManager) -> tuple[int, int, int]:
+    num_owned = manager.num_blocks - manager.num_available
+    return manager.num_free, manager.num_cached, num_owned
+
+
+def test_a_block_goes_from_free_to_owned_to_cached_and_back() -> None:
+    manager = BlockManager(3, SIZE)
+    assert states(manager) == (3, 0, 0)
+    first = fill(manager, range(9))  # two full blocks and one token
+    assert states(manager) == (0, 0, 3)
+    manager.release(first)
+    assert states(manager) == (1, 2, 0)  # only full blocks are worth keeping
+    again = make_sequence(range(9))
+    assert len(manager.match(again)) == 2
+    other = fill(manager, range(100, 112))  # needs all three: the cached ones are evicted
+    assert manager.match(again) == []
+    manager.check_integrity([other.block_table])
+
+
+def test_two_prompts_sharing_k_full_blocks_share_exactly_k_block_ids() -> None:
+    for num_shared in range(4):
+        manager = BlockManager(32, SIZE)
+        prefix = list(range(num_shared * SIZE))
+        a = fill(manager, [*prefix, *range(100, 110)])
+        b = fill(manager, [*prefix, *range(200, 210)])
+        shared = set(a.block_table) & set(b.block_table)
+        assert shared == set(a.block_table[:num_shared])
+        assert {manager.ref_count(i) for i in shared} <= {2}
+        manager.check_integrity([a.block_table, b.block_table])
+
+
+def test_the_whole_prompt_is_never_matched() -> None:
+    manager = BlockManager(32, SIZE)
+    fill(manager, range(12))
+    assert len(manager.match(make_sequence(range(12)))) == 2
+    assert len(manager.match(make_sequence(range(13)))) == 3
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_blocks", "num_findable"), [(255, 1, 0), (256, 1, 1), (257, 2, 1)]
+)
+def test_a_new_block_only_when_the_last_is_full_and_findable_only_when_full(
+    num_tokens: int, num_blocks: int, num_findable: int
+) -> None:
+    manager = BlockManager(8, 256)
+    sequence = fill(manager, range(num_tokens))
+    assert len(sequence.block_table) == num_blocks
+    assert len(manager.match(make_sequence(range(600)))) == num_findable
+
+
+def test_a_shared_block_is_given_up_only_by_its_last_owner() -> None:
+    manager = BlockManager(8, SIZE)
+    a = fill(manager, range(9))
+    b = fill(manager, range(9))
+    shared = a.block_table[:2]
+    manager.release(a)
+    assert [manager.ref_count(i) for i in shared] == [1, 1]
+    assert len(manager.match(make_sequence(range(9)))) == 2
+    manager.release(b)
+    assert [manager.ref_count(i) for i in shared] == [0, 0]
+    c = fill(manager, range(9))
+    assert c.block_table[:2] == shared
+    manager.check_integrity([c.block_table])
+
+
+def test_the_least_recently_used_content_is_evicted_first_and_suffixes_before_prefixes() -> None:
+    manager = BlockManager(6, SIZE)
+    old, new = fill(manager, range(12)), fill(manager, range(100, 112))
+    manager.release(old)
+    manager.release(new)
+    fill(manager, [7])
+    assert len(manager.match(make_sequence(range(13)))) == 2
+    assert len(manager.match(make_sequence(range(100, 113)))) == 3
+    hit = fill(manager, range(5))  # uses the old content's first block
+    manager.release(hit)
+    for token in range(500, 504):
+        fill(manager, [token])
+    assert len(manager.match(make_sequence(range(13)))) == 1
+    assert len(manager.match(make_sequence(range(100, 113)))) == 0
+
+
+def test_a_refused_allocation_leaves_sequence_and_blocks_as_they_were() -> None:
+    manager = BlockManager(4, SIZE)
+    manager.release(fill(manager, range(8)))
+    blocker = fill(manager, [50])
+    sequence = make_sequence(range(17))
+    hits = manager.match(sequence)
+    assert len(hits) == 2
+    before = (states(manager), list(sequence.block_table), manager.match(sequence))
+    assert not manager.allocate(sequence, 17, hits)
+    assert (states(manager), sequence.block_table, manager.match(sequence)) == before
+    manager.check_integrity([blocker.block_table])
+
+
+def test_a_hit_that_wakes_a_cached_block_uses_up_an_available_one() -> None:
+    manager = BlockManager(3, SIZE)
+    manager.release(fill(manager, range(12)))
+    sequence = make_sequence(range(16))
+    hits = manager.match(sequence)
+    assert (len(hits), manager.num_available) == (3, 3)
+    assert not manager.allocate(sequence, 16, hits)
+    assert manager.can_allocate(sequence, 12, hits)
+    assert not manager.can_allocate(sequence, 12, hits, spare=1)
+
+
+def test_block_tables_are_append_only_and_a_released_one_can_still_be_read() -> None:
+    manager = BlockManager(8, SIZE)
+    sequence = make_sequence(range(20))
+    assert manager.allocate(sequence, 3)
+    seen = sequence.block_table
+    first = list(seen)
+    assert manager.allocate(sequence, 20)
+    assert seen is sequence.block_table
+    assert seen[:1] == first
+    whole = list(seen)
+    manager.release(sequence)
+    assert sequence.block_table == []
+    assert seen == whole
+
+
+def test_the_same_content_computed_twice_becomes_an_alias_that_children_chain_on() -> None:
+    manager = BlockManager(16, SIZE)
+    a, b = make_sequence(range(13)), make_sequence([*range(8), 90, 91, 92, 93, 94])
+    for sequence in (a, b):  # both admitted before either has published
+        assert manager.allocate(sequence, 13, manager.match(sequence))
+    manager.publish(a, 13)
+    manager.publish(b, 13)
+    assert set(a.block_table).isdisjoint(b.block_table)
+    mixed = make_sequence([*range(8), 90, 91, 92, 93, 94])
+    assert manager.match(mixed) == [*a.block_table[:2], b.block_table[2]]
+    manager.check_integrity([a.block_table, b.block_table])
+    manager.release(b)  # its aliases are free, its own third block is cached
+    assert manager.num_cached == 1
+    manager.check_integrity([a.block_table])
+
+
+def test_content_computed_again_after_its_parent_was_evicted_can_be_hit() -> None:
+    manager = BlockManager(8, SIZE)
+    tokens = list(range(9))
+    a, b = make_sequence(tokens), make_sequence(tokens)
+    for sequence in (a, b):
+        assert manager.allocate(sequence, 9)
+    manager.publish(a, 4)  # a publishes the parent, b its child
+    manager.publish(b, 8)
+    manager.release(a)
+    fillers = [fill(manager, [token]) for token in range(100, 105)]  # evicts a's parent
+    assert manager.match(make_sequence(tokens)) == []
+    for filler in fillers:
+        manager.release(filler)
+    c = fill(manager, tokens)
+    assert manager.match(make_sequence(tokens)) == c.block_table[:2]
+    manager.check_integrity([b.block_table, c.block_table])
+
+
+def test_tenants_do_not_share() -> None:
+    manager = BlockManager(16, SIZE)
+    fill(manager, range(12), tenant="a")
+    assert manager.match(make_sequence(range(12), tenant="b")) == []
+    assert len(manager.match(make_sequence(range(12), tenant="a"))) == 2
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    manager = BlockManager(16, SIZE, prefix_caching=False)
+    sequence = fill(manager, range(12))
+    assert manager.match(make_sequence(range(13))) == []
+    manager.release(sequence)
+    assert states(manager) == (16, 0, 0)
+
+
+def _constant(parent: BlockHash, token_ids: object) -> BlockHash:
+    return BlockHash(b"collision")
+
+
+def _parent_blind(parent: BlockHash, token_ids: Iterable[int]) -> BlockHash:
+    return block_hash(BlockHash(b""), list(token_ids))
+
+
+def _token_blind(parent: BlockHash, token_ids: object) -> BlockHash:
+    return block_hash(parent, [])
+
+
+@pytest.mark.parametrize("hasher", [_constant, _parent_blind, _token_blind])
+def test_a_hash_collision_is_a_miss_and_never_a_wrong_block(hasher: BlockHasher) -> None:
+    manager = BlockManager(64, SIZE, hasher=hasher)
+    common = [7, 7, 7, 7]
+    live = [
+        fill(manager, [*range(100, 104), *common, *common, 1]),
+        fill(manager, [*range(200, 204), *common, *common, 1]),
+        fill(manager, [*common, *common, *common, 1]),
+    ]
+    manager.check_integrity([s.block_table for s in live])
+    for first in (range(100, 104), range(200, 204), range(300, 304), common):
+        probe = make_sequence([*first, *common, *common, 1])
+        owners = [s for s in live if s.token_ids == probe.token_ids]
+        hits = manager.match(probe)
+        if not owners:
+            assert hits == []
+        for owner in owners:
+            assert hits == owner.block_table[: len(hits)]
+    for sequence in live:
+        manager.release(sequence)
+    manager.check_integrity([])
+
+
+@pytest.mark.timeout(20)
+def test_a_hundred_thousand_blocks_are_no_slower_each_than_ten() -> None:
+    """A search through the free blocks would take minutes here."""
+    num_blocks = 100_000
+    manager = BlockManager(num_blocks, 1)
+    sequence = fill(manager, range(num_blocks))
+    manager.release(sequence)
+    assert manager.num_cached == num_blocks
+    again = make_sequence(range(num_blocks))
+    hits = manager.match(again)
+    assert len(hits) == num_blocks - 1
+    assert manager.allocate(again, num_blocks, hits)
+    manager.check_integrity([again.block_table])
+    manager.release(again)
+    other = fill(manager, range(num_blocks, 2 * num_blocks))  # evicts every one
+    assert manager.num_available == 0
+    manager.check_integrity([other.block_table])
+
+
+def test_check_integrity_notices_a_lost_reference() -> None:
+    manager = BlockManager(4, SIZE)
+    sequence = fill(manager, range(6))
+    manager.check_integrity([sequence.block_table])
+    with pytest.raises(IntegrityError, match="references"):
+        manager.check_integrity([])
+    with pytest.raises(IntegrityError, match="references"):
+        manager.check_integrity([sequence.block_table, sequence.block_table])
+    with pytest.raises(IntegrityError, match="twice"):
+        manager.check_integrity([[0, 0]])

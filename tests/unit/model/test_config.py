@@ -1,0 +1,162 @@
+"""ModelConfig reads both spellings and refuses by name what it does not compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import FAMILIES, make_checkpoint
+from worker.model.config import ModelConfig
+from worker.model.errors import CheckpointError, UnsupportedModel
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def raw(family: str = "qwen3", **changes: Any) -> dict[str, Any]:
+    return {
+        "model_type": family,
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    } | changes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_spellings_say_the_same(family: str, tmp_path: Path) -> None:
+    scaling = LLAMA3 | {"original_max_position_embeddings": 64}
+    old, new = (
+        ModelConfig.from_directory(
+            make_checkpoint(
+                tmp_path / style,
+                family,
+                config_style=style,
+                rope_scaling=scaling,
+                rope_theta=5e5,
+                dtype="bfloat16",
+            )
+        )
+        for style in ("v4", "v5")
+    )
+    assert old == new
+    assert (old.dtype, old.rope.kind, old.rope.theta) == ("bfloat16", "llama3", 5e5)
+
+
+@pytest.mark.parametrize(
+    ("generation", "own", "expected"),
+    [
+        ({"eos_token_id": [5, 6]}, 7, {5, 6}),
+        ({"eos_token_id": 5}, 7, {5}),
+        ({}, 7, {7}),
+        ({"eos_token_id": None}, [7, 8], {7, 8}),
+        ({}, None, set()),
+        ({"eos_token_id": 0}, 7, {0}),
+    ],
+)
+def test_eos_comes_from_the_generation_config_first(
+    generation: dict[str, Any], own: object, expected: set[int]
+) -> None:
+    assert ModelConfig.from_dict(raw(eos_token_id=own), generation).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "gemma2"}, "model_type 'gemma2'"),
+        ({"model_type": None}, "model_type None"),
+        ({"model_type": ["qwen3"]}, "model_type"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "architectures"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2, "slope": 1}}, "'slope'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": -1}}, "factor"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 0.5}}, "high_freq_factor"),
+        ({"rope_parameters": "linear"}, "rope_parameters must be an object"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"num_attention_heads": True}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"dtype": "float64"}, "dtype 'float64'"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelConfig.from_dict(raw() | changes)
+
+
+def test_qwen2_always_has_its_bias_and_never_on_the_output() -> None:
+    config = ModelConfig.from_dict(raw("qwen2"))
+    assert (config.attention_bias, config.output_bias) == (True, False)
+    with pytest.raises(UnsupportedModel, match="attention_bias"):
+        ModelConfig.from_dict(raw("qwen2", attention_bias=False))
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"use_sliding_window": False, "sliding_window": 4096},
+        {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+        {"layer_types": ["full_attention", "full_attention"]},
+        {"quantization_config": None, "rope_scaling": None},
+        {"some_future_member": 1},
+    ],
+)
+def test_members_that_change_nothing_are_no_reason_to_refuse(harmless: dict[str, Any]) -> None:
+    assert ModelConfig.from_dict(raw() | harmless) == ModelConfig.from_dict(raw())
+
+
+def test_null_kv_heads_means_one_for_every_head() -> None:
+    assert ModelConfig.from_dict(raw(num_key_value_heads=None)).num_kv_heads == 4
+
+
+def test_yarn_extends_the_context() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    config = ModelConfig.from_dict(raw(max_position_embeddings=40_960, rope_scaling=yarn))
+    assert config.context_length == 131_072
+    assert ModelConfig.from_dict(raw(max_position_embeddings=40_960)).context_length == 40_960
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"model_type": "qwen3"', "\ud800"])
+def test_broken_files_are_named(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content.encode("utf-8", "surrogatepass"))
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        ModelConfig.from_directory(tmp_path)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a directory"):
+        ModelConfig.from_directory(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
+        ModelConfig.from_directory(tmp_path)
+    make_checkpoint(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    assert ModelConfig.from_directory(tmp_path).eos_token_ids == {383}
+    (tmp_path / "generation_config.json").write_text(json.dumps([1]))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        ModelConfig.from_directory(tmp_path)

@@ -1,0 +1,35 @@
+"""Serving never records anything for a backward pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from shared.messages import SamplingParams
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engine_run import generate, new_engine
+from worker.model.build import ModelOptions, build_model
+
+
+def test_no_step_computes_with_gradients(tmp_path: Path) -> None:
+    built = build_model(
+        ModelOptions(model=str(make_checkpoint(tmp_path)), device="cpu", num_blocks=16)
+    )
+    seen: set[tuple[bool, bool]] = set()
+
+    def look(module: nn.Module, args: object, output: object) -> None:
+        needs = isinstance(output, torch.Tensor) and output.requires_grad
+        seen.add((torch.is_grad_enabled(), needs))
+
+    hook = register_module_forward_hook(look)
+    try:
+        (result,) = generate(
+            new_engine(built), [[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=3)
+        )
+    finally:
+        hook.remove()
+    assert result.token_ids
+    assert seen == {(False, False)}

@@ -1,0 +1,150 @@
+"""Stand-ins for the worker's unit tests: an obedient JobQueue and a byte tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from shared.messages import Job, SamplingParams
+from shared.text.detokenizer import ByteDetokenizer
+from shared.transport.base import (
+    Append,
+    AppendResult,
+    AppendStatus,
+    Beat,
+    Delivery,
+    TransportError,
+)
+
+EOS = 256
+HIDDEN = 257  # a special token without text
+VOCAB_SIZE = 258
+
+
+class ByteTokenizer:
+    """Token id = byte; two special tokens have no text."""
+
+    vocab_size = VOCAB_SIZE
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(t for t in token_ids if t < 256).decode(errors="replace")
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> ByteDetokenizer:
+        return ByteDetokenizer(lambda token_id, first: bytes([token_id]) if token_id < 256 else b"")
+
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+Answer = Callable[[Append], AppendResult]
+
+
+class FakeQueue:
+    """Records every call; appends are answered by `answer`, or fail while `away`."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.appended: list[list[Append]] = []
+        self.answer: Answer = accepted
+        self.beats: list[Beat] = []
+        self.drops: list[str] = []
+        self.released: list[tuple[str, int]] = []
+        self.blamed: list[tuple[str, int]] = []
+        self.retired = False
+        self.announced = 0
+        self.deliveries: deque[Delivery] = deque()
+        self.lost: list[Delivery] = []
+        self.recoverable: list[Delivery] = []
+        self.calls: list[str] = []
+        self.on_pull: Callable[[], None] = lambda: None
+        self.gate = asyncio.Event()  # appends wait for it
+        self.gate.set()
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.away:
+            raise TransportError("the store is away")
+
+    async def setup(self, models: Sequence[str]) -> None:
+        self._called("setup")
+
+    async def beat(self, beat: Beat) -> Sequence[str]:
+        self._called("beat")
+        self.beats.append(beat)
+        return list(self.drops)
+
+    async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
+        self._called("pull")
+        self.on_pull()
+        if not self.deliveries:
+            await asyncio.sleep(0.001)
+        return [self.deliveries.popleft() for _ in range(min(count, len(self.deliveries)))]
+
+    async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
+        self._called("reconcile")
+        lost, self.lost = [d for d in self.lost if d.job.job_id not in known], []
+        return lost
+
+    async def recover(self, worker_id: str, count: int) -> Sequence[Delivery]:
+        self._called("recover")
+        taken, self.recoverable = self.recoverable[:count], self.recoverable[count:]
+        return taken
+
+    async def append(
+        self, worker_id: str, lease_ms: int, items: Sequence[Append]
+    ) -> Sequence[AppendResult]:
+        self._called("append")
+        await self.gate.wait()
+        self.appended.append(list(items))
+        return [self.answer(item) for item in items]
+
+    async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
+        self._called("release")
+        self.released.append((job_id, attempt))
+        return True
+
+    async def crashed(self, worker_id: str, jobs: Sequence[tuple[str, int]]) -> None:
+        self._called("crashed")
+        self.blamed += jobs
+
+    async def retire(self, worker_id: str) -> None:
+        self._called("retire")
+        self.retired = True
+
+    async def cancellations(self, worker_id: str) -> AsyncIterator[str]:
+        await asyncio.Event().wait()
+        yield ""
+
+    async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
+        self._called("announce")
+        self.announced += 1
+
+
+def accepted(item: Append) -> AppendResult:
+    end = item.delta.end
+    return AppendResult(AppendStatus.OK, end.num_tokens, num_bytes=end.num_bytes)
+
+
+def make_job(job_id: str = "0-a", prompt: Sequence[int] = (1, 2, 3), **sampling: object) -> Job:
+    params = SamplingParams(**({"max_tokens": 100, "seed": 1} | sampling))  # type: ignore[arg-type]
+    return Job(
+        job_id=job_id,
+        model="m",
+        prompt_token_ids=tuple(prompt),
+        sampling=params,
+        kind="generate",
+    )
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Waits until the condition holds; fails when it does not within the time."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.001)

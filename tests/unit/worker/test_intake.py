@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from shared.messages import SamplingParams
+from shared.transport.base import Delivery
+from tests.unit.worker.fakes import ByteTokenizer, FakeQueue, make_job, until
+from worker.intake import Intake
+from worker.output import OutputProcessor
+from worker.running_jobs import RunningJob, RunningJobs
+
+
+class Bench:
+    """An intake whose admitted jobs go straight into the table."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.queue = FakeQueue()
+        self.jobs = RunningJobs(max_num_seqs)
+        self.engine_up = asyncio.Event()
+        self.engine_up.set()
+        self.num_repairs = 0
+        self.intake = Intake(
+            self.queue,
+            "w1",
+            self.jobs,
+            self._admit,
+            self._repair,
+            engine_up=self.engine_up,
+            pull_block_ms=10,
+            reconcile_interval_s=3600,
+        )
+
+    async def _admit(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            out = OutputProcessor(ByteTokenizer(), SamplingParams())
+            running = RunningJob(delivery.job, delivery.attempt, out, 0, 0, None)
+            self.jobs.add(running)
+            self.jobs.enter_engine(running)
+
+    async def _repair(self) -> None:
+        self.num_repairs += 1
+
+
+@asynccontextmanager
+async def running(max_num_seqs: int = 2) -> AsyncIterator[Bench]:
+    bench = Bench(max_num_seqs)
+    task = asyncio.create_task(bench.intake.run())
+    try:
+        yield bench
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def delivery(job_id: str) -> Delivery:
+    return Delivery(make_job(job_id), 1)
+
+
+async def test_no_more_jobs_are_taken_than_the_engine_has_room_for() -> None:
+    async with running(max_num_seqs=2) as bench:
+        bench.queue.deliveries.extend(delivery(f"0-{i}") for i in range(5))
+        await until(lambda: len(bench.jobs) == 2)
+        num_pulls = bench.queue.calls.count("pull")
+        await asyncio.sleep(0.02)
+        assert len(bench.queue.deliveries) == 3
+        assert bench.queue.calls.count("pull") == num_pulls
+        bench.jobs.remove(next(iter(bench.jobs)))
+        await until(lambda: len(bench.queue.deliveries) == 2)
+
+
+async def test_recovered_jobs_go_before_new_ones() -> None:
+    async with running(max_num_seqs=1) as bench:
+        bench.queue.recoverable = [delivery("0-old")]
+        bench.queue.deliveries.append(delivery("0-new"))
+        await until(lambda: len(bench.jobs) == 1)
+        assert bench.jobs.ids == {"0-old"}
+
+
+async def test_lost_deliveries_are_sought_at_the_start_and_when_something_is_suspected() -> None:
+    async with running() as bench:
+        await until(lambda: bench.queue.calls.count("pull") > 2)
+        assert bench.queue.calls[0] == "reconcile"
+        assert bench.queue.calls.count("reconcile") == 1
+        bench.queue.lost = [delivery("0-lost")]
+        bench.intake.suspect()
+        await until(lambda: len(bench.jobs) == 1)
+
+
+async def test_after_an_outage_the_store_is_set_up_again_before_anything_is_taken() -> None:
+    async with running() as bench:
+        await until(lambda: "pull" in bench.queue.calls)
+        bench.queue.away = True
+        await until(lambda: bench.num_repairs > 0)
+        assert bench.queue.calls[-1] == "reconcile"  # the first thing after every repair
+        bench.queue.deliveries.append(delivery("0-a"))
+        bench.queue.away = False
+        await until(lambda: len(bench.jobs) == 1)
+
+
+async def test_nothing_is_taken_while_the_engine_is_down() -> None:
+    async with running() as bench:
+        bench.engine_up.clear()  # before the first round
+        bench.queue.deliveries.append(delivery("0-a"))
+        await asyncio.sleep(0.03)
+        assert bench.queue.calls == []
+        bench.engine_up.set()
+        await until(lambda: len(bench.jobs) == 1)
+
+
+async def test_a_job_that_arrives_when_the_engine_has_just_died_is_given_back() -> None:
+    async with running() as bench:
+        bench.queue.on_pull = bench.engine_up.clear
+        bench.queue.deliveries.append(delivery("0-a"))
+        await until(lambda: bench.queue.released)
+        assert bench.queue.released == [("0-a", 1)]
+        assert len(bench.jobs) == 0

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState
+from shared.text.card import ModelCard
+from shared.transport.base import AppendResult, AppendStatus, Delivery, JobEnd
+from shared.transport.chain import chain_hash
+from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue, make_job, until
+from worker.engine_messages import (
+    AddRequest,
+    CancelRequest,
+    RequestRejected,
+    StepOutputs,
+    ToEngine,
+    TokensOut,
+)
+from worker.job_runner import JobRunner
+from worker.publisher import FlushPolicy, Publisher
+from worker.running_jobs import RunningJobs
+from worker.served_model import ServedModel
+
+MODEL = ServedModel(
+    name="m",
+    card=ModelCard(
+        name="m",
+        created_s=0,
+        max_model_len=64,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(EOS,),
+        has_chat_template=False,
+        tokenizer_digest="",
+        facts_digest="",
+    ),
+    blobs={},
+    tokenizer=ByteTokenizer(),
+    max_model_len=64,
+    vocab_size=VOCAB_SIZE,
+    eos_token_ids=frozenset({EOS}),
+)
+
+
+class Bench:
+    """A runner whose engine is the test: it sees what was sent and says what it likes."""
+
+    def __init__(self) -> None:
+        self.queue = FakeQueue()
+        self.jobs = RunningJobs(4)
+        self.sent: list[ToEngine] = []
+        self.publisher = Publisher(
+            self.queue,
+            "w1",
+            5000,
+            FlushPolicy(flush_interval_s=0, flush_tokens=8, max_unflushed_tokens=256),
+            chain_hash,
+            on_settled=lambda settled: self.runner.settle(settled),
+            on_rejected=lambda job_id, attempt: self.runner.stop_engine_work(job_id, attempt),
+            on_trouble=lambda: None,
+        )
+        self.runner = JobRunner(self.jobs, MODEL, self.publisher, self.sent.append)
+
+    def admit(self, job: Job, attempt: int = 1, logged: str = "", cached: int = 0) -> str:
+        token_ids = tuple(logged.encode())
+        end = Cursor(len(token_ids), len(token_ids))
+        self.runner.admit(Delivery(job, attempt, token_ids, (), end, cached))
+        return f"{job.job_id}/{attempt}"
+
+    def says(
+        self,
+        request_id: str,
+        token_ids: Sequence[int] = (),
+        finish: FinishReason | None = None,
+        *,
+        stop: int | None = None,
+        error: ErrorCode | None = None,
+        cached: int = 0,
+    ) -> None:
+        output = TokensOut(request_id, tuple(token_ids), None, finish, stop, error, "m", cached)
+        self.runner.take(StepOutputs((output,)))
+
+    async def log_of(self, job_id: str) -> tuple[str, tuple[int, ...], JobEnd | None]:
+        """(text, tokens, end) of what is durable once nothing waits any more."""
+        task = asyncio.create_task(self.publisher.run())
+        await self.publisher.flushed()
+        task.cancel()
+        await asyncio.wait([task])
+        items = [item for step in self.queue.appended for item in step if item.job_id == job_id]
+        text = "".join(item.delta.text for item in items)
+        token_ids = tuple(token for item in items for token in item.delta.token_ids)
+        return text, token_ids, items[-1].end_of_job if items else None
+
+
+async def test_a_job_goes_to_the_engine_and_its_output_to_the_log() -> None:
+    bench = Bench()
+    request_id = bench.admit(make_job())
+    assert isinstance(bench.sent[0], AddRequest)
+    assert bench.sent[0].request_id == request_id
+    bench.says(request_id, b"h", cached=2)
+    bench.says(request_id, b"i")
+    bench.says(request_id, [EOS], FinishReason.STOP)
+    text, token_ids, end = await bench.log_of("0-a")
+    assert (text, token_ids) == ("hi", (*b"hi", EOS))
+    assert end is not None
+    assert (end.state, end.reason, end.stop_reason) == (JobState.FINISHED, "stop", None)
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens, end.usage.cached_tokens) == (
+        3,
+        3,
+        2,
+    )
+    assert len(bench.jobs) == 0
+    assert bench.sent[1:] == []  # the engine knows of its own end
+
+
+async def test_a_stop_string_ends_the_job_and_frees_the_engine_at_once() -> None:
+    bench = Bench()
+    request_id = bench.admit(make_job(stop=("END",)))
+    bench.says(request_id, b"aEN")
+    bench.says(request_id, b"Dx")
+    assert bench.sent[-1] == CancelRequest(request_id)
+    assert bench.jobs.num_in_engine == 0
+    bench.says(request_id, b"more")  # was on its way
+    text, token_ids, end = await bench.log_of("0-a")
+    assert (text, token_ids) == ("a", tuple(b"aEND"))
+    assert end is not None
+    assert (end.reason, end.stop_reason, end.usage.completion_tokens) == ("stop", "END", 4)
+
+
+async def test_a_resumed_job_continues_its_log_and_keeps_the_first_prefix_hit() -> None:
+    bench = Bench()
+    request_id = bench.admit(make_job(stop=("END",)), attempt=2, logged="abc", cached=16)
+    added = bench.sent[0]
+    assert isinstance(added, AddRequest)
+    assert added.output_token_ids == tuple(b"abc")
+    bench.says(request_id, b"d", FinishReason.LENGTH, cached=48)
+    text, _, end = await bench.log_of("0-a")
+    assert text == "d"
+    assert bench.queue.appended[0][0].delta.start == Cursor(3, 3)
+    assert end is not None
+    assert (end.usage.completion_tokens, end.usage.cached_tokens) == (4, 16)
+
+
+async def test_a_log_whose_job_had_ended_gets_its_end_without_the_engine() -> None:
+    bench = Bench()
+    bench.runner.admit(Delivery(make_job(), 2, (65, EOS), (), Cursor(2, 1)))
+    text, token_ids, end = await bench.log_of("0-a")
+    assert (text, token_ids) == ("", ())
+    assert end is not None
+    assert (end.reason, end.usage.completion_tokens) == ("stop", 2)
+    assert bench.sent == []
+
+
+async def test_a_log_of_another_tokenizer_fails_the_job() -> None:
+    bench = Bench()
+    bench.runner.admit(Delivery(make_job(), 2, (65,), (), Cursor(1, 5)))
+    _, _, end = await bench.log_of("0-a")
+    assert end is not None
+    assert (end.state, end.reason) == (JobState.FAILED, "detokenizer_mismatch")
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        (make_job(prompt=()), "payload_invalid"),
+        (make_job(prompt=(VOCAB_SIZE,)), "payload_invalid"),
+        (make_job(prompt=(-1,)), "payload_invalid"),
+        (make_job(seed=None), "payload_invalid"),
+        (make_job(logit_bias={VOCAB_SIZE: 1.0}), "payload_invalid"),
+        (make_job(prompt=(1,) * 64), "context_length_exceeded"),
+    ],
+)
+async def test_a_job_that_the_model_cannot_run_fails_with_a_code(job: Job, code: str) -> None:
+    bench = Bench()
+    bench.admit(job)
+    _, _, end = await bench.log_of("0-a")
+    assert end is not None
+    assert (end.state, end.reason) == (JobState.FAILED, code)
+    assert end.message
+    assert bench.sent == []
+    assert len(bench.jobs) == 0
+
+
+async def test_a_job_that_the_engine_refuses_fails_with_its_code() -> None:
+    bench = Bench()
+    request_id = bench.admit(make_job())
+    bench.runner.refuse(RequestRejected(request_id, ErrorCode.KV_CAPACITY_EXCEEDED, "too long"))
+    _, _, end = await bench.log_of("0-a")
+    assert end is not None
+    assert (end.reason, end.message) == ("kv_capacity_exceeded", "too long")
+
+
+async def test_an_error_of_the_engine_ends_the_job_with_the_text_that_was_held_back() -> None:
+    bench = Bench()
+    request_id = bench.admit(make_job(stop=("END",)))
+    bench.says(request_id, b"aEN")
+    bench.says(request_id, (), FinishReason.ERROR, error=ErrorCode.ENGINE_ERROR)
+    text, token_ids, end = await bench.log_of("0-a")
+    assert (text, token_ids) == ("aEN", tuple(b"aEN"))
+    assert end is not None
+    assert (end.state, end.reason) == (JobState.FAILED, "engine_error")
+
+
+async def test_a_cancelled_job_leaves_the_engine_and_says_nothing_more() -> None:
+    bench = Bench()
+    request_id = bench.admit(make_job())
+    bench.says(request_id, b"a")
+    bench.runner.cancel("0-a", None, "cancelled")
+    bench.runner.cancel("0-a", None, "cancelled")
+    assert bench.sent[1:] == [CancelRequest(request_id)]
+    bench.says(request_id, b"b")
+    assert await bench.log_of("0-a") == ("", (), None)
+    assert len(bench.jobs) == 0
+
+
+async def test_a_word_about_an_older_attempt_does_not_drop_the_newer_one() -> None:
+    bench = Bench()
+    bench.admit(make_job(), attempt=2)
+    bench.runner.cancel("0-a", 1, "dropped")
+    assert len(bench.jobs) == 1
+    bench.runner.cancel("0-a", 2, "dropped")
+    assert len(bench.jobs) == 0
+
+
+async def test_a_newer_claim_replaces_the_older_copy() -> None:
+    bench = Bench()
+    old = bench.admit(make_job())
+    bench.says(old, b"a")
+    new = bench.admit(make_job(), attempt=2)
+    assert CancelRequest(old) in bench.sent
+    bench.says(old, b"x")
+    bench.says(new, b"b", FinishReason.LENGTH)
+    text, _, end = await bench.log_of("0-a")
+    assert text == "b"
+    assert end is not None
+    assert {item.attempt for step in bench.queue.appended for item in step} == {2}
+
+
+async def test_an_older_claim_does_not_replace_the_newer_copy() -> None:
+    bench = Bench()
+    bench.admit(make_job(), attempt=2)
+    bench.admit(make_job(), attempt=1)
+    running = bench.jobs.get("0-a")
+    assert running is not None
+    assert running.attempt == 2
+
+
+async def test_a_job_that_the_log_gave_away_leaves_the_engine() -> None:
+    bench = Bench()
+    request_id = bench.admit(make_job())
+    bench.queue.answer = lambda item: AppendResult(AppendStatus.FENCED)
+    bench.says(request_id, b"a")
+    await bench.log_of("0-a")
+    assert bench.sent[-1] == CancelRequest(request_id)
+    assert len(bench.jobs) == 0
+
+
+async def test_a_dead_engines_jobs_are_handed_over_and_ended_ones_are_still_written() -> None:
+    bench = Bench()
+    ended = bench.admit(make_job("0-a"))
+    bench.admit(make_job("0-b"), attempt=3)
+    bench.says(ended, b"a", FinishReason.LENGTH)
+    handed = bench.runner.surrender_engine()
+    assert [(running.job.job_id, running.attempt) for running in handed] == [("0-b", 3)]
+    text, _, end = await bench.log_of("0-a")
+    assert text == "a"
+    assert end is not None
+    assert bench.jobs.num_in_engine == 0
+
+
+async def test_room_counts_what_is_in_the_engine_and_is_bounded_by_what_waits_for_the_store() -> (
+    None
+):
+    bench = Bench()
+    names = [bench.admit(make_job(f"0-{i}")) for i in range(4)]
+    assert bench.jobs.room == 0
+    for name in names:
+        bench.says(name, b"a", FinishReason.LENGTH)
+    assert bench.jobs.room == 4
+    for i in range(4, 8):
+        bench.says(bench.admit(make_job(f"0-{i}")), b"a", FinishReason.LENGTH)
+    assert bench.jobs.room == 0
+    bench.publisher.drop("0-0")
+    await bench.log_of("0-1")
+    await until(lambda: bench.jobs.room > 0)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from shared.messages import START, Cursor, FinishReason, JobState, TokenLogprob, Usage
+from shared.transport.base import JobEnd
+from shared.transport.chain import chain_hash
+from worker.outbox import Outbox
+
+END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1))
+
+
+def outbox(end: Cursor = START, token_ids: tuple[int, ...] = ()) -> Outbox:
+    return Outbox("0-a", 1, end, token_ids, chain_hash)
+
+
+def test_everything_unsent_travels_in_one_append() -> None:
+    box = outbox()
+    box.add((1, 2), "é", None)
+    box.add((3,), "x", None)
+    append = box.next_append()
+    assert (append.delta.start, append.delta.end) == (START, Cursor(3, 3))
+    assert (append.delta.token_ids, append.delta.text) == ((1, 2, 3), "éx")
+    assert (append.start_hash, append.end_hash) == ("", chain_hash("", (1, 2, 3)))
+    assert append.end_of_job is None
+
+
+def test_an_unsettled_append_is_offered_again_unchanged() -> None:
+    box = outbox()
+    box.add((1,), "a", None)
+    first = box.next_append()
+    box.add((2,), "b", None)
+    assert box.next_append() is first
+    box.accept()
+    second = box.next_append()
+    assert (second.delta.start, second.delta.end) == (Cursor(1, 1), Cursor(2, 2))
+    assert second.start_hash == first.end_hash
+
+
+def test_an_end_that_comes_after_the_offer_goes_with_the_next_append() -> None:
+    box = outbox()
+    box.add((1,), "a", None)
+    box.next_append()
+    box.finish(END)
+    box.accept()
+    assert not box.over
+    assert box.has_something
+    last = box.next_append()
+    assert last.end_of_job is END
+    assert last.delta.start == last.delta.end == Cursor(1, 1)
+    box.accept()
+    assert box.over
+
+
+def test_a_resumed_job_goes_on_where_its_log_ends() -> None:
+    box = outbox(Cursor(2, 5), (7, 8))
+    box.add((9,), "z", None)
+    append = box.next_append()
+    assert (append.delta.start, append.delta.end) == (Cursor(2, 5), Cursor(3, 6))
+    assert append.start_hash == chain_hash("", (7, 8))
+    assert append.end_hash == chain_hash("", (7, 8, 9))
+    assert not box.is_first
+
+
+def test_a_log_that_lost_its_tail_is_filled_again() -> None:
+    box = outbox()
+    for token_id, text in ((1, "a"), (2, "b"), (3, "c")):
+        box.add((token_id,), text, None)
+        box.next_append()
+        box.accept()
+    box.add((4,), "d", None)
+    box.next_append()
+    assert box.rewind(Cursor(1, 1))
+    append = box.next_append()
+    assert (append.delta.start, append.delta.end) == (Cursor(1, 1), Cursor(4, 4))
+    assert (append.delta.token_ids, append.delta.text) == ((2, 3, 4), "bcd")
+    assert append.start_hash == chain_hash("", (1,))
+    assert append.end_hash == chain_hash("", (1, 2, 3, 4))
+
+
+def test_a_log_that_ends_where_we_never_stopped_cannot_be_filled() -> None:
+    box = outbox(Cursor(2, 2), (1, 2))
+    box.add((3, 4), "xy", None)
+    assert not box.rewind(Cursor(1, 1))
+    assert not box.rewind(Cursor(3, 3))
+    assert not box.rewind(Cursor(9, 9))
+
+
+def test_held_back_text_alone_is_not_sent_before_the_end() -> None:
+    box = outbox()
+    box.add((), "tail", None)
+    assert not box.has_something
+    box.finish(END)
+    append = box.next_append()
+    assert (append.delta.start, append.delta.end) == (START, Cursor(0, 4))
+    assert append.delta.token_ids == ()
+
+
+def test_logprobs_travel_with_their_tokens() -> None:
+    box = outbox()
+    entries = [TokenLogprob(t, -0.5) for t in (1, 2)]
+    box.add((1,), "a", entries[:1])
+    box.next_append()
+    box.accept()
+    box.add((2,), "b", entries[1:])
+    assert box.next_append().delta.logprobs == (entries[1],)
+
+
+def test_a_failed_outbox_says_its_end_only() -> None:
+    box = outbox()
+    box.add((1,), "a", None)
+    box.next_append()
+    box.accept()
+    box.add((2,), "b", None)
+    box.finish(END)
+    box.next_append()
+    failure = JobEnd(state=JobState.FAILED, reason="engine_error", usage=Usage(1, 1))
+    box.fail(failure)
+    append = box.next_append()
+    assert append.end_of_job is failure
+    assert append.delta.start == append.delta.end == Cursor(1, 1)
+    assert append.delta.token_ids == ()

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.messages import START, FinishReason, JobState, Usage
+from shared.transport.base import Append, AppendResult, AppendStatus, JobEnd
+from shared.transport.chain import chain_hash
+from tests.unit.worker.fakes import FakeQueue, accepted, until
+from worker.publisher import FlushPolicy, Publisher, Settled
+
+END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1))
+
+
+class Bench:
+    """A publisher over a fake queue, and what it told its owner."""
+
+    def __init__(self, policy: FlushPolicy) -> None:
+        self.queue = FakeQueue()
+        self.settled: list[Settled] = []
+        self.rejected: list[tuple[str, int]] = []
+        self.num_troubles = 0
+        self.publisher = Publisher(
+            self.queue,
+            "w1",
+            5000,
+            policy,
+            chain_hash,
+            on_settled=self.settled.append,
+            on_rejected=lambda job_id, attempt: self.rejected.append((job_id, attempt)),
+            on_trouble=self._trouble,
+        )
+
+    def _trouble(self) -> None:
+        self.num_troubles += 1
+
+    def say(self, job_id: str, token_ids: Sequence[int], text: str) -> None:
+        self.publisher.add(job_id, token_ids, text, None)
+
+    @property
+    def sent(self) -> list[Append]:
+        return [item for items in self.queue.appended for item in items]
+
+
+@asynccontextmanager
+async def running(*, limit: int = 256, policy: FlushPolicy | None = None) -> AsyncIterator[Bench]:
+    bench = Bench(
+        policy or FlushPolicy(flush_interval_s=0.0, flush_tokens=8, max_unflushed_tokens=limit)
+    )
+    task = asyncio.create_task(bench.publisher.run())
+    try:
+        yield bench
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_all_jobs_of_a_step_go_in_one_call() -> None:
+    async with running() as bench:
+        for job_id in ("0-a", "0-b", "0-c"):
+            bench.publisher.open(job_id, 1, START, ())
+            bench.say(job_id, (1,), "x")
+        await bench.publisher.flushed()
+        assert [[item.job_id for item in items] for items in bench.queue.appended] == [
+            ["0-a", "0-b", "0-c"]
+        ]
+
+
+async def test_the_end_travels_with_the_last_tokens() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.say("0-a", (1, 2), "xy")
+        bench.publisher.finish("0-a", END)
+        await until(lambda: bench.settled)
+        assert len(bench.sent) == 1
+        assert bench.sent[0].delta.token_ids == (1, 2)
+        assert bench.sent[0].end_of_job == END
+        assert bench.settled == [Settled("0-a", 1, AppendStatus.OK)]
+
+
+async def test_output_that_comes_during_an_append_is_gathered_for_the_next() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.gate.clear()
+        bench.say("0-a", (1,), "a")
+        await until(lambda: "append" in bench.queue.calls)
+        for token_id in (2, 3, 4):
+            bench.say("0-a", (token_id,), "b")
+        bench.queue.gate.set()
+        await bench.publisher.flushed()
+        assert [item.delta.token_ids for item in bench.sent] == [(1,), (2, 3, 4)]
+
+
+class RestsForAnHour(FlushPolicy):
+    """As if every append took so long."""
+
+    def rest_s(self, append_s: float) -> float:
+        return 3600.0
+
+
+def test_the_rest_is_as_long_as_the_append_took_and_bounded() -> None:
+    policy = FlushPolicy(flush_interval_s=0.025, flush_tokens=8, max_unflushed_tokens=256)
+    assert policy.rest_s(0.0004) == 0.0
+    assert policy.rest_s(0.010) == 0.010
+    assert policy.rest_s(3.0) == 0.025
+
+
+async def test_while_resting_tokens_wait_for_company_but_firsts_ends_and_many_do_not() -> None:
+    policy = RestsForAnHour(flush_interval_s=1, flush_tokens=4, max_unflushed_tokens=256)
+    async with running(policy=policy) as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.publisher.open("0-b", 1, START, ())
+        bench.say("0-a", (1,), "x")
+        await until(lambda: len(bench.sent) == 1)
+        bench.say("0-a", (2,), "x")
+        bench.say("0-b", (1, 2), "xx")  # a first token
+        await until(lambda: len(bench.sent) == 2)
+        assert bench.sent[1].job_id == "0-b"
+        bench.say("0-a", (3, 4, 5), "xxx")  # four wait now
+        await until(lambda: len(bench.sent) == 3)
+        assert bench.sent[2].delta.token_ids == (2, 3, 4, 5)
+        bench.say("0-a", (6,), "x")
+        bench.publisher.finish("0-b", END)
+        await until(lambda: len(bench.sent) == 4)
+        assert bench.sent[3].job_id == "0-b"
+        assert bench.sent[3].end_of_job == END
+
+
+async def test_a_store_that_is_away_gets_the_same_append_again_and_then_the_rest() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.away = True
+        bench.say("0-a", (1,), "a")
+        await until(lambda: bench.publisher.away)
+        bench.say("0-a", (2,), "b")
+        assert bench.num_troubles
+        bench.queue.away = False
+        await bench.publisher.flushed()
+        assert [item.delta.token_ids for item in bench.sent] == [(1,), (2,)]
+        assert not bench.publisher.away
+
+
+async def test_room_closes_at_the_limit_and_opens_when_the_store_is_back() -> None:
+    async with running(limit=3) as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.away = True
+        bench.say("0-a", (1, 2), "ab")
+        assert bench.publisher.room.is_set()
+        bench.say("0-a", (3,), "c")
+        assert not bench.publisher.room.is_set()
+        bench.queue.away = False
+        await asyncio.wait_for(bench.publisher.room.wait(), 5)
+
+
+async def test_dropping_the_job_that_closed_the_room_opens_it() -> None:
+    async with running(limit=1) as bench:
+        bench.queue.away = True
+        bench.publisher.open("0-a", 1, START, ())
+        bench.say("0-a", (1,), "a")
+        assert not bench.publisher.room.is_set()
+        bench.publisher.drop("0-a")
+        assert bench.publisher.room.is_set()
+        await asyncio.wait_for(bench.publisher.flushed(), 5)
+
+
+async def test_a_gap_is_filled_from_memory() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.say("0-a", (1,), "a")
+        await bench.publisher.flushed()
+        bench.say("0-a", (2,), "b")
+        await bench.publisher.flushed()
+        answers = iter([AppendResult(AppendStatus.GAP, 1, num_bytes=1)])
+        bench.queue.answer = lambda item: next(answers, None) or accepted(item)
+        bench.say("0-a", (3,), "c")
+        await bench.publisher.flushed()
+        assert bench.sent[-1].delta.token_ids == (2, 3)
+        assert bench.sent[-1].start_hash == chain_hash("", (1,))
+        assert bench.num_troubles
+        assert not bench.settled
+
+
+async def test_a_gap_that_memory_cannot_fill_gives_the_job_up() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 2, START, ())
+        bench.queue.answer = lambda item: AppendResult(AppendStatus.GAP, 7, num_bytes=7)
+        bench.say("0-a", (1,), "a")
+        await until(lambda: bench.settled)
+        assert bench.settled == [Settled("0-a", 2, AppendStatus.DIVERGED)]
+
+
+async def test_a_log_that_answers_gap_for_ever_gives_the_job_up() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.answer = lambda item: AppendResult(AppendStatus.GAP, 0, num_bytes=0)
+        bench.say("0-a", (1,), "a")
+        await until(lambda: bench.settled)
+        assert bench.settled[0].status is AppendStatus.DIVERGED
+        assert len(bench.sent) == 4
+
+
+@pytest.mark.parametrize(
+    "status",
+    [AppendStatus.DIVERGED, AppendStatus.FENCED, AppendStatus.GONE, AppendStatus.ENDED],
+)
+async def test_a_job_that_is_not_ours_any_more_is_settled_and_says_nothing_more(
+    status: AppendStatus,
+) -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 3, START, ())
+        bench.queue.answer = lambda item: AppendResult(status, detail="d")
+        bench.say("0-a", (1,), "a")
+        await until(lambda: bench.settled)
+        assert bench.settled == [Settled("0-a", 3, status, "d")]
+        assert bool(bench.num_troubles) == (status is not AppendStatus.ENDED)
+        await asyncio.wait_for(bench.publisher.flushed(), 5)
+
+
+async def test_the_verdict_on_one_job_leaves_the_others_alone() -> None:
+    async with running() as bench:
+        for job_id in ("0-a", "0-b"):
+            bench.publisher.open(job_id, 1, START, ())
+            bench.say(job_id, (1,), "a")
+        bench.queue.answer = lambda item: (
+            AppendResult(AppendStatus.FENCED) if item.job_id == "0-a" else accepted(item)
+        )
+        await bench.publisher.flushed()
+        bench.say("0-b", (2,), "b")
+        await bench.publisher.flushed()
+        assert [s.job_id for s in bench.settled] == ["0-a"]
+        assert bench.sent[-1].delta.token_ids == (2,)
+
+
+async def test_a_rejected_append_fails_the_job_loudly() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.answer = lambda item: (
+            accepted(item) if item.end_of_job else AppendResult(AppendStatus.REJECTED, detail="why")
+        )
+        bench.say("0-a", (1,), "a")
+        await until(lambda: bench.settled)
+        assert bench.rejected == [("0-a", 1)]
+        end = bench.sent[-1].end_of_job
+        assert end is not None
+        assert (end.state, end.reason) == (JobState.FAILED, "engine_error")
+        assert "why" in end.message
+        assert bench.settled[0].status is AppendStatus.OK
+
+
+async def test_a_job_whose_end_is_rejected_too_is_given_up() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.answer = lambda item: AppendResult(AppendStatus.REJECTED, detail="why")
+        bench.say("0-a", (1,), "a")
+        await until(lambda: bench.settled)
+        assert bench.settled[0].status is AppendStatus.REJECTED
+
+
+async def test_output_after_a_rejection_is_ignored() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.answer = lambda item: AppendResult(AppendStatus.REJECTED, detail="why")
+        bench.say("0-a", (1,), "a")
+        await until(lambda: bench.rejected)
+        bench.say("0-a", (2,), "b")
+        bench.publisher.finish("0-a", END)
+        await until(lambda: bench.settled)
+
+
+async def test_output_after_the_job_was_given_up_is_ignored() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.answer = lambda item: AppendResult(AppendStatus.FENCED)
+        bench.say("0-a", (1,), "a")
+        await until(lambda: bench.settled)
+        bench.say("0-a", (2,), "b")
+        bench.publisher.note_cached_tokens("0-a", 1)
+        bench.publisher.finish("0-a", END)
+        await bench.publisher.flushed()
+        assert len(bench.settled) == 1
+
+
+async def test_an_answer_to_an_older_attempt_does_not_touch_the_newer_one() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.queue.gate.clear()
+        bench.queue.answer = lambda item: (
+            AppendResult(AppendStatus.FENCED) if item.attempt == 1 else accepted(item)
+        )
+        bench.say("0-a", (1,), "a")
+        await until(lambda: "append" in bench.queue.calls)
+        bench.publisher.drop("0-a")
+        bench.publisher.open("0-a", 2, START, ())
+        bench.say("0-a", (5,), "e")
+        bench.queue.gate.set()
+        await bench.publisher.flushed()
+        assert not bench.settled
+        assert [(item.attempt, item.delta.token_ids) for item in bench.sent] == [
+            (1, (1,)),
+            (2, (5,)),
+        ]
+
+
+async def test_the_prefix_hit_is_told_with_the_first_tokens() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 1, START, ())
+        bench.publisher.note_cached_tokens("0-a", 48)
+        bench.say("0-a", (1,), "a")
+        await bench.publisher.flushed()
+        assert bench.sent[0].cached_tokens == 48

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.settings import LogLevel, SettingsError, load_settings
+from worker.checkpoint_source import CheckpointNotFound, find_checkpoint
+from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME, Device, RunnerKind, WorkerSettings
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WorkerSettings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("REDIS_URL", "redis://localhost:6379/0")
+
+
+def test_only_the_redis_url_is_needed() -> None:
+    settings = load_settings(WorkerSettings)
+    assert settings.model == ""
+    assert settings.runner is RunnerKind.MODEL
+    assert settings.max_num_seqs == 32
+
+
+def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "MODEL": "/m",
+        "RUNNER": "echo",
+        "DEVICE": "cuda",
+        "MAX_NUM_SEQS": "7",
+        "PREFIX_CACHING": "false",
+        "LOG_LEVEL": "debug",
+        "NUM_THREADS": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings(WorkerSettings)
+    assert (settings.model, settings.runner, settings.device) == (
+        "/m",
+        RunnerKind.ECHO,
+        Device.CUDA,
+    )
+    assert (settings.max_num_seqs, settings.prefix_caching) == (7, False)
+    assert settings.log_level is LogLevel.DEBUG
+    assert settings.num_threads is None
+    options = settings.engine_options(Path("/m"))
+    assert (options.runner, options.max_num_seqs, options.policy) == ("echo", 7, "fcfs")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_NUM_SEQS", "0"),
+        ("MAX_NUM_SEQS", "many"),
+        ("DTYPE", "int3"),
+        ("DEVICE", "tpu"),
+        ("RUNNER", "walker"),
+        ("LEASE_MS", "1"),
+        ("DRAIN_TIMEOUT_S", "-1"),
+        ("LOG_LEVEL", "loud"),
+        ("LOG_FORMAT", "xml"),
+        ("NAMESPACE", "a{b}"),
+        ("SERVED_MODEL_NAME", "two words"),
+    ],
+)
+def test_a_bad_value_is_one_sentence_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(WorkerSettings)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{name}={value!r} cannot be used: ")
+    assert "\n" not in sentence
+
+
+def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASE_MS", "1000")
+    monkeypatch.setenv("BEAT_INTERVAL_MS", "900")
+    with pytest.raises(SettingsError, match=r"LEASE_MS \(1000\).*BEAT_INTERVAL_MS \(900\)"):
+        load_settings(WorkerSettings)
+
+
+def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL")
+    with pytest.raises(SettingsError, match="REDIS_URL is not set"):
+        load_settings(WorkerSettings)
+
+
+def test_a_bad_redis_url_is_refused_without_repeating_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "http://u:secret@h")
+    with pytest.raises(SettingsError, match="REDIS_URL cannot be used") as caught:
+        load_settings(WorkerSettings)
+    assert "secret" not in str(caught.value)
+
+
+def test_every_setting_has_a_description_and_every_number_its_bounds() -> None:
+    for name, field in WorkerSettings.model_fields.items():
+        assert field.description, name
+        if field.annotation in (int, float, int | None, float | None):
+            bounds = {type(item).__name__ for item in field.metadata}
+            assert bounds & {"Ge", "Gt"}, name
+            assert bounds & {"Le", "Lt"}, name
+
+
+def test_a_bad_setting_ends_the_process_with_status_2_and_a_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "worker"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "REDIS_URL": "redis://h", "MAX_NUM_SEQS": "none"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock worker: MAX_NUM_SEQS='none' cannot be used: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "Tiny-1B"
+    path.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (path / name).write_text("{}")
+    found = find_checkpoint(str(path), "")
+    assert (found.path, found.name) == (path, "Tiny-1B")
+    assert find_checkpoint(str(path), "mine").name == "mine"
+
+
+def test_no_model_means_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.setattr("worker.checkpoint_source.DEMO_CHECKPOINT", tmp_path)
+    assert find_checkpoint("", "").name == DEMO_MODEL_NAME
+    assert DEMO_CHECKPOINT.parts[-3:] == ("worker", "demo", "checkpoint")
+
+
+@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "not an id", "a/b/c", "../x"])
+def test_a_model_that_is_nowhere_is_refused_with_its_name(model: str) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"nowhere|neither|\.\./x"):
+        find_checkpoint(model, "")
+
+
+def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"no config\.json"):
+        find_checkpoint(str(tmp_path), "")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointNotFound, match=r"no tokenizer\.json"):
+        find_checkpoint(str(tmp_path), "")
+
+
+def test_without_a_network_a_hub_id_is_refused_in_one_sentence() -> None:
+    script = (
+        "from worker.checkpoint_source import *\n"
+        "try:\n    find_checkpoint('someone/some-model', '')\n"
+        "except CheckpointNotFound as e:\n    print(e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "HF_HOME": "/nonexistent",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.startswith("MODEL='someone/some-model' "), done.stderr
+    assert done.stdout.count("\n") == 1

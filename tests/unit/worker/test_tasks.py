@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import asyncio
+
+from worker.tasks import cancel, first_of
+
+
+async def test_a_task_that_loses_its_first_cancellation_is_cancelled_again() -> None:
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(cancel(task), 5)
+    assert task.cancelled()
+
+
+async def test_tasks_that_have_ended_need_no_cancelling() -> None:
+    async def quick() -> int:
+        return 1
+
+    task = asyncio.create_task(quick())
+    await task
+    await cancel(task)
+    await cancel()
+    assert task.result() == 1
+
+
+async def test_the_first_to_be_done_ends_the_wait_and_tasks_of_others_go_on() -> None:
+    forever = asyncio.create_task(asyncio.Event().wait())
+    done = asyncio.Event()
+    done.set()
+    await asyncio.wait_for(first_of(forever, done.wait(), asyncio.Event().wait()), 5)
+    assert not forever.done()
+    await first_of(forever, timeout_s=0.001)
+    assert not forever.done()
+    await cancel(forever)

@@ -1,0 +1,83 @@
+"""Where the model's files are: MODEL as a directory on this machine, from the hub or the demo."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME
+
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class CheckpointNotFound(Exception):
+    """There is no such model; the text is one sentence for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A local directory with the model's files, and the name under which it is served."""
+
+    path: Path
+    name: str
+
+
+def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:
+    """Downloads a hub model, with a progress bar, unless its files are here already.
+
+    Raises CheckpointNotFound.
+    """
+    if not model:
+        _require_files(DEMO_CHECKPOINT, "the demo model")
+        return Checkpoint(DEMO_CHECKPOINT, served_model_name or DEMO_MODEL_NAME)
+    path = Path(model).expanduser()
+    if path.exists() or model.startswith(("/", ".", "~")):
+        _require_files(path, f"MODEL={model!r}")
+        return Checkpoint(path, served_model_name or path.resolve().name)
+    if not _HUB_ID.fullmatch(model):
+        raise CheckpointNotFound(f"MODEL={model!r} is neither a directory nor a hub id.")
+    return Checkpoint(_from_hub(model), served_model_name or model)
+
+
+def _require_files(path: Path, what: str) -> None:
+    if not path.is_dir():
+        raise CheckpointNotFound(f"{what}: there is no directory {str(path)!r}.")
+    if not (path / "config.json").is_file():
+        raise CheckpointNotFound(f"{what}: {str(path)!r} has no config.json.")
+    if not (path / "tokenizer.json").is_file():  # said now: the weights take longer to load
+        raise CheckpointNotFound(
+            f"{what}: {str(path)!r} has no tokenizer.json; slow tokenizers are not supported."
+        )
+
+
+def _from_hub(model: str) -> Path:
+    # Here and not above: it takes most of a second, and a local directory does not need it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        path = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
+    except GatedRepoError:
+        raise CheckpointNotFound(
+            f"MODEL={model!r} asks for a login; set HF_TOKEN to a token that may read it."
+        ) from None
+    except RepositoryNotFoundError:
+        raise CheckpointNotFound(
+            f"MODEL={model!r} is neither a directory here nor a model on the hub."
+        ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
+        raise CheckpointNotFound(
+            f"MODEL={model!r} is not a directory here and the hub cannot be reached "
+            f"({type(error).__name__}: {first_line})."
+        ) from None
+    except Exception as error:
+        # The HTTP client's own errors have no base class in common with the hub's.
+        raise CheckpointNotFound(
+            f"MODEL={model!r} could not be downloaded ({type(error).__name__}: {error})."
+        ) from None
+    _require_files(path, f"MODEL={model!r}")
+    return path

@@ -1,0 +1,280 @@
+"""BlockManager: which KV block belongs to whom. Ids, reference counts and hashes; no tensors.
+
+A block is exactly one of:
+
+    free      nobody holds it, nobody can find it: its content is worthless
+    owned     `ref_count` block tables hold it (more than one: a shared prefix)
+    cached    nobody holds it, but its content is whole and can be found by its hash
+
+                    allocate                          release, published
+          free ----------------> owned ------------------------------------> cached
+            ^                    |   ^                                       |   |
+            |   release,         |   |        prefix hit                     |   |
+            +--- not published --+   +---------------------------------------+   |
+            |                        |        evicted, least recently used first |
+            |                        +-------------------------------------------+
+            +---- its place in the index taken over (see `publish`) -------------+
+
+A block becomes findable (*published*) when it is full of known tokens whose KV has been computed.
+The index is keyed by content hash (block_hash.py), which other processes can speak of; what a hit
+is believed for is exact: the tokens are compared, and so is the parent, by a `uid` that stands for
+"these tokens after that parent" within this process. A collision costs a miss, never a wrong token.
+
+When two sequences compute the same content at the same time, the second block stays where it is
+(block tables are append-only, nothing is ever swapped under a running batch) and becomes an
+*alias*: same uid, so its children chain on as if it were the first, but it is not findable and is
+simply free again when released.
+
+Every operation costs O(1) per block it touches, whatever the size of the pool.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from worker.engine.block_hash import BlockHash, BlockHasher, block_hash, root_hash
+from worker.engine.errors import IntegrityError
+from worker.engine.sequence import Sequence as TokenSequence
+
+_UNPUBLISHED = 0
+
+
+class Block:
+    """One block's books. `uid`, `parent` and `token_ids` are its content once published."""
+
+    __slots__ = ("hash", "parent", "ref_count", "token_ids", "uid")
+
+    def __init__(self) -> None:
+        self.ref_count = 0
+        self.uid = _UNPUBLISHED
+        self.parent: int | str = _UNPUBLISHED  # the parent's uid; the tenant for a first block
+        self.token_ids: tuple[int, ...] = ()
+        self.hash: BlockHash | None = None  # set while the index points here
+
+    def forget(self) -> None:
+        self.uid = _UNPUBLISHED
+        self.parent = _UNPUBLISHED
+        self.token_ids = ()
+        self.hash = None
+
+    def holds(self, parent: int | str, token_ids: tuple[int, ...]) -> bool:
+        return self.parent == parent and self.token_ids == token_ids
+
+
+class BlockManager:
+    """Gives blocks to sequences and takes them back; the only writer of their block tables."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        hasher: BlockHasher = block_hash,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._hasher = hasher
+        self._blocks = [Block() for _ in range(num_blocks)]
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the front is evicted first
+        self._index: dict[BlockHash, int] = {}
+        self._last_uid = _UNPUBLISHED
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without content."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds but whose content can still be hit."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that nobody holds: what could be allocated now."""
+        return len(self._free) + len(self._cached)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def ref_count(self, block_id: int) -> int:
+        return self._blocks[block_id].ref_count
+
+    def match(self, sequence: TokenSequence) -> list[int]:
+        """The longest run of findable blocks that holds the sequence's first tokens.
+
+        Never covers all of its tokens: the last one has to be computed, or there are no logits.
+        Changes nothing; the blocks stay what they are until `allocate` takes them.
+        """
+        if not self.prefix_caching:
+            return []
+        hits: list[int] = []
+        num_blocks = (sequence.num_tokens - 1) // self.block_size
+        parent: int | str = sequence.tenant
+        for i in range(num_blocks):
+            self._hash_up_to(sequence, i + 1)
+            block_id = self._index.get(sequence.block_hashes[i])
+            if block_id is None:
+                break
+            block = self._blocks[block_id]
+            if not block.holds(parent, self._tokens_of(sequence, i)):
+                break
+            hits.append(block_id)
+            parent = block.uid
+        return hits
+
+    def can_allocate(
+        self, sequence: TokenSequence, num_tokens: int, hits: Sequence[int] = (), spare: int = 0
+    ) -> bool:
+        """Whether `allocate` would succeed and leave `spare` blocks for others."""
+        num_new = self._num_new(sequence, num_tokens, hits)
+        num_woken = sum(self._blocks[block_id].ref_count == 0 for block_id in hits)
+        return num_new + num_woken + spare <= self.num_available
+
+    def allocate(self, sequence: TokenSequence, num_tokens: int, hits: Sequence[int] = ()) -> bool:
+        """Grows the block table until it has places for `num_tokens`; False changes nothing.
+
+        `hits` are what `match` found just now, for a sequence that holds no blocks yet.
+        """
+        num_new = self._num_new(sequence, num_tokens, hits)
+        if num_new == 0 and not hits:
+            return True
+        if not self.can_allocate(sequence, num_tokens, hits):
+            return False
+        assert not (hits and sequence.block_table)
+        for block_id in hits:
+            block = self._blocks[block_id]
+            if block.ref_count == 0:
+                del self._cached[block_id]
+            block.ref_count += 1
+        sequence.block_table.extend(hits)
+        sequence.num_published_blocks += len(hits)
+        for _ in range(num_new):
+            sequence.block_table.append(self._take())
+        return True
+
+    def publish(self, sequence: TokenSequence, num_tokens: int) -> None:
+        """Makes the full blocks among the first `num_tokens` places findable.
+
+        Call it only for known tokens whose KV is written.
+        """
+        if not self.prefix_caching:
+            return
+        num_full = num_tokens // self.block_size
+        if num_full <= sequence.num_published_blocks:
+            return
+        self._hash_up_to(sequence, num_full)
+        for i in range(sequence.num_published_blocks, num_full):
+            self._publish_block(sequence, i)
+        sequence.num_published_blocks = num_full
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Gives all its blocks back. What was published stays findable until evicted."""
+        # The tail first: it is evicted first, and a prefix outlives what was built on it.
+        for block_id in reversed(sequence.block_table):
+            block = self._blocks[block_id]
+            block.ref_count -= 1
+            assert block.ref_count >= 0
+            if block.ref_count == 0:
+                if block.hash is None:
+                    self._set_free(block_id)
+                else:
+                    self._cached[block_id] = None
+        sequence.block_table = []
+        sequence.num_published_blocks = 0
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Raises IntegrityError unless the books balance. `block_tables` are all that live.
+
+        Every block is exactly one of free, cached, owned; its reference count equals the tables
+        that hold it; the index and the blocks agree. O(blocks); for tests and after a failed step.
+        """
+        counts = [0] * self.num_blocks
+        for table in block_tables:
+            if len(set(table)) != len(table):
+                raise IntegrityError("a block table holds a block twice")
+            for block_id in table:
+                counts[block_id] += 1
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise IntegrityError("a block is free twice")
+        for block_id, block in enumerate(self._blocks):
+            if block.ref_count != counts[block_id]:
+                raise IntegrityError(
+                    f"block {block_id} has {block.ref_count} references, "
+                    f"{counts[block_id]} tables hold it"
+                )
+            states = (block_id in free, block_id in self._cached, block.ref_count > 0)
+            if sum(states) != 1:
+                raise IntegrityError(f"block {block_id} is (free, cached, owned) = {states}")
+            if block_id in free and block.uid != _UNPUBLISHED:
+                raise IntegrityError(f"free block {block_id} remembers its content")
+            if block_id in self._cached and block.hash is None:
+                raise IntegrityError(f"cached block {block_id} cannot be found")
+            if block.hash is not None and self._index.get(block.hash) != block_id:
+                raise IntegrityError(f"block {block_id} is not where its hash says")
+        if len(self._index) != sum(block.hash is not None for block in self._blocks):
+            raise IntegrityError("the index holds an entry that no block knows of")
+
+    def _num_new(self, sequence: TokenSequence, num_tokens: int, hits: Sequence[int]) -> int:
+        held = len(sequence.block_table) + len(hits)
+        return max(0, self.num_blocks_for(num_tokens) - held)
+
+    def _take(self) -> int:
+        if self._free:
+            block_id = self._free.pop()
+        else:
+            block_id, _ = self._cached.popitem(last=False)
+            self._unindex(self._blocks[block_id])
+            self._blocks[block_id].forget()
+        self._blocks[block_id].ref_count = 1
+        return block_id
+
+    def _set_free(self, block_id: int) -> None:
+        self._blocks[block_id].forget()
+        self._free.append(block_id)
+
+    def _unindex(self, block: Block) -> None:
+        assert block.hash is not None
+        del self._index[block.hash]
+        block.hash = None
+
+    def _publish_block(self, sequence: TokenSequence, i: int) -> None:
+        block_id = sequence.block_table[i]
+        block = self._blocks[block_id]
+        assert block.uid == _UNPUBLISHED
+        parent = self._blocks[sequence.block_table[i - 1]].uid if i else sequence.tenant
+        assert parent != _UNPUBLISHED
+        key = sequence.block_hashes[i]
+        block.parent = parent
+        block.token_ids = self._tokens_of(sequence, i)
+        found_id = self._index.get(key)
+        if found_id is not None:
+            found = self._blocks[found_id]
+            if found.holds(parent, block.token_ids):
+                block.uid = found.uid
+                return
+            # Mostly the same content after a parent that was evicted and computed again since: no
+            # walk reaches the old entry any more, it would only keep ours from being found. In a
+            # true collision either may have the place.
+            self._unindex(found)
+            if found.ref_count == 0:
+                del self._cached[found_id]
+                self._set_free(found_id)
+        self._last_uid += 1
+        block.uid = self._last_uid
+        block.hash = key
+        self._index[key] = block_id
+
+    def _hash_up_to(self, sequence: TokenSequence, num_full: int) -> None:
+        hashes = sequence.block_hashes
+        while len(hashes) < num_full:
+            parent = hashes[-1] if hashes else root_hash(sequence.tenant)
+            hashes.append(self._hasher(parent, self._tokens_of(sequence, len(hashes))))
+
+    def _tokens_of(self, sequence: TokenSequence, i: int) -> tuple[int, ...]:
+        return tuple(sequence.token_ids[i * self.block_size : (i + 1) * self.block_size])

@@ -1,0 +1,60 @@
+"""EchoModelRunner: a model that repeats the prompt. For tests, demonstrations and load tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.messages import TokenLogprob
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.ports import StepResult
+
+IMPOSSIBLE_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A step that is over when it is launched."""
+
+    result: StepResult
+
+    def collect(self) -> StepResult:
+        return self.result
+
+
+class EchoModelRunner:
+    """Output token i is prompt token i modulo the prompt's length.
+
+    With an `eos_token_id` it ends after one whole echo (or after `min_tokens`, if that is later).
+    The choice depends on the prompt and on i alone, so a resumed sequence continues it. Sampling
+    parameters do not change what a model without probabilities says.
+    """
+
+    def __init__(self, vocab_size: int, *, eos_token_id: int | None = None) -> None:
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
+        if eos_token_id is not None and not 0 <= eos_token_id < vocab_size:
+            raise ValueError(f"eos_token_id {eos_token_id} is not in a vocabulary of {vocab_size}")
+        self.vocab_size = vocab_size
+        self._eos_token_id = eos_token_id
+
+    def launch(self, batch: ScheduledBatch) -> _Done:
+        sampled = [s for s in batch.sequences if s.samples]
+        token_ids = {s.seq_id: self._next_token(s) for s in sampled}
+        logprobs = {
+            s.seq_id: self._logprob(token_ids[s.seq_id], s.params.logprobs)
+            for s in sampled
+            if s.params.logprobs is not None
+        }
+        return _Done(StepResult(token_ids, logprobs))
+
+    def _next_token(self, sequence: ScheduledSequence) -> int:
+        prompt = sequence.prompt_token_ids
+        i = sequence.output_index
+        if self._eos_token_id is not None and i == max(len(prompt), sequence.params.min_tokens):
+            return self._eos_token_id
+        return prompt[i % len(prompt)]
+
+    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+        others = (i for i in range(min(num_top + 1, self.vocab_size)) if i != token_id)
+        ranked = [(token_id, 0.0), *((i, IMPOSSIBLE_LOGPROB) for i in others)]
+        return TokenLogprob(token_id, 0.0, tuple(ranked[:num_top]))

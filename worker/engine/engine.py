@@ -1,0 +1,371 @@
+"""Engine: plan, run, commit. The one object that a worker's process, or an offline run, drives.
+
+    step():   schedule --> launch --> collect --> commit --> outputs        lookahead 0
+              schedule --> launch --> collect the step before --> ...       lookahead 1
+
+With lookahead the next step is on the device before the host looks at the last one, so the device
+never waits for book-keeping. Outputs are the same; a sequence that stops costs one stray token.
+
+What goes wrong stays small: a fault of one sequence ends that sequence, a step that raises ends the
+sequences of that step, and the engine goes on. Only IntegrityError, a mistake of ours, comes out.
+
+Not safe for several threads: whoever made the engine calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+from worker.engine.config import EngineConfig
+from worker.engine.errors import EngineFull, IntegrityError, RequestRefused
+from worker.engine.ports import ModelRunner, StepHandle, StepResult
+from worker.engine.scheduler import PlannedSequence, Schedule, Scheduler
+from worker.engine.sequence import Sequence
+from worker.engine.stop import Stop, find_stop
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """What to generate. `params.seed` is a number unless `params` are greedy.
+
+    `output_token_ids` resumes: tokens that an earlier attempt has emitted. They count towards every
+    limit and penalty and are never emitted again.
+    """
+
+    request_id: str  # unique among live requests
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    tenant: str = "default"  # prefixes are shared within a tenant only
+    priority: int = 0  # smaller goes first, under a policy that looks at it
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What a step said about one request. The output with a finish reason is its last."""
+
+    request_id: str
+    token_ids: tuple[int, ...]  # new since its last output; a stop token is among them
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, when asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id that matched; None for EOS
+    error: ErrorCode | None = None  # with finish reason ERROR
+    message: str = ""  # a sentence about the error
+    num_cached_tokens: int = 0  # of its prompt, got by prefix hit
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges of now, then counters since the start."""
+
+    step: int  # launched so far
+    waiting: int  # preempted ones included
+    prefilling: int
+    active: int  # decoding
+    running: int  # prefilling + active
+    preemptions: int
+    free_blocks: int  # held by no sequence, the cached ones included
+    cached_blocks: int  # held by no sequence, content can still be hit
+    total_blocks: int
+    prompt_tokens: int  # prefilled or hit, each once: recomputing after preemption adds nothing
+    generated_tokens: int
+    prefix_hit_tokens: int  # not computed thanks to the prefix cache, at every admission
+    mixed_steps: int  # launched with decodes and chunks in one batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    planned: tuple[PlannedSequence, ...]
+    handle: StepHandle
+
+
+class Engine:
+    """Runs many requests at once on one ModelRunner. Raises ValueError for an unknown policy."""
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+        self.config = config
+        self._runner = runner
+        self._scheduler = Scheduler(config)
+        self._live: dict[str, Sequence] = {}
+        self._ended_on_arrival: dict[str, EngineOutput] = {}
+        self._in_flight: _Launched | None = None
+        self._next_seq_id = 0
+        self._num_steps = 0
+        self._num_mixed_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises RequestRefused when the request could never run here. Changes nothing."""
+        config = self.config
+        params = request.params
+        if not request.prompt_token_ids:
+            raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "the prompt has no tokens")
+        if params.seed is None and not params.greedy:
+            raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "sampling needs a seed")
+        num_prompt = len(request.prompt_token_ids)
+        num_known = num_prompt + len(request.output_token_ids)
+        if num_prompt >= config.max_model_len:
+            raise RequestRefused(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {num_prompt} tokens; the context is {config.max_model_len} "
+                f"and has to hold an output token as well",
+            )
+        capacity = config.num_blocks * config.block_size
+        if num_known > capacity:
+            raise RequestRefused(
+                ErrorCode.KV_CAPACITY_EXCEEDED,
+                f"{num_known} tokens can never fit the KV cache of {capacity}",
+            )
+        for name, token_ids in (
+            ("prompt", request.prompt_token_ids),
+            ("output", request.output_token_ids),
+            ("logit_bias", tuple(params.logit_bias)),
+        ):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._runner.vocab_size:
+                raise RequestRefused(
+                    ErrorCode.PAYLOAD_INVALID,
+                    f"{name} names a token outside the vocabulary of {self._runner.vocab_size}",
+                )
+
+    def add(self, request: EngineRequest) -> None:
+        """Takes a request in; `step` will say how it goes. Raises RequestRefused."""
+        self.check(request)
+        request_id = request.request_id
+        if request_id in self._live or request_id in self._ended_on_arrival:
+            raise RequestRefused(
+                ErrorCode.PAYLOAD_INVALID, f"request {request_id!r} is running already"
+            )
+        num_waiting = len(self._scheduler.waiting) + len(self._ended_on_arrival)
+        if num_waiting >= self.config.max_waiting:
+            raise EngineFull(self.config.max_waiting)
+        sequence = Sequence(
+            seq_id=self._next_seq_id,
+            request_id=request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            params=request.params,
+            max_model_len=self.config.max_model_len,
+            output_token_ids=request.output_token_ids,
+            tenant=request.tenant,
+            priority=request.priority,
+        )
+        self._next_seq_id += 1
+        # The attempt before may have died between its last token and saying that it was the last.
+        if stop := find_stop(sequence, self.config.eos_token_ids):
+            self._ended_on_arrival[request_id] = _stopped(sequence, stop)
+            return
+        self._live[request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends a request in any state; its blocks are free at once and it has no further outputs.
+
+        Wins over a finish that is still on the device. False, and no more, when it is not live.
+        """
+        if self._ended_on_arrival.pop(request_id, None) is not None:
+            return True
+        sequence = self._live.pop(request_id, None)
+        if sequence is None:
+            return False
+        self._scheduler.finish(sequence)
+        return True
+
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._live or self._ended_on_arrival or self._in_flight)
+
+    def step(self) -> list[EngineOutput]:
+        """One step of everything that runs. Waits for the device, and for nothing else.
+
+        Raises IntegrityError when the engine cannot be trusted any more.
+        """
+        outputs = list(self._ended_on_arrival.values())
+        self._ended_on_arrival.clear()
+        schedule = self._scheduler.schedule()
+        for sequence in schedule.outgrown:
+            outputs.append(self._outgrew(sequence))
+        launched: _Launched | None = None
+        launch_error: Exception | None = None
+        if schedule.planned:
+            try:
+                launched = self._launch(schedule)
+            except Exception as error:
+                launch_error = error
+        due = launched
+        if self.config.lookahead:
+            due, self._in_flight = self._in_flight, launched
+        if due is not None:
+            outputs += self._collect(due)
+        if launch_error is not None:
+            # After the collect: the step before may have tokens of the same sequences.
+            self._scheduler.announce_again(schedule)
+            outputs += self._fail_step(schedule.planned, launch_error)
+        if not (outputs or schedule.planned or due) and self._live:
+            raise IntegrityError("sequences live, but none can be planned")
+        return outputs
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        num_running = len(scheduler.running)
+        num_prefilling = sum(s.num_missing_tokens > 1 for s in scheduler.running)
+        return EngineStats(
+            step=self._num_steps,
+            waiting=len(scheduler.waiting),
+            prefilling=num_prefilling,
+            active=num_running - num_prefilling,
+            running=num_running,
+            preemptions=scheduler.num_preemptions,
+            free_blocks=scheduler.blocks.num_available,
+            cached_blocks=scheduler.blocks.num_cached,
+            total_blocks=scheduler.blocks.num_blocks,
+            prompt_tokens=self._num_prompt_tokens,
+            generated_tokens=self._num_generated_tokens,
+            prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
+            mixed_steps=self._num_mixed_steps,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when an invariant is broken. O(blocks)."""
+        scheduler = self._scheduler
+        if len(scheduler.running) + len(scheduler.waiting) != len(self._live):
+            raise IntegrityError("the queues and the live requests differ")
+        if any(s.block_table or s.next_position for s in scheduler.waiting):
+            raise IntegrityError("a waiting sequence holds blocks or claims computed tokens")
+        scheduler.check_integrity()
+
+    def _launch(self, schedule: Schedule) -> _Launched:
+        batch = schedule.batch
+        self._num_steps += 1
+        if 0 < batch.num_decodes < len(batch.sequences):
+            self._num_mixed_steps += 1
+        return _Launched(schedule.planned, self._runner.launch(batch))
+
+    def _collect(self, launched: _Launched) -> list[EngineOutput]:
+        """Waits for a step, commits it, and says what came of each of its sequences."""
+        try:
+            result = launched.handle.collect()
+        except Exception as error:
+            return self._fail_step(launched.planned, error)
+        outputs = self._fail_sequences(launched.planned, result)
+        grown = self._scheduler.commit(launched.planned, result.token_ids)
+        self._count(launched.planned, len(grown))
+        for sequence in grown:
+            stop = find_stop(sequence, self.config.eos_token_ids)
+            if stop is not None:
+                self._end(sequence)
+            outputs.append(_grew(sequence, stop, result.logprobs))
+        return outputs
+
+    def _fail_sequences(
+        self, planned: tuple[PlannedSequence, ...], result: StepResult
+    ) -> list[EngineOutput]:
+        """Ends those whose own computation failed, before anything of theirs is committed."""
+        outputs = []
+        for item in planned:
+            sequence = item.sequence
+            if sequence.is_finished:
+                continue
+            failure = _failure_of(item, result, self._runner.vocab_size)
+            if failure is not None:
+                outputs.append(self._fail(sequence, *failure))
+        return outputs
+
+    def _fail_step(
+        self, planned: tuple[PlannedSequence, ...], error: Exception
+    ) -> list[EngineOutput]:
+        """A step raised: its sequences end, the books are checked, the others go on."""
+        logger.error(
+            "step failed",
+            exc_info=error,
+            extra={"request_ids": [item.sequence.request_id for item in planned]},
+        )
+        message = f"the step failed: {type(error).__name__}"
+        outputs = [
+            self._fail(item.sequence, ErrorCode.ENGINE_ERROR, message)
+            for item in planned
+            if not item.sequence.is_finished
+        ]
+        self.check_integrity()
+        return outputs
+
+    def _outgrew(self, sequence: Sequence) -> EngineOutput:
+        capacity = self.config.num_blocks * self.config.block_size
+        return self._fail(
+            sequence,
+            ErrorCode.KV_CAPACITY_EXCEEDED,
+            f"the sequence has outgrown the KV cache of {capacity} tokens",
+        )
+
+    def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> EngineOutput:
+        self._end(sequence)
+        return EngineOutput(
+            sequence.request_id,
+            (),
+            finish_reason=FinishReason.ERROR,
+            error=code,
+            message=message,
+            num_cached_tokens=sequence.num_cached_tokens,
+        )
+
+    def _end(self, sequence: Sequence) -> None:
+        self._scheduler.finish(sequence)
+        del self._live[sequence.request_id]
+
+    def _count(self, planned: tuple[PlannedSequence, ...], num_generated: int) -> None:
+        self._num_generated_tokens += num_generated
+        for item in planned:
+            sequence = item.sequence
+            num_done = min(item.end, sequence.num_prompt_tokens)
+            if num_done > sequence.num_counted_prompt_tokens:
+                self._num_prompt_tokens += num_done - sequence.num_counted_prompt_tokens
+                sequence.num_counted_prompt_tokens = num_done
+
+
+def _failure_of(
+    item: PlannedSequence, result: StepResult, vocab_size: int
+) -> tuple[ErrorCode, str] | None:
+    seq_id = item.sequence.seq_id
+    reason = result.failed.get(seq_id)
+    if reason is not None:
+        known = reason in ErrorCode.__members__.values()
+        code = ErrorCode(reason) if known else ErrorCode.ENGINE_ERROR
+        return code, f"the model runner gave this sequence up: {reason}"
+    if not item.samples:
+        return None
+    token_id = result.token_ids.get(seq_id)
+    if token_id is None or not 0 <= token_id < vocab_size:
+        return ErrorCode.ENGINE_ERROR, "the model runner sampled no valid token"
+    if item.sequence.params.logprobs is not None and seq_id not in result.logprobs:
+        return ErrorCode.ENGINE_ERROR, "the model runner gave no log probability"
+    return None
+
+
+def _grew(
+    sequence: Sequence, stop: Stop | None, logprobs: Mapping[int, TokenLogprob]
+) -> EngineOutput:
+    wants_logprobs = sequence.params.logprobs is not None
+    return EngineOutput(
+        sequence.request_id,
+        (sequence.token_ids[-1],),
+        logprobs=(logprobs[sequence.seq_id],) if wants_logprobs else None,
+        finish_reason=stop.reason if stop else None,
+        stop_reason=stop.token_id if stop else None,
+        num_cached_tokens=sequence.num_cached_tokens,
+    )
+
+
+def _stopped(sequence: Sequence, stop: Stop) -> EngineOutput:
+    """An end without a new token."""
+    wants_logprobs = sequence.params.logprobs is not None
+    return EngineOutput(
+        sequence.request_id,
+        (),
+        logprobs=() if wants_logprobs else None,
+        finish_reason=stop.reason,
+        stop_reason=stop.token_id,
+    )

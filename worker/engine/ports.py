@@ -1,0 +1,44 @@
+"""The engine's one port: whoever turns a ScheduledBatch into sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shared.messages import TokenLogprob
+from worker.engine.batch import ScheduledBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled, by seq_id: exactly the sequences whose `samples` was set.
+
+    A sequence in `failed` has no sampled token; the value says why (an ErrorCode's value). Its
+    fault is its own: the others' results stand.
+    """
+
+    token_ids: Mapping[int, int]
+    logprobs: Mapping[int, TokenLogprob] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+class StepHandle(Protocol):
+    """A launched step."""
+
+    def collect(self) -> StepResult:
+        """Waits for the device; called once, in launch order."""
+        ...
+
+
+class ModelRunner(Protocol):
+    """Computes what was scheduled. Implemented by the model side and by EchoModelRunner."""
+
+    vocab_size: int
+
+    def launch(self, batch: ScheduledBatch) -> StepHandle:
+        """Enqueues the device's work and returns; steps execute in launch order.
+
+        An exception here or in `collect` means that the whole step failed.
+        """
+        ...

@@ -1,0 +1,244 @@
+"""Scheduler: which tokens the next step computes.
+
+One rule, no phases: every sequence's computed tokens catch up with its known ones, inside one token
+budget. A decode is a sequence that misses one token, a prefill one that misses more; both share a
+batch.
+
+    1. Running sequences that miss one token: a decode never waits behind somebody's prefill.
+    2. Running sequences that miss more, as far as the budget goes.
+    3. Waiting sequences, while there are budget, seats and blocks.
+
+A newcomer takes budget that every running sequence has left over, so there are never more running
+than the budget has tokens, and every decode gets its token in every step.
+
+Blocks: a sequence is admitted when the blocks for all its known tokens are there, and gets them at
+once; from then on it grows by decoding only. When a decode finds no block, the running sequence of
+the largest rank is preempted: it gives up its blocks, keeps its tokens and waits to be computed
+again, mostly out of the prefix cache. An admission leaves one block for each sequence that runs, or
+the newcomer would be preempted in the very next step.
+
+`schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks: what a
+failed step touched was never promised to anybody. A schedule may be made while the step before is
+still in flight (lookahead): tokens sampled there but not seen yet count as `in_flight`. Blocks that
+a sequence gives up with a step in flight may be reused at once: steps execute in launch order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.block_manager import BlockManager
+from worker.engine.config import EngineConfig
+from worker.engine.policy import make_policy
+from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
+from worker.engine.sequence_queue import SequenceQueue
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSequence:
+    """The scheduler's side of a ScheduledSequence."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+    num_preemptions: int  # when planned: a later value means that this work was thrown away
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens == 1 and self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One step's plan. `outgrown` needed more blocks than the pool has: end them, others go on."""
+
+    planned: tuple[PlannedSequence, ...]
+    batch: ScheduledBatch
+    outgrown: tuple[Sequence, ...]
+
+
+class Scheduler:
+    """Owns the queues and the BlockManager. Raises ValueError for an unknown policy."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        policy = make_policy(config.policy)
+        self.blocks = BlockManager(
+            config.num_blocks, config.block_size, prefix_caching=config.prefix_caching
+        )
+        self.waiting = SequenceQueue(policy)
+        self.running = SequenceQueue(policy)
+        self.num_preemptions = 0
+        self.num_prefix_hit_tokens = 0
+        self._budget = config.max_num_batched_tokens
+        self._num_seats = config.max_num_seqs
+        self._launched_seq_ids: set[int] = set()  # live ones that the runner knows of
+        self._gone_seq_ids: list[int] = []  # and the ones it has not been told to forget
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Ends it in any state and frees its blocks; for a finished one nothing happens."""
+        if sequence.is_finished:
+            return
+        if sequence.status in QUEUED_STATUSES:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        self.blocks.release(sequence)
+        if sequence.seq_id in self._launched_seq_ids:
+            self._launched_seq_ids.remove(sequence.seq_id)
+            self._gone_seq_ids.append(sequence.seq_id)
+
+    def schedule(self) -> Schedule:
+        """Plans the next step; nothing planned means that there is nothing to launch now."""
+        planned: list[PlannedSequence] = []
+        outgrown: list[Sequence] = []
+        left = self._budget
+        candidates = [s for s in self.running if not s.is_complete_in_flight]
+        decodes = [s for s in candidates if s.num_missing_tokens == 1]
+        prefills = [s for s in candidates if s.num_missing_tokens > 1]
+        for sequence in (*decodes, *prefills):
+            if left == 0:
+                break
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # preempted for one before it
+            end = min(sequence.num_virtual_tokens, sequence.next_position + left)
+            if self.blocks.num_blocks_for(end) > self.blocks.num_blocks:
+                # Its token in flight may still turn out to be a stop: judge it when it is known.
+                if sequence.in_flight == 0:
+                    outgrown.append(sequence)
+                continue
+            if self._make_room(sequence, end):
+                planned.append(self._plan(sequence, end))
+                left -= planned[-1].num_tokens
+        self._admit(planned, left, outgrown)
+        planned.sort(key=lambda p: not p.is_decode)  # stable
+        return Schedule(tuple(planned), self._batch_of(planned), tuple(outgrown))
+
+    def commit(
+        self, planned: tuple[PlannedSequence, ...], token_ids: Mapping[int, int]
+    ) -> list[Sequence]:
+        """Takes a collected step's tokens in; returns the sequences that grew, in batch order.
+
+        Finished sequences are passed over: what was sampled for them after their end is dropped.
+        """
+        grown = []
+        for item in planned:
+            sequence = item.sequence
+            if item.samples:
+                sequence.in_flight -= 1
+            if sequence.is_finished:
+                continue
+            if item.samples:
+                sequence.append(token_ids[sequence.seq_id])
+                grown.append(sequence)
+            if item.num_preemptions == sequence.num_preemptions:
+                sequence.num_computed_tokens += item.num_tokens
+                sequence.num_scheduled_tokens -= item.num_tokens
+                self.blocks.publish(sequence, sequence.num_computed_tokens)
+        return grown
+
+    def announce_again(self, schedule: Schedule) -> None:
+        """The runner may not have heard who is gone: that launch failed."""
+        self._gone_seq_ids = [*schedule.batch.finished_seq_ids, *self._gone_seq_ids]
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when the block books do not balance."""
+        self.blocks.check_integrity(s.block_table for s in (*self.running, *self.waiting))
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Preempts from the last rank up until the sequence fits; False if it was itself the last.
+
+        Never takes back what this step has planned: decodes are planned in the order of their
+        ranks, and a chunk has its blocks since its sequence was admitted.
+        """
+        while not self.blocks.allocate(sequence, num_tokens):
+            victim = self.running.last
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.blocks.release(sequence)
+        sequence.status = SequenceStatus.PREEMPTED
+        sequence.num_computed_tokens = 0
+        sequence.num_scheduled_tokens = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.add(sequence)
+
+    def _admit(self, planned: list[PlannedSequence], left: int, outgrown: list[Sequence]) -> None:
+        blocks = self.blocks
+        while self.waiting and left and len(self.running) < self._num_seats:
+            sequence = self.waiting.first
+            if sequence.in_flight:
+                break  # it has to know its last token first; order is kept
+            if blocks.num_blocks_for(sequence.num_tokens) > blocks.num_blocks:
+                outgrown.append(sequence)  # by the token in flight when it was preempted
+                break
+            hits = blocks.match(sequence)
+            spare = len(self.running)
+            if not blocks.can_allocate(sequence, sequence.num_tokens, hits, spare):
+                break
+            allocated = blocks.allocate(sequence, sequence.num_tokens, hits)
+            assert allocated
+            num_hit_tokens = len(hits) * blocks.block_size
+            self.waiting.remove(sequence)
+            sequence.num_computed_tokens = num_hit_tokens
+            self.num_prefix_hit_tokens += num_hit_tokens
+            if sequence.status is SequenceStatus.WAITING:
+                sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
+            sequence.status = SequenceStatus.RUNNING
+            self.running.add(sequence)
+            end = min(sequence.num_tokens, num_hit_tokens + left)
+            planned.append(self._plan(sequence, end))
+            left -= planned[-1].num_tokens
+
+    def _plan(self, sequence: Sequence, end: int) -> PlannedSequence:
+        start = sequence.next_position
+        item = PlannedSequence(
+            sequence=sequence,
+            start=start,
+            num_tokens=end - start,
+            samples=end == sequence.num_virtual_tokens,
+            num_preemptions=sequence.num_preemptions,
+        )
+        assert item.num_tokens > 0
+        return item
+
+    def _batch_of(self, planned: list[PlannedSequence]) -> ScheduledBatch:
+        scheduled = []
+        for item in planned:
+            sequence = item.sequence
+            scheduled.append(
+                ScheduledSequence(
+                    seq_id=sequence.seq_id,
+                    start=item.start,
+                    num_scheduled_tokens=item.num_tokens,
+                    token_ids=sequence.token_ids[item.start : item.end],
+                    block_table=sequence.block_table,
+                    samples=item.samples,
+                    params=sequence.params,
+                    prompt_token_ids=sequence.prompt_token_ids,
+                    output_token_ids=sequence.output_token_ids,
+                )
+            )
+            sequence.num_scheduled_tokens += item.num_tokens
+            if item.samples:
+                sequence.in_flight += 1
+            self._launched_seq_ids.add(sequence.seq_id)
+        if not scheduled:
+            return ScheduledBatch(())
+        gone, self._gone_seq_ids = tuple(self._gone_seq_ids), []
+        return ScheduledBatch(tuple(scheduled), gone)

@@ -1,0 +1,140 @@
+"""Sequence: one growing list of tokens and how far its KV has been computed.
+
+    token_ids    p p p p p p p p p o o o .          p prompt, o output, . sampled on the device,
+                 |- computed -|- s -|                   not yet seen here (`in_flight`)
+
+`num_computed_tokens` have their KV written and committed; the next `num_scheduled_tokens` belong to
+launched steps that are not committed yet. A sequence needs computing until both together reach
+`num_virtual_tokens`: prefill and decode differ only in how many tokens are missing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from shared.messages import SamplingParams
+from worker.engine.block_hash import BlockHash
+
+
+class SequenceStatus(StrEnum):
+    """WAITING -> RUNNING <-> PREEMPTED; every one of them -> FINISHED, once."""
+
+    WAITING = "waiting"  # never ran
+    RUNNING = "running"  # holds blocks
+    PREEMPTED = "preempted"  # ran, lost its blocks, kept its tokens, waits again
+    FINISHED = "finished"
+
+
+QUEUED_STATUSES = frozenset({SequenceStatus.WAITING, SequenceStatus.PREEMPTED})
+
+
+class Sequence:
+    """One request inside the engine. Compared by identity.
+
+    The Scheduler changes the status and the counters, the BlockManager the blocks, `append` the
+    tokens. `block_table` only ever grows; when the blocks are given back the sequence gets a new
+    list, so a launched batch may go on reading the old one.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_table",
+        "in_flight",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_counted_prompt_tokens",
+        "num_preemptions",
+        "num_published_blocks",
+        "num_scheduled_tokens",
+        "output_token_ids",
+        "params",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "seq_id",
+        "status",
+        "tenant",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        *,
+        seq_id: int,
+        request_id: str,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        max_model_len: int,
+        output_token_ids: tuple[int, ...] = (),
+        tenant: str = "default",
+        priority: int = 0,
+    ) -> None:
+        self.seq_id = seq_id
+        self.request_id = request_id
+        self.tenant = tenant
+        self.priority = priority
+        self.params = params
+        self.prompt_token_ids = prompt_token_ids
+        self.output_token_ids = list(output_token_ids)
+        self.token_ids = [*prompt_token_ids, *output_token_ids]
+        # What max_tokens and the model's context leave together.
+        self.max_num_tokens = min(len(prompt_token_ids) + params.max_tokens, max_model_len)
+        self.status = SequenceStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_scheduled_tokens = 0
+        self.in_flight = 0
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0  # of the prompt, got by the first admission's prefix hit
+        self.num_counted_prompt_tokens = 0  # already in the engine's statistics
+        self.block_table: list[int] = []
+        self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as asked for
+        self.num_published_blocks = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.seq_id}, {self.status.value}, tokens={self.num_tokens}, "
+            f"computed={self.num_computed_tokens}+{self.num_scheduled_tokens}, "
+            f"in_flight={self.in_flight}, blocks={len(self.block_table)})"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """All known tokens: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Known tokens and those that launched steps have sampled or will sample."""
+        return len(self.token_ids) + self.in_flight
+
+    @property
+    def next_position(self) -> int:
+        """The first position that no step has been launched for."""
+        return self.num_computed_tokens + self.num_scheduled_tokens
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens that a step could compute now; more than one means that it is prefilling."""
+        return self.num_virtual_tokens - self.next_position
+
+    @property
+    def is_complete_in_flight(self) -> bool:
+        """Its last possible token is being sampled: there is nothing left to launch."""
+        return self.num_virtual_tokens >= self.max_num_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.output_token_ids.append(token_id)

@@ -1,0 +1,111 @@
+"""Intake: takes jobs from the queue while the engine has room, recovered ones first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from shared.transport.base import Delivery, JobQueue, TransportError
+from worker.running_jobs import RunningJobs
+
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+log = logging.getLogger(__name__)
+
+
+class Intake:
+    """The pull loop. Waiting work stays in the queue, where another worker can take it.
+
+    Lost deliveries (a reply that never arrived) are looked for at the start, every
+    `reconcile_interval_s`, and as soon as anybody calls `suspect`.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        worker_id: str,
+        jobs: RunningJobs,
+        admit: Callable[[Sequence[Delivery]], Awaitable[None]],
+        repair: Callable[[], Awaitable[None]],
+        *,
+        engine_up: asyncio.Event,
+        pull_block_ms: int,
+        reconcile_interval_s: float,
+    ) -> None:
+        """`admit` returns when the deliveries are in the table; `repair` sets the store up again
+        after trouble and may raise TransportError."""
+        self._queue = queue
+        self._worker_id = worker_id
+        self._jobs = jobs
+        self._admit = admit
+        self._repair = repair
+        self._engine_up = engine_up
+        self._pull_block_ms = pull_block_ms
+        self._reconcile_interval_s = reconcile_interval_s
+        self._reconcile_at_s = 0.0
+        self._broken = False
+
+    def suspect(self) -> None:
+        """A delivery may be lost: look for it before the next pull."""
+        self._reconcile_at_s = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        failures = 0
+        while True:
+            await self._engine_up.wait()
+            try:
+                if self._broken:
+                    await self._repair()
+                    self._broken = False
+                    log.info("the queue can be reached again")
+                await self._round()
+                failures = 0
+            except TransportError as error:
+                if not self._broken:
+                    log.warning("the queue cannot be reached", extra={"error": str(error)})
+                self._broken = True
+                self.suspect()
+                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+                failures += 1
+
+    async def _round(self) -> None:
+        if time.monotonic() >= self._reconcile_at_s:
+            # Before the call: whoever suspects something meanwhile is heard.
+            self._reconcile_at_s = time.monotonic() + self._reconcile_interval_s
+            lost = await self._queue.reconcile(self._worker_id, self._jobs.ids)
+            if lost:
+                log.info("lost deliveries found", extra={"num_jobs": len(lost)})
+                await self._take(lost)
+        if self._jobs.room == 0:
+            await self._wait_for_room()
+            return
+        recovered = await self._queue.recover(self._worker_id, self._jobs.room)
+        if recovered:
+            log.info("jobs recovered", extra={"num_jobs": len(recovered)})
+            await self._take(recovered)
+        if self._jobs.room == 0:
+            return
+        pulled = await self._queue.pull(self._worker_id, self._jobs.room, self._pull_block_ms)
+        if pulled:
+            await self._take(pulled)
+
+    async def _take(self, deliveries: Sequence[Delivery]) -> None:
+        if self._engine_up.is_set():
+            await self._admit(deliveries)
+            return
+        # The engine died while we asked. Its successor may take minutes to load: others go first.
+        for delivery in deliveries:
+            await self._queue.release(self._worker_id, delivery.job.job_id, delivery.attempt)
+
+    async def _wait_for_room(self) -> None:
+        self._jobs.changed.clear()
+        if self._jobs.room:
+            return
+        wait_s = max(0.0, self._reconcile_at_s - time.monotonic())
+        try:
+            await asyncio.wait_for(self._jobs.changed.wait(), wait_s)
+        except TimeoutError:
+            return

@@ -1,0 +1,81 @@
+"""The worker process: settings, logging, signals, and the one place that chooses a transport."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from shared.logs import start_logs
+from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
+from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.server_check import UnsafeServer
+from shared.transport.server_url import UnsupportedUrl
+from worker.checkpoint_source import Checkpoint, CheckpointNotFound, find_checkpoint
+from worker.service import WorkerService
+from worker.settings import WorkerSettings
+
+EXIT_UNEXPECTED = 70
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """The exit status: 0 after a stop, 2 for settings, model or server that cannot be used, 70
+    after an unexpected error or when the engine kept dying."""
+    try:
+        settings = load_settings(WorkerSettings)
+        checkpoint = find_checkpoint(settings.model, settings.served_model_name)
+    except (SettingsError, CheckpointNotFound) as error:
+        return _refuse(error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    logs = start_logs(settings.log_level, settings.log_format)
+    try:
+        return asyncio.run(_run(settings, checkpoint))
+    except (UnsupportedUrl, UnsafeServer) as error:
+        logs.stop()
+        return _refuse(error)
+    except Exception:
+        log.critical("the worker ends after an unexpected error", exc_info=True)
+        return EXIT_UNEXPECTED
+    finally:
+        logs.stop()
+
+
+def make_service(
+    settings: WorkerSettings, checkpoint: Checkpoint, transport: RedisTransport
+) -> WorkerService:
+    """A worker over an open transport; `run` it inside an event loop, `stop` it from there."""
+
+    async def check() -> Sequence[str]:
+        return await transport.check()
+
+    return WorkerService(settings, checkpoint, transport.queue, check)
+
+
+async def _run(settings: WorkerSettings, checkpoint: Checkpoint) -> int:
+    transport = await open_transport(settings.redis_url, namespace=settings.namespace)
+    try:
+        service = make_service(settings, checkpoint, transport)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, service.stop)
+        log.info(
+            "starting",
+            extra={
+                "model": checkpoint.name,
+                "checkpoint": str(checkpoint.path),
+                "redis": transport.url,
+            },
+        )
+        return await service.run()
+    finally:
+        await transport.aclose()
+
+
+def _refuse(error: Exception) -> int:
+    sys.stderr.write(f"penstock worker: {error}\n")
+    return EXIT_BAD_SETTINGS

@@ -1,0 +1,1 @@
+"""Tensors: model families, the KV cache, attention, sampling."""

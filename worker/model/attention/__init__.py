@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache: the port and one file per backend."""

@@ -1,0 +1,231 @@
+"""ModelConfig: a Hugging Face config.json, read strictly.
+
+Accepts the spellings of transformers v4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and v5
+(`rope_parameters`, `dtype`). Members that change what is computed and that are not understood are
+refused by name: a model that loads computes what its authors meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.model.errors import CheckpointError, UnsupportedModel
+from worker.model.rope_config import RopeConfig
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What transformers takes for granted when config.json leaves a member out."""
+
+    architecture: str
+    head_dim: int | None  # None: hidden_size / num_attention_heads
+    num_kv_heads: int | None  # None: num_attention_heads
+    max_position_embeddings: int
+    eos_token_id: int | None
+    has_mlp_bias: bool = False
+
+
+_FAMILIES = {
+    "llama": _Family("LlamaForCausalLM", None, None, 2048, 2, has_mlp_bias=True),
+    "qwen2": _Family("Qwen2ForCausalLM", None, 32, 32_768, None),
+    "qwen3": _Family("Qwen3ForCausalLM", 128, 32, 32_768, None),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shapes and constants of one decoder-only model."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool  # of the query, key and value projections
+    output_bias: bool  # of the attention's output projection
+    mlp_bias: bool
+    dtype: str  # the checkpoint's: one of DTYPES
+    eos_token_ids: frozenset[int]
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence that the positions were made for (YaRN's extension included)."""
+        return max(self.max_position_embeddings, self.rope.extended_length)
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> ModelConfig:
+        """Reads config.json and generation_config.json.
+
+        Raises UnsupportedModel naming the member at fault, CheckpointError for files that are
+        missing or no JSON objects.
+        """
+        directory = Path(path)
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory} is not a directory")
+        raw = _read_json(directory / "config.json")
+        generation = directory / "generation_config.json"
+        return cls.from_dict(raw, _read_json(generation) if generation.exists() else {})
+
+    @classmethod
+    def from_dict(
+        cls, raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+    ) -> ModelConfig:
+        """The same from the files' parsed contents."""
+        family = _check_family(raw)
+        model_type = raw["model_type"]
+        num_layers = _whole(raw, "num_hidden_layers")
+        num_heads = _whole(raw, "num_attention_heads")
+        hidden_size = _whole(raw, "hidden_size")
+        head_dim = _whole(raw, "head_dim", family.head_dim or hidden_size // num_heads)
+        if head_dim % 2:
+            raise UnsupportedModel(f"head_dim must be even, got {head_dim}")
+        left_out = family.num_kv_heads if "num_key_value_heads" not in raw else None
+        num_kv_heads = _whole(raw, "num_key_value_heads", left_out or num_heads)
+        if num_heads % num_kv_heads:
+            raise UnsupportedModel(
+                f"num_key_value_heads {num_kv_heads} does not divide "
+                f"num_attention_heads {num_heads}"
+            )
+        _check_windows(raw, num_layers)
+        positions = _whole(raw, "max_position_embeddings", family.max_position_embeddings)
+        biased = _attention_bias(raw)
+        return cls(
+            model_type=model_type,
+            vocab_size=_whole(raw, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_whole(raw, "intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=_fraction(raw, "rms_norm_eps", 1e-6),
+            max_position_embeddings=positions,
+            rope=RopeConfig.from_dict(raw, positions),
+            tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
+            attention_bias=biased,
+            output_bias=biased and model_type != "qwen2",
+            mlp_bias=_flag(raw, "mlp_bias"),
+            dtype=_dtype(raw),
+            eos_token_ids=_eos_token_ids(raw, generation or {}, family),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return value
+
+
+def _check_family(raw: Mapping[str, Any]) -> _Family:
+    model_type = raw.get("model_type")
+    family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        known = ", ".join(sorted(_FAMILIES))
+        raise UnsupportedModel(f"model_type {model_type!r} is not supported; known are {known}")
+    architectures = raw.get("architectures") or [family.architecture]
+    if family.architecture not in architectures:
+        raise UnsupportedModel(
+            f"architectures {architectures!r} is not supported for model_type {model_type!r}; "
+            f"it must be {family.architecture!r}"
+        )
+    for member in ("quantization_config", "compression_config"):
+        if raw.get(member):
+            raise UnsupportedModel(f"{member}: quantized checkpoints are not supported")
+    if (act := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
+        raise UnsupportedModel(f"hidden_act {act!r} is not supported; it must be 'silu'")
+    if _flag(raw, "mlp_bias") and not family.has_mlp_bias:
+        raise UnsupportedModel(f"mlp_bias is not part of model_type {model_type!r}")
+    return family
+
+
+def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:
+    """Refuses sliding windows that some layer would really use."""
+    layer_types = raw.get("layer_types")
+    if layer_types is not None:
+        others = sorted({str(kind) for kind in layer_types} - {"full_attention"})
+        if others:
+            raise UnsupportedModel(f"layer_types {', '.join(others)} are not supported")
+        if len(layer_types) != num_layers:
+            raise UnsupportedModel(
+                f"layer_types has {len(layer_types)} entries for {num_layers} layers"
+            )
+        return
+    in_use = _flag(raw, "use_sliding_window") and raw.get("sliding_window", 4096) is not None
+    if in_use and _whole(raw, "max_window_layers", 28, minimum=0) < num_layers:
+        raise UnsupportedModel("use_sliding_window: sliding window attention is not supported")
+
+
+def _attention_bias(raw: Mapping[str, Any]) -> bool:
+    if raw["model_type"] != "qwen2":
+        return _flag(raw, "attention_bias")
+    if raw.get("attention_bias") is False:
+        raise UnsupportedModel("attention_bias false contradicts model_type 'qwen2'")
+    return True
+
+
+def _dtype(raw: Mapping[str, Any]) -> str:
+    value = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype {value!r} is not supported; known are {', '.join(DTYPES)}")
+    return name
+
+
+def _eos_token_ids(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], family: _Family
+) -> frozenset[int]:
+    value = generation.get("eos_token_id")
+    if value is None:
+        value = raw.get("eos_token_id", family.eos_token_id)
+    if value is None:
+        return frozenset()
+    ids = value if isinstance(value, list) else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise UnsupportedModel(f"eos_token_id {value!r} must be a token id or a list of them")
+    return frozenset(ids)
+
+
+def _whole(
+    raw: Mapping[str, Any], member: str, default: int | None = None, minimum: int = 1
+) -> int:
+    value = raw.get(member)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise UnsupportedModel(
+            f"{member} must be a whole number of at least {minimum}, got {value!r}"
+        )
+    return value
+
+
+def _fraction(raw: Mapping[str, Any], member: str, default: float) -> float:
+    value = raw.get(member, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
+        raise UnsupportedModel(f"{member} must be between 0 and 1, got {value!r}")
+    return float(value)
+
+
+def _flag(raw: Mapping[str, Any], member: str) -> bool:
+    value = raw.get(member)
+    if value is not None and not isinstance(value, bool):
+        raise UnsupportedModel(f"{member} must be true or false, got {value!r}")
+    return bool(value)

@@ -1,0 +1,94 @@
+"""Int8 products: weights per output channel, activations per token, both symmetric.
+
+`quantize_weight` is made once at load from the weights in the model's dtype; activations are
+quantized anew in every product. Int8Ops is the specification of the faster ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.model.layers.ops import Multiply, TorchOps, gated
+
+_LEAST_PEAK = 1e-10
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """`values` [out, in] int8 in -127..127; a row times its scale [out] is the weight's row."""
+
+    values: Tensor
+    scales: Tensor
+
+
+def quantize_weight(weight: Tensor) -> Int8Weight:
+    """Rounds to nearest; the error is at most half a scale."""
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0], dtype=torch.float32)
+    # Piece by piece: an output matrix in float32, several times over, is gigabytes.
+    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        wide = weight[rows].float()
+        scales[rows] = wide.abs().amax(dim=1).clamp_min(_LEAST_PEAK) / 127
+        values[rows] = (wide / scales[rows, None]).round().to(torch.int8)
+    return Int8Weight(values, scales)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, in] -> uint8 around 128 and float32 scales [rows, 1], NaN where x is not finite."""
+    wide = x.float()
+    peak = wide.abs().amax(dim=1, keepdim=True)
+    bounded = torch.where(peak.isfinite(), peak, 1.0).clamp_min(_LEAST_PEAK)
+    values = (wide.nan_to_num() * (127 / bounded) + 128).round().clamp(1, 255)
+    scales = torch.where(peak.isfinite(), bounded / 127, torch.nan)
+    return values.to(torch.uint8), scales
+
+
+class Int8Ops(TorchOps):
+    """Multiplies the whole numbers in float64, where they are exact. Slow, and runs everywhere."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        quantized = quantize_weight(weight)
+        values = quantized.values
+
+        def multiply(x: Tensor) -> Tensor:
+            rows, row_scales = quantize_rows(x)
+            exact = functional.linear(rows.double() - 128, values.double())
+            result = exact.float() * (row_scales * quantized.scales)
+            return (result if bias is None else result + bias.float()).to(x.dtype)
+
+        return multiply
+
+    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        return gated(self.linear(weight, bias))
+
+
+class OneDnnInt8Ops(Int8Ops):
+    """The same through oneDNN's kernels, which torch reaches by private operators.
+
+    Activations are uint8 on purpose: for signed ones oneDNN has only its reference kernel on CPUs
+    without AMX, two hundred times slower.
+    """
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        quantized = quantize_weight(weight)
+        packed = torch.ops.onednn.qlinear_prepack(quantized.values, None)
+        scales, zeros = quantized.scales, torch.zeros(len(quantized.scales), dtype=torch.int64)
+        wide_bias = bias.float() if bias is not None else None
+        call: Callable[..., Tensor] = torch.ops.onednn.qlinear_pointwise
+
+        def multiply(x: Tensor) -> Tensor:
+            rows, row_scales = quantize_rows(x)
+            result = call(
+                rows, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            )
+            result *= row_scales
+            return (result if wide_bias is None else result.add_(wide_bias)).to(x.dtype)
+
+        return multiply

@@ -1,0 +1,218 @@
+"""NativeOps: the layers' operations through the compiled kernels, in bfloat16."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.model.config import ModelConfig
+from worker.model.cpu.huge_pages import HugePages
+from worker.model.cpu.int8 import quantize_weight
+from worker.model.cpu.library import NativeKernels
+from worker.model.layers.ops import HeadNorm, Multiply
+
+_PANEL = (
+    32  # output columns that lie together in a packed weight; a gated panel has 16 of each half
+)
+_MAX_HEAD_DIM = 256
+# Activations of so many different batch sizes are kept as views of the same memory.
+_MAX_VIEWS = 64
+
+
+def what_is_wrong(config: ModelConfig) -> str | None:
+    """Why the kernels cannot run this model; None when they can."""
+    if config.head_dim % 16 or config.head_dim > _MAX_HEAD_DIM:
+        return f"head_dim {config.head_dim} is not a multiple of 16 up to {_MAX_HEAD_DIM}"
+    for name in ("hidden_size", "intermediate_size"):
+        if getattr(config, name) % 16:
+            return f"{name} {getattr(config, name)} is not a multiple of 16"
+    return None
+
+
+class Workspace:
+    """One growing piece of memory for the results of one operation, whatever the batch."""
+
+    def __init__(self, width: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._width = width
+        self._memory = torch.empty(0, dtype=dtype)
+        self._views: dict[int, Tensor] = {}
+
+    def rows(self, num_rows: int) -> Tensor:
+        """[num_rows, width], not filled. The next call may give the same memory."""
+        view = self._views.get(num_rows)
+        if view is None:
+            size = num_rows * self._width
+            if size > self._memory.numel() or len(self._views) >= _MAX_VIEWS:
+                self._views.clear()
+            if size > self._memory.numel():
+                self._memory = torch.empty(size, dtype=self._memory.dtype)
+            view = self._memory[:size].view(num_rows, self._width)
+            self._views[num_rows] = view
+        return view
+
+
+class NativeOps:
+    """Sums are float32 and rounded once, where TorchOps rounds after every operation.
+
+    `is_int8`: the products quantize weights at load and activations as they come.
+    """
+
+    def __init__(self, kernels: NativeKernels, *, is_int8: bool) -> None:
+        self._kernels = kernels
+        self._is_int8 = is_int8
+        self._memory = HugePages()
+        self._scratch = Workspace(1)
+        self._row_scales = Workspace(1, torch.float32)
+        # Products of the same width share their memory, across layers: see Ops.
+        self._results: dict[tuple[int, bool], Workspace] = {}
+        self._normed: dict[int, Workspace] = {}
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        return self._product(_whole_panels(weight), bias, weight.shape[0], is_gated=False)
+
+    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        interleaved = _interleaved(weight)
+        bias = _interleaved(bias[:, None])[:, 0] if bias is not None else None
+        return self._product(interleaved, bias, weight.shape[0] // 2, is_gated=True)
+
+    def add_norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        rows, size = x.shape
+        workspace = self._normed.get(size)
+        if workspace is None:
+            workspace = self._normed[size] = Workspace(size)
+        out = workspace.rows(rows)
+        self._kernels.add_rms_norm(
+            x.data_ptr(),
+            delta.data_ptr() if delta is not None else None,
+            weight.data_ptr(),
+            out.data_ptr(),
+            eps,
+            rows,
+            size,
+        )
+        return x, out
+
+    def rotate(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        norm: HeadNorm | None,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        num_tokens, width = qkv.shape
+        head_dim = 2 * cos.shape[-1]
+        self._kernels.norm_rope(
+            qkv.data_ptr(),
+            width,
+            norm.query.data_ptr() if norm is not None else None,
+            norm.key.data_ptr() if norm is not None else None,
+            norm.eps if norm is not None else 0.0,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        )
+        heads = qkv.view(num_tokens, -1, head_dim)
+        num_rotated = num_heads + num_kv_heads
+        return heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
+
+    def _product(
+        self, weight: Tensor, bias: Tensor | None, num_columns: int, *, is_gated: bool
+    ) -> Multiply:
+        wide_bias = _padded(bias.float(), len(weight)) if bias is not None else None
+        if self._is_int8:
+            return self._int8_product(weight, wide_bias, num_columns, is_gated)
+        packed = self._memory.copy(_blocked(weight, 2))
+        size_in, weight_at = weight.shape[1], packed.data_ptr()
+        bias_at = wide_bias.data_ptr() if wide_bias is not None else None
+        kernel, scratch = self._kernels.linear_bf16, self._scratch
+        results = self._workspace(num_columns, is_gated)
+
+        def multiply(
+            x: Tensor, _alive: tuple[Tensor, Tensor | None] = (packed, wide_bias)
+        ) -> Tensor:
+            rows = x.shape[0]
+            out = results.rows(rows)
+            kernel(
+                x.data_ptr(),
+                weight_at,
+                bias_at,
+                scratch.rows(rows * size_in).data_ptr(),
+                out.data_ptr(),
+                rows,
+                num_columns,
+                size_in,
+                is_gated,
+            )
+            return out
+
+        return multiply
+
+    def _int8_product(
+        self, weight: Tensor, bias: Tensor | None, num_columns: int, is_gated: bool
+    ) -> Multiply:
+        quantized = quantize_weight(weight)
+        packed = self._memory.copy(_blocked(quantized.values, 4))
+        offsets = 128 * quantized.values.sum(dim=1, dtype=torch.int32)
+        size_in, scales = weight.shape[1], quantized.scales
+        kernel, scratch, row_scales = self._kernels.linear_int8, self._scratch, self._row_scales
+        constants = (packed.data_ptr(), scales.data_ptr(), offsets.data_ptr())
+        bias_at = bias.data_ptr() if bias is not None else None
+        results = self._workspace(num_columns, is_gated)
+
+        def multiply(
+            x: Tensor, _alive: tuple[Tensor | None, ...] = (packed, scales, offsets, bias)
+        ) -> Tensor:
+            rows = x.shape[0]
+            out = results.rows(rows)
+            kernel(
+                x.data_ptr(),
+                *constants,
+                bias_at,
+                scratch.rows(rows * size_in).data_ptr(),
+                row_scales.rows(rows).data_ptr(),
+                out.data_ptr(),
+                rows,
+                num_columns,
+                size_in,
+                is_gated,
+            )
+            return out
+
+        return multiply
+
+    def _workspace(self, num_columns: int, is_gated: bool) -> Workspace:
+        return self._results.setdefault((num_columns, is_gated), Workspace(num_columns))
+
+
+def _padded(tensor: Tensor, size: int) -> Tensor:
+    """Zeros after the last row up to `size` rows."""
+    missing = size - tensor.shape[0]
+    padding = [0, 0] * (tensor.dim() - 1) + [0, missing]
+    return functional.pad(tensor, padding) if missing else tensor.contiguous()
+
+
+def _whole_panels(weight: Tensor) -> Tensor:
+    return _padded(weight, -(-weight.shape[0] // _PANEL) * _PANEL)
+
+
+def _interleaved(weight: Tensor) -> Tensor:
+    """[2 n, in], gate before up -> panels of 16 gate rows and the 16 up rows they belong to."""
+    half = _PANEL // 2
+    gate, up = weight.chunk(2, dim=0)
+    size = -(-gate.shape[0] // half) * half
+    parts = [_padded(part, size).view(-1, half, weight.shape[1]) for part in (gate, up)]
+    return torch.cat(parts, dim=1).reshape(2 * size, weight.shape[1])
+
+
+def _blocked(weight: Tensor, group: int) -> Tensor:
+    """[out, in] -> [out / 32, in / group, 32, group], as kernels.cpp reads it (a view)."""
+    size_out, size_in = weight.shape
+    return weight.view(size_out // _PANEL, _PANEL, size_in // group, group).transpose(1, 2)

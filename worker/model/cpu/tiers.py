@@ -1,0 +1,108 @@
+"""Which tier computes on this CPU: the fastest that runs the model here, or the one asked for.
+
+reference  torch's own operators; every dtype, every platform; what the others are measured against
+packed     products over weights in oneDNN's layout
+native     kernels.cpp, where a compiler and AVX2 are at hand and the model is bfloat16
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from worker.model.attention.base import AttentionBackend
+from worker.model.attention.native import NativeAttention
+from worker.model.attention.sdpa import SdpaAttention
+from worker.model.config import ModelConfig
+from worker.model.cpu import native_ops
+from worker.model.cpu.compiler import build, cpu_flags
+from worker.model.cpu.features import cpu_features
+from worker.model.cpu.int8 import Int8Ops, OneDnnInt8Ops
+from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
+from worker.model.cpu.native_ops import NativeOps
+from worker.model.cpu.packed_ops import PackedOps
+from worker.model.cpu.probe import what_is_wrong
+from worker.model.errors import ModelError, TierUnavailable
+from worker.model.kv_pool import KVCachePool
+from worker.model.layers.ops import Ops, TorchOps
+
+logger = logging.getLogger(__name__)
+
+TIERS = ("auto", "reference", "packed", "native")
+QUANTIZATIONS = ("none", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """`ops` for the model's layers, and what makes the attention over a pool."""
+
+    name: str
+    ops: Ops
+    attention: Callable[[KVCachePool], AttentionBackend]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierRequest:
+    """What the model needs of a tier."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    block_size: int
+    quantization: str = "none"  # one of QUANTIZATIONS
+
+
+def choose_tier(wanted: str, request: TierRequest) -> Tier:
+    """`wanted` is one of TIERS. Raises ModelError where the one asked for cannot be had."""
+    if wanted == "reference":
+        return reference_tier(request)
+    if wanted in ("packed", "native"):
+        try:
+            return packed_tier(request) if wanted == "packed" else native_tier(request)
+        except TierUnavailable as error:
+            raise ModelError(f"cpu_tier {wanted!r} cannot be had: {error}") from error
+    if request.dtype is not torch.bfloat16 and request.quantization == "none":
+        return reference_tier(request)  # packing pays where torch would reorder at every call
+    for name, make in (("native", native_tier), ("packed", packed_tier)):
+        try:
+            return make(request)
+        except TierUnavailable as error:
+            logger.info("CPU tier %s is not used: %s", name, error)
+    return reference_tier(request)
+
+
+def reference_tier(request: TierRequest) -> Tier:
+    """Always there."""
+    ops = Int8Ops() if request.quantization == "int8" else TorchOps()
+    return Tier("reference", ops, SdpaAttention)
+
+
+def packed_tier(request: TierRequest) -> Tier:
+    """Raises TierUnavailable where torch's private operators are not what they were."""
+    is_int8 = request.quantization == "int8"
+    ops = OneDnnInt8Ops() if is_int8 else PackedOps()
+    _check(ops, request)
+    return Tier("packed", ops, SdpaAttention)
+
+
+def native_tier(request: TierRequest) -> Tier:
+    """Builds the kernels if need be. Raises TierUnavailable."""
+    if request.dtype is not torch.bfloat16:
+        raise TierUnavailable(f"the kernels compute in bfloat16, the model is {request.dtype}")
+    if request.block_size != ATTENTION_BLOCK:
+        raise TierUnavailable(f"block_size is {request.block_size}, not {ATTENTION_BLOCK}")
+    if reason := native_ops.what_is_wrong(request.config):
+        raise TierUnavailable(reason)
+    kernels = NativeKernels(build(cpu_flags(cpu_features())))
+    ops = NativeOps(kernels, is_int8=request.quantization == "int8")
+    _check(NativeOps(kernels, is_int8=request.quantization == "int8"), request)
+    return Tier("native", ops, lambda pool: NativeAttention(pool, kernels))
+
+
+def _check(ops: Ops, request: TierRequest) -> None:
+    """A tier that answers wrongly is not there: better slow than wrong."""
+    like = Int8Ops() if request.quantization == "int8" else TorchOps()
+    if reason := what_is_wrong(ops, like, request.dtype):
+        raise TierUnavailable(f"its products fail the check at load: {reason}")

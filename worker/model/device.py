@@ -1,0 +1,61 @@
+"""What this machine offers: device, number format, memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from worker.model.errors import DeviceUnavailable
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" is CUDA where there is one. Raises DeviceUnavailable."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise DeviceUnavailable(f"device {name!r} is not known; use auto, cpu or cuda")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise DeviceUnavailable("device 'cuda' was asked for, but torch sees no CUDA device")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
+    """ "auto": bfloat16 on CUDA (float16 where it has none); on the CPU what the checkpoint stores,
+    with float32 for float16, which CPUs compute slowly. Raises DeviceUnavailable."""
+    dtypes = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
+    if name == "auto":
+        if device.type == "cuda":
+            name = (
+                "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+            )
+        else:
+            name = "float32" if stored == "float16" else stored
+    if name not in dtypes:
+        raise DeviceUnavailable(
+            f"dtype {name!r} is not known; use auto, float32, bfloat16 or float16"
+        )
+    return dtypes[name]
+
+
+def available_host_bytes() -> int:
+    """Memory that the process may still take: the machine's, or its container's if that is less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.exists() and used.exists():
+        text = limit.read_text(encoding="ascii").strip()
+        if text != "max":
+            free = min(free, max(0, int(text) - int(used.read_text(encoding="ascii"))))
+    return free

@@ -1,0 +1,1 @@
+"""One file per model_type; families do not import one another."""

@@ -1,0 +1,126 @@
+"""CausalLM: embedding, decoder layers, final norm and output matrix, over a flat token batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor, nn
+
+from worker.model.attention.base import AttentionBackend
+from worker.model.config import ModelConfig
+from worker.model.layers.attention import Attention
+from worker.model.layers.linear import Embedding, Linear, TiedHead
+from worker.model.layers.mlp import GatedMLP
+from worker.model.layers.norm import RMSNorm
+from worker.model.layers.ops import Ops, TorchOps
+from worker.model.layers.placement import Placement
+from worker.model.layers.rope import RotaryEmbedding
+from worker.model.layers.step import Step
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, attention: Attention, *, placement: Placement) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(hidden, eps, placement=placement)
+        self.attention = attention
+        self.mlp_norm = RMSNorm(hidden, eps, placement=placement)
+        self.mlp = GatedMLP(config, placement=placement)
+
+    def use(self, ops: Ops) -> None:
+        self.attention.use(ops)
+        self.mlp.use(ops)
+
+    def forward(self, x: Tensor, delta: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        """Both [num_tokens, hidden]: the residual stream, and what is still to be added to it."""
+        norm = self.input_norm
+        x, normed = step.ops.add_norm(x, delta, norm.weight, norm.eps)
+        attended = self.attention(normed, step)
+        norm = self.mlp_norm
+        x, normed = step.ops.add_norm(x, attended, norm.weight, norm.eps)
+        return x, self.mlp(normed)
+
+    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self.input_norm.named_tensors(f"{prefix}input_layernorm.")
+        yield from self.attention.named_tensors(f"{prefix}self_attn.")
+        yield from self.mlp_norm.named_tensors(f"{prefix}post_attention_layernorm.")
+        yield from self.mlp.named_tensors(f"{prefix}mlp.")
+
+
+class CausalLM(nn.Module):
+    """A decoder-only language model whose parameters are still empty.
+
+    `attention` makes one layer's attention block: what the families differ in. Positions up to
+    `max_model_len` may be asked for.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention: Callable[[int], Attention],
+        *,
+        max_model_len: int,
+        placement: Placement,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.placement = placement
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.embedding = Embedding(vocab, hidden, placement=placement)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, attention(layer), placement=placement)
+            for layer in range(config.num_layers)
+        )
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, placement=placement)
+        self.head: TiedHead | Linear = TiedHead(self.embedding)
+        if not config.tie_word_embeddings:
+            self.head = Linear(hidden, {"lm_head": vocab}, bias=False, placement=placement)
+        self.rope = RotaryEmbedding(
+            config.rope, config.head_dim, max_model_len, placement=placement
+        )
+
+        self._num_parameters = sum(parameter.numel() for parameter in self.parameters())
+        self._ops: Ops = TorchOps()
+
+    def use(self, ops: Ops) -> None:
+        """Computes with `ops` from now on. Once, after loading: the ops take the weights over."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.use(ops)
+        self.head.use(ops)
+        self._ops = ops
+
+    def forward(self, token_ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
+        """[num_tokens] twice -> final hidden states [num_tokens, hidden].
+
+        `backend` has been prepared for exactly these tokens. The result holds until the next call.
+        """
+        cos, sin = self.rope.at(positions)
+        step = Step(self._ops, backend, cos, sin)
+        x: Tensor = self.embedding(token_ids)
+        delta: Tensor | None = None
+        for layer in self.layers:
+            x, delta = layer(x, delta, step)
+        _, normed = self._ops.add_norm(x, delta, self.norm.weight, self.norm.eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab] in the model's dtype; hold until the next call."""
+        output: Tensor = self.head(hidden)
+        return output
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every checkpoint name that this model needs, with the memory that it fills."""
+        yield from self.embedding.named_tensors("model.embed_tokens.")
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            yield from layer.named_tensors(f"model.layers.{index}.")
+        yield from self.norm.named_tensors("model.norm.")
+        if isinstance(self.head, Linear):
+            yield from self.head.named_tensors("")
+
+    @property
+    def num_parameters(self) -> int:
+        return self._num_parameters

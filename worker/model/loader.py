@@ -1,0 +1,105 @@
+"""Weights: safetensors files, or random numbers, into a model's fused parameters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from worker.model.errors import CheckpointError, UnsupportedModel
+from worker.model.layers.decoder import CausalLM
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+# Old exports carry this table; it follows from the configuration.
+_DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+
+
+def load_weights(
+    model: CausalLM, directory: Path, on_progress: Callable[[float], None] | None = None
+) -> None:
+    """Fills every parameter from the directory's safetensors files, shard by shard.
+
+    Tensors are converted to the model's dtype on its device. `on_progress` gets the share of the
+    tensors that are in place. Raises CheckpointError naming the file or the tensor: missing,
+    unexpected, of another shape, stored twice; UnsupportedModel for a stored format that is not
+    one of float32, bfloat16 and float16.
+    """
+    places = dict(model.named_tensors())
+    num_places = len(places)
+    tied = model.config.tie_word_embeddings
+    for path in _files(directory):
+        for name, tensor in _read(path, model.placement.device):
+            if _DERIVED.search(name) or (tied and name == "lm_head.weight"):
+                continue
+            place = places.pop(name, None)
+            if place is None:
+                raise CheckpointError(f"{path.name}: unexpected or repeated tensor {name!r}")
+            if tensor.shape != place.shape:
+                raise CheckpointError(
+                    f"{path.name}: tensor {name!r} has shape {list(tensor.shape)}, "
+                    f"config.json says {list(place.shape)}"
+                )
+            if tensor.dtype not in _DTYPES:
+                raise UnsupportedModel(
+                    f"{path.name}: tensor {name!r} is stored as {tensor.dtype}, "
+                    f"which is not supported"
+                )
+            place.copy_(tensor)
+            if on_progress is not None:
+                on_progress(1 - len(places) / num_places)
+    if places:
+        missing = sorted(places)
+        raise CheckpointError(
+            f"{directory}: tensor {missing[0]!r} is missing"
+            + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
+        )
+
+
+def fill_with_noise(model: CausalLM, seed: int = 0) -> None:
+    """Dummy weights: scaled so that activations stay in range. The same for a seed and device."""
+    generator = torch.Generator(device=model.placement.device).manual_seed(seed)
+    for name, place in model.named_tensors():
+        if name.endswith("norm.weight"):
+            place.fill_(1.0)
+        elif place.dim() == 1:
+            place.zero_()
+        else:
+            place.normal_(0.0, place.shape[1] ** -0.5, generator=generator)
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    if not index.exists():
+        if not (directory / _SINGLE).exists():
+            raise CheckpointError(f"{directory} has neither {_SINGLE} nor {_INDEX}")
+        return [directory / _SINGLE]
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{index} cannot be read: {error!r}") from error
+    if not isinstance(weight_map, Mapping) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map must be an object with tensors")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index}: {name!r} is not a safetensors file of this directory")
+        if not (directory / name).exists():
+            raise CheckpointError(f"{directory / name} is missing; {_INDEX} names it")
+    return [directory / name for name in names]
+
+
+def _read(path: Path, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            names = file.keys()
+            for name in names:
+                yield name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error

@@ -1,0 +1,120 @@
+"""TorchModelRunner: a ScheduledBatch in, sampled tokens out, on the CPU or on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from shared.messages import ErrorCode
+from worker.engine.batch import ScheduledBatch
+from worker.engine.ports import StepResult
+from worker.model.attention.base import AttentionBackend
+from worker.model.forward_batch import ForwardBatch, PreviousSample
+from worker.model.layers.decoder import CausalLM
+from worker.model.sampler import Logprobs, Sampled, Sampler
+from worker.model.sampling_row import SamplingRow
+from worker.model.transfer import to_host
+
+
+class TorchModelRunner:
+    """Implements worker.engine.ports.ModelRunner for lookahead 0 and 1.
+
+    Serves one engine for life: sequences are known by their ids, which are unique in one engine.
+    Everything that touches the KV cache is enqueued on one stream, so a block may change hands as
+    soon as a step is launched: the old owner's writes come first. The token of a sequence whose
+    last step is not collected yet is taken from that step's sample on the device.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        backend: AttentionBackend,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+    ) -> None:
+        self.vocab_size = model.config.vocab_size
+        self._model = model
+        self._backend = backend
+        self._block_size = block_size
+        self._device = model.placement.device
+        self._sampler = Sampler(
+            self.vocab_size,
+            max_num_seqs=max_num_seqs,
+            eos_token_ids=model.config.eos_token_ids,
+            device=self._device,
+        )
+        self._nothing_sampled = PreviousSample(
+            torch.empty(0, dtype=torch.int64, device=self._device), {}
+        )
+        self._previous = self._nothing_sampled
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
+        """Never waits for a CUDA device. After an exception no sample of a step before is known."""
+        previous, self._previous = self._previous, self._nothing_sampled
+        self._sampler.forget(batch.finished_seq_ids)
+        if not batch.sequences:
+            self._previous = previous
+            return TorchStepHandle({}, None)
+        forward = ForwardBatch.build(
+            batch,
+            block_size=self._block_size,
+            vocab_size=self.vocab_size,
+            device=self._device,
+            previous=previous,
+        )
+        self._backend.prepare(forward.metadata)
+        hidden = self._model(forward.input_ids, forward.positions, self._backend)
+        if not forward.sampling:
+            return TorchStepHandle({}, None)
+        logits = self._model.logits(hidden.index_select(0, forward.logits_rows))
+        rows = [
+            SamplingRow.of(sequence, previous.index_of.get(sequence.seq_id))
+            for sequence in forward.sampling
+        ]
+        sampled = self._sampler.sample(logits, rows, previous.token_ids)
+        index_of = {row.seq_id: i for i, row in enumerate(rows)}
+        self._previous = PreviousSample(sampled.token_ids, index_of)
+        return TorchStepHandle(index_of, sampled)
+
+
+class TorchStepHandle:
+    """A launched step: its results are on their way to the host."""
+
+    def __init__(self, index_of: Mapping[int, int], sampled: Sampled | None) -> None:
+        self._index_of = index_of
+        self._arrived: torch.cuda.Event | None = None
+        self._token_ids: Tensor | None = None
+        self._best_logits: Tensor | None = None
+        self._logprobs: Logprobs | None = None
+        if sampled is None:
+            return
+        self._token_ids = to_host(sampled.token_ids)
+        self._best_logits = to_host(sampled.best_logits)
+        self._logprobs = sampled.logprobs.to_host() if sampled.logprobs is not None else None
+        if sampled.token_ids.is_cuda:
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def collect(self) -> StepResult:
+        """Waits until the device has sampled."""
+        if self._token_ids is None or self._best_logits is None:
+            return StepResult({})
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        token_ids = self._token_ids.tolist()
+        is_finite = torch.isfinite(self._best_logits).tolist()
+        logprobs = self._logprobs.by_row(token_ids) if self._logprobs is not None else {}
+        good = {seq_id: i for seq_id, i in self._index_of.items() if is_finite[i]}
+        return StepResult(
+            token_ids={seq_id: token_ids[i] for seq_id, i in good.items()},
+            logprobs={seq_id: logprobs[i] for seq_id, i in good.items() if i in logprobs},
+            failed={
+                seq_id: ErrorCode.NONFINITE_LOGITS.value
+                for seq_id in self._index_of
+                if seq_id not in good
+            },
+        )

@@ -1,0 +1,204 @@
+"""Sampler: logits to tokens, every row by its own parameters and independent of the others.
+
+Order: logit bias, penalties, min_tokens' suppression, temperature, min-p, top-k, top-p, then the
+largest of (score + Gumbel noise), which draws from the softmax exactly (Gumbel 1954; Maddison et
+al., arXiv:1411.0030). Reported log probabilities are those after bias, penalties and suppression
+and before temperature and filters: what the model thinks, as edited by the request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.messages import SamplingParams, TokenLogprob
+from worker.model.filters import FilterParams, keep_mask
+from worker.model.logit_edits import LogitEdits
+from worker.model.noise import gumbel, row_key
+from worker.model.penalties import PenaltyTable
+from worker.model.sampling_row import SamplingRow
+from worker.model.transfer import to_device, to_host
+
+# Temperatures below this are greedy to float32 anyway; dividing by them would overflow.
+_MIN_TEMPERATURE = 1e-5
+# Elements of noise made at once: small enough for a CPU's cache, large enough for a GPU.
+_CPU_NOISE_ELEMENTS = 1 << 18
+_CUDA_NOISE_ELEMENTS = 1 << 23
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of the rows `rows` (in the sampler's batch): the chosen token's and the best ones'."""
+
+    rows: tuple[int, ...]
+    num_top: tuple[int, ...]  # how many of the best each row asked for
+    chosen: Tensor  # [n] float32
+    top_ids: Tensor  # [n, k] int64
+    top: Tensor  # [n, k] float32
+
+    def to_host(self) -> Logprobs:
+        return Logprobs(
+            self.rows,
+            self.num_top,
+            to_host(self.chosen),
+            to_host(self.top_ids),
+            to_host(self.top),
+        )
+
+    def by_row(self, token_ids: Sequence[int]) -> dict[int, TokenLogprob]:
+        """Called on the host's copy. Impossible tokens are left out of the best."""
+        chosen, top_ids, top = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
+        result = {}
+        for i, row in enumerate(self.rows):
+            best = tuple(
+                (token_id, value)
+                for token_id, value in zip(
+                    top_ids[i][: self.num_top[i]], top[i][: self.num_top[i]], strict=True
+                )
+                if value > -math.inf
+            )
+            result[row] = TokenLogprob(token_ids[row], chosen[i], best)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One step's choice, on the logits' device."""
+
+    token_ids: Tensor  # [rows] int64, always inside the vocabulary
+    best_logits: Tensor  # [rows] not finite where the row has no distribution to draw from
+    logprobs: Logprobs | None
+
+
+class Sampler:
+    """Holds counts for penalties and small device copies per sequence, until `forget`."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        max_num_seqs: int,
+        eos_token_ids: frozenset[int],
+        device: torch.device,
+    ) -> None:
+        self._device = device
+        self._edits = LogitEdits(vocab_size, eos_token_ids, device)
+        self._penalties = PenaltyTable(vocab_size, max_num_seqs, device)
+        self._token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow], previous: Tensor) -> Sampled:
+        """Draws one token for each row of logits [rows, vocab], which stay unchanged.
+
+        `previous` [n] int64 is the step before's sample. Never waits for a CUDA device.
+        """
+        best_logits, token_ids = logits.max(dim=1)
+        work = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
+        if not work:
+            return Sampled(token_ids, best_logits, None)
+        index = to_device(np.array(work, dtype=np.int64), self._device)
+        edited = logits.index_select(0, index).float()
+        chosen_rows = [rows[i] for i in work]
+        self._edit(edited, chosen_rows, previous)
+        chosen = edited.argmax(dim=1)
+        drawn = [i for i, row in enumerate(chosen_rows) if not row.params.greedy]
+        if drawn:
+            drawn_index = to_device(np.array(drawn, dtype=np.int64), self._device)
+            part = edited.index_select(0, drawn_index)
+            choice = self._draw(part, [chosen_rows[i] for i in drawn])
+            chosen = chosen.index_copy(0, drawn_index, choice)
+        token_ids = token_ids.index_copy(0, index, chosen)
+        return Sampled(token_ids, best_logits, self._logprobs(edited, chosen, work, chosen_rows))
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Frees what was kept for these sequences; unknown ones are fine."""
+        ids = tuple(seq_ids)
+        self._edits.forget(ids)
+        self._penalties.forget(ids)
+
+    def _edit(self, logits: Tensor, rows: Sequence[SamplingRow], previous: Tensor) -> None:
+        for i, row in enumerate(rows):
+            self._edits.add_bias(logits[i], row)
+        penalised = [i for i, row in enumerate(rows) if row.has_penalties]
+        self._penalties.apply(logits, penalised, [rows[i] for i in penalised], previous)
+        for i, row in enumerate(rows):
+            self._edits.suppress_stops(logits[i], row)
+
+    def _draw(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """[rows] tokens drawn from logits [rows, vocab]."""
+        params = [row.params for row in rows]
+        temperatures = [max(p.temperature, _MIN_TEMPERATURE) for p in params]
+        divisor = to_device(np.array(temperatures, dtype=np.float32), self._device)
+        scores = (logits - logits.amax(dim=1, keepdim=True)) / divisor[:, None]
+        keys = [row_key(p.seed or 0, row.position) for p, row in zip(params, rows, strict=True)]
+        key_tensor = to_device(np.array(keys, dtype=np.int64), self._device)[:, None]
+        vocab_size = scores.shape[1]
+        filtered = [
+            i
+            for i, p in enumerate(params)
+            if p.min_p > 0 or p.top_p < 1 or 0 < p.top_k < vocab_size
+        ]
+        if not filtered:
+            return self._argmax_with_noise(scores, key_tensor)
+        index = to_device(np.array(filtered, dtype=np.int64), self._device)
+        part = scores.index_select(0, index)
+        filter_params = self._filter_params([params[i] for i in filtered], vocab_size)
+        kept = keep_mask(part, filter_params)
+        if scores.is_cuda:  # counting what was kept would wait for the device
+            scores = scores.index_copy(0, index, part.masked_fill(~kept, -torch.inf))
+            return self._argmax_with_noise(scores, key_tensor)
+        chosen = torch.empty(len(rows), dtype=torch.int64)
+        chosen[index] = argmax_of_kept(part, kept, key_tensor[index])
+        others = sorted(set(range(len(rows))) - set(filtered))
+        if others:
+            chosen[others] = self._argmax_with_noise(scores[others], key_tensor[others])
+        return chosen
+
+    def _filter_params(self, params: Sequence[SamplingParams], vocab_size: int) -> FilterParams:
+        top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
+        reals = [(p.top_p, math.log(p.min_p) if p.min_p > 0 else -math.inf) for p in params]
+        reals_there = to_device(np.array(reals, dtype=np.float32), self._device)
+        return FilterParams(
+            top_k=to_device(np.array(top_k, dtype=np.int64), self._device),
+            top_p=reals_there[:, 0],
+            min_log_p=reals_there[:, 1],
+            max_top_k=max(top_k),
+        )
+
+    def _argmax_with_noise(self, scores: Tensor, keys: Tensor) -> Tensor:
+        """Over the whole vocabulary, a few rows at a time."""
+        limit = _CUDA_NOISE_ELEMENTS if scores.is_cuda else _CPU_NOISE_ELEMENTS
+        step = max(1, limit // scores.shape[1])
+        parts = [
+            (scores[i : i + step] + gumbel(keys[i : i + step], self._token_ids)).argmax(dim=1)
+            for i in range(0, scores.shape[0], step)
+        ]
+        return torch.cat(parts)
+
+    def _logprobs(
+        self, edited: Tensor, chosen: Tensor, work: Sequence[int], rows: Sequence[SamplingRow]
+    ) -> Logprobs | None:
+        wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+        if not wanted:
+            return None
+        num_top = tuple(rows[i].params.logprobs or 0 for i in wanted)
+        index = to_device(np.array(wanted, dtype=np.int64), self._device)
+        part = edited.index_select(0, index)
+        norm = part.logsumexp(dim=1, keepdim=True)
+        picked = part.gather(1, chosen.index_select(0, index)[:, None]) - norm
+        best, best_ids = part.topk(min(max(num_top), part.shape[1]), dim=1)
+        return Logprobs(
+            tuple(work[i] for i in wanted), num_top, picked[:, 0], best_ids, best - norm
+        )
+
+
+def argmax_of_kept(scores: Tensor, kept: Tensor, keys: Tensor) -> Tensor:
+    """[rows] the same choice as over the whole vocabulary, with noise for `kept` alone."""
+    rows, token_ids = kept.nonzero(as_tuple=True)
+    noisy = torch.full_like(scores, -torch.inf)
+    noisy[rows, token_ids] = scores[rows, token_ids] + gumbel(keys[rows, 0], token_ids)
+    return noisy.argmax(dim=1)

@@ -1,0 +1,150 @@
+"""Outbox: what one job has said, from where its log ended when we took it, until it is durable."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from shared.messages import Cursor, Delta, TokenLogprob
+from shared.transport.base import Append, JobEnd
+
+ChainHash = Callable[[str, Sequence[int]], str]
+
+
+class Outbox:
+    """Cuts a job's output into appends; every append is offered unchanged until it is settled.
+
+    All output of this attempt stays in memory while the job runs, so that a log which lost its tail
+    can be filled again.
+    """
+
+    def __init__(
+        self, job_id: str, attempt: int, end: Cursor, token_ids: Sequence[int], chain: ChainHash
+    ) -> None:
+        """`end` and `token_ids` are where the log stands and what it holds."""
+        self.job_id = job_id
+        self.attempt = attempt
+        self.num_gaps = 0  # in a row
+        self._chain = chain
+        self._base_hash = chain("", token_ids)
+        self._base = end
+        self._token_ids: list[int] = []  # of this attempt
+        self._logprobs: list[TokenLogprob] = []
+        self._texts: list[str] = []  # one per piece
+        self._cursors: list[Cursor] = [end]  # before the first piece and after each
+        self._num_accepted = 0  # pieces
+        self._accepted_hash = self._base_hash
+        self._in_flight: Append | None = None
+        self._num_in_flight = 0  # pieces, counted from the beginning
+        self._end: JobEnd | None = None
+        self._failed = False
+        self.over = False
+        self.cached_tokens: int | None = None  # prompt tokens of the prefix hit, once known
+
+    def add(
+        self, token_ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
+        """More output; ignored after `fail`."""
+        if self._failed or not (token_ids or text):
+            return
+        assert self._end is None, "output after the end"
+        last = self._cursors[-1]
+        self._token_ids.extend(token_ids)
+        self._texts.append(text)
+        self._cursors.append(
+            Cursor(last.num_tokens + len(token_ids), last.num_bytes + len(text.encode()))
+        )
+        if logprobs is not None:
+            self._logprobs.extend(logprobs)
+
+    def finish(self, end: JobEnd) -> None:
+        """No more output; the end travels with the last of it. Ignored after `fail`."""
+        if self._failed:
+            return
+        assert self._end is None, "a second end"
+        self._end = end
+
+    def fail(self, end: JobEnd) -> None:
+        """Forgets all output that is not durable; what is left to say is the end."""
+        self._failed = True
+        self._in_flight = None
+        self._truncate(self._num_accepted)
+        self._end = end
+
+    @property
+    def cursor(self) -> Cursor:
+        """After everything that was added."""
+        return self._cursors[-1]
+
+    @property
+    def accepted(self) -> Cursor:
+        """After everything that is durable."""
+        return self._cursors[self._num_accepted]
+
+    @property
+    def num_unsent(self) -> int:
+        """Tokens that are not durable yet."""
+        return self.cursor.num_tokens - self.accepted.num_tokens
+
+    @property
+    def ending(self) -> bool:
+        return self._end is not None
+
+    @property
+    def has_something(self) -> bool:
+        """True when an append would say something: new tokens, or the end."""
+        return not self.over and (self.num_unsent > 0 or self.ending)
+
+    @property
+    def is_first(self) -> bool:
+        """True while the job's very first token waits."""
+        return self.accepted.num_tokens == 0 and self.num_unsent > 0
+
+    def next_append(self) -> Append:
+        """All that is not durable; the same again while the last one is not settled."""
+        if self._in_flight is None:
+            begin, end = self._num_accepted, len(self._texts)
+            start, stop = self._cursors[begin], self._cursors[end]
+            first = start.num_tokens - self._base.num_tokens
+            last = stop.num_tokens - self._base.num_tokens
+            token_ids = tuple(self._token_ids[first:last])
+            logprobs = tuple(self._logprobs[first:last]) if self._logprobs else None
+            self._in_flight = Append(
+                job_id=self.job_id,
+                attempt=self.attempt,
+                delta=Delta(start, stop, token_ids, "".join(self._texts[begin:end]), logprobs),
+                start_hash=self._accepted_hash,
+                end_hash=self._chain(self._accepted_hash, token_ids),
+                end_of_job=self._end,
+                cached_tokens=self.cached_tokens,
+            )
+            self._num_in_flight = end
+        return self._in_flight
+
+    def accept(self) -> None:
+        """The append is durable; `over` when it carried the end."""
+        assert self._in_flight is not None, "nothing was offered"
+        self._num_accepted = self._num_in_flight
+        self._accepted_hash = self._in_flight.end_hash
+        self.over = self._in_flight.end_of_job is not None
+        self._in_flight = None
+        self.num_gaps = 0
+
+    def rewind(self, log_end: Cursor) -> bool:
+        """The log ends there; what follows is to be said again. False: no piece of ours does."""
+        self.num_gaps += 1
+        index = bisect_left(self._cursors, log_end)
+        if index == len(self._cursors) or self._cursors[index] != log_end:
+            return False
+        first = log_end.num_tokens - self._base.num_tokens
+        self._in_flight = None
+        self._num_accepted = index
+        self._accepted_hash = self._chain(self._base_hash, self._token_ids[:first])
+        return True
+
+    def _truncate(self, num_pieces: int) -> None:
+        num_tokens = self._cursors[num_pieces].num_tokens - self._base.num_tokens
+        del self._texts[num_pieces:]
+        del self._cursors[num_pieces + 1 :]
+        del self._token_ids[num_tokens:]
+        del self._logprobs[num_tokens:]

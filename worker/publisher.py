@@ -1,0 +1,278 @@
+"""Publisher: every job's output into its log, one round trip for all that is due.
+
+Flush policy. When the last append was quick, whatever has accumulated is sent as soon as there is
+something: no timer at low load. When appends are slow the publisher rests as long as the last one
+took, at most `flush_interval_s`, and tokens wait for company. A job's first token, its end, and
+`flush_tokens` waiting tokens do not wait.
+
+While the store is away, output is kept; `room` closes when one job has `max_unflushed_tokens`
+unsaid, and whoever reads the engine waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shared.messages import Cursor, ErrorCode, JobState, TokenLogprob, Usage
+from shared.transport.base import (
+    Append,
+    AppendResult,
+    AppendStatus,
+    JobEnd,
+    JobQueue,
+    TransportError,
+)
+from worker.outbox import ChainHash, Outbox
+
+MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
+MAX_GAPS = 3  # in a row, of one job
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushPolicy:
+    """Bounds of waiting and of memory."""
+
+    flush_interval_s: float
+    flush_tokens: int
+    max_unflushed_tokens: int
+
+    def rest_s(self, append_s: float) -> float:
+        """How long to rest after an append that took `append_s`."""
+        rest_s = min(append_s, self.flush_interval_s)
+        return rest_s if rest_s >= MIN_REST_S else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A job needs the publisher no more.
+
+    OK: its end is durable. ENDED: somebody latched it. FENCED, GONE: it is not ours. DIVERGED: our
+    copy is not the log's; it must be taken up again. REJECTED: its end could not be written.
+    """
+
+    job_id: str
+    attempt: int
+    status: AppendStatus
+    detail: str = ""
+
+
+class Publisher:
+    """Owns the outboxes. Everything but `run` is synchronous and belongs to the table's owner."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        worker_id: str,
+        lease_ms: int,
+        policy: FlushPolicy,
+        chain: ChainHash,
+        *,
+        on_settled: Callable[[Settled], None],
+        on_rejected: Callable[[str, int], None],
+        on_trouble: Callable[[], None],
+    ) -> None:
+        """`on_rejected(job_id, attempt)`: the job fails, its tokens are wanted no more.
+
+        `on_trouble`: the connection failed or the log differed; lost deliveries are to be sought.
+        """
+        self._queue = queue
+        self._worker_id = worker_id
+        self._lease_ms = lease_ms
+        self._policy = policy
+        self._chain = chain
+        self._on_settled = on_settled
+        self._on_rejected = on_rejected
+        self._on_trouble = on_trouble
+        self._outboxes: dict[str, Outbox] = {}
+        self._waiting: dict[str, Outbox] = {}  # those with something to say, oldest first
+        self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._rest_until_s = 0.0
+        self.room = asyncio.Event()
+        self.room.set()
+        self.away = False  # the last append could not be delivered
+
+    def open(self, job_id: str, attempt: int, end: Cursor, token_ids: Sequence[int]) -> None:
+        """From now on this job speaks, under this attempt, from where its log ends."""
+        self._outboxes[job_id] = Outbox(job_id, attempt, end, token_ids, self._chain)
+
+    def add(
+        self,
+        job_id: str,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Sequence[TokenLogprob] | None,
+    ) -> None:
+        """More output of a job; ignored when the job has been settled meanwhile."""
+        outbox = self._outboxes.get(job_id)
+        if outbox is not None:
+            outbox.add(token_ids, text, logprobs)
+            self._notice(outbox)
+
+    def note_cached_tokens(self, job_id: str, num_tokens: int) -> None:
+        """A job's prefix hit, kept by its first append."""
+        outbox = self._outboxes.get(job_id)
+        if outbox is not None:
+            outbox.cached_tokens = num_tokens
+
+    def finish(self, job_id: str, end: JobEnd) -> None:
+        """The job's end, to be written with its last output; Settled follows, or is on its
+        way."""
+        outbox = self._outboxes.get(job_id)
+        if outbox is not None:
+            outbox.finish(end)
+            self._notice(outbox)
+
+    def drop(self, job_id: str) -> None:
+        """Forgets a job; Settled does not follow. An append on its way may still arrive."""
+        if self._outboxes.pop(job_id, None) is not None:
+            self._waiting.pop(job_id, None)
+            self._update()
+
+    @property
+    def num_unsent_total(self) -> int:
+        return sum(outbox.num_unsent for outbox in self._waiting.values())
+
+    async def flushed(self) -> None:
+        """Returns when nothing waits to be said."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        failures = 0
+        while True:
+            await self._wake.wait()
+            rested = await self._rest()
+            outboxes = self._due(everything=rested)
+            if not outboxes:
+                continue
+            begin_s = time.monotonic()
+            items = [outbox.next_append() for outbox in outboxes]
+            try:
+                results = await self._queue.append(self._worker_id, self._lease_ms, items)
+            except TransportError as error:
+                self._note_away(error)
+                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+                failures += 1
+                continue
+            failures = 0
+            self._note_back()
+            for outbox, item, result in zip(outboxes, items, results, strict=True):
+                self._settle(outbox, item, result)
+            self._update()
+            end_s = time.monotonic()
+            self._rest_until_s = end_s + self._policy.rest_s(end_s - begin_s)
+
+    async def _rest(self) -> bool:
+        """True when the rest is over, False when something urgent ended it."""
+        rest_s = self._rest_until_s - time.monotonic()
+        if rest_s <= 0:
+            return True
+        try:
+            await asyncio.wait_for(self._urgent.wait(), rest_s)
+        except TimeoutError:
+            return True
+        return False
+
+    def _due(self, *, everything: bool) -> list[Outbox]:
+        self._urgent.clear()
+        waiting = list(self._waiting.values())
+        return waiting if everything else [outbox for outbox in waiting if self._is_urgent(outbox)]
+
+    def _is_urgent(self, outbox: Outbox) -> bool:
+        return outbox.is_first or outbox.ending or outbox.num_unsent >= self._policy.flush_tokens
+
+    def _notice(self, outbox: Outbox) -> None:
+        if not outbox.has_something:
+            return
+        self._waiting.setdefault(outbox.job_id, outbox)
+        self._wake.set()
+        self._idle.clear()
+        if self._is_urgent(outbox):
+            self._urgent.set()
+        if outbox.num_unsent >= self._policy.max_unflushed_tokens:
+            self.room.clear()
+
+    def _update(self) -> None:
+        if not self._waiting:
+            self._wake.clear()
+            self._idle.set()
+        limit = self._policy.max_unflushed_tokens
+        if not self.room.is_set() and all(
+            outbox.num_unsent < limit for outbox in self._waiting.values()
+        ):
+            self.room.set()
+
+    def _settle(self, outbox: Outbox, item: Append, result: AppendResult) -> None:
+        if self._outboxes.get(outbox.job_id) is not outbox:
+            return  # dropped, or taken up under another attempt, while the append was on its way
+        match result.status:
+            case AppendStatus.OK:
+                outbox.accept()
+                if outbox.over:
+                    self._close(outbox, AppendStatus.OK)
+                elif not outbox.has_something:
+                    self._waiting.pop(outbox.job_id, None)
+            case AppendStatus.GAP:
+                self._on_trouble()
+                log_end = Cursor(result.num_tokens, result.num_bytes)
+                if not outbox.rewind(log_end) or outbox.num_gaps > MAX_GAPS:
+                    self._close(outbox, AppendStatus.DIVERGED)
+            case AppendStatus.ENDED if item.end_of_job is not None:
+                # Our own end, said again because its first answer was lost, or somebody else's.
+                self._close(outbox, AppendStatus.ENDED)
+            case AppendStatus.REJECTED:
+                self._reject(outbox, item, result)
+            case _:
+                self._close(outbox, result.status, result.detail)
+
+    def _reject(self, outbox: Outbox, item: Append, result: AppendResult) -> None:
+        log.error(
+            "the log rejected an append; the job fails",
+            extra={
+                "job_id": outbox.job_id,
+                "start": str(item.delta.start),
+                "end": str(item.delta.end),
+                "detail": result.detail,
+            },
+        )
+        if item.end_of_job is not None and not item.delta.token_ids:
+            self._close(outbox, AppendStatus.REJECTED, result.detail)
+            return
+        self._on_rejected(outbox.job_id, outbox.attempt)
+        usage = item.end_of_job.usage if item.end_of_job else Usage(0, outbox.accepted.num_tokens)
+        outbox.fail(
+            JobEnd(
+                state=JobState.FAILED,
+                reason=ErrorCode.ENGINE_ERROR,
+                usage=usage,
+                message=f"the output could not be written: {result.detail}",
+            )
+        )
+
+    def _close(self, outbox: Outbox, status: AppendStatus, detail: str = "") -> None:
+        del self._outboxes[outbox.job_id]
+        self._waiting.pop(outbox.job_id, None)
+        if status not in (AppendStatus.OK, AppendStatus.ENDED):
+            self._on_trouble()
+        self._on_settled(Settled(outbox.job_id, outbox.attempt, status, detail))
+
+    def _note_away(self, error: TransportError) -> None:
+        if not self.away:
+            log.warning("the log cannot be reached; output is kept", extra={"error": str(error)})
+        self.away = True
+        self._on_trouble()
+
+    def _note_back(self) -> None:
+        if self.away:
+            log.info("the log can be reached again")
+        self.away = False

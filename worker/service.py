@@ -1,0 +1,377 @@
+"""WorkerService: one worker's life. The only asynchronous room of the worker side.
+
+    queue -> Intake -> [mailbox] -> owner task: JobRunner -> engine process
+                                       ^                          |
+    log  <- Publisher <----------------+---- [mailbox] <- EngineSupervisor
+
+The owner task alone changes the table of running jobs; everybody else posts it a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from shared.text.errors import TextInvalid
+from shared.transport.base import Delivery, JobQueue, TransportError
+from shared.transport.chain import chain_hash
+from worker.checkpoint_source import Checkpoint
+from worker.engine_link import EngineDied, EngineNotLoaded
+from worker.engine_messages import RequestRejected, StepOutputs
+from worker.engine_supervisor import EngineGaveUp, EngineSupervisor
+from worker.heartbeat import Heartbeat
+from worker.intake import Intake
+from worker.job_runner import JobRunner
+from worker.load_report import LoadReport
+from worker.mailbox import Admit, Drop, Halt, Mailbox, Message, StopTokens, Surrender
+from worker.publisher import FlushPolicy, Publisher, Settled
+from worker.running_jobs import RunningJob, RunningJobs
+from worker.served_model import ServedModel
+from worker.settings import WorkerSettings
+from worker.tasks import cancel, first_of
+
+EXIT_OK = 0
+EXIT_BAD_MODEL = 2
+EXIT_GAVE_UP = 70
+
+CONNECT_BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+ANNOUNCE_INTERVAL_S = 2.0  # a store that lost everything knows the model again so soon
+HAND_BACK_S = 3.0  # for the last words to a store that may be away
+FLUSH_BEFORE_RELEASE_S = 1.0
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[], Awaitable[Sequence[str]]]
+
+
+class WorkerService:
+    """Serves one model from one queue. `run` once; `stop` from a signal handler."""
+
+    def __init__(
+        self, settings: WorkerSettings, checkpoint: Checkpoint, queue: JobQueue, check: Check
+    ) -> None:
+        """`check` looks at the store: warnings, TransportError to be tried again, or any other
+        exception to give up with."""
+        self._settings = settings
+        self._checkpoint = checkpoint
+        self._queue = queue
+        self._check = check
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._mailbox = Mailbox()
+        self._jobs = RunningJobs(settings.max_num_seqs)
+        self.worker_id = _new_worker_id()
+        self._supervisor = EngineSupervisor(
+            settings.engine_options(checkpoint.path),
+            settings.log_level,
+            settings.log_format,
+            self._jobs,
+            load_timeout_s=settings.load_timeout_s,
+            stall_limit_s=settings.stall_limit_s,
+            max_restarts=settings.engine_restarts,
+        )
+        self._publisher = Publisher(
+            queue,
+            self.worker_id,
+            settings.lease_ms,
+            FlushPolicy(
+                flush_interval_s=settings.flush_interval_ms / 1000,
+                flush_tokens=settings.flush_tokens,
+                max_unflushed_tokens=settings.max_unflushed_tokens,
+            ),
+            chain_hash,
+            on_settled=self._mailbox.post,
+            on_rejected=lambda job_id, attempt: self._mailbox.post(StopTokens(job_id, attempt)),
+            on_trouble=self._suspect,
+        )
+        self._heartbeat = Heartbeat(
+            queue,
+            self.worker_id,
+            (checkpoint.name,),
+            self._jobs,
+            lease_ms=settings.lease_ms,
+            interval_s=settings.beat_interval_ms / 1000,
+            stats=LoadReport(settings, self._jobs, self._supervisor, self._publisher),
+            is_stalled=lambda: self._supervisor.stalled,
+            is_lost=lambda: self._supervisor.is_lost,
+            on_drop=lambda job_id, attempt: self._mailbox.post(Drop(job_id, attempt, "dropped")),
+            on_trouble=self._suspect,
+        )
+        self._intake = Intake(
+            queue,
+            self.worker_id,
+            self._jobs,
+            self._admit,
+            self._repair,
+            engine_up=self._supervisor.up,
+            pull_block_ms=settings.pull_block_ms,
+            reconcile_interval_s=settings.reconcile_interval_s,
+        )
+        self._model: ServedModel | None = None
+
+    def stop(self) -> None:
+        """Once: finish what fits in the drain timeout, hand back the rest. Twice: at once."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    async def run(self) -> int:
+        """The exit status, after everything is handed back and the engine has ended."""
+        starting = asyncio.create_task(self._start())
+        try:
+            await first_of(starting, self._stop.wait())
+            if not starting.done():
+                return EXIT_OK
+            starting.result()
+            return await self._serve()
+        except (EngineNotLoaded, EngineDied, TextInvalid) as error:
+            log.critical("the model cannot be served", extra={"error": str(error)})
+            by_settings = isinstance(error, TextInvalid) or (
+                isinstance(error, EngineNotLoaded) and error.by_settings
+            )
+            return EXIT_BAD_MODEL if by_settings else EXIT_GAVE_UP
+        finally:
+            await cancel(starting)
+            await self._supervisor.close()
+
+    async def _start(self) -> None:
+        """The model loads while the store may still be away."""
+        tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._connect())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            await cancel(*tasks)
+        await self._retrying("announcing the model", self._repair)
+        log.info("ready", extra={"worker_id": self.worker_id, "model": self._checkpoint.name})
+
+    async def _load(self) -> None:
+        ready = await self._supervisor.start()
+        self._model = await asyncio.to_thread(
+            ServedModel.load, self._checkpoint.path, self._checkpoint.name, ready
+        )
+        log.info(
+            "the model is loaded",
+            extra={
+                "model": self._model.name,
+                "parameters": ready.num_parameters,
+                "dtype": ready.dtype,
+                "max_model_len": ready.max_model_len,
+                "kv_capacity_tokens": ready.kv_capacity_tokens,
+                "load_s": ready.load_s,
+            },
+        )
+
+    async def _connect(self) -> None:
+        for warning in await self._retrying("reaching the store", self._check):
+            log.warning("the store is not set up well", extra={"detail": warning})
+
+    async def _retrying(self, what: str, action: Callable[[], Awaitable[Any]]) -> Any:
+        num_failures = 0
+        while True:
+            try:
+                return await action()
+            except TransportError as error:
+                if num_failures == 0:
+                    log.warning(
+                        "waiting for the store", extra={"action": what, "error": str(error)}
+                    )
+                await asyncio.sleep(
+                    CONNECT_BACKOFF_S[min(num_failures, len(CONNECT_BACKOFF_S) - 1)]
+                )
+                num_failures += 1
+
+    async def _repair(self) -> None:
+        """Everything of ours that a store may have lost. Raises TransportError."""
+        await self._heartbeat.beat()  # the lease first: nothing is claimed without
+        await self._queue.setup([self._checkpoint.name])
+        await self._announce()
+
+    async def _announce(self) -> None:
+        assert self._model is not None, "announced after loading"
+        await self._queue.announce(self._model.name, self._model.card.to_json(), self._model.blobs)
+
+    async def _serve(self) -> int:
+        assert self._model is not None, "served after loading"
+        runner = JobRunner(self._jobs, self._model, self._publisher, self._supervisor.send)
+        intake = asyncio.create_task(self._intake.run(), name="intake")
+        others = [
+            asyncio.create_task(job, name=name)
+            for name, job in {
+                "owner": self._own(runner),
+                "engine": self._supervisor.serve(
+                    self._mailbox.post_when_low, self._on_death, self._publisher.room
+                ),
+                "watch": self._supervisor.watch(),
+                "publisher": self._publisher.run(),
+                "heartbeat": self._heartbeat.run(),
+                "announcer": self._announce_often(),
+                "cancellations": self._listen(),
+            }.items()
+        ]
+        status = EXIT_OK
+        left: list[RunningJob] = []
+        try:
+            await first_of(intake, *others, self._stop.wait())
+            _raise_the_first(intake, *others)
+            await cancel(intake)
+            left = await self._drain_beside(others)
+        except EngineGaveUp as error:
+            log.critical("giving up", extra={"error": str(error)})
+            status = EXIT_GAVE_UP
+        finally:
+            await cancel(intake, *others)
+        await self._hand_back([*left, *self._jobs])
+        return status
+
+    async def _drain_beside(self, others: Sequence[asyncio.Task[None]]) -> list[RunningJob]:
+        """`_drain`, unless one of the tasks it relies on fails."""
+        draining = asyncio.create_task(self._drain(), name="drain")
+        try:
+            await first_of(draining, *others)
+            _raise_the_first(*others)
+            return draining.result()
+        finally:
+            await cancel(draining)
+
+    async def _own(self, runner: JobRunner) -> None:
+        while True:
+            _handle(runner, await self._mailbox.get())
+
+    async def _admit(self, deliveries: Sequence[Delivery]) -> None:
+        message = Admit(tuple(deliveries), asyncio.Event())
+        self._mailbox.post(message)
+        await message.done.wait()
+
+    async def _surrendered(self, *, all_jobs: bool) -> list[RunningJob]:
+        message = Surrender(all_jobs, asyncio.get_running_loop().create_future())
+        self._mailbox.post(message)
+        return await message.reply
+
+    async def _on_death(self) -> None:
+        """The engine's jobs go back to the queue with their tokens; whoever has room goes on.
+
+        The store notes against them that an engine died: a job that does it again and again is
+        found out and ended.
+        """
+        jobs = await self._surrendered(all_jobs=False)
+        try:
+            if jobs:
+                log.warning("jobs go back to the queue", extra={"num_jobs": len(jobs)})
+                attempts = [(running.job.job_id, running.attempt) for running in jobs]
+                await self._queue.crashed(self.worker_id, attempts)
+        except TransportError as error:
+            # They are still ours at the store and unknown here: reconciling takes them up again.
+            log.warning("jobs could not be handed back", extra={"error": str(error)})
+        self._suspect()
+
+    async def _release(self, jobs: Sequence[RunningJob | Delivery]) -> None:
+        for item in jobs:
+            await self._queue.release(self.worker_id, item.job.job_id, item.attempt)
+
+    def _suspect(self) -> None:
+        self._intake.suspect()
+
+    async def _listen(self) -> None:
+        num_failures = 0
+        while True:
+            try:
+                async for job_id in self._queue.cancellations(self.worker_id):
+                    num_failures = 0
+                    self._mailbox.post(Drop(job_id, None, "cancelled"))
+            except TransportError as error:
+                log.debug("cancellations cannot be heard", extra={"error": str(error)})
+            await asyncio.sleep(CONNECT_BACKOFF_S[min(num_failures, len(CONNECT_BACKOFF_S) - 1)])
+            num_failures += 1
+
+    async def _announce_often(self) -> None:
+        while True:
+            await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+            try:
+                await self._announce()
+            except TransportError as error:
+                log.debug("the model could not be announced", extra={"error": str(error)})
+
+    async def _drain(self) -> list[RunningJob]:
+        """No new jobs; running ones may finish until the timeout or a second stop.
+
+        What has not ended by then is out of the table and to be handed back.
+        """
+        log.info("draining", extra={"num_jobs": len(self._jobs)})
+        self._heartbeat.draining = True
+        deadline_s = time.monotonic() + self._settings.drain_timeout_s
+        with contextlib.suppress(TransportError, TimeoutError):
+            # The beat says it to everybody now; without it they learn it from the next one.
+            await asyncio.wait_for(self._heartbeat.beat(), HAND_BACK_S)
+        while len(self._jobs) and not self._stop_now.is_set():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._jobs.changed.clear()
+            await first_of(self._jobs.changed.wait(), self._stop_now.wait(), timeout_s=left_s)
+        if not len(self._jobs):
+            return []
+        halt = Halt(asyncio.Event())
+        self._mailbox.post(halt)
+        await halt.done.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._publisher.flushed(), FLUSH_BEFORE_RELEASE_S)
+        return await self._surrendered(all_jobs=True)
+
+    async def _hand_back(self, jobs: list[RunningJob]) -> None:
+        """Releases these and what was delivered unheard; then the lease ends."""
+        try:
+            async with asyncio.timeout(HAND_BACK_S):
+                await self._release(jobs)
+                await self._release(await self._queue.reconcile(self.worker_id, frozenset()))
+                await self._queue.retire(self.worker_id)
+        except (TransportError, TimeoutError) as error:
+            log.warning(
+                "the store is away; the jobs are taken over when this worker's lease ends",
+                extra={"num_jobs": len(jobs), "error": str(error)},
+            )
+        if jobs:
+            log.info("jobs handed back", extra={"num_jobs": len(jobs)})
+
+
+def _handle(runner: JobRunner, message: Message) -> None:
+    match message:
+        case StepOutputs():
+            runner.take(message)
+        case Settled():
+            runner.settle(message)
+        case Admit(deliveries, done):
+            for delivery in deliveries:
+                runner.admit(delivery)
+            done.set()
+        case Drop(job_id, attempt, why):
+            runner.cancel(job_id, attempt, why)
+        case StopTokens(job_id, attempt):
+            runner.stop_engine_work(job_id, attempt)
+        case RequestRejected():
+            runner.refuse(message)
+        case Halt(done):
+            runner.halt()
+            done.set()
+        case Surrender(all_jobs, reply):
+            reply.set_result(runner.surrender() if all_jobs else runner.surrender_engine())
+
+
+def _raise_the_first(*tasks: asyncio.Task[None]) -> None:
+    """These run for ever: one that has ended has failed."""
+    for task in tasks:
+        if task.done():
+            task.result()
+
+
+def _new_worker_id() -> str:
+    """Never used twice: a second consumer of the same name would inherit the first one's jobs."""
+    host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:40]
+    return f"{host}-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,216 @@
+"""WorkerSettings: every variable of the worker, with its unit and bounds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from shared.settings import SharedSettings
+from worker.engine_messages import EngineOptions
+
+DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
+DEMO_MODEL_NAME = "penstock-demo"
+
+
+class RunnerKind(StrEnum):
+    """MODEL computes; ECHO repeats the prompt and needs the checkpoint's tokenizer only."""
+
+    MODEL = "model"
+    ECHO = "echo"
+
+
+class Dtype(StrEnum):
+    """Type of weights and KV cache; AUTO takes the checkpoint's, or what the device is best at."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Device(StrEnum):
+    """Where the model runs; AUTO is CUDA where there is a device."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class LoadFormat(StrEnum):
+    """DUMMY fills the weights with random numbers and reads the configuration only."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
+class CpuTier(StrEnum):
+    """What computes on a CPU; AUTO is the last of the others that can run the model here."""
+
+    AUTO = "auto"
+    REFERENCE = "reference"
+    PACKED = "packed"
+    NATIVE = "native"
+
+
+class Quantization(StrEnum):
+    """INT8 makes, at load, weights int8 per channel and activations int8 per token."""
+
+    NONE = "none"
+    INT8 = "int8"
+
+
+class SchedulingPolicy(StrEnum):
+    """Who starts first among the waiting. FCFS: first come, first served."""
+
+    FCFS = "fcfs"
+
+
+class WorkerSettings(SharedSettings):
+    """Read once by `worker.main`."""
+
+    model: str = Field(
+        default="",
+        description="Local checkpoint directory or Hugging Face hub id; empty: the demo model.",
+    )
+    served_model_name: str = Field(
+        default="",
+        max_length=200,
+        pattern=r"^[^\s{}]*$",
+        description="Name in requests; empty: the hub id, or the directory's name.",
+    )
+    runner: RunnerKind = Field(
+        default=RunnerKind.MODEL, description="model, or echo: repeats the prompt, no weights."
+    )
+    echo_step_ms: float = Field(
+        default=0.0, ge=0, le=60_000, description="Time that each step of the echo runner takes."
+    )
+
+    dtype: Dtype = Field(default=Dtype.AUTO, description="Type of weights and KV cache.")
+    device: Device = Field(default=Device.AUTO, description="auto, cpu or cuda.")
+    load_format: LoadFormat = Field(
+        default=LoadFormat.AUTO, description="auto: safetensors; dummy: random weights."
+    )
+    num_threads: int | None = Field(
+        default=None, ge=1, le=1024, description="CPU threads of the engine; unset: torch decides."
+    )
+    cpu_tier: CpuTier = Field(
+        default=CpuTier.AUTO,
+        description="auto: the fastest that runs here; reference: plain torch; packed: oneDNN's "
+        "weight layout; native: compiled kernels (needs g++ once, AVX2, bfloat16).",
+    )
+    quantization: Quantization = Field(
+        default=Quantization.NONE,
+        description="none, or int8: faster on CPUs, slightly other answers; CPU only.",
+    )
+
+    block_size: int | None = Field(
+        default=None, ge=1, le=1024, description="Tokens in a KV block; unset: the backend's."
+    )
+    num_kv_blocks: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="KV blocks; unset: from the memory."
+    )
+    kv_cache_memory_gb: float | None = Field(
+        default=None, gt=0, le=10_000, description="GiB for the KV cache; unset: from free memory."
+    )
+    max_num_seqs: int = Field(
+        default=32, ge=1, le=4096, description="Jobs that this worker runs at once."
+    )
+    max_num_batched_tokens: int = Field(
+        default=512, ge=1, le=2**20, description="Token budget of one step."
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=1, le=2**24, description="Prompt and output tokens; unset: the model's."
+    )
+    prefix_caching: bool = Field(default=True, description="Reuse KV blocks of equal prefixes.")
+    lookahead: int | None = Field(
+        default=None, ge=0, le=1, description="Steps launched ahead; unset: 0 on CPU, 1 on CUDA."
+    )
+    scheduling_policy: SchedulingPolicy = Field(
+        default=SchedulingPolicy.FCFS, description="Order among waiting jobs."
+    )
+
+    lease_ms: int = Field(
+        default=10_000,
+        ge=500,
+        le=600_000,
+        description="Milliseconds without a beat after which others take over this worker's jobs.",
+    )
+    beat_interval_ms: int = Field(
+        default=500, ge=50, le=60_000, description="Milliseconds between heartbeats."
+    )
+    stall_limit_s: float = Field(
+        default=60.0,
+        ge=1,
+        le=3600,
+        description="Seconds without an engine step, with jobs running, until it is restarted.",
+    )
+    engine_restarts: int = Field(
+        default=5, ge=0, le=1000, description="Engine restarts within ten minutes before giving up."
+    )
+    load_timeout_s: float = Field(
+        default=3600.0, ge=1, le=86_400, description="Seconds that loading the model may take."
+    )
+
+    pull_block_ms: int = Field(
+        default=1000, ge=10, le=5000, description="Milliseconds that one pull waits for a job."
+    )
+    reconcile_interval_s: float = Field(
+        default=2.0, ge=0.1, le=60, description="Seconds between looks for lost deliveries."
+    )
+    flush_interval_ms: int = Field(
+        default=25,
+        ge=0,
+        le=10_000,
+        description="Milliseconds that tokens wait at most for company when appends are slow.",
+    )
+    flush_tokens: int = Field(
+        default=8, ge=1, le=4096, description="Tokens of one job that are sent without waiting."
+    )
+    max_unflushed_tokens: int = Field(
+        default=256,
+        ge=1,
+        le=2**20,
+        description="Tokens of one job kept while Redis is away; then the engine pauses.",
+    )
+    drain_timeout_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=86_400,
+        description="Seconds for running jobs to finish after SIGTERM; the rest is handed back.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> WorkerSettings:
+        if self.beat_interval_ms * 3 > self.lease_ms:
+            raise ValueError(
+                f"LEASE_MS ({self.lease_ms}) must be at least three times BEAT_INTERVAL_MS "
+                f"({self.beat_interval_ms})"
+            )
+        if self.num_kv_blocks is not None and self.kv_cache_memory_gb is not None:
+            raise ValueError("NUM_KV_BLOCKS and KV_CACHE_MEMORY_GB exclude each other")
+        return self
+
+    def engine_options(self, checkpoint: Path) -> EngineOptions:
+        """What the engine process needs to know."""
+        return EngineOptions(
+            runner=self.runner.value,
+            checkpoint=str(checkpoint),
+            dtype=self.dtype.value,
+            device=self.device.value,
+            load_format=self.load_format.value,
+            block_size=self.block_size,
+            num_blocks=self.num_kv_blocks,
+            kv_cache_memory_gb=self.kv_cache_memory_gb,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            prefix_caching=self.prefix_caching,
+            lookahead=self.lookahead,
+            num_threads=self.num_threads,
+            policy=self.scheduling_policy.value,
+            echo_step_ms=self.echo_step_ms,
+            cpu_tier=self.cpu_tier.value,
+            quantization=self.quantization.value,
+        )
