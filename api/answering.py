@@ -115,17 +115,18 @@ class GenerationResponse(Response):
         return ending
 
     async def _stream(self, stream: JobStream, send: Send) -> None:
+        framing = self._dialect.framing
         await self._begin_stream(send)
-        opening = b"".join(map(sse.event, self._dialect.opening()))
-        await _write(send, opening or sse.KEEPALIVE)
+        opening = b"".join(map(framing.event, self._dialect.opening()))
+        await _write(send, opening or framing.keepalive)
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
-                await _write(send, sse.KEEPALIVE)
+                await _write(send, framing.keepalive)
             elif isinstance(event, Delta):
                 self._observe(event)
                 if payloads := self._dialect.delta(event):
-                    await _write(send, b"".join(map(sse.event, payloads)))
+                    await _write(send, b"".join(map(framing.event, payloads)))
             else:
                 self._observe_end(event)
                 await self._end_stream(send, self._last_payloads(event))
@@ -175,7 +176,8 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
 
     async def _end_stream(self, send: Send, payloads: Sequence[Any]) -> None:
-        await _write(send, b"".join(map(sse.event, payloads)) + sse.DONE, more=False)
+        framing = self._dialect.framing
+        await _write(send, b"".join(map(framing.event, payloads)) + framing.done, more=False)
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         self._has_begun = True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from api.errors import ApiError
+from api.sse import Framing
 from shared.messages import Delta, Finished, Usage
 
 
@@ -17,6 +18,7 @@ class Dialect(Protocol):
     """
 
     kind: str  # a Job's kind
+    framing: Framing
 
     def opening(self) -> Sequence[Any]:
         """Payloads that are sent at admission, before any token."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from api.dialect import usage_payload
 from api.errors import ApiError
+from api.sse import PLAIN
 from api.timing import Timing
 from shared.messages import Delta, Finished
 
@@ -19,6 +20,7 @@ class GenerateDialect:
     """
 
     kind = "generate"
+    framing = PLAIN
 
     def __init__(self, public_id: str, model: str, timing: Timing) -> None:
         self._id = public_id

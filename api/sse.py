@@ -7,6 +7,8 @@ only where a client can resume; nothing after `[DONE]`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -42,3 +44,22 @@ def event(payload: Any, event_id: str | None = None) -> bytes:
     """One event; `event_id` becomes the client's Last-Event-ID."""
     data = b"data: " + json_bytes(payload) + b"\n\n"
     return data if event_id is None else b"id: " + event_id.encode("ascii") + b"\n" + data
+
+
+def typed_event(payload: Any) -> bytes:
+    """One event with a name of its own: the payload's `type`."""
+    kind: str = payload["type"]
+    return b"event: " + kind.encode("ascii") + b"\n" + event(payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a dialect's payloads become a stream."""
+
+    event: Callable[[Any], bytes]
+    done: bytes  # after the last event
+    keepalive: bytes
+
+
+PLAIN = Framing(event, DONE, KEEPALIVE)
+TYPED = Framing(typed_event, b"", KEEPALIVE)

@@ -19,6 +19,7 @@ MAX_STOP_STRING_CHARS = 512
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 262_144
 
 
 class JobState(StrEnum):
@@ -89,6 +90,26 @@ class InvalidParameter(ValueError):
         self.code = code
 
 
+class GrammarKind(StrEnum):
+    """The languages that a Grammar may be written in."""
+
+    JSON_SCHEMA = "json_schema"  # a JSON schema, as JSON
+    REGEX = "regex"  # the whole output matches it
+    LARK = "lark"  # llguidance's dialect of Lark
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must match. It was compiled once at the edge before it got here."""
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.text) <= MAX_GRAMMAR_CHARS:
+            raise InvalidParameter("grammar", f"must have 1 to {MAX_GRAMMAR_CHARS} characters")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens and when to stop. Raises InvalidParameter naming the member at fault.
@@ -112,6 +133,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: the chosen token's and the k best
+    grammar: Grammar | None = None  # tokens that would leave it are never chosen
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.frontend import frontend_of
-from api.openai.convert import AnswerFacts, CompletionDialect
+from api.openai.answer import AnswerFacts
+from api.openai.completion_dialect import CompletionDialect
 from api.openai.sampling import completion_sampling
 from api.openai.schemas import CompletionRequest
 from api.prompts import prompt_token_ids

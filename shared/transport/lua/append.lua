@@ -47,10 +47,10 @@ local function log_delta(job, item)
   end
   if type(added) == 'table' and added.err then return 'error:' .. added.err end
   redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1)
-  if job.n == '0' then
-    local now = now_ms()
-    redis.call('HSETNX', job_key, 'first_ms', whole(now))
-    redis.call('PEXPIRE', log_key, whole(math.max(tonumber(job.deadline) - now, 0) + LEFTOVER_MS))
+  if job.n == '0' then redis.call('HSETNX', job_key, 'first_ms', whole(now_ms())) end
+  -- This entry began the log, or began it anew: somebody deleted it.
+  if redis.call('PTTL', log_key) < 0 then
+    redis.call('PEXPIRE', log_key, whole(math.max(tonumber(job.deadline) - now_ms(), 0) + LEFTOVER_MS))
   end
   redis.call(PUBLISH, P .. 'ch:' .. item.id, table.concat({'D', item.n0, item.n1, item.b1,
     item.tokens, item.logprobs, item.text}, '|'))

@@ -53,6 +53,17 @@ async def test_a_long_jobs_keys_outlive_its_deadline(transport: RedisTransport) 
         assert await steps.redis.pttl(key) > 2 * day_ms, key
 
 
+async def test_a_log_that_was_deleted_and_grows_again_expires(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    await steps.say("w1", stream, [5], "a")
+    log_key = steps.keys.log(stream.job_id)
+    await steps.redis.delete(log_key)
+    await steps.say("w1", stream, [6], "b")
+    assert await steps.redis.xlen(log_key) == 1
+    assert 0 < await steps.redis.pttl(log_key) <= 600_000 + 3_600_000
+
+
 async def test_an_ended_job_is_kept_for_its_retention_only(transport: RedisTransport) -> None:
     steps = Steps(transport)
     stream = Stream(await steps.running())

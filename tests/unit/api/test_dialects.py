@@ -7,7 +7,9 @@ from typing import Any
 
 from api.errors import ServerError
 from api.native import GenerateDialect
-from api.openai.convert import AnswerFacts, ChatDialect, CompletionDialect
+from api.openai.answer import AnswerFacts
+from api.openai.chat_dialect import ChatDialect
+from api.openai.completion_dialect import CompletionDialect
 from api.timing import Timing
 from shared.messages import START, Cursor, Delta, Finished, FinishReason, TokenLogprob, Usage
 from tests.unit.api.letter_tokenizer import LetterTokenizer

@@ -1,0 +1,1 @@
+"""What a model's text says: an answer, its reasoning, calls of tools."""
