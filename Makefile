@@ -57,6 +57,15 @@ chaos: $(VENV)/.dev ## thousands of streams under random faults; the seed is pri
 smoke: $(VENV)/.dev ## three concurrent streams through a service of its own, with times
 	@$(BIN)/python tests/e2e/smoke.py
 
+$(VENV)/.bench: $(VENV)/.dev
+	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server,dev,bench]'
+	@touch $@
+
+BENCH_ARGS ?=
+.PHONY: bench
+bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service, with a plot
+	@$(BIN)/python -m tests.bench.service $(BENCH_ARGS)
+
 .PHONY: docs
 docs: $(VENV)/.dev ## write the generated pages (docs/CONFIG.md)
 	@$(BIN)/python docs/generate_config.py
@@ -68,6 +77,10 @@ demo-model: $(VENV)/.dev ## train the demo model that ships in worker/demo/check
 .PHONY: gpu-check
 gpu-check: ## model, sampler and engine on this machine's CUDA device; needs no install step
 	@$(PYTHON) tests/gpu/check.py
+
+.PHONY: gpu-bench
+gpu-bench: ## steps of the engine on this machine's CUDA device; needs no install step
+	@$(PYTHON) -m tests.bench.forward_steps --device cuda --batch 1 8 32 64 128 256 --prefill 512 2048
 
 .PHONY: clean
 clean: ## remove the virtual environment and the private server's data

@@ -1,6 +1,7 @@
 """Milliseconds of the runner's steps, tier by tier, as JSON lines.
 
     python -m tests.bench.forward_steps --tier reference packed native --quantization none int8
+    python -m tests.bench.forward_steps --device cuda --batch 1 8 32 64 128 256 --prefill 512 2048
 
 Random weights of a known shape; a step is everything between the engine's plan and the sampled
 tokens. Each line also says how busy the machine was: `load` is the one-minute load average before
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -22,37 +22,13 @@ from pathlib import Path
 import torch
 
 from shared.messages import SamplingParams
+from tests.bench.machine import busy_s, cpu_name
+from tests.bench.shapes import SHAPES
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.ports import ModelRunner
 from worker.model.build import ModelOptions, build_model
 
-SHAPES = {
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_theta": 1_000_000.0,
-    },
-    "smollm2-135m": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 49_152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "head_dim": 64,
-        "rope_theta": 100_000.0,
-    },
-}
-COMMON = {"max_position_embeddings": 4096, "tie_word_embeddings": True, "dtype": "bfloat16"}
+COMMON = {"tie_word_embeddings": True, "dtype": "bfloat16"}
 BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
@@ -73,7 +49,8 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--tier", nargs="+", default=["native"])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tier", nargs="+", default=["auto"], help="on the CPU")
     parser.add_argument("--quantization", nargs="+", default=["none"])
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=256, help="tokens before a decode step")
@@ -91,7 +68,7 @@ def measure_tier(args: argparse.Namespace, directory: str, tier: str, quantizati
         ModelOptions(
             model=directory,
             load_format="dummy",
-            device="cpu",
+            device=args.device,
             block_size=BLOCK_SIZE,
             num_blocks=max(width * max([*args.batch, 1]), -(-most // BLOCK_SIZE)),
             num_threads=args.threads,
@@ -101,12 +78,12 @@ def measure_tier(args: argparse.Namespace, directory: str, tier: str, quantizati
     )
     common = {
         "shape": args.shape,
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else cpu_name(),
         "tier": tier,
         "quantization": quantization,
         "threads": args.threads,
         "load_s": round(time.perf_counter() - begin_s, 1),
         "torch": torch.__version__,
-        "cpu": cpu_name(),
     }
     for size in args.batch:
         batch = ScheduledBatch(tuple(decode(i, args.context, width) for i in range(size)))
@@ -165,20 +142,6 @@ def repeat(step: Callable[[], None], seconds: float) -> tuple[list[float], float
     wall = time.perf_counter() - begin_s
     others = busy_s() - all_before - (time.process_time() - own_before)
     return times, max(0.0, others / wall)
-
-
-def busy_s() -> float:
-    """CPU seconds that the whole machine has worked."""
-    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-    user, nice, system, _idle, _wait, irq, softirq = map(int, fields[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

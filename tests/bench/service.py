@@ -1,0 +1,176 @@
+"""`make bench`: the workloads against a running service, one JSON line a run, and a plot.
+
+    python -m tests.bench.service --shape qwen3-0.6b -w w1 w2 w3 w4 sweep --runs 3
+    python -m tests.bench.service --shape smollm2-135m --env QUANTIZATION=int8
+    python -m tests.bench.service --shape qwen3-0.6b --base-url http://127.0.0.1:8101 --label peer
+
+Without --base-url it starts Penstock as `make run` does, with random weights of the shape, and goes
+through all of it: HTTP, Redis, worker, SSE. With it, any server of the same model that speaks
+/v1/completions. Lines are appended to --out; "foreign" is the CPU, in cores, that processes other
+than the bench's own took meanwhile: quote no run where it is high.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.bench.load_client import completions, new_session
+from tests.bench.machine import busy_s, cpu_name
+from tests.bench.plot import plot_sweep
+from tests.bench.shapes import SHAPES, make_shape, word_ids
+from tests.bench.workloads import WORKLOADS, Prompts, Row, Work, median_row, run_all
+from tests.support.launched import REPOSITORY, Launched, descendants_of
+
+SHOWN = (
+    "concurrency",
+    "out_tok_s",
+    "ttft_p50_ms",
+    "tpot_p50_ms",
+    "gap_p99_ms",
+    "base_gap_p50_ms",
+    "stall_max_ms",
+    "long_ttft_ms",
+    "foreign",
+    "failed",
+)
+
+
+def main() -> None:
+    arguments = _arguments()
+    directory = make_shape(arguments.models, arguments.shape)
+    token_ids = word_ids(directory)
+    with _service(arguments, directory) as (base_url, pid):
+        rows = asyncio.run(_run(arguments, base_url, pid, token_ids))
+    swept = [row for row in rows if row["workload"] == "sweep"]
+    if swept:
+        picture = arguments.out.with_suffix(".png")
+        plot_sweep([median for _, median in sorted(_medians(swept).items())], picture)
+        print(f"plot: {picture}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("-w", "--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--base-url", help="of a running server; default: start Penstock")
+    parser.add_argument("--model", help="its name there; default: the shape's")
+    parser.add_argument("--label", default="penstock")
+    parser.add_argument("--env", nargs="*", default=[], metavar="NAME=VALUE", help="for Penstock")
+    parser.add_argument("--models", type=Path, default=REPOSITORY / ".penstock" / "shapes")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / ".penstock" / "bench.jsonl")
+    arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    return arguments
+
+
+@contextlib.contextmanager
+def _service(arguments: argparse.Namespace, directory: Path) -> Iterator[tuple[str, int | None]]:
+    """(base URL, pid of what was started)."""
+    if arguments.base_url is not None:
+        yield arguments.base_url, None
+        return
+    env = {
+        "MODEL": str(directory),
+        "LOAD_FORMAT": "dummy",
+        "MAX_MODEL_LEN": "4096",
+        "MAX_NUM_SEQS": "64",
+        "LOG_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    }
+    env |= dict(pair.split("=", 1) for pair in arguments.env)
+    with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
+        yield penstock.base_url, penstock.pid
+
+
+async def _run(
+    arguments: argparse.Namespace, base_url: str, pid: int | None, token_ids: list[int]
+) -> list[Row]:
+    facts = _conditions() | {"label": arguments.label, "shape": arguments.shape}
+    facts["env"] = sorted(arguments.env)
+    rows: list[Row] = []
+    async with new_session() as session:
+        send = completions(session, base_url, arguments.model or arguments.shape)
+        warm = Prompts(token_ids, arguments.seed - 1)
+        await run_all(send, [Work(warm.take(300), 16) for _ in range(4)], 4)
+        for name in arguments.workloads:
+            for run in range(arguments.runs):
+                before = _cpu(pid)
+                made = await WORKLOADS[name](send, Prompts(token_ids, arguments.seed + run))
+                foreign = _foreign(before, _cpu(pid)) if pid is not None else None
+                for row in made:
+                    row = {"workload": name, "run": run, "foreign": foreign} | row
+                    rows.append(facts | row)
+                    _show(row)
+            if arguments.runs > 1:
+                for _, median in sorted(_medians(r for r in rows if r["workload"] == name).items()):
+                    _show({**median, "run": "median"})
+    with arguments.out.open("a") as out:
+        for row in rows:
+            out.write(json.dumps(row) + "\n")
+    return rows
+
+
+def _medians(rows: Any) -> dict[int, Row]:
+    """By concurrency; 0 for workloads that have just one."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.get("concurrency", 0), []).append(row)
+    return {key: median_row(group) for key, group in groups.items()}
+
+
+def _show(row: Row) -> None:
+    cells = [f"{name}={row[name]:.4g}" for name in SHOWN if row.get(name) is not None]
+    print(f"{row['workload']} {row['run']}: {' '.join(cells)}", *row.get("errors", ()), flush=True)
+
+
+def _conditions() -> Row:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit,
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu(pid: int | None) -> tuple[float, float, float]:
+    """(wall seconds, CPU seconds of the machine, CPU seconds of ours)."""
+    own = 0
+    started = () if pid is None else (pid, *descendants_of(pid))
+    for process in (os.getpid(), *started):
+        with contextlib.suppress(OSError):
+            cells = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            own += int(cells[11]) + int(cells[12])
+    return time.monotonic(), busy_s(), own / os.sysconf("SC_CLK_TCK")
+
+
+def _foreign(before: tuple[float, ...], after: tuple[float, ...]) -> float:
+    """Cores that others used between two looks."""
+    wall, busy, own = (late - early for early, late in zip(before, after, strict=True))
+    return max(0.0, (busy - own) / wall)
+
+
+if __name__ == "__main__":
+    main()
