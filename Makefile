@@ -31,10 +31,17 @@ run: $(VENV)/.run ## start Redis, a worker and a frontend; Ctrl-C stops everythi
 
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
+NODE := $(and $(shell command -v node),$(shell command -v npm))
+NGINX := $(and $(shell PATH="$$PATH:/usr/sbin:/sbin" command -v nginx),$(shell command -v curl))
+space := $(subst ,, )
+LEFT_OUT := $(strip $(if $(CHROMIUM),,browser) $(if $(NODE),,node) $(if $(NGINX),,nginx))
+
 .PHONY: test
 test: $(VENV)/.dev ## every test that needs no GPU
 	$(if $(CHROMIUM),,@echo "penstock: no chromium on PATH: the page tests are left out; apt-get install chromium brings them back")
-	@$(BIN)/python -m pytest -q $(if $(CHROMIUM),,-m 'not browser')
+	$(if $(NODE),,@echo "penstock: no node and npm on PATH: the tests with clients for Node are left out; apt-get install nodejs npm brings them back")
+	$(if $(NGINX),,@echo "penstock: no nginx and curl on PATH: the tests through a proxy are left out; apt-get install nginx-light curl brings them back")
+	@$(BIN)/python -m pytest -q $(if $(LEFT_OUT),-m 'not ($(subst $(space), or ,$(LEFT_OUT)))')
 
 .PHONY: lint
 lint: $(VENV)/.dev ## formatting, lints, types, import rules

@@ -17,12 +17,13 @@ def main() -> int:
     try:
         settings = load_settings(ApiSettings)
         scheme_of(settings.redis_url)
+        app = create_app(settings)
     except (SettingsError, UnsupportedUrl) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return EXIT_BAD_SETTINGS
     logs = start_logs(settings.log_level, settings.log_format)
     try:
-        make_server(create_app(settings), settings).run()
+        make_server(app, settings).run()
     finally:
         logs.stop()
     return 0

@@ -4,45 +4,78 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from api.departures import Departures
-from api.errors import queue_full, store_unreachable
+from api.errors import idempotency_key_reuse, queue_full, store_unreachable, unavailable
 from shared.messages import Job
-from shared.transport.base import AdmissionLimits, JobStore, QueueFull, TransportError
+from shared.transport.base import AdmissionLimits, JobStore, KeyTaken, QueueFull, TransportError
 
 log = logging.getLogger(__name__)
 
 SECOND_TRY_AFTER_S = 0.1
 
+Result = TypeVar("Result")
+
 
 class Admission:
-    """Submits under one frontend's name and limits."""
+    """Submits under the limits of the job's tenant."""
 
     def __init__(
-        self, store: JobStore, limits: AdmissionLimits, frontend_id: str, departures: Departures
+        self,
+        store: JobStore,
+        limits_of: Callable[[str], AdmissionLimits],
+        departures: Departures,
     ) -> None:
         self._store = store
-        self._limits = limits
-        self._frontend_id = frontend_id
+        self.limits_of = limits_of
         self._departures = departures
 
-    async def submit(self, job: Job) -> None:
-        """Returns when the job is queued. Raises UnavailableError when it is not.
+    async def submit(self, job: Job, reader_id: str = "") -> None:
+        """Returns when the job is queued. Raises ApiError when it is not.
+
+        `reader_id`: whose leaving, or whose frontend's death, ends it by its `on_disconnect`; ""
+        for a job that nobody waits for.
 
         A submit whose answer got lost may have been heard: it is repeated once under the same id,
         which is safe, and cancelled when that fails too.
         """
         try:
-            try:
-                await self._store.submit(job, self._limits, self._frontend_id)
-            except QueueFull:
-                raise
-            except TransportError:
-                await asyncio.sleep(SECOND_TRY_AFTER_S)
-                await self._store.submit(job, self._limits, self._frontend_id)
+            limits = self.limits_of(job.tenant)
+            await self._twice(lambda: self._store.submit(job, limits, reader_id))
+        except QueueFull as error:
+            raise queue_full(error) from error
+        except KeyTaken as error:
+            # Decided at the last moment: another request was faster than our look at the key.
+            if error.same_request:
+                raise unavailable("An equal request has just been accepted. Try again.") from error
+            raise idempotency_key_reuse() from error
+        except TransportError as error:
+            log.warning("submit failed", extra={"job_id": job.job_id, "reason": str(error)})
+            # By its key it can be asked for again, and others may be reading it.
+            if job.idempotency is None:
+                await self._departures.cancel(job.job_id)
+            raise store_unreachable(error) from error
+
+    async def requeue(self, letter_id: str, job: Job) -> str | None:
+        """As JobStore.requeue. Raises UnavailableError when the job could not be queued.
+
+        When an answer got lost the letter may have been taken: asking again tells by which job.
+        """
+        try:
+            limits = self.limits_of(job.tenant)
+            return await self._twice(lambda: self._store.requeue(letter_id, job, limits))
         except QueueFull as error:
             raise queue_full(error) from error
         except TransportError as error:
-            log.warning("submit failed", extra={"job_id": job.job_id, "reason": str(error)})
-            await self._departures.cancel(job.job_id)
             raise store_unreachable(error) from error
+
+    async def _twice(self, ask: Callable[[], Awaitable[Result]]) -> Result:
+        try:
+            return await ask()
+        except QueueFull:
+            raise
+        except TransportError:
+            await asyncio.sleep(SECOND_TRY_AFTER_S)
+            return await ask()

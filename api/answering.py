@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from starlette.responses import Response
@@ -23,15 +23,35 @@ from api.errors import (
     unavailable,
 )
 from api.frontend import Frontend
-from api.job_stream import JobStream, StreamInterrupted
+from api.job_stream import StreamInterrupted
 from api.open_requests import Ending, OpenRequest
 from api.timing import Timing
-from shared.messages import START, Delta, Failed, Finished, Job, OnDisconnect
+from shared.messages import START, Cursor, Delta, Failed, Finished, Job
 from shared.transport.base import TransportError
 
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0  # for last words and last duties when the answer is over
+
+
+class AnswerStream(Protocol):
+    """Where an answer's events come from: a JobStream, or several jobs' together."""
+
+    @property
+    def job_id(self) -> str:
+        """Of the job that the answer is named by."""
+        ...
+
+    @property
+    def cursor(self) -> Cursor: ...
+    @property
+    def started_s(self) -> float | None: ...
+
+    async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
+        """As JobStream.get."""
+        ...
+
+    async def aclose(self) -> None: ...
 
 
 class GenerationResponse(Response):
@@ -65,12 +85,12 @@ class GenerationResponse(Response):
                 with anyio.CancelScope(shield=True):
                     await self._close(stream, ending)
 
-    async def _open(self) -> JobStream:
+    async def _open(self) -> AnswerStream:
         job, frontend = self._job, self._frontend
 
         async def submit() -> None:
             self._timing.submitted_s = time.monotonic()
-            await frontend.admission.submit(job)
+            await frontend.admission.submit(job, self._reader_id)
 
         try:
             stream = await frontend.relay.open(job.job_id, START, submit)
@@ -80,12 +100,11 @@ class GenerationResponse(Response):
         except TransportError as error:
             self._count("refused_503")
             raise store_unreachable(error) from error
-        if job.on_disconnect is OnDisconnect.GRACE:
-            frontend.departures.watch(job.job_id, self._reader_id)
+        frontend.departures.watch(job.job_id, self._reader_id, job.on_disconnect)
         return stream
 
     async def _answer(
-        self, request: OpenRequest, stream: JobStream, receive: Receive, send: Send
+        self, request: OpenRequest, stream: AnswerStream, receive: Receive, send: Send
     ) -> Ending:
         async def work() -> None:
             try:
@@ -114,7 +133,7 @@ class GenerationResponse(Response):
                 await self._say_cut(stream, send)
         return ending
 
-    async def _stream(self, stream: JobStream, send: Send) -> None:
+    async def _stream(self, stream: AnswerStream, send: Send) -> None:
         framing = self._dialect.framing
         await self._begin_stream(send)
         opening = b"".join(map(framing.event, self._dialect.opening()))
@@ -128,6 +147,7 @@ class GenerationResponse(Response):
                 if payloads := self._dialect.delta(event):
                     await _write(send, b"".join(map(framing.event, payloads)))
             else:
+                self._timing.started_s = stream.started_s
                 self._observe_end(event)
                 await self._end_stream(send, self._last_payloads(event))
                 return
@@ -138,7 +158,7 @@ class GenerationResponse(Response):
         delivered = self._timing.first_token_s is not None
         return (self._dialect.failed(job_failed(event, delivered=delivered)),)
 
-    async def _whole(self, stream: JobStream, send: Send) -> None:
+    async def _whole(self, stream: AnswerStream, send: Send) -> None:
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if isinstance(event, Delta):
@@ -146,6 +166,7 @@ class GenerationResponse(Response):
                 self._dialect.collect(event)
             elif event is not None:
                 break
+        self._timing.started_s = stream.started_s
         self._observe_end(event)
         if isinstance(event, Failed):
             await self._send_error(send, job_failed(event, delivered=False))
@@ -154,12 +175,12 @@ class GenerationResponse(Response):
         body = sse.json_bytes(self._dialect.whole(event))
         await _send_all(send, 200, ((b"content-type", b"application/json"),), body)
 
-    async def _say_cut(self, stream: JobStream, send: Send) -> None:
+    async def _say_cut(self, stream: AnswerStream, send: Send) -> None:
         self._outcome = "cut"
         said = f"This frontend is going down. {self._how_to_go_on(stream)}"
         await self._say_error(send, going_down(said))
 
-    def _how_to_go_on(self, stream: JobStream) -> str:
+    def _how_to_go_on(self, stream: AnswerStream) -> str:
         return where_to_go_on(stream) if self._streamed else "Try again."
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
@@ -204,7 +225,7 @@ class GenerationResponse(Response):
         if isinstance(event, Finished):
             metrics.e2e_s.labels(kind).observe(time.monotonic() - self._timing.submitted_s)
 
-    async def _close(self, stream: JobStream, ending: Ending | None) -> None:
+    async def _close(self, stream: AnswerStream, ending: Ending | None) -> None:
         """The last duties, whatever happened: none of them raises."""
         frontend, job = self._frontend, self._job
         frontend.departures.unwatch(self._reader_id)
@@ -230,7 +251,7 @@ class GenerationResponse(Response):
         self._frontend.metrics.requests.labels(self._job.kind, outcome).inc()
 
 
-def where_to_go_on(stream: JobStream) -> str:
+def where_to_go_on(stream: AnswerStream) -> str:
     """A sentence for a reader whose stream ends before its job does."""
     return (
         f"GET /v1/jobs/{stream.job_id}/stream with the header 'Last-Event-ID: {stream.cursor}' "

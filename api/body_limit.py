@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -9,19 +11,26 @@ from api.errors import CallerError
 
 
 class BodyLimitMiddleware:
-    """Pure ASGI. Raises CallerError (413) by the announced length, or while reading."""
+    """Pure ASGI. Raises CallerError (413) by the announced length, or while reading.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    `larger`: (method, path) of what may have more, because it is never whole in memory.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, larger: Mapping[tuple[str, str], int] | None = None
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._larger = larger or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes = self._larger.get((scope["method"], scope["path"]), self._max_bytes)
         announced = Headers(scope=scope).get("content-length", "0")
-        if announced.isascii() and announced.isdigit() and int(announced[:20]) > self._max_bytes:
-            raise self._too_large()
+        if announced.isascii() and announced.isdigit() and int(announced[:20]) > max_bytes:
+            raise _too_large(max_bytes)
         num_bytes = 0
 
         async def counted_receive() -> Message:
@@ -29,15 +38,16 @@ class BodyLimitMiddleware:
             message = await receive()
             if message["type"] == "http.request":
                 num_bytes += len(message.get("body", b""))
-                if num_bytes > self._max_bytes:
-                    raise self._too_large()
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes)
             return message
 
         await self._app(scope, counted_receive, send)
 
-    def _too_large(self) -> CallerError:
-        return CallerError(
-            f"The request body is larger than {self._max_bytes} bytes.",
-            status=413,
-            code="request_too_large",
-        )
+
+def _too_large(max_bytes: int) -> CallerError:
+    return CallerError(
+        f"The request body is larger than {max_bytes} bytes.",
+        status=413,
+        code="request_too_large",
+    )

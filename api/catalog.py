@@ -102,6 +102,13 @@ class ModelCatalog:
             )
         return next(iter(self._served.values()))
 
+    async def of_card(self, card: ModelCard) -> ServedModel:
+        """The model of a card that was kept, also when no worker serves it now.
+
+        Raises TransportError, and TextInvalid when its files are no longer stored.
+        """
+        return ServedModel(card, await self._text(card))
+
     async def aclose(self) -> None:
         if self._looking is not None:
             await stop_tasks(self._looking)
@@ -155,7 +162,9 @@ class ModelCatalog:
             return None
 
     async def _text(self, card: ModelCard) -> TextModel:
-        key = (card.digests, tuple(sorted(card.special_tokens.items())))
+        special_tokens = tuple(sorted(card.special_tokens.items()))
+        ids = (card.vocab_size, card.eos_token_ids)  # of its grammars
+        key = (card.digests, special_tokens, card.markers, ids)
         text = self._texts.get(key)
         if text is None:
             blobs = {}

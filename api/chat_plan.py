@@ -12,33 +12,131 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.catalog import ServedModel
-from api.prompts import chat_token_ids
-from api.turn.parser import NewParser, PlainParser
-from shared.messages import Grammar
+from api.errors import unsupported
+from api.openai.structured import AskedGrammar, check_grammar, grammar_of
+from api.openai.tools import ToolUse, read_tool_use
+from api.openai.turn_grammar import answer_grammar, tool_grammar
+from api.prompts import NO_TOOLS, NO_TOOLS_CODE, chat_text, chat_token_ids
+from api.turn.call_ids import random_seed
+from api.turn.reading import Thinking, TurnReading, thinking_after
+from shared.messages import Grammar, InvalidParameter
+from shared.text.turn_formats import (
+    ToolFormat,
+    reasoning_format_of,
+    tool_format_of,
+)
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # OpenAI's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAsk:
-    """What is asked, in the members of POST /v1/chat/completions, unchecked."""
+    """What is asked, in the members of POST /v1/chat/completions, unchecked.
+
+    `guided`: members that api.openai.structured.grammar_of reads, `response_format` or not.
+    `call_id_seed`: what the ids of tool calls are made from, where the same answer may be told
+    several times; "" for ids of their own each time.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
     response_format: Mapping[str, Any] | None = None
+    guided: Mapping[str, Any] = field(default_factory=dict)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    call_id_seed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """The prompt, what the output must match, and a parser for each choice's text."""
+    """The prompt, what the output must match, and a parser for each choice's text.
+
+    `counts_reasoning`: the text may have reasoning, so that its tokens are worth counting (see
+    ReasoningTokens).
+    """
 
     token_ids: tuple[int, ...]
     grammar: Grammar | None
-    new_parser: NewParser
+    new_parser: TurnReading
+    counts_reasoning: bool = False
 
 
 def plan_chat(model: ServedModel, ask: ChatAsk) -> ChatPlan:
     """Takes its time: call it on a thread of the TextPool. Raises InvalidParameter."""
-    token_ids = chat_token_ids(model, ask.messages, ask.chat_template_kwargs)
-    return ChatPlan(token_ids, None, PlainParser)
+    use = read_tool_use(ask.tools, ask.tool_choice, ask.parallel_tool_calls)
+    tool_format = tool_format_of(model.card.tool_format)
+    if use.tools and tool_format is None:
+        raise InvalidParameter("tools", NO_TOOLS, NO_TOOLS_CODE)
+    asked = dict(ask.guided)
+    if ask.response_format is not None:
+        asked["response_format"] = ask.response_format
+    answer = grammar_of(asked)
+    definitions = [tool.definition() for tool in use.tools]
+    text = chat_text(model, ask.messages, _variables(model, ask), tools=definitions or None)
+    reasoning_format = reasoning_format_of(model.card.reasoning_format)
+    thinking = thinking_after(text, reasoning_format)
+    reading = TurnReading(
+        tool_format=tool_format,
+        names=frozenset(tool.name for tool in use.callable),
+        reasoning_format=reasoning_format,
+        thinking=thinking,
+        seed=ask.call_id_seed or random_seed(),
+    )
+    return ChatPlan(
+        token_ids=chat_token_ids(model, text),
+        grammar=_grammar(model, use, tool_format, thinking, answer),
+        new_parser=reading,
+        counts_reasoning=reasoning_format is not None,
+    )
+
+
+def _variables(model: ServedModel, ask: ChatAsk) -> dict[str, Any]:
+    """What the template is given beside messages and tools."""
+    variables = dict(ask.chat_template_kwargs)
+    effort = ask.reasoning_effort
+    if effort is None:
+        return variables
+    if effort not in EFFORTS:
+        raise InvalidParameter("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
+    template = model.text.chat_template
+    known = frozenset() if template is None else template.variables
+    if "reasoning_effort" in known:
+        variables["reasoning_effort"] = effort
+    elif effort == "none" and "enable_thinking" in known:
+        variables["enable_thinking"] = False
+    else:
+        why = "can only be 'none'" if "enable_thinking" in known else "cannot be set"
+        raise unsupported("reasoning_effort", f"this model's effort {why}")
+    return variables
+
+
+def _grammar(
+    model: ServedModel,
+    use: ToolUse,
+    tool_format: ToolFormat | None,
+    thinking: Thinking,
+    answer: AskedGrammar | None,
+) -> Grammar | None:
+    """Of the whole turn. Calls that a model may make stay possible beside a structured answer."""
+    if answer is not None:
+        check_grammar(model, answer)
+    has_calls = use.is_enforced or (answer is not None and bool(use.callable))
+    param = "tools" if has_calls or answer is None else answer.param
+    token_id = model.text.tokenizer.token_id
+    try:
+        if has_calls:
+            assert tool_format is not None, "there are no tools without a format"
+            only = None if answer is None else answer.grammar
+            turn = tool_grammar(use, tool_format, thinking, token_id, only)
+        elif answer is not None:
+            turn = answer_grammar(answer.grammar, thinking, token_id)
+        else:
+            return None
+    except InvalidParameter as error:
+        if error.param != "grammar":
+            raise
+        raise InvalidParameter(param, "with everything around it, it is too large") from None
+    check_grammar(model, AskedGrammar(turn, param))
+    return turn

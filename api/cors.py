@@ -16,11 +16,12 @@ ALLOWED_HEADERS = (
     "idempotency-key",
     "last-event-id",
     "user-agent",  # OpenAI's SDK sets it; some browsers then ask for it
+    "x-api-key",
     "x-client-request-id",
     "x-request-id",
 )
-ALLOWED_PREFIXES = ("x-stainless-", "openai-")  # what the OpenAI SDKs say of themselves
-EXPOSED_HEADERS = "x-request-id, retry-after, x-should-retry"
+ALLOWED_PREFIXES = ("x-stainless-", "openai-", "anthropic-")  # what the SDKs say of themselves
+EXPOSED_HEADERS = "x-request-id, request-id, retry-after, x-should-retry"
 MAX_AGE_S = 600
 MAX_ASKED_HEADERS = 64
 

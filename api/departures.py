@@ -24,7 +24,7 @@ class Departures:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._pending: OrderedDict[str, float] = OrderedDict()  # job id -> when to give up
-        self._attached: dict[str, str] = {}  # reader id -> job id, of jobs with a grace period
+        self._attached: dict[str, str] = {}  # reader id -> job id
         self.num_cancelled = 0
 
     @property
@@ -49,23 +49,29 @@ class Departures:
         """The job's reader has seen its end: the store may forget the text sooner."""
         await self._detach(job_id, reader_id)
 
-    def watch(self, job_id: str, reader_id: str) -> None:
-        """This reader keeps a job with a grace period alive until `unwatch`."""
+    def watch(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
+        """This reader says that it is there, each second, until `unwatch`.
+
+        For a job that goes on without any reader nothing needs to be said.
+        """
+        if policy is OnDisconnect.CONTINUE:
+            return
         self._attached[reader_id] = job_id
 
     def unwatch(self, reader_id: str) -> None:
         self._attached.pop(reader_id, None)
 
     async def retry(self) -> None:
-        """One round: pending cancels again, and a sign of life for each watched reader.
+        """One round: a sign of life for each watched reader, and pending cancels again.
 
-        Several readers of a job do not know of each other; the one that stays says so here
-        before the grace period that the other's leaving started has passed.
+        Several readers of a job do not know of each other; the one that stays says so here before
+        the grace period that the other's leaving, or its frontend's death, started has passed.
         """
+        if self._attached:
+            readers = [(job_id, reader_id) for reader_id, job_id in self._attached.items()]
+            await self._store.attach(readers)
         for job_id in list(self._pending):
             await self._try(job_id)
-        for reader_id, job_id in list(self._attached.items()):
-            await self._store.attach(job_id, reader_id)
 
     async def _try(self, job_id: str) -> None:
         try:

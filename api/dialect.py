@@ -42,12 +42,12 @@ class Dialect(Protocol):
         ...
 
 
-def usage_payload(usage: Usage) -> dict[str, Any]:
-    """OpenAI's usage object."""
+def usage_payload(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+    """OpenAI's usage object. `reasoning_tokens` are among the completion's."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }

@@ -147,6 +147,48 @@ def job_not_found(name: str) -> CallerError:
     )
 
 
+def invalid_api_key(message: str) -> ApiError:
+    """401: no key, one that is not known, or a token that is not good."""
+    return ApiError(
+        401,
+        message,
+        kind="authentication_error",
+        code="invalid_api_key",
+        should_retry=False,
+        headers={"www-authenticate": 'Bearer realm="penstock"'},
+    )
+
+
+def key_disabled() -> ApiError:
+    """403: the key is known, and lets nobody in."""
+    return ApiError(
+        403,
+        "This API key has been disabled.",
+        kind="permission_error",
+        code="key_disabled",
+        should_retry=False,
+    )
+
+
+def idempotency_key_reuse() -> CallerError:
+    """400: not 409, which the SDKs send again."""
+    return CallerError(
+        "This idempotency key was used for another request: a key stands for one request.",
+        code="idempotency_key_reuse",
+        param="Idempotency-Key",
+        should_retry=False,
+    )
+
+
+def letter_not_found(name: str) -> CallerError:
+    return CallerError(
+        f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': there was none, or it is gone.",
+        status=404,
+        code="dead_letter_not_found",
+        param="id",
+    )
+
+
 def unavailable(message: str, retry_after_s: float = RETRY_AFTER_OUTAGE_S) -> UnavailableError:
     """503: Redis is away, no worker lives, or this frontend is going down."""
     return UnavailableError(
@@ -186,17 +228,31 @@ def store_unreachable(error: TransportError) -> UnavailableError:
     return unavailable("The job store cannot be reached now. Try again soon.")
 
 
+# scope of a QueueFull -> (code, message): limits of one tenant
+_TENANT_LIMITS = {
+    "tenant": ("tenant_queue_full", "Too many of your requests are waiting."),
+    "tenant_tokens": ("tenant_queue_full", "Too many of your prompt tokens are waiting."),
+    "tenant_jobs": ("concurrency_limit_exceeded", "Too many of your requests run at once."),
+    "requests_per_minute": ("rate_limit_exceeded", "Too many requests in a minute."),
+    "tokens_per_minute": ("rate_limit_exceeded", "Too many tokens in a minute."),
+}
+
+
 def queue_full(error: QueueFull) -> UnavailableError:
     """A tenant's own limit is 429, everybody's is 503."""
-    if error.scope == "tenant":
+    if error.scope in _TENANT_LIMITS:
+        code, message = _TENANT_LIMITS[error.scope]
         return UnavailableError(
             429,
-            "Too many of your requests are waiting. Try again later.",
+            f"{message} Try again later.",
             kind="rate_limit_error",
-            code="tenant_queue_full",
+            code=code,
             retry_after_s=error.retry_after_s,
         )
-    return overloaded("Too many requests are waiting. Try again later.", error.retry_after_s)
+    why = "Too many requests are waiting."
+    if error.scope == "deadline":
+        why = "So many requests are waiting that this one would not be served before its deadline."
+    return overloaded(f"{why} Try again later.", error.retry_after_s)
 
 
 # code of a failed job -> (status, type, x-should-retry when nothing was delivered)

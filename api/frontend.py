@@ -9,16 +9,24 @@ from typing import Protocol
 from starlette.requests import Request
 
 from api.admission import Admission
+from api.blobs import Blobs
 from api.catalog import ModelCatalog
 from api.departures import Departures
+from api.files import FilePolicy, Files
 from api.health import HealthMonitor
 from api.housekeeping import Housekeeping
+from api.key_ring import KeyRing
 from api.observability import Metrics, StateCollector
 from api.open_requests import OpenRequests
 from api.relay import EventRelay
 from api.settings import ApiSettings
+from api.stream_tokens import StreamTokens
 from api.text_pool import TextPool
+from api.upload import UploadLimits
 from shared.transport.base import AdmissionLimits, EventBus, JobStore
+from shared.transport.batches import BatchStore
+from shared.transport.dead_letters import DeadLetters
+from shared.transport.files import FileIndex, FileLimits
 
 
 class Transport(Protocol):
@@ -28,6 +36,12 @@ class Transport(Protocol):
     def store(self) -> JobStore: ...
     @property
     def bus(self) -> EventBus: ...
+    @property
+    def files(self) -> FileIndex: ...
+    @property
+    def batches(self) -> BatchStore: ...
+    @property
+    def dead_letters(self) -> DeadLetters: ...
 
 
 class Frontend:
@@ -39,12 +53,14 @@ class Frontend:
         transport: Transport,
         metrics: Metrics,
         open_requests: OpenRequests,
+        ring: KeyRing,
     ) -> None:
         store, bus = transport.store, transport.bus
         # Contains a uuid and is never reused: an old frontend's readers are not a new one's.
         self.frontend_id = f"fe-{uuid.uuid4().hex}"
         self.settings = settings
         self.store = store
+        self.dead_letters = transport.dead_letters
         self.metrics = metrics
         self.open_requests = open_requests
         self.pool = TextPool(settings.text_threads, settings.max_waiting_texts)
@@ -52,16 +68,18 @@ class Frontend:
         self.health = HealthMonitor(store)
         self.departures = Departures(store)
         self.relay = EventRelay(store, bus, outage_s=settings.outage_s)
+        self.stream_tokens = StreamTokens(store, settings.stream_token_s)
+        limits = admission_limits(settings)
         self.admission = Admission(
-            store,
-            AdmissionLimits(
-                max_queued_jobs=settings.max_queued_jobs,
-                max_queued_tokens=settings.max_queued_tokens,
-                max_queued_jobs_per_tenant=settings.max_queued_jobs_per_tenant,
-            ),
-            self.frontend_id,
-            self.departures,
+            store, lambda tenant: ring.limits_of(tenant, limits), self.departures
         )
+        self.files = Files(
+            transport.files,
+            Blobs(settings.files_dir, settings.namespace),
+            file_policy(settings),
+            open_requests,
+        )
+        self.batches = transport.batches
         self._bus = bus
         self._numbers = itertools.count(1)
         self._housekeeping = Housekeeping(
@@ -69,6 +87,8 @@ class Frontend:
             self.departures,
             self.health,
             self.catalog,
+            self.files,
+            ring,
             frontend_id=self.frontend_id,
             lease_ms=settings.frontend_lease_ms,
             health_interval_s=settings.health_interval_s,
@@ -86,6 +106,7 @@ class Frontend:
         """Returns at once, also when the store is away."""
         self.metrics.registry.register(self._collector)
         await self._bus.start()
+        await self.files.start()
         self._housekeeping.start()
 
     async def aclose(self) -> None:
@@ -93,6 +114,7 @@ class Frontend:
         await self.catalog.aclose()
         self.metrics.registry.unregister(self._collector)
         self.pool.close()
+        self.files.close()
 
     def new_reader_id(self) -> str:
         """Names one reader of a job; the part before '#' is whose lease it lives by."""
@@ -106,6 +128,31 @@ class Frontend:
             and self.health.has_usable_worker
             and bool(self.catalog.served)
         )
+
+
+def admission_limits(settings: ApiSettings) -> AdmissionLimits:
+    """What the settings say of every tenant."""
+    return AdmissionLimits(
+        max_queued_jobs=settings.max_queued_jobs,
+        max_queued_tokens=settings.max_queued_tokens,
+        max_queued_jobs_per_tenant=settings.max_queued_jobs_per_tenant,
+        max_queued_tokens_per_tenant=settings.max_queued_tokens_per_tenant,
+        max_jobs_per_tenant=settings.max_jobs_per_tenant,
+        requests_per_minute=settings.requests_per_minute,
+        tokens_per_minute=settings.tokens_per_minute,
+    )
+
+
+def file_policy(settings: ApiSettings) -> FilePolicy:
+    """What the settings say of files."""
+    limits = FileLimits(
+        max_files=settings.max_files,
+        max_bytes=settings.max_files_bytes,
+        max_tenant_files=settings.max_files_per_tenant,
+        max_tenant_bytes=settings.max_files_bytes_per_tenant,
+    )
+    upload = UploadLimits(settings.max_file_bytes, settings.body_timeout_s)
+    return FilePolicy(limits, upload, settings.file_life_s)
 
 
 def frontend_of(request: Request) -> Frontend:

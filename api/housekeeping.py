@@ -8,18 +8,23 @@ from collections.abc import Awaitable, Callable
 
 from api.catalog import ModelCatalog
 from api.departures import Departures
+from api.files import Files
 from api.health import HealthMonitor
+from api.key_ring import KeyRing
 from api.tasks import stop_tasks
 from shared.transport.base import JobStore, TransportError
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
+KEYS_S = 2.0
+FILES_S = 10.0
 MAX_ROUND_S = 10.0  # then a round counts as failed
 
 
 class Housekeeping:
-    """Beat and reap once a second; look at workers, queue and models at the health interval."""
+    """Beat and reap once a second; look at workers, queue and models at the health interval, at
+    what files are to be removed and at the file of keys now and then."""
 
     def __init__(
         self,
@@ -27,6 +32,8 @@ class Housekeeping:
         departures: Departures,
         health: HealthMonitor,
         catalog: ModelCatalog,
+        files: Files,
+        ring: KeyRing,
         *,
         frontend_id: str,
         lease_ms: int,
@@ -36,6 +43,8 @@ class Housekeeping:
         self._departures = departures
         self._health = health
         self._catalog = catalog
+        self._files = files
+        self._ring = ring
         self._frontend_id = frontend_id
         self._lease_ms = lease_ms
         self._health_interval_s = health_interval_s
@@ -48,6 +57,8 @@ class Housekeeping:
             ("departures", BEAT_S, self._departures.retry),
             ("health", self._health_interval_s, self._health.refresh),
             ("models", self._health_interval_s, self._catalog.refresh),
+            ("files", FILES_S, self._files.sweep),
+            ("keys", KEYS_S, self._ring.refresh),
         ]
         self._tasks = [
             asyncio.create_task(_forever(name, every_s, work), name=f"housekeeping-{name}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class JobStream:
         self.job_id = job_id
         self.ended = False
         self.has_started = False  # a worker said so, or sent something
+        self.started_s: float | None = None  # when a worker said so, if that was heard
         self._delivered = Delivered(after)
         self._store = store
         self._bus = bus
@@ -158,6 +160,8 @@ class JobStream:
     ) -> Delta | Finished | Failed | None:
         self.has_started = True
         if isinstance(event, Started):
+            if self.started_s is None:
+                self.started_s = time.monotonic()
             return None
         if isinstance(event, Delta):
             return self._accept_delta(event, from_log=from_log)

@@ -40,6 +40,7 @@ def job_payload(record: JobRecord) -> dict[str, Any]:
         "status": STATUS_WORDS[record.state],
         "model": record.model,
         "kind": record.kind,
+        "num_choices": record.num_choices,
         "tenant": record.tenant,
         "queue_position": record.queue_position,
         "worker": record.owner,

@@ -9,17 +9,37 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 
+from api.access_control import AccessMiddleware
+from api.anthropic.answers import AnthropicAnswersMiddleware
+from api.batch.runner import BatchRunner
 from api.body_limit import BodyLimitMiddleware
 from api.cors import CorsMiddleware
 from api.error_answers import ErrorAnswersMiddleware, answer_framework_errors
 from api.frontend import Frontend, Transport
+from api.key_ring import KeyRing
 from api.observability import Metrics
 from api.open_requests import OpenRequests
 from api.request_id import RequestIdMiddleware
-from api.routes import chat, completions, generate, health, jobs, models, tokenize
+from api.routes import (
+    batches,
+    chat,
+    completions,
+    dead_letters,
+    files,
+    generate,
+    health,
+    jobs,
+    messages,
+    models,
+    responses,
+    tokenize,
+)
+from api.routes.openapi import openapi_router
 from api.routes.pages import pages_router
 from api.settings import ApiSettings
 from api.tasks import stop_tasks
+from api.upload import FORM_BYTES
+from shared.outage_log import OutageLog
 from shared.transport.base import TransportError
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.server_check import UnsafeServer
@@ -33,10 +53,11 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     """The application; parts are made when it starts up, in `app.state.frontend`.
 
     Without `transport` it opens one to `settings.redis_url` and closes it at the end; a server that
-    is away does not keep it from starting.
+    is away does not keep it from starting. Raises KeysInvalid for keys that cannot be used.
     """
     metrics = Metrics()
     open_requests = OpenRequests(settings.max_open_requests)
+    ring = KeyRing(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -44,10 +65,13 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
             in_use = transport
             if in_use is None:
                 in_use = await stack.enter_async_context(_own_transport(settings, open_requests))
-            frontend = Frontend(settings, in_use, metrics, open_requests)
+            frontend = Frontend(settings, in_use, metrics, open_requests, ring)
             app.state.frontend = frontend
             stack.push_async_callback(frontend.aclose)
             await frontend.start()
+            runner = BatchRunner(frontend, in_use.bus)
+            stack.push_async_callback(runner.aclose)
+            runner.start()
             yield
 
     app = FastAPI(
@@ -61,13 +85,33 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     app.state.open_requests = open_requests
     answer_framework_errors(app)
     # The last one added stands outermost.
-    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimitMiddleware,
+        max_bytes=settings.max_body_bytes,
+        larger={("POST", files.PATH): settings.max_file_bytes + FORM_BYTES},
+    )
+    app.add_middleware(AccessMiddleware, ring=ring, metrics_key=settings.metrics_key)
     app.add_middleware(ErrorAnswersMiddleware)
+    app.add_middleware(AnthropicAnswersMiddleware)
     app.add_middleware(CorsMiddleware, origins=settings.allowed_origins)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
-    for room in (chat, completions, generate, models, tokenize, jobs, health):
-        app.include_router(room.router)
-    app.include_router(pages_router())
+    rooms = (
+        chat,
+        completions,
+        responses,
+        generate,
+        messages,
+        files,
+        batches,
+        models,
+        tokenize,
+        jobs,
+        dead_letters,
+        health,
+    )
+    routers = [room.router for room in rooms]
+    for router in (*routers, openapi_router(routers), pages_router()):
+        app.include_router(router)
     return app
 
 
@@ -86,9 +130,12 @@ async def _own_transport(
 
 async def _check(transport: RedisTransport, open_requests: OpenRequests) -> None:
     """Waits for the server, then judges it: one that would lose jobs gets none from here."""
+    outage = OutageLog(log, away="redis is away", back="redis is here")
     while True:
         try:
-            for sentence in await transport.check():
+            sentences = await transport.check()
+            outage.works()
+            for sentence in sentences:
                 log.warning("redis", extra={"detail": sentence})
             return
         except UnsafeServer as error:
@@ -96,5 +143,5 @@ async def _check(transport: RedisTransport, open_requests: OpenRequests) -> None
             open_requests.close(f"The job store is refused: {error}")
             return
         except TransportError as error:
-            log.warning("redis is away", extra={"url": transport.url, "reason": str(error)})
+            outage.failed(url=transport.url, reason=str(error))
             await asyncio.sleep(CHECK_AGAIN_S)

@@ -9,7 +9,7 @@ from api.dialect import usage_payload
 from api.errors import ApiError
 from api.sse import PLAIN
 from api.timing import Timing
-from shared.messages import Delta, Finished
+from shared.messages import ChoiceDelta, Delta, Finished
 
 
 class GenerateDialect:
@@ -82,8 +82,23 @@ def tail_delta(text: str, token_ids: Sequence[int]) -> dict[str, Any]:
     return {"text": text, "token_ids": token_ids}
 
 
+def tail_choice(part: ChoiceDelta) -> dict[str, Any]:
+    """An event of the stream of a job with several choices; a choice's last says how it ended."""
+    event = {"index": part.choice, "text": part.text, "token_ids": part.token_ids}
+    if part.finish_reason is None:
+        return event
+    return {
+        **event,
+        "finish_reason": part.finish_reason.value,
+        "stop_reason": part.stop_reason,
+    }
+
+
 def tail_end(end: Finished, token_ids: Sequence[int]) -> dict[str, Any]:
-    """The last event of a job's stream, with the tokens that stand for no text."""
+    """The last event of a job's stream, with the tokens that stand for no text.
+
+    Of a job with several choices: `finish_reason` is `length` when one of them was cut.
+    """
     return {
         "text": "",
         "token_ids": token_ids,

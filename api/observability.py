@@ -34,6 +34,7 @@ METRICS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         "Jobs by terminal state, deployment-wide.",
     ),
     ("penstock:requests_total", "counter", ("kind", "outcome"), "Generations by how they ended."),
+    ("penstock:batch_rows_total", "counter", ("outcome",), "Rows of batches: completed, failed."),
     ("penstock:http_responses_total", "counter", ("route", "method", "status"), "HTTP answers."),
     ("penstock:time_to_first_token_seconds", "histogram", ("kind",), "Submit to first token."),
     ("penstock:inter_token_latency_seconds", "histogram", ("kind",), "Between deltas of a job."),
@@ -62,6 +63,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("penstock:requests_total")
+        self.batch_rows = self._counter("penstock:batch_rows_total")
         self.http_responses = self._counter("penstock:http_responses_total")
         self.ttft_s = self._histogram("penstock:time_to_first_token_seconds")
         self.inter_token_s = self._histogram("penstock:inter_token_latency_seconds")

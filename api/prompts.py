@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from api.catalog import ServedModel
@@ -10,23 +11,44 @@ from api.errors import unsupported
 from api.openai.messages import template_messages
 from shared.messages import InvalidParameter
 
+NO_TOOLS = "This model's chat template has no tools in a format that is known here."
+NO_TOOLS_CODE = "tools_not_supported"
+
+MAX_PROMPTS = 64  # of one request; each is a job of its own
+
 Prompt = str | Sequence[str | int | list[int]]
 
 
-def chat_token_ids(
+def chat_text(
     model: ServedModel,
     messages: Sequence[Mapping[str, Any]],
     extra: Mapping[str, Any],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
-    add_special_tokens: bool = False,
-) -> tuple[int, ...]:
-    """The conversation through the model's template. Raises InvalidParameter."""
+) -> str:
+    """The conversation through the model's template. Raises InvalidParameter.
+
+    Calls of tools in it are refused where the model is not known to have any: its template would
+    leave them out.
+    """
     template = model.text.chat_template
     if template is None:
         raise InvalidParameter("messages", "this model has no chat template")
-    text = template.render(
-        template_messages(messages), add_generation_prompt=add_generation_prompt, extra=extra
+    checked = template_messages(messages)
+    if model.card.tool_format is None:
+        for index, message in enumerate(checked):
+            if "tool_calls" in message:
+                raise InvalidParameter(f"messages.{index}.tool_calls", NO_TOOLS, NO_TOOLS_CODE)
+    return template.render(
+        checked, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
     )
+
+
+def chat_token_ids(
+    model: ServedModel, text: str, add_special_tokens: bool = False
+) -> tuple[int, ...]:
+    """What `chat_text` made. A template writes its own special tokens. Raises InvalidParameter."""
     return _encoded(model, text, "messages", add_special_tokens)
 
 
@@ -34,22 +56,48 @@ def prompt_token_ids(
     model: ServedModel, prompt: Prompt, add_special_tokens: bool = True
 ) -> tuple[int, ...]:
     """Text, token ids, or a list with exactly one of these. Raises InvalidParameter."""
+    parts = each_prompt(prompt)
+    if len(parts) > 1:
+        raise unsupported("prompt", "here a request has one prompt")
+    param, part = parts[0]
+    return _token_ids(model, part, param, add_special_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the model sees it, and as text."""
+
+    param: str  # the member it came in
+    token_ids: tuple[int, ...]
+    text: str
+
+
+def encoded_prompts(model: ServedModel, prompt: Prompt) -> tuple[EncodedPrompt, ...]:
+    """Of one prompt or a list of them, in their order. Raises InvalidParameter."""
+    encoded = []
+    for param, part in each_prompt(prompt):
+        token_ids = _token_ids(model, part, param, add_special_tokens=True)
+        text = part if isinstance(part, str) else model.text.tokenizer.decode(token_ids)
+        encoded.append(EncodedPrompt(param, token_ids, text))
+    return tuple(encoded)
+
+
+def each_prompt(prompt: Prompt) -> tuple[tuple[str, str | list[int]], ...]:
+    """The prompts that a `prompt` stands for, each with the member's name in front. Raises
+    InvalidParameter."""
     if isinstance(prompt, str):
-        return _encoded(model, prompt, "prompt", add_special_tokens)
-    kinds = {type(part) for part in prompt}
+        return (("prompt", prompt),)
     if not prompt:
         raise InvalidParameter("prompt", "must not be empty")
-    if kinds == {int}:
-        return checked_token_ids(model, prompt, "prompt")
-    if len(kinds) > 1:
+    token_ids = [part for part in prompt if isinstance(part, int)]
+    if len(token_ids) == len(prompt):
+        return (("prompt", token_ids),)
+    parts = tuple(part for part in prompt if not isinstance(part, int))
+    if token_ids or len({type(part) for part in parts}) > 1:
         raise InvalidParameter("prompt", "must be text, token ids, or a list of one of these")
-    if len(prompt) > 1:
-        raise unsupported("prompt", "one prompt per request for now")
-    only = prompt[0]
-    if isinstance(only, list):
-        return checked_token_ids(model, only, "prompt.0")
-    assert isinstance(only, str)
-    return _encoded(model, only, "prompt", add_special_tokens)
+    if len(parts) > MAX_PROMPTS:
+        raise InvalidParameter("prompt", f"at most {MAX_PROMPTS} prompts, got {len(parts)}")
+    return tuple((f"prompt.{index}", part) for index, part in enumerate(parts))
 
 
 def checked_token_ids(model: ServedModel, token_ids: Sequence[Any], param: str) -> tuple[int, ...]:
@@ -58,6 +106,14 @@ def checked_token_ids(model: ServedModel, token_ids: Sequence[Any], param: str) 
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= highest:
         raise InvalidParameter(param, f"token ids are between 0 and {highest}")
     return tuple(token_ids)
+
+
+def _token_ids(
+    model: ServedModel, prompt: str | list[int], param: str, add_special_tokens: bool
+) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return _encoded(model, prompt, param, add_special_tokens)
+    return checked_token_ids(model, prompt, param)
 
 
 def _encoded(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from shared.job_id import partition_of
 
-PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-", "generate": "gen-"}
+PREFIXES = {
+    "chat": "chatcmpl-",
+    "completion": "cmpl-",
+    "generate": "gen-",
+    "message": "msg_",
+    "response": "resp_",
+}
 
 
 def public_id(kind: str, job_id: str) -> str:

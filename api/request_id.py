@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -29,8 +29,10 @@ _KINDS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
     "/generate": "generate",
+    "/v1/messages": "message",
+    "/v1/responses": "response",
 }
-_JOBS = "/v1/jobs/"
+_NAMED = ("/v1/jobs/", "/v1/responses/")  # a job's public id follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        names = _names(scope)
-        scope.setdefault("state", {})["names"] = names
+        scope.setdefault("state", {})["names"] = _names(scope)
         status = 0
         begin_s = time.monotonic()
 
@@ -62,13 +63,13 @@ class RequestIdMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = names.request_id
+                MutableHeaders(scope=message)[HEADER] = scope["state"]["names"].request_id
             await send(message)
 
         try:
             await self._app(scope, receive, named_send)
         finally:
-            self._report(scope, names, status, time.monotonic() - begin_s)
+            self._report(scope, scope["state"]["names"], status, time.monotonic() - begin_s)
 
     def _report(self, scope: Scope, names: RequestNames, status: int, seconds: float) -> None:
         # The route's template, not the path: label values must stay few.
@@ -96,6 +97,15 @@ def names_of(request: Request) -> RequestNames:
     return names
 
 
+def rename(request: Request, job_id: str) -> None:
+    """The request turned out to be for this job."""
+    names = names_of(request)
+    assert names.job_id is not None, "this route makes jobs"
+    request.scope["state"]["names"] = replace(
+        names, job_id=job_id, request_id=names.request_id.removesuffix(names.job_id) + job_id
+    )
+
+
 def _names(scope: Scope) -> RequestNames:
     headers = Headers(scope=scope)
     client_request_id = _printable(headers.get("x-client-request-id", ""))
@@ -104,8 +114,9 @@ def _names(scope: Scope) -> RequestNames:
     if kind is not None and scope["method"] == "POST":
         job_id = new_job_id()
         return RequestNames(public_id(kind, job_id), job_id, client_request_id)
-    if path.startswith(_JOBS):
-        name = path.removeprefix(_JOBS).split("/")[0]
+    folder = next((folder for folder in _NAMED if path.startswith(folder)), None)
+    if folder is not None:
+        name = path.removeprefix(folder).split("/")[0]
         if len(name) <= MAX_PUBLIC_ID_CHARS and parse_job_id(name) is not None:
             return RequestNames(name, None, client_request_id)
     return RequestNames(f"req-{uuid.uuid4().hex}", None, client_request_id)

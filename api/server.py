@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -74,7 +75,7 @@ def make_server(app: FastAPI, settings: ApiSettings) -> DrainingServer:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=HttpProtocol,
+        http=partial(HttpProtocol, write_timeout_s=settings.write_timeout_s),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,

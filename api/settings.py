@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+import ipaddress
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
 
 from shared.settings import SharedSettings
 
@@ -10,7 +13,16 @@ from shared.settings import SharedSettings
 class ApiSettings(SharedSettings):
     """Read once by `api.__main__`."""
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. Any but a loopback address asks for keys, or for "
+        "ALLOW_WITHOUT_KEYS.",
+    )
+    published_host: str = Field(
+        default="",
+        description="Where the port can be reached from outside of a container, if not at HOST: "
+        "the address that it is published on.",
+    )
     port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes any free one.")
 
     max_body_bytes: int = Field(
@@ -41,7 +53,29 @@ class ApiSettings(SharedSettings):
         default=1000,
         ge=1,
         le=10_000_000,
-        description="Jobs of one tenant waiting in the queue; more are 429.",
+        description="Jobs of one tenant waiting in the queue; more are 429. A key's line may say "
+        "otherwise of its tenant, here and in the next four.",
+    )
+    max_queued_tokens_per_tenant: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**10,
+        description="Prompt tokens of one tenant waiting in the queue; more are 429.",
+    )
+    max_jobs_per_tenant: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**10,
+        description="Jobs of one tenant waiting or running; more are 429.",
+    )
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, le=10**10, description="Jobs of one tenant in a minute; more are 429."
+    )
+    tokens_per_minute: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**10,
+        description="Tokens of one tenant in a minute, of prompts and outputs; more are 429.",
     )
     request_timeout_s: float = Field(
         default=600.0,
@@ -49,11 +83,25 @@ class ApiSettings(SharedSettings):
         le=86_400,
         description="Seconds from submit to the end of a job, waiting included.",
     )
+    response_ttl_s: float = Field(
+        default=3600.0,
+        ge=1,
+        le=86_400,
+        description="Seconds that a stored response is kept after its end, or after its last use "
+        "as a previous response.",
+    )
     keepalive_s: float = Field(
         default=10.0,
         ge=0.05,
         le=15.0,
         description="Seconds of silence in a stream before a keep-alive comment.",
+    )
+    write_timeout_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86_400,
+        description="Seconds without progress after which a client that stopped reading is cut "
+        "off; 0: never.",
     )
     outage_s: float = Field(
         default=30.0,
@@ -94,6 +142,106 @@ class ApiSettings(SharedSettings):
         description="Origins that browsers may call from, separated by commas; * is any.",
     )
 
+    files_dir: str = Field(
+        default="",
+        max_length=4096,
+        description="Directory for the bytes of files, the same disk for all frontends; empty: "
+        "this frontend has no files and runs no batches.",
+    )
+    max_file_bytes: int = Field(
+        default=512 * 2**20,
+        ge=1024,
+        le=2**40,
+        description="Bytes of one uploaded file; more is answered 413.",
+    )
+    max_files: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Files stored, outputs of batches included; no uploads beyond that (503).",
+    )
+    max_files_bytes: int = Field(
+        default=64 * 2**30,
+        ge=1024,
+        le=2**50,
+        description="Bytes of all files stored; no uploads beyond that (503).",
+    )
+    max_files_per_tenant: int = Field(
+        default=1000, ge=1, le=1_000_000, description="Files of one tenant; then 403 to uploads."
+    )
+    max_files_bytes_per_tenant: int = Field(
+        default=16 * 2**30,
+        ge=1024,
+        le=2**50,
+        description="Bytes of one tenant's files; then 403 to uploads.",
+    )
+    file_life_s: int = Field(
+        default=30 * 86_400,
+        ge=60,
+        le=90 * 86_400,
+        description="Seconds that a file is kept, where it does not say itself, and the record of "
+        "a batch after its end.",
+    )
+    max_open_batches: int = Field(
+        default=1000,
+        ge=1,
+        le=1000,
+        description="Batches that have not ended; then 503 to new ones.",
+    )
+    max_open_batches_per_tenant: int = Field(
+        default=100,
+        ge=1,
+        le=1000,
+        description="Batches of one tenant that have not ended; then 429 to new ones.",
+    )
+    max_batch_rows: int = Field(
+        default=1_000_000,
+        ge=1,
+        le=10_000_000,
+        description="Requests in one batch; 8 bytes each while it is validated.",
+    )
+    batches_at_once: int = Field(
+        default=16,
+        ge=0,
+        le=256,
+        description="Batches that this frontend runs at once; 0: it leaves them to others.",
+    )
+    batch_rows_in_flight: int = Field(
+        default=256,
+        ge=1,
+        le=2048,
+        description="Requests of one batch in the queue or running at once.",
+    )
+
+    api_keys: str = Field(
+        default="",
+        max_length=4 * 2**20,
+        repr=False,
+        description="Lines of `python -m api.keys`, separated by line breaks or semicolons: the "
+        "keys that requests must have. Without any, and without API_KEYS_FILE, none is asked for.",
+    )
+    api_keys_file: str = Field(
+        default="",
+        max_length=4096,
+        description="A file of such lines; it is read again when it changes.",
+    )
+    allow_without_keys: bool = Field(
+        default=False,
+        description="Serve whoever reaches the port, on any address, when there are no keys.",
+    )
+    metrics_key: str = Field(
+        default="",
+        max_length=512,
+        repr=False,
+        description="What GET /metrics asks for as a bearer token; empty: nothing.",
+    )
+    stream_token_s: int = Field(
+        default=600,
+        ge=1,
+        le=3600,
+        description="Seconds that a token in the URL of a job's stream is good for.",
+    )
+
     @field_validator("cors_origins")
     @classmethod
     def _origins(cls, value: str) -> str:
@@ -103,8 +251,28 @@ class ApiSettings(SharedSettings):
                 raise ValueError("each origin is * or begins with http:// or https://")
         return value
 
+    @model_validator(mode="after")
+    def _who_is_let_in(self) -> Self:
+        host = self.published_host or self.host
+        has_keys = bool(self.api_keys.strip() or self.api_keys_file)
+        if not (has_keys or self.allow_without_keys or _is_loopback(host)):
+            raise ValueError(
+                f"{host[:80]} is reachable by others and there are no keys: set API_KEYS or "
+                "API_KEYS_FILE, or ALLOW_WITHOUT_KEYS=true to serve whoever reaches the port"
+            )
+        return self
+
     @property
     def allowed_origins(self) -> frozenset[str]:
         """Origins as browsers send them; {"*"} for any."""
         names = (origin.strip().rstrip("/") for origin in self.cors_origins.split(","))
         return frozenset(name for name in names if name)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

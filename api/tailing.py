@@ -13,7 +13,7 @@ from api.answering import FAREWELL_S, where_to_go_on
 from api.errors import ApiError, ServerError, going_down, job_failed, store_unreachable, unavailable
 from api.frontend import Frontend
 from api.job_stream import JobStream, StreamInterrupted
-from api.native import tail_delta, tail_end, tail_error
+from api.native import tail_choice, tail_delta, tail_end, tail_error
 from api.open_requests import Ending
 from shared.messages import (
     START,
@@ -24,6 +24,7 @@ from shared.messages import (
     Failed,
     Finished,
     OnDisconnect,
+    segment_deltas,
 )
 from shared.transport.base import JobRecord, TransportError
 
@@ -33,8 +34,8 @@ log = logging.getLogger(__name__)
 class TailResponse(Response):
     """From a cursor to the end of the job.
 
-    Leaving it cancels nothing. But it is a reader of the job: where the last one that leaves begins
-    a grace period, this one does too.
+    Leaving it cancels nothing. But it is a reader of the job: while it is there the job is no
+    orphan, and where the last one that leaves begins a grace period, this one does too.
 
     An event's id is the cursor after it; the end has the id of the log's last entry. What is not
     the job's own end (an outage, this frontend going down) has none, so that a reader that comes
@@ -46,8 +47,8 @@ class TailResponse(Response):
         self._frontend = frontend
         self._job_id = record.job_id
         self._after = after
-        self._attached = record.state not in TERMINAL_STATES
-        self._has_grace = self._attached and record.on_disconnect is OnDisconnect.GRACE
+        self._is_live = record.state not in TERMINAL_STATES
+        self._policy = record.on_disconnect
         self._reader_id = frontend.new_reader_id()
         self._has_ended = False
         self._token_ids: list[int] = []  # without text so far
@@ -64,7 +65,7 @@ class TailResponse(Response):
                 ending = await request.run(receive, lambda: self._work(stream, send))
                 if ending is Ending.CUT:
                     with anyio.move_on_after(FAREWELL_S):
-                        said = f"This frontend is going down. {where_to_go_on(stream)}"
+                        said = f"This frontend is going down. {self._how_to_go_on(stream)}"
                         await self._say_error(send, going_down(said))
             finally:
                 with anyio.CancelScope(shield=True):
@@ -75,10 +76,9 @@ class TailResponse(Response):
     async def _open(self) -> JobStream:
         frontend = self._frontend
         try:
-            if self._attached:
-                await frontend.store.attach(self._job_id, self._reader_id)
-            if self._has_grace:
-                frontend.departures.watch(self._job_id, self._reader_id)
+            if self._is_live:
+                await frontend.store.attach([(self._job_id, self._reader_id)])
+                frontend.departures.watch(self._job_id, self._reader_id, self._policy)
             return await frontend.relay.open(self._job_id, self._after)
         except TransportError as error:
             raise store_unreachable(error) from error
@@ -87,18 +87,22 @@ class TailResponse(Response):
         """One that was cut may go on at another frontend, while the lease of this one lasts."""
         departures = self._frontend.departures
         departures.unwatch(self._reader_id)
-        if self._has_grace and not self._has_ended and ending is not Ending.CUT:
+        has_grace = self._is_live and self._policy is OnDisconnect.GRACE
+        if has_grace and not self._has_ended and ending is not Ending.CUT:
             await departures.left(self._job_id, self._reader_id, OnDisconnect.GRACE)
 
     async def _work(self, stream: JobStream, send: Send) -> None:
         try:
             await self._tail(stream, send)
         except StreamInterrupted:
-            said = f"The job store went away. {where_to_go_on(stream)}"
+            said = f"The job store went away. {self._how_to_go_on(stream)}"
             await self._say_error(send, unavailable(said))
         except Exception:
             log.exception("tail failed", extra={"job_id": self._job_id})
             await self._say_error(send, ServerError("The server made a mistake. It was logged."))
+
+    def _how_to_go_on(self, stream: JobStream) -> str:
+        return where_to_go_on(stream)
 
     async def _tail(self, stream: JobStream, send: Send) -> None:
         await _write(send, sse.KEEPALIVE)
@@ -107,6 +111,9 @@ class TailResponse(Response):
             if event is None:
                 await _write(send, sse.KEEPALIVE)
             elif isinstance(event, Delta):
+                if event.segments is not None:
+                    await _write(send, _choice_events(event))
+                    continue
                 self._token_ids.extend(event.token_ids)
                 if event.text:
                     payload = tail_delta(event.text, self._token_ids)
@@ -127,6 +134,17 @@ class TailResponse(Response):
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
         await _write(send, sse.event(tail_error(error)) + sse.DONE, more=False)
+
+
+def _choice_events(delta: Delta) -> bytes:
+    """One event for each segment, with an id of its own: a reader may come back in between."""
+    events, cursor = [], delta.start
+    for part in segment_deltas(delta):
+        cursor = Cursor(
+            cursor.num_tokens + len(part.token_ids), cursor.num_bytes + len(part.text.encode())
+        )
+        events.append(sse.event(tail_choice(part), str(cursor)))
+    return b"".join(events)
 
 
 async def _write(send: Send, body: bytes, *, more: bool = True) -> None:

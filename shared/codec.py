@@ -6,6 +6,8 @@ must understand to run a job right raises the schema version instead (see docs/W
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from shared.messages import ErrorCode, Job
@@ -23,6 +25,9 @@ class PayloadInvalid(ValueError):
 
 
 def encode_job(job: Job) -> bytes:
+    """What a worker needs: the job without what is kept beside it."""
+    if job.facts or job.idempotency is not None:
+        job = replace(job, facts="", idempotency=None)
     return _encoder.encode(job)
 
 

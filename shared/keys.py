@@ -59,6 +59,9 @@ class Keys:
     def log(self, job_id: str) -> str:
         return f"{self.prefix}log:{job_id}"
 
+    def facts(self, job_id: str) -> str:
+        return f"{self.prefix}facts:{job_id}"
+
     def channel(self, job_id: str) -> str:
         return f"{self.prefix}ch:{job_id}"
 
@@ -77,11 +80,51 @@ class Keys:
     def tenant(self, tenant: str) -> str:
         return f"{self.prefix}tenant:{tenant}"
 
+    def secret(self, purpose: str) -> str:
+        return f"{self.prefix}secret:{purpose}"
+
+    def work(self, model: str) -> str:
+        return f"{self.prefix}work:{model}"
+
+    def limit(self, tenant: str) -> str:
+        return f"{self.prefix}limit:{tenant}"
+
+    def idempotency(self, digest: str) -> str:
+        return f"{self.prefix}idem:{digest}"
+
     def blob(self, digest: str) -> str:
         return f"{self.prefix}blob:{digest}"
 
     def ended(self, state: str) -> str:
         return f"{self.prefix}ended:{state}"
+
+    def file(self, file_id: str) -> str:
+        return f"{self.prefix}file:{file_id}"
+
+    def files_of(self, tenant: str) -> str:
+        return f"{self.prefix}files:{tenant}"
+
+    def batch(self, batch_id: str) -> str:
+        return f"{self.prefix}batch:{batch_id}"
+
+    def batches_of(self, tenant: str) -> str:
+        return f"{self.prefix}batches:{tenant}"
+
+    @property
+    def files(self) -> str:
+        return f"{self.prefix}files"
+
+    @property
+    def files_bytes(self) -> str:
+        return f"{self.prefix}files_bytes"
+
+    @property
+    def blobs_gone(self) -> str:
+        return f"{self.prefix}blobs_gone"
+
+    @property
+    def batches_open(self) -> str:
+        return f"{self.prefix}batches_open"
 
     @property
     def live(self) -> str:
@@ -98,6 +141,9 @@ class Keys:
     @property
     def pulse(self) -> str:
         return f"{self.prefix}pulse"
+
+    def dead_letter(self, job_id: str) -> str:
+        return f"{self.prefix}dead:{job_id}"
 
     @property
     def dead_letters(self) -> str:

@@ -20,6 +20,9 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 262_144
+MAX_CHOICES = 128
+MAX_FACTS_BYTES = 2**20
+MAX_RETAIN_MS = 24 * 3_600_000
 
 
 class JobState(StrEnum):
@@ -53,6 +56,7 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     KV_CAPACITY_EXCEEDED = "kv_capacity_exceeded"
     NONFINITE_LOGITS = "nonfinite_logits"
+    GRAMMAR_FAILED = "grammar_failed"
     ENGINE_ERROR = "engine_error"
     ENGINE_DIED = "engine_died"
     WORKER_LOST = "worker_lost"
@@ -188,6 +192,14 @@ def _real(param: str, value: object, low: float, high: float) -> None:
         raise InvalidParameter(param, f"must be between {low:g} and {high:g}, got {value:g}")
 
 
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """A caller's key for a job and the request that it stands for, both as digests."""
+
+    key: str  # of the tenant and its key
+    body: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One accepted request: what a worker needs to run it, and nothing about HTTP.
@@ -200,12 +212,23 @@ class Job:
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    kind: str  # "chat", "completion", "generate": which dialect asked
+    kind: str  # "chat", "completion", "generate", "message": which dialect asked
     tenant: str = "default"
-    lane: int = 0  # 0 goes first
+    lane: int = 0  # its priority: the first lane it may get; 0 goes first
     timeout_ms: int = 600_000  # from submit to terminal, in Redis time
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     client_request_id: str | None = None
+    num_choices: int = 1  # answers to the one prompt; `max_tokens` is for each of them
+    facts: str = ""  # what the side that asked must know to tell the answer again; opaque
+    retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
+    idempotency: Idempotency | None = None  # known to the store alone
+
+    def __post_init__(self) -> None:
+        _whole("n", self.num_choices, 1, MAX_CHOICES)
+        if len(self.facts.encode()) > MAX_FACTS_BYTES:
+            raise InvalidParameter("facts", f"at most {MAX_FACTS_BYTES} bytes")
+        if self.retain_ms is not None:
+            _whole("retain_ms", self.retain_ms, 1, MAX_RETAIN_MS)
 
 
 class Cursor(NamedTuple):
@@ -244,7 +267,10 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a job. Cached tokens are those of the first attempt's prefix hit."""
+    """Token counts of a job, all its choices together; the prompt counts once.
+
+    Cached tokens are those of the first attempt's prefix hit, of the choice that ran first.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -263,12 +289,27 @@ class Started:
     attempt: int
 
 
+class Segment(NamedTuple):
+    """A run of a delta that belongs to one choice. With a finish reason it is the choice's last.
+
+    `stop_reason` is the stop string or token id that matched; None for EOS.
+    """
+
+    choice: int  # from 0
+    num_tokens: int
+    num_bytes: int  # of UTF-8
+    finish_reason: FinishReason | None = None  # STOP or LENGTH
+    stop_reason: str | int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """Tokens and the text they released, from `start` to `end`. Durable.
 
     `text` is well-formed UTF-8 of exactly `end.num_bytes - start.num_bytes` bytes and may be empty
-    (held back); `token_ids` has `end.num_tokens - start.num_tokens` ids.
+    (held back); `token_ids` has `end.num_tokens - start.num_tokens` ids. `segments` divide both
+    among the choices of a job that has several, in order and without remainder; None: all of it is
+    choice 0's, whose end is the job's. Cursors count all choices together.
     """
 
     start: Cursor
@@ -276,11 +317,70 @@ class Delta:
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
+    segments: tuple[Segment, ...] | None = None
+
+
+class ChoiceDelta(NamedTuple):
+    """What a delta says of one choice."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None  # set on the last of a choice; see Delta.segments
+    stop_reason: str | int | None = None
+
+
+def segment_deltas(delta: Delta) -> tuple[ChoiceDelta, ...]:
+    """The delta's segments in their order; a choice may come several times.
+
+    Raises ValueError when a segment ends within a character.
+    """
+    if delta.segments is None:
+        return (ChoiceDelta(0, delta.token_ids, delta.text, delta.logprobs),)
+    parts = []
+    text, first_token, first_byte = delta.text.encode(), 0, 0
+    for segment in delta.segments:
+        tokens = slice(first_token, first_token + segment.num_tokens)
+        end_byte = first_byte + segment.num_bytes
+        parts.append(
+            ChoiceDelta(
+                segment.choice,
+                delta.token_ids[tokens],
+                text[first_byte:end_byte].decode(),
+                None if delta.logprobs is None else delta.logprobs[tokens],
+                segment.finish_reason,
+                segment.stop_reason,
+            )
+        )
+        first_token, first_byte = tokens.stop, end_byte
+    return tuple(parts)
+
+
+def choice_deltas(delta: Delta) -> tuple[ChoiceDelta, ...]:
+    """The same, brought together: each choice once, in the order of their first segments."""
+    parts: dict[int, ChoiceDelta] = {}
+    for part in segment_deltas(delta):
+        before = parts.get(part.choice)
+        if before is not None:
+            part = part._replace(
+                token_ids=before.token_ids + part.token_ids,
+                text=before.text + part.text,
+                logprobs=None
+                if before.logprobs is None
+                else before.logprobs + (part.logprobs or ()),
+            )
+        parts[part.choice] = part
+    return tuple(parts.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The one terminal event of a job that ended by itself. Durable."""
+    """The one terminal event of a job that ended by itself. Durable.
+
+    Of a job with several choices `reason` is LENGTH when one of them was cut by its length, and
+    `stop_reason` is None: each choice's own are in its last segment.
+    """
 
     end: Cursor
     reason: FinishReason  # STOP or LENGTH

@@ -24,7 +24,7 @@ _URL_SCHEMES = (
     "rediss+cluster://",
     "fake://",
 )
-_SECRET = frozenset({"REDIS_URL"})  # may hold a password: never repeated
+_SECRET = frozenset({"REDIS_URL", "API_KEYS", "METRICS_KEY"})  # never repeated
 
 
 class LogLevel(StrEnum):

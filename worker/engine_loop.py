@@ -12,12 +12,13 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from worker.engine.engine import Engine, EngineOutput, EngineRequest
 from worker.engine.errors import RequestRefused
 from worker.engine_messages import (
     HEADER,
+    AddChoices,
     AddRequest,
     CancelRequest,
     Configure,
@@ -115,16 +116,20 @@ class EngineLoop:
     def _take(self, message: ToEngine) -> None:
         match message:
             case AddRequest():
-                try:
-                    self._engine.add(_request(message))
-                except RequestRefused as refused:
-                    self._link.send(
-                        RequestRejected(message.request_id, refused.code, refused.message)
-                    )
+                self._add(_request(message))
+            case AddChoices():
+                for request in _requests(message):
+                    self._add(request)
             case CancelRequest():
                 self._engine.cancel(message.request_id)
             case Configure() | Shutdown():
                 raise AssertionError(f"not a message for a running engine: {type(message)}")
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            self._engine.add(request)
+        except RequestRefused as refused:
+            self._link.send(RequestRejected(request.request_id, refused.code, refused.message))
 
     def _say(self, outputs: tuple[TokensOut, ...], *, with_stats: bool = False) -> None:
         now_s = time.monotonic()
@@ -144,6 +149,18 @@ def _request(message: AddRequest) -> EngineRequest:
         tenant=message.tenant,
         priority=message.priority,
     )
+
+
+def _requests(message: AddChoices) -> Iterator[EngineRequest]:
+    for choice in message.choices:
+        yield EngineRequest(
+            request_id=choice.request_id,
+            prompt_token_ids=message.prompt_token_ids,
+            params=replace(message.sampling, seed=choice.seed),
+            output_token_ids=choice.output_token_ids,
+            tenant=message.tenant,
+            priority=message.priority,
+        )
 
 
 def _tokens_out(output: EngineOutput) -> TokensOut:

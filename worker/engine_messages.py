@@ -62,6 +62,28 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     priority: int
 
 
+class ChoiceStart(msgspec.Struct, frozen=True, array_like=True):
+    """Where one choice of a job begins or goes on."""
+
+    request_id: str
+    seed: int | None
+    output_token_ids: tuple[int, ...]
+
+
+class AddChoices(msgspec.Struct, frozen=True, tag="add_choices"):
+    """Run these too: further choices of one job, which differ in their seeds and outputs only.
+
+    Each is answered as if it had been added alone. Sent when the first one's prompt has been
+    computed, so that they find it in the prefix cache.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    tenant: str
+    priority: int
+    choices: tuple[ChoiceStart, ...]
+
+
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     """Stop it; nothing is said about it afterwards. Idempotent."""
 
@@ -72,7 +94,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End now, with exit status 0."""
 
 
-ToEngine = Configure | AddRequest | CancelRequest | Shutdown
+ToEngine = Configure | AddRequest | AddChoices | CancelRequest | Shutdown
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -95,6 +117,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     max_num_seqs: int
     dtype: str
     load_s: float
+    stats: dict[str, int]  # as in StepOutputs, before the first step
+    structured_output: bool = False
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):

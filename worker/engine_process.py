@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.logs import start_logs
+from shared.messages import MAX_CHOICES
 from shared.settings import LogFormat, LogLevel
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
@@ -180,6 +181,9 @@ def _finish(
     kv_capacity_tokens: int,
     dtype: str,
 ) -> tuple[Engine, EngineReady]:
+    # The service sends jobs while a place is free, the last with all its choices: never refused.
+    max_waiting = max(config.max_waiting, config.max_num_seqs + MAX_CHOICES)
+    engine = Engine(dataclasses.replace(config, max_waiting=max_waiting), runner)
     ready = EngineReady(
         max_model_len=config.max_model_len,
         vocab_size=runner.vocab_size,
@@ -191,8 +195,10 @@ def _finish(
         max_num_seqs=config.max_num_seqs,
         dtype=dtype,
         load_s=time.monotonic() - begin_s,
+        stats=dataclasses.asdict(engine.stats()),
+        structured_output=config.structured_output,
     )
-    return Engine(config, runner), ready
+    return engine, ready
 
 
 class _Progress:

@@ -158,6 +158,7 @@ class EngineSupervisor:
     async def watch(self) -> None:
         """Until cancelled."""
         num_heard = 0
+        killed: EngineLink | None = None
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             link = self._link
@@ -169,12 +170,13 @@ class EngineSupervisor:
                 self._quiet_s = 0.0
                 continue
             self._quiet_s += WATCH_INTERVAL_S
-            if self.is_lost:
+            if self.is_lost and link is not killed:  # its end may take a moment to be heard of
                 log.error(
                     "the engine makes no progress and is killed",
                     extra={"pid": link.pid, "step_age_s": self._quiet_s},
                 )
                 link.kill()
+                killed = link
 
     async def _restart(self) -> None:
         while True:
@@ -216,8 +218,9 @@ class EngineSupervisor:
 
         try:
             self.ready = await asyncio.wait_for(link.ready(on_progress), self._load_timeout_s)
-            return self.ready
         except TimeoutError:
             raise EngineDied(
                 None, f"the model was not loaded within {self._load_timeout_s:g} seconds"
             ) from None
+        self.stats = self.ready.stats  # a beat that comes before the first step has them all
+        return self.ready

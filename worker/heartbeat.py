@@ -1,19 +1,24 @@
 """Heartbeat: renews the worker's lease, reports its load, hears which jobs to drop.
 
 A worker whose engine makes no progress although it has jobs stops beating, so that its lease ends
-and others take the jobs over: being able to talk is not being able to work.
+and others take the jobs over: being able to talk is not being able to work. Why this is a task of
+the service's loop and no thread is docs/adr/0010.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 
+from shared.outage_log import OutageLog
 from shared.transport.base import Beat, JobQueue, TransportError
 from worker.running_jobs import RunningJobs
 
 log = logging.getLogger(__name__)
+
+LATE_SHARE = 0.5  # of a lease: a beat that comes so late is worth a warning
 
 
 class Heartbeat:
@@ -46,7 +51,11 @@ class Heartbeat:
         self._is_lost = is_lost
         self._on_drop = on_drop
         self._on_trouble = on_trouble
-        self._failing = False
+        # An answer that takes so long is not waited for: there is time for two more tries.
+        self._timeout_s = lease_ms / 1000 / 3
+        self._outage = OutageLog(
+            log, away="a heartbeat was not delivered", back="heartbeats are delivered again"
+        )
         self.draining = False
 
     async def beat(self) -> None:
@@ -70,14 +79,21 @@ class Heartbeat:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            await self._pause()
             if self._is_lost() and len(self._jobs):
                 continue
             try:
-                await self.beat()
-                self._failing = False
-            except TransportError as error:
+                async with asyncio.timeout(self._timeout_s):
+                    await self.beat()
+                self._outage.works()
+            except (TransportError, TimeoutError) as error:
                 self._on_trouble()
-                if not self._failing:
-                    log.warning("a heartbeat was not delivered", extra={"error": str(error)})
-                self._failing = True
+                self._outage.failed(error=str(error) or type(error).__name__)
+
+    async def _pause(self) -> None:
+        """An interval's sleep. Says so when the loop stood still for a good part of a lease."""
+        begin_s = time.monotonic()
+        await asyncio.sleep(self._interval_s)
+        late_s = time.monotonic() - begin_s - self._interval_s
+        if late_s * 1000 > LATE_SHARE * self._lease_ms:
+            log.warning("the service stood still", extra={"late_s": round(late_s, 2)})

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from shared.messages import ErrorCode, FinishReason, JobState
-from shared.transport.base import AppendStatus, Delivery, JobEnd
+from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState, Segment
+from shared.transport.base import AppendStatus, Delivery, JobEnd, LoggedChoice
+from shared.transport.segments import chain_links
+from worker.choice_seed import choice_seed
 from worker.engine_messages import (
+    AddChoices,
     AddRequest,
     CancelRequest,
+    ChoiceStart,
     RequestRejected,
     StepOutputs,
     ToEngine,
@@ -23,7 +28,7 @@ from worker.engine_messages import (
 )
 from worker.output import OutputProcessor, Piece, ReplayMismatch, ended_already
 from worker.publisher import Publisher, Settled
-from worker.running_jobs import RunningJob, RunningJobs
+from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
 from worker.served_model import JobRefused, ServedModel
 
 log = logging.getLogger(__name__)
@@ -52,16 +57,10 @@ class JobRunner:
             if stale.attempt >= delivery.attempt:
                 return
             self._forget(stale)
-        running = RunningJob(
-            job=job,
-            attempt=delivery.attempt,
-            processor=None,
-            num_resumed=len(delivery.output_token_ids),
-            num_tokens=len(delivery.output_token_ids),
-            cached_tokens=delivery.cached_tokens if delivery.output_token_ids else None,
-        )
+        running = RunningJob.of(delivery)
         self._jobs.add(running)
-        self._publisher.open(job.job_id, delivery.attempt, delivery.end, delivery.output_token_ids)
+        links = chain_links(delivery.output_token_ids, delivery.segments)
+        self._publisher.open(job.job_id, delivery.attempt, delivery.end, links)
         log.info(
             "job started",
             extra={
@@ -70,76 +69,124 @@ class JobRunner:
                 "prompt_tokens": len(job.prompt_token_ids),
                 "resumed_tokens": running.num_resumed,
                 "max_tokens": job.sampling.max_tokens,
+                "choices": job.num_choices,
             },
         )
-        self._start(running, delivery)
+        self._start(running, delivery.choices)
 
-    def _start(self, running: RunningJob, delivery: Delivery) -> None:
+    def _start(self, running: RunningJob, logged: Sequence[LoggedChoice]) -> None:
+        """The first choice that has not ended goes to the engine; the others follow when the
+        blocks of the prompt have been computed for it, and find them in the prefix cache."""
         job = running.job
-        ended = ended_already(delivery.output_token_ids, job.sampling, self._model.eos_token_ids)
         try:
             self._model.check(job)
-            processor = OutputProcessor(self._model.tokenizer, job.sampling)
-            replayed = processor.replay(
-                delivery.output_token_ids,
-                delivery.end,
-                ends_by_token=ended is not None and ended[0] is FinishReason.STOP,
-            )
+            starts = [self._take_up(job, choice) for choice in logged]
         except (JobRefused, ReplayMismatch) as error:
             self._fail(running, error.code, str(error))
             return
-        running.processor = processor
+        for choice, (processor, _) in zip(running.choices, starts, strict=True):
+            choice.processor = processor
+        for choice, (_, last) in zip(running.choices, starts, strict=True):
+            if last is not None:
+                self._say(running, choice, last)
+        self._finish_if_over(running)
+        waiting = [choice for choice in running.choices if choice.finish_reason is None]
+        for choice in waiting:
+            self._jobs.enter_engine(choice)
+        for choice in waiting[:1]:
+            choice.was_sent = True
+            self._send(
+                AddRequest(
+                    request_id=choice.request_id,
+                    prompt_token_ids=job.prompt_token_ids,
+                    output_token_ids=choice.resumed_token_ids,
+                    sampling=replace(job.sampling, seed=_seed_of(job, choice)),
+                    tenant=job.tenant,
+                    priority=job.lane,
+                )
+            )
+
+    def _take_up(
+        self, job: Job, logged: LoggedChoice
+    ) -> tuple[OutputProcessor | None, Piece | None]:
+        """A choice's processor where its log ends, and its last piece if it is over there.
+
+        Raises ReplayMismatch.
+        """
+        if logged.finish_reason is not None:
+            return None, None
+        token_ids = logged.token_ids
+        ended = ended_already(token_ids, job.sampling, self._model.eos_token_ids)
+        processor = OutputProcessor(self._model.tokenizer, job.sampling)
+        replayed = processor.replay(
+            token_ids,
+            Cursor(len(token_ids), logged.num_bytes),
+            ends_by_token=ended is not None and ended[0] is FinishReason.STOP,
+        )
         if replayed.finish_reason is not None:
-            self._say(running, replayed)
-            return
+            return processor, replayed
         if ended is not None:
             reason, stop_reason = ended
-            self._say(running, Piece((), processor.abort(), None, reason, stop_reason))
+            return processor, Piece((), processor.abort(), None, reason, stop_reason)
+        return processor, None
+
+    def _start_others(self, running: RunningJob) -> None:
+        """The choices that wait for the first one's prompt."""
+        job = running.job
+        waiting = [choice for choice in running.choices if choice.has_place and not choice.was_sent]
+        if not waiting:
             return
-        self._jobs.enter_engine(running)
+        for choice in waiting:
+            choice.was_sent = True
         self._send(
-            AddRequest(
-                request_id=running.request_id,
+            AddChoices(
                 prompt_token_ids=job.prompt_token_ids,
-                output_token_ids=delivery.output_token_ids,
                 sampling=job.sampling,
                 tenant=job.tenant,
                 priority=job.lane,
+                choices=tuple(
+                    ChoiceStart(choice.request_id, _seed_of(job, choice), choice.resumed_token_ids)
+                    for choice in waiting
+                ),
             )
         )
 
     def take(self, step: StepOutputs) -> None:
         """One step's outputs of all jobs."""
         for output in step.outputs:
-            running = self._jobs.by_request_id(output.request_id)
-            if running is not None and running.in_engine:
-                self._take_output(running, output)
+            found = self._jobs.by_request_id(output.request_id)
+            if found is not None and found[1].has_place:
+                self._take_output(*found, output)
 
-    def _take_output(self, running: RunningJob, output: TokensOut) -> None:
-        assert running.processor is not None, "the engine has jobs with a processor only"
+    def _take_output(self, running: RunningJob, choice: RunningChoice, output: TokensOut) -> None:
+        assert choice.processor is not None, "the engine has choices with a processor only"
         if running.cached_tokens is None:
             running.cached_tokens = output.num_cached_tokens
             self._publisher.note_cached_tokens(running.job.job_id, output.num_cached_tokens)
         if output.token_ids and running.first_token_s is None:
             running.first_token_s = time.monotonic()
         natural = output.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH)
-        piece = running.processor.push(
+        piece = choice.processor.push(
             output.token_ids,
             output.logprobs,
             output.finish_reason if natural else None,
             output.stop_reason,
         )
         if output.finish_reason is not None:
-            self._jobs.leave_engine(running)
-        self._say(running, piece)
+            self._jobs.leave_engine(choice)
+        self._say(running, choice, piece)
         if not natural and piece.finish_reason is None:
             self._fail(running, output.error or ErrorCode.ENGINE_ERROR, output.message)
+            return
+        self._finish_if_over(running)
+        self._start_others(running)
 
     def refuse(self, rejected: RequestRejected) -> None:
-        """The engine did not take the job."""
-        running = self._jobs.by_request_id(rejected.request_id)
-        if running is not None and running.in_engine:
-            self._jobs.leave_engine(running)
+        """The engine did not take the job, or one of its choices."""
+        found = self._jobs.by_request_id(rejected.request_id)
+        if found is not None and found[1].has_place:
+            running, choice = found
+            self._jobs.leave_engine(choice)
             self._fail(running, rejected.code, rejected.message)
 
     def cancel(self, job_id: str, attempt: int | None, why: str) -> None:
@@ -155,14 +202,14 @@ class JobRunner:
         running = self._jobs.get(job_id)
         if running is not None and running.attempt == attempt:
             running.end_reason = ErrorCode.ENGINE_ERROR.value
-            self._leave_engine(running)
+            self._leave_engine(*running.choices)
 
     def settle(self, settled: Settled) -> None:
         """The publisher is done with a job."""
         running = self._jobs.get(settled.job_id)
         if running is None or running.attempt != settled.attempt:
             return
-        self._leave_engine(running)
+        self._leave_engine(*running.choices)
         self._jobs.remove(running)
         if settled.status is AppendStatus.OK:
             _log_end(running, running.end_reason, running.end_detail)
@@ -172,7 +219,7 @@ class JobRunner:
     def halt(self) -> None:
         """The engine drops everything; what it has said so far can still be published."""
         for running in self._jobs:
-            self._leave_engine(running)
+            self._leave_engine(*running.choices)
 
     def surrender(self) -> list[RunningJob]:
         """Empties the table: the claims that somebody must give back to the queue."""
@@ -189,27 +236,51 @@ class JobRunner:
             self._publisher.drop(running.job.job_id)
         return jobs
 
-    def _say(self, running: RunningJob, piece: Piece) -> None:
-        job_id = running.job.job_id
-        running.num_tokens += len(piece.token_ids)
-        self._publisher.add(job_id, piece.token_ids, piece.text, piece.logprobs)
-        if piece.finish_reason is None:
+    def _say(self, running: RunningJob, choice: RunningChoice, piece: Piece) -> None:
+        choice.num_tokens += len(piece.token_ids)
+        self._publish(running, choice, piece)
+        if piece.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+            # A stop string is found here; the engine does not know of it.
+            self._leave_engine(choice)
+
+    def _publish(self, running: RunningJob, choice: RunningChoice, piece: Piece) -> None:
+        segment = None
+        if running.job.num_choices > 1:
+            segment = Segment(
+                choice.index,
+                len(piece.token_ids),
+                len(piece.text.encode()),
+                piece.finish_reason,
+                piece.stop_reason,
+            )
+        self._publisher.add(
+            running.job.job_id, piece.token_ids, piece.text, piece.logprobs, segment
+        )
+
+    def _finish_if_over(self, running: RunningJob) -> None:
+        """Of several choices the job's reason is LENGTH when one of them was cut."""
+        reasons = {choice.finish_reason for choice in running.choices}
+        if None in reasons:
             return
-        self._leave_engine(running)  # a stop string is found here; the engine does not know of it
+        reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
+        alone = running.job.num_choices == 1
         self._finish(
             running,
             JobEnd(
                 state=JobState.FINISHED,
-                reason=piece.finish_reason.value,
+                reason=reason.value,
                 usage=running.usage,
-                stop_reason=piece.stop_reason,
+                stop_reason=running.choices[0].stop_reason if alone else None,
             ),
         )
 
     def _fail(self, running: RunningJob, code: ErrorCode, message: str) -> None:
-        self._leave_engine(running)
-        if running.processor is not None:
-            self._publisher.add(running.job.job_id, (), running.processor.abort(), None)
+        """One choice's fault ends them all."""
+        for choice in running.choices:
+            self._leave_engine(choice)
+            if choice.processor is not None and choice.finish_reason is None:
+                self._publish(running, choice, Piece((), choice.processor.abort()))
         self._finish(
             running,
             JobEnd(state=JobState.FAILED, reason=code.value, usage=running.usage, message=message),
@@ -220,14 +291,20 @@ class JobRunner:
         self._publisher.finish(running.job.job_id, end)
 
     def _forget(self, running: RunningJob) -> None:
-        self._leave_engine(running)
+        self._leave_engine(*running.choices)
         self._jobs.remove(running)
         self._publisher.drop(running.job.job_id)
 
-    def _leave_engine(self, running: RunningJob) -> None:
-        if running.in_engine:
-            self._jobs.leave_engine(running)
-            self._send(CancelRequest(running.request_id))
+    def _leave_engine(self, *choices: RunningChoice) -> None:
+        for choice in choices:
+            if choice.has_place:
+                self._jobs.leave_engine(choice)
+                if choice.was_sent:
+                    self._send(CancelRequest(choice.request_id))
+
+
+def _seed_of(job: Job, choice: RunningChoice) -> int | None:
+    return choice_seed(job.sampling.seed, choice.index)
 
 
 def _log_end(running: RunningJob, reason: str, detail: str = "") -> None:

@@ -20,11 +20,19 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from shared.messages import ErrorCode, FinishReason, InvalidParameter, SamplingParams, TokenLogprob
+from shared.messages import (
+    MAX_CHOICES,
+    ErrorCode,
+    FinishReason,
+    InvalidParameter,
+    SamplingParams,
+    TokenLogprob,
+)
 from shared.text.base import Tokenizer
 from shared.text.card import card_from_checkpoint, load_text
 from shared.text.errors import TextInvalid
 from worker.checkpoint_source import CheckpointNotFound, find_checkpoint
+from worker.choice_seed import choice_seed
 from worker.engine.engine import Engine, EngineOutput, EngineRequest
 from worker.engine.errors import EngineFull, RequestRefused
 from worker.generation_progress import GenerationProgress
@@ -104,48 +112,61 @@ class LLM:
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
+        n: int = 1,
     ) -> list[OfflineResult]:
         """Results in the order of the prompts, each a text or a list of token ids.
 
         `sampling_params` holds for all prompts, or is a sequence with one for each; a seed of None
-        is drawn anew for each prompt. Before anything runs, raises RequestRefused for a prompt that
+        is drawn anew for each prompt. With `n` there are so many results for each prompt, one after
+        another: as the choices of a job, with seeds mixed from the prompt's (see choice_seed) and
+        the prompt computed once. Before anything runs, raises RequestRefused for a prompt that
         could never run, and TypeError or ValueError for arguments that do not fit each other. Later
         errors are in the results.
         """
-        requests = self._requests(prompts, _params_for(prompts, sampling_params))
+        if not 1 <= n <= MAX_CHOICES:
+            raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {n}")
+        requests = self._requests(prompts, _params_for(prompts, sampling_params), n)
         for i, request in enumerate(requests):
             try:
                 self._engine.check(request)
             except RequestRefused as refusal:
-                message = f"prompt {i}: {refusal.message}"
+                message = f"prompt {i // n}: {refusal.message}"
                 raise RequestRefused(refusal.code, message) from None
         live = [_Generation(request, self._tokenizer) for request in requests]
         bar = GenerationProgress(len(live), self._engine.stats(), shown=progress)
         try:
-            self._run(live, bar)
+            self._run(live, n, bar)
         finally:
             bar.close()
             self._clear(requests)
         return [generation.result() for generation in live]
 
     def _requests(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], n: int
     ) -> list[EngineRequest]:
         requests = []
         for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
             token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             if sampling.seed is None:
                 sampling = replace(sampling, seed=secrets.randbits(63))
-            requests.append(
+            requests += [
                 EngineRequest(
-                    request_id=f"prompt-{i}", prompt_token_ids=tuple(token_ids), params=sampling
+                    request_id=f"prompt-{i}/{choice}",
+                    prompt_token_ids=tuple(token_ids),
+                    params=replace(sampling, seed=choice_seed(sampling.seed, choice)),
                 )
-            )
+                for choice in range(n)
+            ]
         return requests
 
-    def _run(self, generations: Sequence[_Generation], bar: GenerationProgress) -> None:
+    def _run(self, generations: Sequence[_Generation], n: int, bar: GenerationProgress) -> None:
         engine = self._engine
-        pending = deque(generations)
+        pending = deque(generations[::n])
+        # The others of a prompt follow when it has been computed for the first.
+        others = {
+            first.request.request_id: generations[at * n + 1 : (at + 1) * n]
+            for at, first in enumerate(generations[::n])
+        }
         by_id = {generation.request.request_id: generation for generation in generations}
         while pending or engine.has_unfinished():
             while pending:
@@ -157,6 +178,7 @@ class LLM:
             for output in engine.step():
                 generation = by_id[output.request_id]
                 generation.take(output)
+                pending.extendleft(reversed(others.pop(output.request_id, ())))
                 if generation.finish_reason is not None:
                     bar.finished(1)
                     # Nothing to do unless a stop string was found: the engine cannot see those.
@@ -251,6 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--n", type=int, default=1, help="texts for each prompt")
     parser.add_argument("--stop", action="append", help="a stop string; may be given several times")
     parser.add_argument("--ignore-eos", action="store_true", default=None)
     return parser
@@ -288,10 +311,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sampling = SamplingParams(**params, stop=tuple(arguments.stop or ()))
         options = _chosen(arguments, "dtype", "device", "load_format")
         llm = LLM(arguments.model, **options)
-        results = llm.generate(prompts, sampling, progress=not arguments.no_progress)
+        progress = not arguments.no_progress
+        results = llm.generate(prompts, sampling, progress=progress, n=arguments.n)
     except _SENTENCES as error:
         parser.error(str(error))
-    for prompt, result in zip(prompts, results, strict=True):
+    for i, result in enumerate(results):
+        prompt = prompts[i // arguments.n]
         _print(prompt, result, as_json=arguments.json)
     return 1 if any(result.error for result in results) else 0
 

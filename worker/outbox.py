@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from shared.messages import Cursor, Delta, TokenLogprob
+from shared.messages import Cursor, Delta, Segment, TokenLogprob
 from shared.transport.base import Append, JobEnd
+from shared.transport.segments import chain_links
 
 ChainHash = Callable[[str, Sequence[int]], str]
 
@@ -19,18 +20,19 @@ class Outbox:
     """
 
     def __init__(
-        self, job_id: str, attempt: int, end: Cursor, token_ids: Sequence[int], chain: ChainHash
+        self, job_id: str, attempt: int, end: Cursor, links: Sequence[int], chain: ChainHash
     ) -> None:
-        """`end` and `token_ids` are where the log stands and what it holds."""
+        """`end` is where the log stands, `links` what it holds (see chain_links)."""
         self.job_id = job_id
         self.attempt = attempt
         self.num_gaps = 0  # in a row
         self._chain = chain
-        self._base_hash = chain("", token_ids)
+        self._base_hash = chain("", links)
         self._base = end
         self._token_ids: list[int] = []  # of this attempt
         self._logprobs: list[TokenLogprob] = []
         self._texts: list[str] = []  # one per piece
+        self._segments: list[Segment] = []  # one per piece of a job with several choices
         self._cursors: list[Cursor] = [end]  # before the first piece and after each
         self._num_accepted = 0  # pieces
         self._accepted_hash = self._base_hash
@@ -42,10 +44,19 @@ class Outbox:
         self.cached_tokens: int | None = None  # prompt tokens of the prefix hit, once known
 
     def add(
-        self, token_ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprob] | None
+        self,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Sequence[TokenLogprob] | None,
+        segment: Segment | None = None,
     ) -> None:
-        """More output; ignored after `fail`."""
-        if self._failed or not (token_ids or text):
+        """More output; ignored after `fail`.
+
+        Of a job with several choices every piece comes with its one segment. A choice's end that
+        has no token waits for some other token, or the job's end.
+        """
+        is_end = segment is not None and segment.finish_reason is not None
+        if self._failed or not (token_ids or text or is_end):
             return
         assert self._end is None, "output after the end"
         last = self._cursors[-1]
@@ -56,6 +67,8 @@ class Outbox:
         )
         if logprobs is not None:
             self._logprobs.extend(logprobs)
+        if segment is not None:
+            self._segments.append(segment)
 
     def finish(self, end: JobEnd) -> None:
         """No more output; the end travels with the last of it. Ignored after `fail`."""
@@ -109,12 +122,15 @@ class Outbox:
             last = stop.num_tokens - self._base.num_tokens
             token_ids = tuple(self._token_ids[first:last])
             logprobs = tuple(self._logprobs[first:last]) if self._logprobs else None
+            segments = _joined(self._segments[begin:end]) or None
+            text = "".join(self._texts[begin:end])
+            links = chain_links(token_ids, segments)
             self._in_flight = Append(
                 job_id=self.job_id,
                 attempt=self.attempt,
-                delta=Delta(start, stop, token_ids, "".join(self._texts[begin:end]), logprobs),
+                delta=Delta(start, stop, token_ids, text, logprobs, segments),
                 start_hash=self._accepted_hash,
-                end_hash=self._chain(self._accepted_hash, token_ids),
+                end_hash=self._chain(self._accepted_hash, links),
                 end_of_job=self._end,
                 cached_tokens=self.cached_tokens,
             )
@@ -136,15 +152,32 @@ class Outbox:
         index = bisect_left(self._cursors, log_end)
         if index == len(self._cursors) or self._cursors[index] != log_end:
             return False
-        first = log_end.num_tokens - self._base.num_tokens
+        token_ids = self._token_ids[: log_end.num_tokens - self._base.num_tokens]
+        links = chain_links(token_ids, self._segments[:index] if self._segments else None)
         self._in_flight = None
         self._num_accepted = index
-        self._accepted_hash = self._chain(self._base_hash, self._token_ids[:first])
+        self._accepted_hash = self._chain(self._base_hash, links)
         return True
 
     def _truncate(self, num_pieces: int) -> None:
         num_tokens = self._cursors[num_pieces].num_tokens - self._base.num_tokens
         del self._texts[num_pieces:]
+        del self._segments[num_pieces:]
         del self._cursors[num_pieces + 1 :]
         del self._token_ids[num_tokens:]
         del self._logprobs[num_tokens:]
+
+
+def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Neighbours of one choice as one."""
+    joined: list[Segment] = []
+    for segment in segments:
+        before = joined[-1] if joined else None
+        if before is not None and before.choice == segment.choice:
+            joined[-1] = segment._replace(
+                num_tokens=before.num_tokens + segment.num_tokens,
+                num_bytes=before.num_bytes + segment.num_bytes,
+            )
+        else:
+            joined.append(segment)
+    return tuple(joined)

@@ -146,11 +146,13 @@ def ended_already(
     if not token_ids:
         return None
     last = token_ids[-1]
-    if len(token_ids) >= sampling.min_tokens:
-        if last in eos_token_ids and not sampling.ignore_eos:
+    wants_more = len(token_ids) < sampling.min_tokens
+    if last in eos_token_ids:
+        held_back = wants_more or sampling.ignore_eos
+        if sampling.grammar is not None or not held_back:  # as worker.engine.stop has it
             return FinishReason.STOP, None
-        if last in sampling.stop_token_ids:
-            return FinishReason.STOP, last
+    if last in sampling.stop_token_ids and not wants_more:
+        return FinishReason.STOP, last
     if len(token_ids) >= sampling.max_tokens:
         return FinishReason.LENGTH, None
     return None

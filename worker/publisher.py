@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.messages import Cursor, ErrorCode, JobState, TokenLogprob, Usage
+from shared.messages import Cursor, ErrorCode, JobState, Segment, TokenLogprob, Usage
 from shared.transport.base import (
     Append,
     AppendResult,
@@ -101,9 +101,12 @@ class Publisher:
         self.room.set()
         self.away = False  # the last append could not be delivered
 
-    def open(self, job_id: str, attempt: int, end: Cursor, token_ids: Sequence[int]) -> None:
-        """From now on this job speaks, under this attempt, from where its log ends."""
-        self._outboxes[job_id] = Outbox(job_id, attempt, end, token_ids, self._chain)
+    def open(self, job_id: str, attempt: int, end: Cursor, links: Sequence[int]) -> None:
+        """From now on this job speaks, under this attempt, from where its log ends.
+
+        `links` are what the log holds (see chain_links).
+        """
+        self._outboxes[job_id] = Outbox(job_id, attempt, end, links, self._chain)
 
     def add(
         self,
@@ -111,11 +114,15 @@ class Publisher:
         token_ids: Sequence[int],
         text: str,
         logprobs: Sequence[TokenLogprob] | None,
+        segment: Segment | None = None,
     ) -> None:
-        """More output of a job; ignored when the job has been settled meanwhile."""
+        """More output of a job; ignored when the job has been settled meanwhile.
+
+        Of a job with several choices it is one choice's, as `segment` says.
+        """
         outbox = self._outboxes.get(job_id)
         if outbox is not None:
-            outbox.add(token_ids, text, logprobs)
+            outbox.add(token_ids, text, logprobs, segment)
             self._notice(outbox)
 
     def note_cached_tokens(self, job_id: str, num_tokens: int) -> None:

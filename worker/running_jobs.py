@@ -7,8 +7,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shared.messages import Job, Usage
+from shared.messages import FinishReason, Job, Usage
+from shared.transport.base import Delivery
 from worker.output import OutputProcessor
+
+
+@dataclass(slots=True)
+class RunningChoice:
+    """One choice of a claimed job: a sequence of the engine."""
+
+    index: int
+    request_id: str  # the engine's name of it
+    resumed_token_ids: tuple[int, ...]  # outputs of earlier attempts
+    num_tokens: int  # output tokens of all attempts
+    finish_reason: FinishReason | None  # once it has ended
+    stop_reason: str | int | None = None
+    processor: OutputProcessor | None = None  # None: it has ended before, or cannot run
+    has_place: bool = False  # it is in the engine, or waits for its turn to be sent there
+    was_sent: bool = False  # the engine knows it
 
 
 @dataclass(slots=True)
@@ -17,24 +33,53 @@ class RunningJob:
 
     job: Job
     attempt: int
-    processor: OutputProcessor | None  # None: it failed before it could run
+    choices: tuple[RunningChoice, ...]
     num_resumed: int  # output tokens of earlier attempts
-    num_tokens: int  # output tokens of all attempts
     cached_tokens: int | None  # of the first attempt; None: the engine has not said it yet
-    in_engine: bool = False
     begun_s: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     end_reason: str = ""  # set when its end is on the way to the log
     end_detail: str = ""
 
+    @classmethod
+    def of(cls, delivery: Delivery) -> RunningJob:
+        """As it is when it was claimed."""
+        job, attempt = delivery.job, delivery.attempt
+        return cls(
+            job=job,
+            attempt=attempt,
+            choices=tuple(
+                RunningChoice(
+                    index=index,
+                    request_id=request_id_of(job.job_id, attempt, index),
+                    resumed_token_ids=choice.token_ids,
+                    num_tokens=len(choice.token_ids),
+                    finish_reason=choice.finish_reason,
+                )
+                for index, choice in enumerate(delivery.choices)
+            ),
+            num_resumed=len(delivery.output_token_ids),
+            cached_tokens=delivery.cached_tokens if delivery.output_token_ids else None,
+        )
+
     @property
-    def request_id(self) -> str:
-        """The engine's name of it: an older attempt's outputs are never taken for a newer one's."""
-        return f"{self.job.job_id}/{self.attempt}"
+    def in_engine(self) -> bool:
+        """Whether any of its choices is, or waits for its turn."""
+        return any(choice.has_place for choice in self.choices)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of all choices and attempts."""
+        return sum(choice.num_tokens for choice in self.choices)
 
     @property
     def usage(self) -> Usage:
         return Usage(len(self.job.prompt_token_ids), self.num_tokens, self.cached_tokens or 0)
+
+
+def request_id_of(job_id: str, attempt: int, choice: int) -> str:
+    """The engine's name of a choice: an older attempt's outputs are never taken for a newer's."""
+    return f"{job_id}/{attempt}/{choice}"
 
 
 class RunningJobs:
@@ -42,8 +87,9 @@ class RunningJobs:
 
     def __init__(self, max_num_seqs: int) -> None:
         self._jobs: dict[str, RunningJob] = {}
+        self._by_request_id: dict[str, tuple[RunningJob, RunningChoice]] = {}
         self._max_num_seqs = max_num_seqs
-        self.num_in_engine = 0
+        self.num_in_engine = 0  # choices, those that wait for their turn among them
         self.changed = asyncio.Event()  # something left; whoever waits clears it
 
     def __len__(self) -> int:
@@ -55,10 +101,9 @@ class RunningJobs:
     def get(self, job_id: str) -> RunningJob | None:
         return self._jobs.get(job_id)
 
-    def by_request_id(self, request_id: str) -> RunningJob | None:
+    def by_request_id(self, request_id: str) -> tuple[RunningJob, RunningChoice] | None:
         """None when the engine speaks of an attempt that is not in the table any more."""
-        running = self._jobs.get(request_id.rpartition("/")[0])
-        return running if running is not None and running.request_id == request_id else None
+        return self._by_request_id.get(request_id)
 
     @property
     def ids(self) -> frozenset[str]:
@@ -66,27 +111,31 @@ class RunningJobs:
 
     @property
     def room(self) -> int:
-        """Jobs that may be taken now: free places in the engine; finished ones that wait for the
-        store take a place in the table, which holds twice as many."""
+        """Choices that may be taken now: free places in the engine; jobs that have ended and wait
+        for the store take a place in the table, which holds twice as many."""
         in_engine = self._max_num_seqs - self.num_in_engine
         return max(0, min(in_engine, 2 * self._max_num_seqs - len(self._jobs)))
 
     def add(self, running: RunningJob) -> None:
         assert running.job.job_id not in self._jobs, "a job is claimed once at a time"
         self._jobs[running.job.job_id] = running
+        for choice in running.choices:
+            self._by_request_id[choice.request_id] = (running, choice)
 
-    def enter_engine(self, running: RunningJob) -> None:
-        running.in_engine = True
+    def enter_engine(self, choice: RunningChoice) -> None:
+        choice.has_place = True
         self.num_in_engine += 1
 
-    def leave_engine(self, running: RunningJob) -> None:
+    def leave_engine(self, choice: RunningChoice) -> None:
         """Idempotent."""
-        if running.in_engine:
-            running.in_engine = False
+        if choice.has_place:
+            choice.has_place = False
             self.num_in_engine -= 1
             self.changed.set()
 
     def remove(self, running: RunningJob) -> None:
-        self.leave_engine(running)
+        for choice in running.choices:
+            self.leave_engine(choice)
+            del self._by_request_id[choice.request_id]
         del self._jobs[running.job.job_id]
         self.changed.set()

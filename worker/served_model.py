@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shared.messages import ErrorCode, Job
 from shared.text.base import Tokenizer
-from shared.text.card import ModelCard, card_from_checkpoint, load_text
+from shared.text.card import AUTO, ModelCard, card_from_checkpoint, load_text
 from worker.engine_messages import EngineReady
 
 
@@ -34,8 +34,18 @@ class ServedModel:
     eos_token_ids: frozenset[int]
 
     @classmethod
-    def load(cls, checkpoint: Path, name: str, ready: EngineReady) -> ServedModel:
-        """Reads the checkpoint's text files. Raises ValueError or OSError with a sentence."""
+    def load(
+        cls,
+        checkpoint: Path,
+        name: str,
+        ready: EngineReady,
+        tool_format: str = AUTO,
+        reasoning_format: str = AUTO,
+    ) -> ServedModel:
+        """Reads the checkpoint's text files; the formats are as for `card_from_checkpoint`.
+
+        Raises ValueError or OSError with a sentence.
+        """
         card, blobs = card_from_checkpoint(
             checkpoint,
             name=name,
@@ -43,6 +53,9 @@ class ServedModel:
             kv_capacity_tokens=ready.kv_capacity_tokens,
             dtype=ready.dtype,
             num_parameters=ready.num_parameters,
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
+            structured_output=ready.structured_output,
         )
         return cls(
             name=name,

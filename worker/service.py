@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from shared.host_name import host_name
+from shared.outage_log import OutageLog
 from shared.text.errors import TextInvalid
 from shared.transport.base import Delivery, JobQueue, TransportError
 from shared.transport.chain import chain_hash
@@ -155,7 +156,12 @@ class WorkerService:
     async def _load(self) -> None:
         ready = await self._supervisor.start()
         self._model = await asyncio.to_thread(
-            ServedModel.load, self._checkpoint.path, self._checkpoint.name, ready
+            ServedModel.load,
+            self._checkpoint.path,
+            self._checkpoint.name,
+            ready,
+            self._settings.tool_format.value,
+            self._settings.reasoning_format.value,
         )
         log.info(
             "the model is loaded",
@@ -175,14 +181,14 @@ class WorkerService:
 
     async def _retrying(self, what: str, action: Callable[[], Awaitable[Any]]) -> Any:
         num_failures = 0
+        outage = OutageLog(log, away="waiting for the store", back="the store is here")
         while True:
             try:
-                return await action()
+                result = await action()
+                outage.works()
+                return result
             except TransportError as error:
-                if num_failures == 0:
-                    log.warning(
-                        "waiting for the store", extra={"action": what, "error": str(error)}
-                    )
+                outage.failed(action=what, error=str(error))
                 await asyncio.sleep(
                     CONNECT_BACKOFF_S[min(num_failures, len(CONNECT_BACKOFF_S) - 1)]
                 )
@@ -373,5 +379,4 @@ def _raise_the_first(*tasks: asyncio.Task[None]) -> None:
 
 def _new_worker_id() -> str:
     """Never used twice: a second consumer of the same name would inherit the first one's jobs."""
-    host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:40]
-    return f"{host}-{uuid.uuid4().hex[:12]}"
+    return f"{host_name()}-{uuid.uuid4().hex[:12]}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from shared.settings import SharedSettings
+from shared.text.turn_formats import ReasoningFormat, ToolFormat
 from worker.engine_messages import EngineOptions
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
@@ -61,6 +62,23 @@ class Quantization(StrEnum):
     INT8 = "int8"
 
 
+class ToolFormatChoice(StrEnum):
+    """How the model writes calls of tools; AUTO: as its chat template does."""
+
+    AUTO = "auto"
+    NONE = "none"
+    HERMES = ToolFormat.HERMES.value
+    LLAMA3_JSON = ToolFormat.LLAMA3_JSON.value
+
+
+class ReasoningFormatChoice(StrEnum):
+    """How the model marks its reasoning; AUTO: as its chat template does."""
+
+    AUTO = "auto"
+    NONE = "none"
+    THINK = ReasoningFormat.THINK.value
+
+
 class SchedulingPolicy(StrEnum):
     """Who starts first among the waiting. FCFS: first come, first served."""
 
@@ -79,6 +97,16 @@ class WorkerSettings(SharedSettings):
         max_length=200,
         pattern=r"^[^\s{}]*$",
         description="Name in requests; empty: the hub id, or the directory's name.",
+    )
+    tool_format: ToolFormatChoice = Field(
+        default=ToolFormatChoice.AUTO,
+        description="How the model writes tool calls; auto: as its chat template does, none: it "
+        "does not, hermes: between <tool_call> and </tool_call>, llama3_json: bare.",
+    )
+    reasoning_format: ReasoningFormatChoice = Field(
+        default=ReasoningFormatChoice.AUTO,
+        description="How the model marks its reasoning; auto: as its chat template does, none: it "
+        "does not, think: between <think> and </think>.",
     )
     runner: RunnerKind = Field(
         default=RunnerKind.MODEL, description="model, or echo: repeats the prompt, no weights."
@@ -115,7 +143,7 @@ class WorkerSettings(SharedSettings):
         default=None, gt=0, le=10_000, description="GiB for the KV cache; unset: from free memory."
     )
     max_num_seqs: int = Field(
-        default=32, ge=1, le=4096, description="Jobs that this worker runs at once."
+        default=32, ge=1, le=4096, description="Sequences (choices of jobs) run at once."
     )
     max_num_batched_tokens: int = Field(
         default=512, ge=1, le=2**20, description="Token budget of one step."
@@ -123,7 +151,10 @@ class WorkerSettings(SharedSettings):
     max_model_len: int | None = Field(
         default=None, ge=1, le=2**24, description="Prompt and output tokens; unset: the model's."
     )
-    prefix_caching: bool = Field(default=True, description="Reuse KV blocks of equal prefixes.")
+    prefix_caching: bool = Field(
+        default=True,
+        description="Reuse KV blocks of equal prefixes; if not, each choice computes its prompt.",
+    )
     lookahead: int | None = Field(
         default=None, ge=0, le=1, description="Steps launched ahead; unset: 0 on CPU, 1 on CUDA."
     )

@@ -6,6 +6,7 @@ the text of their tokens is out.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,9 @@ from api.dialect import usage_payload
 from api.errors import ApiError
 from api.openai.logprobs import LogprobAligner, PlacedLogprob
 from api.sse import PLAIN
-from shared.messages import Delta, Finished, FinishReason
+from api.timing import Timing
+from api.turn.source import TextSpans
+from shared.messages import ChoiceDelta, Delta, Finished, FinishReason, Usage, choice_deltas
 from shared.text.base import Tokenizer
 
 
@@ -25,9 +28,12 @@ class AnswerFacts:
     id: str  # public id
     model: str
     created_s: int
+    num_choices: int = 1
     include_usage: bool = False
     num_logprobs: int | None = None
     prompt_token_ids: tuple[int, ...] | None = None  # given: show token ids
+    service_tier: str | None = None  # given: say it
+    timing: Timing | None = None  # given: show metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +50,31 @@ class ChoiceAnswer:
     def __init__(self, index: int, facts: AnswerFacts, tokenizer: Tokenizer) -> None:
         self.index = index
         self.texts: list[str] = []  # all of it; collected for whole answers only
+        self.ending: ChoiceEnd | None = None
+        self.spans: TextSpans | None = None  # where its text is the answer's; None: everywhere
+        self._num_bytes = 0  # of its text so far
         self._shows_token_ids = facts.prompt_token_ids is not None
         self._token_ids: list[int] = []
         self._aligner = None if facts.num_logprobs is None else LogprobAligner(tokenizer)
         self._placed: list[PlacedLogprob] = []
 
-    def take(self, delta: Delta) -> None:
-        """New tokens of this choice."""
+    def take(self, delta: ChoiceDelta) -> None:
+        """New tokens of this choice; perhaps its last."""
+        self._num_bytes += len(delta.text.encode())
         if self._shows_token_ids:
             self._token_ids.extend(delta.token_ids)
         if self._aligner is not None:
-            self._placed.extend(self._aligner.push(delta))
+            self._placed.extend(self._aligner.push(delta.logprobs or (), self._num_bytes))
+        if delta.finish_reason is not None:
+            self.end(delta.finish_reason, delta.stop_reason)
 
-    def end(self, num_bytes: int, *, stopped: bool) -> None:
-        """Its text is over, after `num_bytes` of it."""
+    def end(self, reason: FinishReason, stop_reason: str | int | None) -> ChoiceEnd:
+        """Its text is over."""
         if self._aligner is not None:
-            self._placed.extend(self._aligner.rest(num_bytes, stopped=stopped))
+            stopped = reason is FinishReason.STOP
+            self._placed.extend(self._aligner.rest(self._num_bytes, stopped=stopped))
+        self.ending = ChoiceEnd(reason.value, stop_reason)
+        return self.ending
 
     def take_token_ids(self) -> list[int] | None:
         """Those not shown yet; None when none are to be shown."""
@@ -67,8 +82,18 @@ class ChoiceAnswer:
         return token_ids if self._shows_token_ids else None
 
     def take_placed(self) -> list[PlacedLogprob]:
-        placed, self._placed = self._placed, []
-        return placed
+        """Those not shown yet whose text is known to be the answer's."""
+        placed, spans = self._placed, self.spans
+        if spans is None:
+            self._placed = []
+            return placed
+        decided = bisect_right(placed, spans.num_bytes, key=lambda entry: entry.end_bytes)
+        if self.ending is not None:
+            decided = len(placed)
+        self._placed = placed[decided:]
+        return [
+            entry for entry in placed[:decided] if spans.holds(entry.start_bytes, entry.end_bytes)
+        ]
 
 
 class OpenAIAnswer:
@@ -82,48 +107,75 @@ class OpenAIAnswer:
     def __init__(self, facts: AnswerFacts, tokenizer: Tokenizer) -> None:
         self._facts = facts
         self._tokenizer = tokenizer
-        self._choices = [ChoiceAnswer(0, facts, tokenizer)]
+        self._choices = [
+            ChoiceAnswer(index, facts, tokenizer) for index in range(facts.num_choices)
+        ]
 
     def opening(self) -> Sequence[Any]:
         raise NotImplementedError
 
     def delta(self, delta: Delta) -> Sequence[Any]:
-        choice = self._choices[0]
-        choice.take(delta)
-        if not delta.text:
-            return ()
-        return [self._chunk([member]) for member in self._said(choice, delta.text)]
+        members: list[dict[str, Any]] = []
+        for part in choice_deltas(delta):
+            choice = self._choices[part.choice]
+            choice.take(part)
+            if part.text:
+                members += self._said(choice, part.text)
+            if part.finish_reason is not None and choice.ending is not None:
+                members += self._ended(choice, choice.ending)
+        return [self._chunk([member]) for member in members]
 
     def finished(self, end: Finished) -> Sequence[Any]:
-        choice = self._choices[0]
-        choice.end(end.end.num_bytes, stopped=end.reason is FinishReason.STOP)
-        chunks = [self._chunk([member]) for member in self._ended(choice, end)]
+        members: list[dict[str, Any]] = []
+        for choice in self._choices:
+            if choice.ending is None:  # the only one: its end is the job's
+                members += self._ended(choice, choice.end(end.reason, end.stop_reason))
+        chunks = [self._chunk([member]) for member in members]
         if self._facts.include_usage:
-            chunks.append({**self._chunk([]), "usage": usage_payload(end.usage)})
+            chunks.append({**self._chunk([]), "usage": self._usage(end.usage)})
+        if chunks:
+            chunks[-1].update(self._metrics(end.usage))
         return chunks
 
     def failed(self, error: ApiError) -> Any:
         return error.body()
 
     def collect(self, delta: Delta) -> None:
-        choice = self._choices[0]
-        choice.take(delta)
-        choice.texts.append(delta.text)
+        for part in choice_deltas(delta):
+            choice = self._choices[part.choice]
+            choice.take(part)
+            choice.texts.append(part.text)
 
     def whole(self, end: Finished) -> Any:
-        choice = self._choices[0]
-        choice.end(end.end.num_bytes, stopped=end.reason is FinishReason.STOP)
+        for choice in self._choices:
+            if choice.ending is None:
+                choice.end(end.reason, end.stop_reason)
+        choices = [
+            self._whole(choice, choice.ending)
+            for choice in self._shown()
+            if choice.ending is not None
+        ]
         answer = {
             "id": self._facts.id,
             "object": self.whole_object,
             "created": self._facts.created_s,
             "model": self._facts.model,
-            "choices": [self._whole(choice, end)],
-            "usage": usage_payload(end.usage),
+            "choices": choices,
+            "usage": self._usage(end.usage),
+            **self._service_tier(),
+            **self._metrics(end.usage),
+            **self._about_prompt(),
         }
-        if self._facts.prompt_token_ids is not None:
-            answer["prompt_token_ids"] = self._facts.prompt_token_ids
         return answer
+
+    def _shown(self) -> Sequence[ChoiceAnswer]:
+        """The choices of a whole answer, in its order."""
+        return self._choices
+
+    def _about_prompt(self) -> dict[str, Any]:
+        """Members of a whole answer, and of the first chunk of a stream."""
+        token_ids = self._facts.prompt_token_ids
+        return {} if token_ids is None else {"prompt_token_ids": token_ids}
 
     def _chunk(self, choices: list[Any]) -> dict[str, Any]:
         chunk = {
@@ -132,19 +184,43 @@ class OpenAIAnswer:
             "created": self._facts.created_s,
             "model": self._facts.model,
             "choices": choices,
+            **self._service_tier(),
         }
         if self._facts.include_usage:
             chunk["usage"] = None
         return chunk
 
+    def _service_tier(self) -> dict[str, Any]:
+        tier = self._facts.service_tier
+        return {} if tier is None else {"service_tier": tier}
+
+    def _metrics(self, usage: Usage) -> dict[str, Any]:
+        """Times are those of one sequence of tokens: there are none for several choices."""
+        timing = self._facts.timing
+        if timing is None:
+            return {}
+        several = self._facts.num_choices > 1
+        return {"metrics": None if several else timing.metrics(usage.completion_tokens)}
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_payload(usage)
+
     def _choice(
-        self, choice: ChoiceAnswer, member: dict[str, Any], end: ChoiceEnd | None = None
+        self,
+        choice: ChoiceAnswer,
+        member: dict[str, Any],
+        end: ChoiceEnd | None = None,
+        *,
+        is_text: bool = True,
     ) -> dict[str, Any]:
-        """A member of `choices`, with everything of it that can be shown by now."""
+        """A member of `choices`, with everything of it that can be shown by now.
+
+        `is_text`: log probabilities of the answer's text may go with it.
+        """
         said = {
             "index": choice.index,
             **member,
-            "logprobs": self._logprobs(choice.take_placed()),
+            "logprobs": self._logprobs(choice.take_placed()) if is_text else None,
             "finish_reason": None if end is None else end.finish_reason,
         }
         if end is not None and end.stop_reason is not None:
@@ -161,10 +237,10 @@ class OpenAIAnswer:
         """Members of `choices` for new text, one per chunk."""
         raise NotImplementedError
 
-    def _ended(self, choice: ChoiceAnswer, end: Finished) -> Iterable[dict[str, Any]]:
+    def _ended(self, choice: ChoiceAnswer, end: ChoiceEnd) -> Iterable[dict[str, Any]]:
         """The last members of `choices`, one per chunk."""
         raise NotImplementedError
 
-    def _whole(self, choice: ChoiceAnswer, end: Finished) -> dict[str, Any]:
+    def _whole(self, choice: ChoiceAnswer, end: ChoiceEnd) -> dict[str, Any]:
         """The one member of `choices` of an answer that was not streamed."""
         raise NotImplementedError

@@ -1,13 +1,36 @@
-"""CompletionDialect: events of a job as `text_completion`s, in chunks or whole."""
+"""CompletionDialect: events of jobs as `text_completion`s, in chunks or whole.
+
+A request may have several prompts, each with several choices. Their choices are numbered through:
+all of the first prompt, then all of the second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from api.openai.answer import ChoiceAnswer, ChoiceEnd, OpenAIAnswer
+from api.openai.answer import AnswerFacts, ChoiceAnswer, ChoiceEnd, OpenAIAnswer
 from api.openai.logprobs import PlacedLogprob, completion_logprobs
-from shared.messages import Finished
+from shared.messages import Delta, Finished, choice_deltas
+from shared.text.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionShape:
+    """What a completion request asks of its answer as a whole.
+
+    AnswerFacts.num_choices is the number of prompts times `best_of`.
+    """
+
+    best_of: int = 1  # choices that are run for a prompt
+    n: int = 1  # choices that are shown of them: those with the highest mean log probability
+    echoes: tuple[str, ...] | None = None  # each prompt's text, to go before its answers
+    prompt_token_ids: tuple[tuple[int, ...], ...] = ()  # each prompt's, of several
+    job_ids: tuple[str, ...] = ()  # each prompt's, of several
+
+
+ONE_CHOICE = CompletionShape()
 
 
 class CompletionDialect(OpenAIAnswer):
@@ -17,24 +40,86 @@ class CompletionDialect(OpenAIAnswer):
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
+    def __init__(
+        self, facts: AnswerFacts, tokenizer: Tokenizer, shape: CompletionShape = ONE_CHOICE
+    ) -> None:
+        super().__init__(facts, tokenizer)
+        self._shape = shape
+        self._num_tokens = [0] * facts.num_choices
+        self._logprob_sums = [0.0] * facts.num_choices
+
     def opening(self) -> Sequence[Any]:
-        if self._facts.prompt_token_ids is None:
-            return ()
-        chunk = self._chunk([self._choice(choice, {"text": ""}) for choice in self._choices])
-        return ({**chunk, "prompt_token_ids": self._facts.prompt_token_ids},)
+        """The prompts, where they are to be shown: one chunk for each choice."""
+        about = self._about_prompt()
+        if self._shape.echoes is not None or self._shape.prompt_token_ids:
+            choices = self._choices
+        else:
+            choices = self._choices[:1] if about else []
+        chunks = [self._chunk([self._member(choice, self._echo(choice))]) for choice in choices]
+        for choice, chunk in zip(choices, chunks, strict=True):
+            chunk["choices"][0].update(self._about_own_prompt(choice))
+        if chunks:
+            chunks[0].update(about)
+        return chunks
+
+    def collect(self, delta: Delta) -> None:
+        super().collect(delta)
+        if self._shape.best_of > self._shape.n:
+            for part in choice_deltas(delta):
+                self._num_tokens[part.choice] += len(part.token_ids)
+                self._logprob_sums[part.choice] += sum(
+                    entry.logprob for entry in part.logprobs or ()
+                )
+
+    def _shown(self) -> Sequence[ChoiceAnswer]:
+        """The best of each prompt's choices first; equal ones in the order of their numbers."""
+        shape, shown = self._shape, []
+        for first in range(0, len(self._choices), shape.best_of):
+            of_prompt = self._choices[first : first + shape.best_of]
+            if shape.best_of > shape.n:
+                of_prompt = sorted(of_prompt, key=self._mean_logprob, reverse=True)[: shape.n]
+            shown += of_prompt
+        return shown
+
+    def _mean_logprob(self, choice: ChoiceAnswer) -> float:
+        return self._logprob_sums[choice.index] / max(1, self._num_tokens[choice.index])
+
+    def _about_prompt(self) -> dict[str, Any]:
+        if self._shape.job_ids:
+            return {"job_ids": self._shape.job_ids}
+        return super()._about_prompt()
+
+    def _about_own_prompt(self, choice: ChoiceAnswer) -> dict[str, Any]:
+        token_ids = self._shape.prompt_token_ids
+        return {"prompt_token_ids": token_ids[self._prompt_of(choice)]} if token_ids else {}
+
+    def _prompt_of(self, choice: ChoiceAnswer) -> int:
+        return choice.index // self._shape.best_of
+
+    def _echo(self, choice: ChoiceAnswer) -> str:
+        echoes = self._shape.echoes
+        return "" if echoes is None else echoes[self._prompt_of(choice)]
+
+    def _member(
+        self, choice: ChoiceAnswer, text: str, end: ChoiceEnd | None = None
+    ) -> dict[str, Any]:
+        return self._choice(choice, {"text": text}, end)
 
     def _logprobs(self, placed: list[PlacedLogprob]) -> dict[str, Any] | None:
         return completion_logprobs(placed, self._tokenizer, self._facts.num_logprobs or 0)
 
     def _said(self, choice: ChoiceAnswer, text: str) -> Iterable[dict[str, Any]]:
-        yield self._choice(choice, {"text": text})
+        yield self._member(choice, text)
 
-    def _ended(self, choice: ChoiceAnswer, end: Finished) -> Iterable[dict[str, Any]]:
-        yield self._choice(choice, {"text": ""}, _end_of(end))
+    def _ended(self, choice: ChoiceAnswer, end: ChoiceEnd) -> Iterable[dict[str, Any]]:
+        yield self._member(choice, "", end)
 
-    def _whole(self, choice: ChoiceAnswer, end: Finished) -> dict[str, Any]:
-        return self._choice(choice, {"text": "".join(choice.texts)}, _end_of(end))
+    def _whole(self, choice: ChoiceAnswer, end: ChoiceEnd) -> dict[str, Any]:
+        text = self._echo(choice) + "".join(choice.texts)
+        return {**self._member(choice, text, end), **self._about_own_prompt(choice)}
 
-
-def _end_of(end: Finished) -> ChoiceEnd:
-    return ChoiceEnd(end.reason.value, end.stop_reason)
+    def whole(self, end: Finished) -> Any:
+        answer = super().whole(end)
+        for index, choice in enumerate(answer["choices"]):
+            choice["index"] = index
+        return answer

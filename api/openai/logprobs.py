@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.messages import Delta, TokenLogprob
+from shared.messages import TokenLogprob
 from shared.text.base import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
@@ -36,9 +36,9 @@ class LogprobAligner:
         self._bytes = 0
         self._chars = 0
 
-    def push(self, delta: Delta) -> list[PlacedLogprob]:
-        """Entries whose text is out with this delta."""
-        for entry in delta.logprobs or ():
+    def push(self, entries: Sequence[TokenLogprob], num_bytes: int) -> list[PlacedLogprob]:
+        """Entries whose text is out, now that there are `num_bytes` of it."""
+        for entry in entries:
             text = self._detokenizer.push((entry.token_id,))
             start_bytes, start_chars = self._bytes, self._chars
             self._bytes += len(text.encode())
@@ -47,8 +47,7 @@ class LogprobAligner:
         released = []
         # `<` for tokens without text: one at the end may be the token that stops, see `rest`.
         while self._held and (
-            self._held[0].end_bytes <= delta.end.num_bytes
-            and self._held[0].start_bytes < delta.end.num_bytes
+            self._held[0].end_bytes <= num_bytes and self._held[0].start_bytes < num_bytes
         ):
             released.append(self._held.popleft())
         return released

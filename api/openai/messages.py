@@ -9,71 +9,166 @@ from api.errors import MAX_ECHO_CHARS, unsupported
 from shared.messages import InvalidParameter
 
 # OpenAI's newer name for the system role; chat templates know only the older.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-TOOL_ROLES = frozenset({"tool", "function"})
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 MAX_MESSAGES = 10_000
+MAX_CALLS = 128  # in one message
+
+_REASONING = ("reasoning_content", "reasoning")  # one thing under the two names in use
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """role, content (text, or text parts) and name of each message. Raises InvalidParameter.
+    """role, content (text, or text parts), name, and what only some roles have, of each message.
 
-    Members that the SDKs send empty (`tool_calls: null`, `annotations: []`) count as absent.
+    Members that the SDKs send empty (`refusal: null`, `annotations: []`) count as absent. Raises
+    InvalidParameter.
     """
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
-    return [_message(message, f"messages.{index}") for index, message in enumerate(messages)]
+    called: dict[str, str] = {}  # id of a call -> name of its tool
+    return [
+        _message(message, f"messages.{index}", called) for index, message in enumerate(messages)
+    ]
 
 
-def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], path: str, called: dict[str, str]) -> dict[str, Any]:
     present = {name: value for name, value in message.items() if value is not None and value != []}
-    role = present.pop("role", None)
+    role = _role(present.pop("role", None), path)
+    own: dict[str, Any] = {}
+    if role == "assistant":
+        own = _of_assistant(present, path, called)
+    elif role == "tool":
+        own = _of_tool(present, path, called)
+    if "name" in present:
+        own["name"] = _string(present.pop("name"), f"{path}.name")
+    if "content" in present or "content" not in own:
+        own["content"] = _content(message.get("content"), f"{path}.content", role)
+    present.pop("content", None)
+    _nothing_else(present, path)
+    return {"role": role, "content": own.pop("content"), **own}
+
+
+def _role(role: object, path: str) -> str:
     if role is None:
-        name = f"{path}.role"
-        raise InvalidParameter(
-            name, f"Missing required parameter: '{name}'.", "missing_required_parameter"
-        )
-    if isinstance(role, str) and role in TOOL_ROLES:
-        raise unsupported(f"{path}.role", "tool calls are not served for now")
+        raise _missing(f"{path}.role")
+    if role == "function":
+        raise unsupported(f"{path}.role", "it is deprecated, use 'tool'")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidParameter(f"{path}.role", f"must be one of {', '.join(ROLES)}")
-    checked: dict[str, Any] = {"role": ROLES[role], "content": _content(message, present, path)}
-    present.pop("content", None)
-    if "name" in present:
-        name = present.pop("name")
-        if not isinstance(name, str):
-            raise InvalidParameter(f"{path}.name", "must be a string")
-        checked["name"] = name
-    for other in present:
-        raise unsupported(f"{path}.{other[:MAX_ECHO_CHARS]}", "it is not known here")
+    return ROLES[role]
+
+
+def _of_assistant(present: dict[str, Any], path: str, called: dict[str, str]) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    for name in _REASONING:
+        if name in present:
+            checked["reasoning_content"] = _string(present.pop(name), f"{path}.{name}")
+    if "function_call" in present:
+        raise unsupported(f"{path}.function_call", "it is deprecated, use 'tool_calls'")
+    if "tool_calls" in present:
+        checked["tool_calls"] = _calls(present.pop("tool_calls"), f"{path}.tool_calls", called)
+        checked["content"] = ""  # some templates look at it without asking whether it is there
+    if "refusal" in present:
+        refusal = _string(present.pop("refusal"), f"{path}.refusal")
+        if "content" not in present:
+            checked["content"] = refusal
+    present.pop("parsed", None)
     return checked
 
 
-def _content(message: Mapping[str, Any], present: Mapping[str, Any], path: str) -> Any:
-    content = present.get("content")
+def _calls(calls: object, path: str, called: dict[str, str]) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or len(calls) > MAX_CALLS:
+        raise InvalidParameter(path, f"must be a list of at most {MAX_CALLS} calls")
+    checked = []
+    own: set[str] = set()
+    for index, call in enumerate(calls):
+        at = f"{path}.{index}"
+        if not isinstance(call, dict):
+            raise InvalidParameter(at, "must be an object")
+        rest = {name: value for name, value in call.items() if value is not None}
+        if rest.pop("type", "function") != "function":
+            raise unsupported(f"{at}.type", "only calls of type 'function' are known")
+        call_id = _string(rest.pop("id", None), f"{at}.id")
+        if call_id in own:
+            raise InvalidParameter(f"{at}.id", "is the id of another call of this message")
+        own.add(call_id)
+        rest.pop("index", None)  # where the call came in a stream
+        name, arguments = _function(rest.pop("function", None), f"{at}.function")
+        _nothing_else(rest, at)
+        called[call_id] = name
+        function = {"name": name, "arguments": arguments}
+        checked.append({"id": call_id, "type": "function", "function": function})
+    return checked
+
+
+def _function(function: object, path: str) -> tuple[str, str]:
+    if function is None:
+        raise _missing(path)
+    if not isinstance(function, dict):
+        raise InvalidParameter(path, "must be an object")
+    name = _string(function.get("name"), f"{path}.name")
+    arguments = _string(function.get("arguments"), f"{path}.arguments")
+    known = {"name", "arguments", "parsed_arguments"}
+    _nothing_else({name: None for name in function if name not in known}, path)
+    return name, arguments
+
+
+def _of_tool(present: dict[str, Any], path: str, called: dict[str, str]) -> dict[str, Any]:
+    at = f"{path}.tool_call_id"
+    call_id = _string(present.pop("tool_call_id", None), at)
+    if call_id not in called:
+        raise InvalidParameter(at, "is not the id of a call in an earlier assistant message")
+    return {"tool_call_id": call_id, "name": called[call_id]}
+
+
+def _content(content: object, path: str, role: str) -> Any:
     if isinstance(content, str):
         return content
     if content is None:
-        name = f"{path}.content"
-        if message.get("content") == []:
-            raise InvalidParameter(name, "must not be an empty list")
-        raise InvalidParameter(
-            name, f"Missing required parameter: '{name}'.", "missing_required_parameter"
-        )
+        raise _missing(path)
+    if content == []:
+        raise InvalidParameter(path, "must not be an empty list")
     if not isinstance(content, list):
-        raise InvalidParameter(f"{path}.content", "must be a string or a list of text parts")
-    return [_part(part, f"{path}.content.{index}") for index, part in enumerate(content)]
+        raise InvalidParameter(path, "must be a string or a list of text parts")
+    kinds = {"text": "text", "refusal": "refusal"} if role == "assistant" else {"text": "text"}
+    return [_part(part, f"{path}.{index}", kinds) for index, part in enumerate(content)]
 
 
-def _part(part: object, path: str) -> dict[str, str]:
+def _part(part: object, path: str, kinds: Mapping[str, str]) -> dict[str, str]:
+    """A text part; `kinds`: type of a part -> its member that has the text."""
     if not isinstance(part, dict):
         raise InvalidParameter(path, "must be an object")
-    if part.get("type") != "text":
-        kind = str(part.get("type"))[:MAX_ECHO_CHARS]
-        raise unsupported(f"{path}.type", f"parts of type '{kind}' are not served, only 'text'")
-    text = part.get("text")
+    kind = part.get("type")
+    member = kinds.get(kind) if isinstance(kind, str) else None
+    if member is None:
+        echoed = str(kind)[:MAX_ECHO_CHARS]
+        raise unsupported(f"{path}.type", f"parts of type '{echoed}' are not served, only 'text'")
+    text = part.get(member)
     if not isinstance(text, str):
-        raise InvalidParameter(f"{path}.text", "must be a string")
-    for other in part:
-        if other not in ("type", "text"):
-            raise unsupported(f"{path}.{other[:MAX_ECHO_CHARS]}", "it is not known here")
+        raise InvalidParameter(f"{path}.{member}", "must be a string")
+    _nothing_else({name: None for name in part if name not in ("type", member)}, path)
     return {"type": "text", "text": text}
+
+
+def _string(value: object, path: str) -> str:
+    if value is None:
+        raise _missing(path)
+    if not isinstance(value, str):
+        raise InvalidParameter(path, "must be a string")
+    return value
+
+
+def _missing(path: str) -> InvalidParameter:
+    return InvalidParameter(
+        path, f"Missing required parameter: '{path}'.", "missing_required_parameter"
+    )
+
+
+def _nothing_else(rest: Mapping[str, Any], path: str) -> None:
+    for name in rest:
+        raise unsupported(f"{path}.{str(name)[:MAX_ECHO_CHARS]}", "it is not known here")

@@ -1,7 +1,8 @@
 """Members with no field of their own: accepted because they ask for nothing, or refused by name.
 
 This is the one place where a member may be accepted without effect. The rule: its value asks for
-what happens anyway (`n: 1`), or it is a label that has no effect on the answer at OpenAI either.
+what happens anyway (`store: false`), or it is a label that has no effect on the answer at OpenAI
+either.
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ def _are_labels(value: object) -> bool:
 
 # member -> (accepts this value without effect, why any other value is refused)
 _BOTH: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "n": (_is(1), "one choice per request for now"),
     "user": (_is_label, "must be a string"),
     "safety_identifier": (_is_label, "must be a string"),
     "prompt_cache_key": (_is_label, "must be a string; the prefix cache needs no key"),
     "metadata": (_are_labels, "must be an object of strings"),
     "store": (_is(False), "answers are not stored beyond the job's own record"),
-    "service_tier": (_is("auto", "default"), "there is one tier"),
 }
 _CHAT: Mapping[str, tuple[Callable[[object], bool], str]] = {
     **_BOTH,
-    "tools": (_is([]), "tool calls are not served for now"),
-    "tool_choice": (_is("none", "auto"), "tool calls are not served for now"),
-    "parallel_tool_calls": (_is(True, False), "must be a boolean"),
-    "functions": (_is([]), "tool calls are not served for now"),
-    "function_call": (_is("none", "auto"), "tool calls are not served for now"),
-    "response_format": (_is({"type": "text"}), "structured output is not served for now"),
+    "functions": (_is([]), "it is deprecated, use 'tools'"),
+    "function_call": (_is("none", "auto"), "it is deprecated, use 'tool_choice'"),
     "modalities": (_is(["text"]), "answers are text"),
     "audio": (_is(), "answers are text"),
     "prediction": (_is(), "predicted outputs are not served"),
-    "reasoning_effort": (_is(), "the effort of reasoning cannot be set"),
     "verbosity": (_is(), "the verbosity cannot be set"),
     "web_search_options": (_is(), "there is no web search"),
 }
 _COMPLETION: Mapping[str, tuple[Callable[[object], bool], str]] = {
     **_BOTH,
-    "best_of": (_is(1), "one choice per request for now"),
-    "echo": (_is(False), "the prompt is not echoed"),
     "suffix": (_is(""), "text cannot be inserted before a suffix"),
 }
-MEMBERS_WITHOUT_EFFECT = {"chat": _CHAT, "completion": _COMPLETION}
+_RESPONSE: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "truncation": (_is("disabled"), "nothing is left out of a conversation"),
+    "prompt_cache_retention": (_is("in_memory"), "the prefix cache is in memory"),
+    "max_tool_calls": (_is(), "it limits built-in tools, and there are none"),
+    "prompt": (_is(), "there are no stored prompts"),
+    "conversation": (_is(), "there are no conversation objects; use 'previous_response_id'"),
+    "context_management": (_is(), "nothing is left out of a conversation"),
+    "moderation": (_is(), "nothing is moderated"),
+}
+MEMBERS_WITHOUT_EFFECT = {"chat": _CHAT, "completion": _COMPLETION, "response": _RESPONSE}
 
 
 def without_inert(body: Mapping[str, Any], kind: str, known: frozenset[str]) -> dict[str, Any]:

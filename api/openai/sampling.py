@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from api.errors import MAX_ECHO_CHARS
+from api.errors import MAX_ECHO_CHARS, unsupported
 from api.openai.schemas import (
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
     SamplingRequest,
 )
-from shared.messages import MAX_LOGIT_BIAS, InvalidParameter, SamplingParams
+from shared.messages import MAX_CHOICES, MAX_LOGIT_BIAS, InvalidParameter, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 GENERATE_MAX_TOKENS = 64
@@ -89,6 +89,28 @@ def completion_sampling(request: CompletionRequest, room: Room) -> SamplingParam
         raise InvalidParameter("logprobs", f"must be between 0 and {MAX_COMPLETION_LOGPROBS}")
     max_tokens = room.max_tokens(request.max_tokens, COMPLETION_MAX_TOKENS)
     return _sampling(request, max_tokens, logprobs, room)
+
+
+def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
+    """How many choices are run for each prompt. Raises InvalidParameter."""
+    n, best_of = request.n, request.best_of
+    if not 1 <= n <= MAX_CHOICES:
+        raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}")
+    if best_of is not None:
+        if not n <= best_of <= MAX_CHOICES:
+            raise InvalidParameter("best_of", f"must be between 'n' and {MAX_CHOICES}")
+        if request.stream and best_of > n:
+            raise InvalidParameter("best_of", "cannot be larger than 'n' in a stream")
+    if request.echo and request.logprobs is not None:
+        raise unsupported("echo", "log probabilities of the prompt are not computed: leave out one")
+    num_choices = best_of or n
+    if num_prompts * num_choices > MAX_CHOICES:
+        raise InvalidParameter(
+            "prompt",
+            f"{num_prompts} prompts with {num_choices} choices each are more than {MAX_CHOICES} "
+            f"choices. Please ask for fewer.",
+        )
+    return num_choices
 
 
 def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:

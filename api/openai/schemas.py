@@ -21,9 +21,13 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Members of both OpenAI dialects. From `top_k` on they are extensions."""
+    """Members of both OpenAI dialects.
+
+    From `top_k` on they are extensions, but `service_tier` and chat's `response_format`.
+    """
 
     model: str
+    n: int = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -41,6 +45,15 @@ class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     return_token_ids: bool = False
+    return_metrics: bool = False
+    priority: int | None = None
+    service_tier: str | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
 
 
@@ -51,13 +64,19 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
 
 class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. `prompt`: text, token ids, or a list with exactly one of these."""
+    """POST /v1/completions. `prompt`: text, token ids, or a list of texts or of token ids."""
 
     prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    echo: bool = False
     logprobs: int | None = None
 
 

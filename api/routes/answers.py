@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from starlette.requests import Request
-
+from api.caller import Caller
+from api.dialect import Dialect
 from api.frontend import Frontend
+from api.idempotency import sibling_id
 from api.openai.schemas import SamplingRequest
-from api.request_id import RequestNames, names_of
+from api.request_id import RequestNames
+from api.timing import Timing
+from shared.job_id import new_job_id
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
+
+KEYED_RETAIN_MS = 600_000  # how long an answer can be asked for again by its key
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was understood: the job to submit, and how its answer is said."""
+
+    job: Job
+    dialect: Dialect
+    timing: Timing = field(default_factory=Timing)
 
 
 def check_stream_options(request: SamplingRequest) -> bool:
@@ -27,7 +43,7 @@ def check_stream_options(request: SamplingRequest) -> bool:
 
 
 def new_job(
-    request: Request,
+    caller: Caller,
     frontend: Frontend,
     *,
     model: str,
@@ -35,21 +51,40 @@ def new_job(
     token_ids: tuple[int, ...],
     sampling: SamplingParams,
     on_disconnect: OnDisconnect,
+    num_choices: int = 1,
+    lane: int = 0,
 ) -> tuple[Job, RequestNames]:
-    """The job that this request is named by."""
-    names = names_of(request)
+    """The job that the caller's request is named by.
+
+    One with an idempotency key will be asked for again: it outlives its reader for a while, and its
+    text is kept as long as its record.
+    """
+    names, idempotency = caller.names, caller.idempotency
     assert names.job_id is not None, "this route makes jobs"
+    if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
+        on_disconnect = OnDisconnect.GRACE
     job = Job(
         job_id=names.job_id,
         model=model,
         prompt_token_ids=token_ids,
         sampling=sampling,
         kind=kind,
+        tenant=caller.tenant,
+        lane=lane,
         timeout_ms=max(1, round(frontend.settings.request_timeout_s * 1000)),
         on_disconnect=on_disconnect,
         client_request_id=names.client_request_id,
+        num_choices=num_choices,
+        retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
+        idempotency=idempotency,
     )
     return job, names
+
+
+def sibling(first: Job, index: int, **changes: Any) -> Job:
+    """Another job of the same request, from 1; equal to the first but for `changes`."""
+    job_id = new_job_id() if first.idempotency is None else sibling_id(first.job_id, index)
+    return replace(first, job_id=job_id, idempotency=None, **changes)
 
 
 def now_s() -> int:

@@ -10,13 +10,16 @@ from starlette.responses import Response
 
 from api.answering import GenerationResponse
 from api.body import read_request
+from api.caller import Caller, caller_of
 from api.chat_plan import ChatAsk, plan_chat
-from api.frontend import frontend_of
+from api.frontend import Frontend, frontend_of
 from api.openai.answer import AnswerFacts
 from api.openai.chat_dialect import ChatDialect
+from api.openai.lanes import job_lane, served_tier
 from api.openai.sampling import chat_sampling
 from api.openai.schemas import ChatRequest
-from api.routes.answers import check_stream_options, new_job, now_s
+from api.openai.structured import structured_members
+from api.routes.answers import Prepared, check_stream_options, new_job, now_s
 from api.timing import Timing
 
 router = APIRouter()
@@ -27,29 +30,59 @@ async def create_chat_completion(request: Request) -> Response:
     """The next message of a conversation, whole or as a stream of chunks."""
     frontend = frontend_of(request)
     chat = await read_request(request, "chat", ChatRequest)
+    prepared = await prepare_chat(frontend, caller_of(request), chat)
+    return GenerationResponse(
+        frontend, prepared.job, prepared.dialect, prepared.timing, streamed=chat.stream
+    )
+
+
+async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) -> Prepared:
+    """Everything but the answer; also for the rows of a batch. Raises ApiError and
+    InvalidParameter."""
     include_usage = check_stream_options(chat)
     model = await frontend.catalog.require(chat.model)
     chat_sampling(chat, model.room())  # what is wrong whatever the prompt is said before the work
-    ask = ChatAsk(messages=chat.messages, chat_template_kwargs=chat.chat_template_kwargs)
+    lane = job_lane(chat)
+    ask = ChatAsk(
+        messages=chat.messages,
+        tools=chat.tools,
+        tool_choice=chat.tool_choice,
+        parallel_tool_calls=chat.parallel_tool_calls,
+        guided=structured_members(chat),
+        chat_template_kwargs=chat.chat_template_kwargs,
+        reasoning_effort=chat.reasoning_effort,
+        call_id_seed=caller.names.request_id,
+    )
     plan = await frontend.pool.run(plan_chat, model, ask)
     room = model.room(len(plan.token_ids))
     room.check_prompt("messages")
     job, names = new_job(
-        request,
+        caller,
         frontend,
         model=model.card.name,
         kind=ChatDialect.kind,
         token_ids=plan.token_ids,
         sampling=replace(chat_sampling(chat, room), grammar=plan.grammar),
         on_disconnect=chat.on_disconnect,
+        num_choices=chat.n,
+        lane=lane,
     )
+    timing = Timing()
     facts = AnswerFacts(
         id=names.request_id,
         model=model.card.name,
         created_s=now_s(),
+        num_choices=job.num_choices,
         include_usage=include_usage,
         num_logprobs=job.sampling.logprobs,
         prompt_token_ids=plan.token_ids if chat.return_token_ids else None,
+        service_tier=served_tier(chat),
+        timing=timing if chat.return_metrics else None,
     )
-    dialect = ChatDialect(facts, model.text.tokenizer, plan.new_parser)
-    return GenerationResponse(frontend, job, dialect, Timing(), streamed=chat.stream)
+    dialect = ChatDialect(
+        facts,
+        model.text.tokenizer,
+        plan.new_parser,
+        counts_reasoning=plan.counts_reasoning,
+    )
+    return Prepared(job, dialect, timing)

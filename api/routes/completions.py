@@ -2,51 +2,139 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.answering import GenerationResponse
 from api.body import read_request
-from api.frontend import frontend_of
+from api.caller import Caller, caller_of
+from api.catalog import ServedModel
+from api.errors import unsupported
+from api.frontend import Frontend, frontend_of
 from api.openai.answer import AnswerFacts
-from api.openai.completion_dialect import CompletionDialect
-from api.openai.sampling import completion_sampling
+from api.openai.completion_dialect import CompletionDialect, CompletionShape
+from api.openai.lanes import job_lane, served_tier
+from api.openai.sampling import check_choices, completion_sampling
 from api.openai.schemas import CompletionRequest
-from api.prompts import prompt_token_ids
-from api.routes.answers import check_stream_options, new_job, now_s
+from api.openai.structured import checked_grammar, structured_members
+from api.prompts import EncodedPrompt, encoded_prompts
+from api.routes.answers import Prepared, check_stream_options, new_job, now_s, sibling
+from api.several_answering import SeveralResponse
 from api.timing import Timing
+from shared.messages import Grammar, Job, SamplingParams
 
 router = APIRouter()
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedCompletion:
+    """A completion request that was understood: a job for each of its prompts."""
+
+    jobs: tuple[Job, ...]
+    dialect: CompletionDialect
+    timing: Timing
+
+
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
-    """What follows a prompt, whole or as a stream of chunks."""
+    """What follows a prompt, or each of several, whole or as a stream of chunks."""
     frontend = frontend_of(request)
     completion = await read_request(request, "completion", CompletionRequest)
+    prepared = await prepare_completions(frontend, caller_of(request), completion)
+    jobs, dialect, timing = prepared.jobs, prepared.dialect, prepared.timing
+    if len(jobs) == 1:
+        return GenerationResponse(frontend, jobs[0], dialect, timing, streamed=completion.stream)
+    return SeveralResponse(frontend, jobs, dialect, timing, streamed=completion.stream)
+
+
+async def prepare_completion(
+    frontend: Frontend, caller: Caller, completion: CompletionRequest
+) -> Prepared:
+    """Everything but the answer, for a row of a batch: one job. Raises ApiError and
+    InvalidParameter."""
+    prepared = await prepare_completions(frontend, caller, completion)
+    if len(prepared.jobs) > 1:
+        raise unsupported("prompt", "a row of a batch has one prompt")
+    return Prepared(prepared.jobs[0], prepared.dialect, prepared.timing)
+
+
+async def prepare_completions(
+    frontend: Frontend, caller: Caller, completion: CompletionRequest
+) -> PreparedCompletion:
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
     include_usage = check_stream_options(completion)
     model = await frontend.catalog.require(completion.model)
     completion_sampling(completion, model.room())
-    token_ids = await frontend.pool.run(prompt_token_ids, model, completion.prompt)
-    room = model.room(len(token_ids))
-    room.check_prompt("prompt")
-    job, names = new_job(
-        request,
+    best_of = check_choices(completion)
+    lane = job_lane(completion)
+    prompts = await frontend.pool.run(encoded_prompts, model, completion.prompt)
+    asked = structured_members(completion)
+    grammar = await frontend.pool.run(checked_grammar, model, asked) if asked else None
+    samplings = [_sampling(completion, model, prompt, grammar) for prompt in prompts]
+    check_choices(completion, len(prompts))
+    first, names = new_job(
+        caller,
         frontend,
         model=model.card.name,
         kind=CompletionDialect.kind,
-        token_ids=token_ids,
-        sampling=completion_sampling(completion, room),
+        token_ids=prompts[0].token_ids,
+        sampling=samplings[0],
         on_disconnect=completion.on_disconnect,
+        num_choices=best_of,
+        lane=lane,
     )
+    others = [
+        sibling(first, index, prompt_token_ids=prompt.token_ids, sampling=sampling)
+        for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
+        if index > 0
+    ]
+    jobs = (first, *others)
+    timing = Timing()
     facts = AnswerFacts(
         id=names.request_id,
         model=model.card.name,
         created_s=now_s(),
+        num_choices=len(jobs) * best_of,
         include_usage=include_usage,
-        num_logprobs=job.sampling.logprobs,
-        prompt_token_ids=token_ids if completion.return_token_ids else None,
+        num_logprobs=completion.logprobs,
+        prompt_token_ids=prompts[0].token_ids if completion.return_token_ids else None,
+        service_tier=served_tier(completion),
+        timing=timing if completion.return_metrics else None,
     )
-    dialect = CompletionDialect(facts, model.text.tokenizer)
-    return GenerationResponse(frontend, job, dialect, Timing(), streamed=completion.stream)
+    shape = _shape(completion, best_of, prompts, jobs)
+    return PreparedCompletion(jobs, CompletionDialect(facts, model.text.tokenizer, shape), timing)
+
+
+def _sampling(
+    completion: CompletionRequest,
+    model: ServedModel,
+    prompt: EncodedPrompt,
+    grammar: Grammar | None,
+) -> SamplingParams:
+    room = model.room(len(prompt.token_ids))
+    room.check_prompt(prompt.param)
+    sampling = replace(completion_sampling(completion, room), grammar=grammar)
+    if completion.best_of is None or completion.best_of == completion.n:
+        return sampling
+    # Choices are ranked by them, whether they are to be shown or not.
+    return replace(sampling, logprobs=sampling.logprobs or 0)
+
+
+def _shape(
+    completion: CompletionRequest,
+    best_of: int,
+    prompts: tuple[EncodedPrompt, ...],
+    jobs: tuple[Job, ...],
+) -> CompletionShape:
+    several = len(jobs) > 1
+    shown = prompts if several and completion.return_token_ids else ()
+    return CompletionShape(
+        best_of=best_of,
+        n=completion.n,
+        echoes=tuple(prompt.text for prompt in prompts) if completion.echo else None,
+        prompt_token_ids=tuple(prompt.token_ids for prompt in shown),
+        job_ids=tuple(job.job_id for job in jobs) if several else (),
+    )

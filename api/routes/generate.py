@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from api.answering import GenerationResponse
 from api.body import read_request
+from api.caller import caller_of
 from api.frontend import frontend_of
 from api.native import GenerateDialect
 from api.openai.sampling import generate_sampling
@@ -30,7 +31,7 @@ async def generate(request: Request) -> Response:
     room = model.room(len(token_ids))
     room.check_prompt("prompt")
     job, names = new_job(
-        request,
+        caller_of(request),
         frontend,
         model=model.card.name,
         kind=GenerateDialect.kind,

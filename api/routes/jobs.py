@@ -6,11 +6,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.access import access_of
 from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, unsupported
-from api.frontend import Frontend, frontend_of
+from api.frontend import frontend_of
 from api.job_view import job_payload, parse_status
 from api.json_answer import json_answer
-from api.public_id import parse_job_id
+from api.public_id import parse_job_id, public_id
 from api.tailing import TailResponse
 from shared.messages import START, TERMINAL_STATES, Cursor, InvalidParameter
 from shared.transport.base import JobRecord
@@ -29,15 +30,16 @@ async def list_jobs(request: Request) -> Response:
         if name not in ("state", "limit"):
             raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
     state = parse_status(query["state"]) if "state" in query else None
-    limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
-    records = await frontend_of(request).store.list_jobs(state, limit)
+    limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
+    tenant = access_of(request).scope
+    records = await frontend_of(request).store.list_jobs(state, limit, tenant)
     return json_answer({"object": "list", "data": [job_payload(record) for record in records]})
 
 
 @router.get("/v1/jobs/{name}")
 async def get_job(request: Request, name: str) -> Response:
     """State, queue position, timings, token counts, worker and finish reason."""
-    _, record = await _find(frontend_of(request), name)
+    record = await _find(request, name)
     return json_answer(job_payload(record))
 
 
@@ -46,14 +48,13 @@ async def get_job(request: Request, name: str) -> Response:
 async def cancel_job(request: Request, name: str) -> Response:
     """Cancels in every state; the answer is the job as it ended, whoever was first. Idempotent."""
     frontend = frontend_of(request)
-    job_id = parse_job_id(name)
-    result = None if job_id is None else await frontend.store.cancel(job_id, "cancelled")
-    if job_id is None or result is None:
+    record = await _find(request, name)
+    result = await frontend.store.cancel(record.job_id, "cancelled")
+    if result is None:
         raise job_not_found(name)
     if result.won:
         frontend.metrics.cancels_by_request += 1
-    _, record = await _find(frontend, name)
-    return json_answer(job_payload(record))
+    return json_answer(job_payload(await _find(request, name)))
 
 
 @router.get("/v1/jobs/{name}/stream")
@@ -61,21 +62,36 @@ async def stream_job(request: Request, name: str) -> Response:
     """The job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left to tell."""
     frontend = frontend_of(request)
     after = _after(request)
-    _, record = await _find(frontend, name)
+    record = await _find(request, name)
     if record.state in TERMINAL_STATES and after.num_tokens > record.completion_tokens:
         return Response(status_code=204)
     return TailResponse(frontend, record, after)
 
 
-async def _find(frontend: Frontend, name: str) -> tuple[str, JobRecord]:
+@router.post("/v1/jobs/{name}/stream-token")
+async def new_stream_token(request: Request, name: str) -> Response:
+    """A token for the URL of the job's stream, for readers that cannot send a key: `?token=`.
+
+    It opens this stream and nothing else, for a while: `expires_at`, in Unix seconds.
+    """
+    record = await _find(request, name)
+    tokens = frontend_of(request).stream_tokens
+    token, ends_s = await tokens.new(record.job_id, record.tenant)
+    url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
+    return json_answer({"object": "stream_token", "token": token, "url": url, "expires_at": ends_s})
+
+
+async def _find(request: Request, name: str) -> JobRecord:
+    """Of another tenant's job nobody learns that there is one."""
     job_id = parse_job_id(name)
-    record = None if job_id is None else await frontend.store.get(job_id)
-    if job_id is None or record is None:
+    record = None if job_id is None else await frontend_of(request).store.get(job_id)
+    if record is None or not access_of(request).sees(record.tenant):
         raise job_not_found(name)
-    return job_id, record
+    return record
 
 
-def _limit(text: str) -> int:
+def list_limit(text: str) -> int:
+    """Raises InvalidParameter("limit", ...)."""
     limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
     if not 1 <= limit <= MAX_LIMIT:
         raise InvalidParameter("limit", f"must be between 1 and {MAX_LIMIT}")

@@ -8,6 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.anthropic.answers import speaks_anthropic
+from api.anthropic.model_list import model_info, model_page
 from api.catalog import ServedModel
 from api.frontend import frontend_of
 from api.json_answer import json_answer
@@ -17,15 +19,20 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """What live workers serve now."""
+    """What live workers serve now; in Anthropic's shape for who sends `anthropic-version`."""
     served = frontend_of(request).catalog.served
+    if speaks_anthropic(request.scope):
+        return json_answer(model_page(list(served.values()), request.query_params))
     return json_answer({"object": "list", "data": [_payload(model) for model in served.values()]})
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> Response:
     """One of them; its name may have slashes."""
-    return json_answer(_payload(await frontend_of(request).catalog.require(model_id)))
+    model = await frontend_of(request).catalog.require(model_id)
+    if speaks_anthropic(request.scope):
+        return json_answer(model_info(model))
+    return json_answer(_payload(model))
 
 
 def _payload(model: ServedModel) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from api.catalog import ServedModel
 from api.frontend import frontend_of
 from api.json_answer import json_answer
 from api.openai.schemas import DetokenizeRequest, TokenizeRequest
-from api.prompts import chat_token_ids, checked_token_ids, prompt_token_ids
+from api.prompts import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
 from shared.messages import InvalidParameter
 
 router = APIRouter()
@@ -44,13 +44,13 @@ async def detokenize(request: Request) -> Response:
 def _tokenized(model: ServedModel, asked: TokenizeRequest) -> dict[str, Any]:
     special = asked.add_special_tokens
     if asked.messages is not None:
-        token_ids = chat_token_ids(
+        text = chat_text(
             model,
             asked.messages,
             asked.chat_template_kwargs,
-            asked.add_generation_prompt,
-            bool(special),  # a template writes its own
+            add_generation_prompt=asked.add_generation_prompt,
         )
+        token_ids = chat_token_ids(model, text, bool(special))
     else:
         token_ids = prompt_token_ids(model, asked.prompt or "", special is not False)
     payload = {

@@ -1,5 +1,6 @@
 /** The service's HTTP API as the pages use it. Paths are relative, so a prefix in front is fine. */
 
+import { askForKey, keyHeaders } from "./key.js";
 import { readEvents } from "./sse.js";
 
 /** A refusal or failure with a sentence for the reader. `code` is the service's, or null. */
@@ -48,11 +49,13 @@ async function refusal(response) {
 async function request(path, options = {}) {
   let response;
   try {
-    response = await fetch(path, { cache: "no-store", ...options });
+    const headers = { ...keyHeaders(), ...options.headers };
+    response = await fetch(path, { cache: "no-store", ...options, headers });
   } catch (error) {
     if (error.name === "AbortError" || error.name === "TimeoutError") throw error;
     throw new ServiceError("The server cannot be reached.");
   }
+  if (response.status === 401) askForKey();
   if (!response.ok) throw await refusal(response);
   return response;
 }

@@ -23,16 +23,18 @@ def announce_when_ready(settings: LauncherSettings, redis_url: str, over: Event)
         while not _answers_ok(f"{url}/ready"):
             if time.monotonic() > deadline_s or over.wait(POLL_S):
                 return False
-    model = _get_json(f"{urls[0]}/v1/models")["data"][0]["id"]
     body = {
-        "model": model,
+        "model": _get_json(f"{urls[0]}/ready")["models"][0],
         "stream": True,
         "temperature": 0,
         "messages": [{"role": "user", "content": "What is Penstock?"}],
     }
+    # Where keys are configured the line needs one; what it is only its owner knows.
+    asks_for_key = not _answers_ok(f"{urls[0]}/v1/models")
+    key = ' -H "authorization: Bearer $KEY"' if asks_for_key else ""
     print(
         f"\nPenstock is ready: {' '.join(urls)}\n\n"
-        f"  curl -N {urls[0]}/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f"  curl -N {urls[0]}/v1/chat/completions{key} -H 'content-type: application/json' \\\n"
         f"    -d '{json.dumps(body)}'\n\n"
         f"Look inside: {inspect_command(redis_url)}\n"
         "Stop: Ctrl-C\n",

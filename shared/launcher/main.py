@@ -8,14 +8,21 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shared.launcher.announcement import announce_when_ready
 from shared.launcher.early_signals import STOP_SIGNALS, EarlySignals
-from shared.launcher.processes import Child, ChildGaveUp
+from shared.launcher.obituary import Obituary
+from shared.launcher.processes import Child
+from shared.launcher.redis_watch import RedisWatch
+from shared.launcher.restarts import GaveUp
+from shared.launcher.server_keeper import ServerKeeper
 from shared.launcher.settings import LauncherSettings
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
+from shared.transport.connect import open_transport
 from shared.transport.private_server import PrivateServer, ServerError, find_server_binary
+from shared.transport.server_url import UnsupportedUrl
 
 KILL_AFTER_S = 5.0  # beyond stop_timeout_s: time for a clean exit after the last stream
 
@@ -38,7 +45,7 @@ def _launch(settings: LauncherSettings, early_signals: EarlySignals) -> int:
         say(sentence)
         return EXIT_BAD_SETTINGS
     if settings.redis_url:
-        return asyncio.run(Launcher(settings, settings.redis_url).run(early_signals))
+        return asyncio.run(_run_with_given_redis(settings, early_signals))
     if find_server_binary() is None:
         early_signals.let_go()
         if early_signals.received:
@@ -52,9 +59,24 @@ def _launch(settings: LauncherSettings, early_signals: EarlySignals) -> int:
         return EXIT_BAD_SETTINGS
     try:
         say(f"private {server.version} with an append-only file in {server.data_dir}")
-        return asyncio.run(Launcher(settings, url).run(early_signals))
+        keeper = ServerKeeper(server, say)
+        return asyncio.run(Launcher(settings, url).run(early_signals, keeper.supervise()))
     finally:
         server.stop()
+
+
+async def _run_with_given_redis(settings: LauncherSettings, early_signals: EarlySignals) -> int:
+    try:
+        transport = await open_transport(settings.redis_url)
+    except UnsupportedUrl as error:
+        say(str(error))
+        return EXIT_BAD_SETTINGS
+    watch = RedisWatch(transport, say)
+    try:
+        launcher = Launcher(settings, settings.redis_url, lambda: watch.trouble)
+        return await launcher.run(early_signals, watch.run())
+    finally:
+        await transport.aclose()
 
 
 def say(sentence: str) -> None:
@@ -83,6 +105,7 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
     defaults = {
         "DRAIN_TIMEOUT_S": f"{settings.stop_timeout_s:g}",
         "SHUTDOWN_TIMEOUT_S": f"{settings.stop_timeout_s:g}",
+        "FILES_DIR": str((settings.data_dir / "files").resolve()),
         "LOG_FORMAT": "text",
     }
     return {name: value for name, value in defaults.items() if name not in os.environ}
@@ -104,12 +127,26 @@ def _ports_in_use(settings: LauncherSettings) -> str | None:
 class Launcher:
     """Runs the children of one `make run` around a Redis that is already there."""
 
-    def __init__(self, settings: LauncherSettings, redis_url: str) -> None:
+    def __init__(
+        self,
+        settings: LauncherSettings,
+        redis_url: str,
+        trouble: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`trouble`: what is known to keep the children from being ready."""
         self._settings = settings
         self._redis_url = redis_url
+        self._trouble = trouble
         env = dict(os.environ) | {"REDIS_URL": redis_url} | _child_defaults(settings)
+        obituary = Obituary(redis_url, settings.namespace)
         self._workers = [
-            Child(f"worker {index}", [sys.executable, "-m", "worker"], env, say)
+            Child(
+                f"worker {index}",
+                [sys.executable, "-m", "worker"],
+                env,
+                say,
+                obituary.worker_died,
+            )
             for index in range(settings.workers)
         ]
         self._frontends = [
@@ -122,28 +159,33 @@ class Launcher:
             for index in range(settings.frontends)
         ]
 
-    async def run(self, early_signals: EarlySignals) -> int:
-        """Until a signal or a child that cannot be kept; returns the exit code."""
+    async def run(self, early_signals: EarlySignals, beside: Coroutine[Any, Any, None]) -> int:
+        """Until a signal or something that cannot be kept; returns the exit code. `beside` runs
+        for as long as any child does."""
         stop_requests: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         for signum in STOP_SIGNALS:
             loop.add_signal_handler(signum, stop_requests.put_nowait, signum)
         if early_signals.received:
             say("stopped before anything was started")
+            beside.close()
             return 0
         children = self._workers + self._frontends
         supervisors = [asyncio.create_task(child.supervise()) for child in children]
+        watching_redis = asyncio.create_task(beside)
         over = threading.Event()
         announcer = asyncio.create_task(
             asyncio.to_thread(announce_when_ready, self._settings, self._redis_url, over)
         )
         stopper = asyncio.create_task(stop_requests.get())
         try:
-            return await self._until_the_end(supervisors, announcer, stopper)
+            return await self._until_the_end([*supervisors, watching_redis], announcer, stopper)
         finally:
             over.set()
             stopper.cancel()
             await self._stop(supervisors, stop_requests)
+            watching_redis.cancel()
+            await asyncio.wait((watching_redis,))
 
     async def _until_the_end(
         self,
@@ -159,13 +201,15 @@ class Launcher:
                 return 0
             for task in done:
                 error = task.exception()
-                if isinstance(error, ChildGaveUp):
+                if isinstance(error, GaveUp):
                     say(str(error))
                     return error.exit_code
                 if error is not None:
                     raise error
             if announcer in done and not announcer.result():
-                say(f"not ready within {self._settings.ready_timeout_s:g} s")
+                trouble = self._trouble()
+                why = f": {trouble}" if trouble else ""
+                say(f"not ready within {self._settings.ready_timeout_s:g} s{why}")
                 return 1
 
     async def _stop(

@@ -9,22 +9,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from shared.launcher.exit_words import how_it_ended
+from shared.launcher.restarts import GaveUp, Restarts
 from shared.settings import EXIT_BAD_SETTINGS
 
-MAX_QUICK_DEATHS = 5  # deaths in a row, each before HEALTHY_AFTER_S
-HEALTHY_AFTER_S = 10.0
-FIRST_BACKOFF_S = 0.2
 PR_SET_PDEATHSIG = 1
-
-
-class ChildGaveUp(Exception):
-    """A child cannot be kept running; `exit_code` is what the launcher should end with."""
-
-    def __init__(self, sentence: str, exit_code: int) -> None:
-        super().__init__(sentence)
-        self.exit_code = exit_code
 
 
 def _ends_with_parent() -> Callable[[], None] | None:
@@ -51,11 +42,14 @@ class Child:
         argv: Sequence[str],
         env: Mapping[str, str],
         say: Callable[[str], None],
+        on_death: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
+        """`on_death(pid)` is told of each process that ended without being asked to."""
         self.name = name
         self._argv = list(argv)
         self._env = dict(env)
         self._say = say
+        self._on_death = on_death
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
 
@@ -64,8 +58,8 @@ class Child:
         return self._process.pid if self._process else None
 
     async def supervise(self) -> None:
-        """Runs the process until `stop`; restarts it when it dies. Raises ChildGaveUp."""
-        quick_deaths = 0
+        """Runs the process until `stop`; restarts it when it dies. Raises GaveUp."""
+        restarts = Restarts(self.name)
         while not self._stopping:
             started = time.monotonic()
             self._process = await asyncio.create_subprocess_exec(
@@ -79,12 +73,12 @@ class Child:
             if self._stopping:
                 return
             if code == EXIT_BAD_SETTINGS:  # no restart mends that
-                raise ChildGaveUp(f"{self.name} refused to start", EXIT_BAD_SETTINGS)
-            quick_deaths = quick_deaths + 1 if time.monotonic() - started < HEALTHY_AFTER_S else 1
-            if quick_deaths > MAX_QUICK_DEATHS:
-                raise ChildGaveUp(f"{self.name} died {quick_deaths} times in a row", 1)
-            self._say(f"{self.name} ended ({_how_it_ended(code)}); starting it again")
-            await asyncio.sleep(FIRST_BACKOFF_S * 2 ** (quick_deaths - 1))
+                raise GaveUp(f"{self.name} refused to start", EXIT_BAD_SETTINGS)
+            if self._on_death is not None:
+                await self._on_death(self._process.pid)
+            backoff_s = restarts.backoff_s(time.monotonic() - started)
+            self._say(f"{self.name} ended ({how_it_ended(code)}); starting it again")
+            await asyncio.sleep(backoff_s)
 
     def stop(self, signum: signal.Signals = signal.SIGTERM) -> None:
         """Asks the process to end; `supervise` returns once it did. Repeat with SIGKILL."""
@@ -96,9 +90,3 @@ class Child:
                     os.killpg(self._process.pid, signum)
                 else:
                     self._process.send_signal(signum)
-
-
-def _how_it_ended(code: int) -> str:
-    if code < 0:
-        return signal.Signals(-code).name
-    return f"exit code {code}"

@@ -7,6 +7,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.keys import NAMESPACE
+
 
 class LauncherSettings(BaseSettings):
     """Read once at start. Everything else in the environment reaches the children unchanged."""
@@ -16,6 +18,11 @@ class LauncherSettings(BaseSettings):
     redis_url: str = Field(
         "",
         description="Redis to use. Empty: start a private server on a unix socket.",
+    )
+    namespace: str = Field(
+        NAMESPACE,
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="First part of every key.",
     )
     host: str = Field("127.0.0.1", description="Address the frontends listen on.")
     port: int = Field(
@@ -28,7 +35,8 @@ class LauncherSettings(BaseSettings):
     frontends: int = Field(1, ge=1, le=64, description="Frontend processes.")
     data_dir: Path = Field(
         Path(".penstock"),
-        description="Where the private server keeps its append-only file, socket, lock and log.",
+        description="Where the private server keeps its append-only file, socket, lock and log, "
+        "and frontends the bytes of files.",
     )
     ready_timeout_s: float = Field(
         600.0,

@@ -38,6 +38,9 @@ def run_in_one_process(
     logs = start_logs(worker_settings.log_level, worker_settings.log_format)
     try:
         return asyncio.run(_serve(api_settings, worker_settings, checkpoint, announce))
+    except SettingsError as error:  # API keys that cannot be used
+        sys.stderr.write(f"penstock: {error}\n")
+        return EXIT_BAD_SETTINGS
     finally:
         logs.stop()
 

@@ -41,9 +41,15 @@ class Tokenizer(Protocol):
         """The exact bytes one token stands for."""
         ...
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry by its exact name, such as '<|im_end|>'."""
+        ...
+
 
 class ChatTemplate(Protocol):
     """Messages to prompt text, as transformers' apply_chat_template does it."""
+
+    variables: frozenset[str]  # names that the template reads beyond what it sets itself
 
     def render(
         self,

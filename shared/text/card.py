@@ -20,7 +20,16 @@ from shared.text.base import ChatTemplate, Tokenizer
 from shared.text.chat_template import JinjaChatTemplate
 from shared.text.checkpoint_text import MAX_TOKENIZER_BYTES, CheckpointText, read_checkpoint_text
 from shared.text.errors import TextInvalid
+from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.tokenizer import FastTokenizer, TokenizerFacts
+from shared.text.turn_formats import (
+    find_reasoning_format,
+    find_tool_format,
+    markers,
+    shows_tools,
+)
+
+AUTO, NONE = "auto", "none"  # in place of a format's name
 
 _Kind = TypeVar("_Kind")
 
@@ -44,6 +53,9 @@ class ModelCard:
     num_parameters: int = 0
     owned_by: str = "penstock"
     default_sampling: dict[str, float] = field(default_factory=dict)  # of generation_config.json
+    tool_format: str | None = None  # a ToolFormat, or a newer release's; None: no tools
+    reasoning_format: str | None = None  # a ReasoningFormat, or a newer release's
+    structured_output: bool = False  # whether its worker can keep outputs to a grammar
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
@@ -62,6 +74,11 @@ class ModelCard:
         template = () if self.template_digest is None else (self.template_digest,)
         return (self.tokenizer_digest, self.facts_digest, *template)
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that are nevertheless part of what the model says."""
+        return markers(self.tool_format, self.reasoning_format)
+
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
@@ -69,6 +86,7 @@ class TextModel:
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    grammars: GrammarCompiler
 
 
 def card_from_checkpoint(
@@ -80,18 +98,21 @@ def card_from_checkpoint(
     dtype: str,
     num_parameters: int,
     created_s: int | None = None,
+    tool_format: str = AUTO,
+    reasoning_format: str = AUTO,
+    structured_output: bool = False,
 ) -> tuple[ModelCard, dict[str, bytes]]:
     """The card of a Hugging Face checkpoint directory, and its blobs by digest.
 
-    Raises TextInvalid with a sentence when the directory has no usable fast tokenizer, when its
-    chat template does not compile, or when a file is larger than any real one.
+    `tool_format` and `reasoning_format`: AUTO asks the chat template, NONE is for none, else one of
+    their enumerations. Raises TextInvalid with a sentence when the directory has no usable fast
+    tokenizer, when its chat template does not compile or has no place for the tools of a format
+    that is named, or when a file is larger than any real one.
     """
     text = read_checkpoint_text(Path(path))
     facts = _facts_blob(text)
     template = _canonical_json(text.chat_templates) if text.chat_templates else None
     tokenizer = FastTokenizer.from_bytes(text.tokenizer_json, _facts(facts))
-    if text.chat_templates:
-        JinjaChatTemplate(text.chat_templates, text.special_tokens)  # refuse now what cannot serve
     blobs = {digest_of(blob): blob for blob in (text.tokenizer_json, facts, template) if blob}
     card = ModelCard(
         name=name,
@@ -108,6 +129,9 @@ def card_from_checkpoint(
         dtype=dtype,
         num_parameters=num_parameters,
         default_sampling=dict(text.default_sampling),
+        tool_format=_tool_format(text, tool_format),
+        reasoning_format=_reasoning_format(text, reasoning_format),
+        structured_output=structured_output,
     )
     return card, blobs
 
@@ -115,12 +139,21 @@ def card_from_checkpoint(
 def load_text(card: ModelCard, blobs: Mapping[str, bytes]) -> TextModel:
     """Raises TextInvalid when a blob is missing, is not what its digest says, or cannot be used."""
     tokenizer = FastTokenizer.from_bytes(
-        _verified(blobs, card.tokenizer_digest), _facts(_verified(blobs, card.facts_digest))
+        _verified(blobs, card.tokenizer_digest),
+        _facts(_verified(blobs, card.facts_digest)),
+        card.markers,
     )
+    grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
     if card.template_digest is None:
-        return TextModel(tokenizer, None)
+        return TextModel(tokenizer, None, grammars)
     source = _decoded(_verified(blobs, card.template_digest), dict[str, str])
-    return TextModel(tokenizer, JinjaChatTemplate(source, card.special_tokens))
+    return TextModel(tokenizer, JinjaChatTemplate(source, card.special_tokens), grammars)
+
+
+def load_tokenizer(path: Path | str) -> FastTokenizer:
+    """The tokenizer of a Hugging Face checkpoint directory. Raises TextInvalid."""
+    text = read_checkpoint_text(Path(path))
+    return FastTokenizer.from_bytes(text.tokenizer_json, _facts(_facts_blob(text)))
 
 
 def digest_of(blob: bytes) -> str:
@@ -164,6 +197,25 @@ def _decoded(blob: bytes, kind: type[_Kind]) -> _Kind:
 def _canonical_json(value: object) -> bytes:
     """The same bytes, and so the same digest, for the same content."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _tool_format(text: CheckpointText, asked: str) -> str | None:
+    template = None
+    if text.chat_templates:  # compiled in any case: what cannot serve is refused now
+        template = JinjaChatTemplate(text.chat_templates, text.special_tokens)
+    if asked == NONE:
+        return None
+    if asked == AUTO:
+        return None if template is None else find_tool_format(template)
+    if template is None or not shows_tools(template):
+        raise TextInvalid(f"no chat template has a place for tools: the format cannot be {asked}")
+    return asked
+
+
+def _reasoning_format(text: CheckpointText, asked: str) -> str | None:
+    if asked == AUTO:
+        return find_reasoning_format(text.chat_templates)
+    return None if asked == NONE else asked
 
 
 def _eos_token_ids(text: CheckpointText, tokenizer: FastTokenizer) -> tuple[int, ...]:

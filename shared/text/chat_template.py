@@ -58,6 +58,7 @@ class JinjaChatTemplate:
         self._tool_use = self._default
         if "tool_use" in sources:
             self._tool_use = _NamedTemplate(sandbox, "tool_use", sources, special_tokens, max_chars)
+        self.variables = self._default.variables | self._tool_use.variables
 
     def render(
         self,
@@ -103,6 +104,7 @@ class _NamedTemplate:
     ) -> None:
         try:
             self._template = sandbox.compile_chat(sources[name])
+            self.variables = sandbox.variables_of(sources[name])
         except (TemplateError, RecursionError) as error:
             raise TextInvalid(f"chat template {name!r} does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)

@@ -1,4 +1,4 @@
-"""What can be wrong with the text files of a model."""
+"""What can be wrong with the text files of a model, and with a grammar for its outputs."""
 
 from __future__ import annotations
 
@@ -8,4 +8,12 @@ class TextInvalid(ValueError):
 
     The world's fault, found when a model is loaded and never while it serves: the message is a
     sentence that names the file and what to do about it.
+    """
+
+
+class GrammarInvalid(ValueError):
+    """A grammar that cannot be compiled, or that no output can follow; a sentence says why.
+
+    The caller's fault when the edge checks it. Where a worker finds it, another release or another
+    model has let it pass.
     """

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -76,6 +77,10 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         tree = self.parse(source)
         _Bounds(self).visit(tree)
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
+
+    def variables_of(self, source: str) -> frozenset[str]:
+        """The names that a template reads and does not set itself. Raises TemplateSyntaxError."""
+        return frozenset(find_undeclared_variables(self.parse(source))) - frozenset(self.globals)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":

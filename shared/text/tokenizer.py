@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,14 +43,25 @@ class FastTokenizer:
     one; and ids outside the vocabulary stand for no text.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        """`backend` is ours from here on: nobody else may change it."""
+    def __init__(self, backend: Backend, shown: Collection[str] = ()) -> None:
+        """`backend` is ours from here on: nobody else may change it.
+
+        `shown`: special tokens that are text all the same, such as the markers of a tool call.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(
-            token_id for token_id, token in added.items() if token.special
+            token_id
+            for token_id, token in added.items()
+            if token.special and token.content not in shown
+        )
+        # Whoever writes `<name>` into a vocabulary means a mark, not a text with angle brackets.
+        self.marker_ids = frozenset(
+            token_id
+            for token_id, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
         )
         self._rule = _decoder_rule(backend)
         self._pieces: dict[int, tuple[bytes, bytes] | None] = {}
@@ -58,7 +69,10 @@ class FastTokenizer:
 
     @classmethod
     def from_bytes(
-        cls, tokenizer_json: bytes, facts: TokenizerFacts | None = None
+        cls,
+        tokenizer_json: bytes,
+        facts: TokenizerFacts | None = None,
+        shown: Collection[str] = (),
     ) -> FastTokenizer:
         """Raises TextInvalid when the file is not a tokenizer or contradicts `facts`."""
         try:
@@ -67,7 +81,7 @@ class FastTokenizer:
             raise TextInvalid(f"tokenizer.json cannot be used: {error}") from error
         if facts is not None:
             _apply(backend, facts)
-        return cls(backend)
+        return cls(backend, shown)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raises InvalidParameter for text with half a surrogate pair, which UTF-8 cannot carry."""
@@ -114,6 +128,23 @@ class FastTokenizer:
         """
         pair = self._piece_pair(token_id)
         return b"" if pair is None else pair[1]
+
+    def piece_table(self, size: int) -> list[bytes] | None:
+        """What each id below `size` stands for, wherever it occurs; b'' where there is no entry.
+
+        None when that depends on the other tokens, or is not known. A space that the decoder drops
+        from the very beginning of a text is not looked at.
+        """
+        if self._rule is None:
+            return None
+        table = []
+        for token_id in range(size):
+            token = self._backend.id_to_token(token_id)
+            piece = b"" if token is None else self._rule.encode(token, False)
+            if token is not None and self._rule.encode(token, True) != piece:
+                return None
+            table.append(piece)
+        return table
 
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry by its exact name, such as '<|im_end|>'."""

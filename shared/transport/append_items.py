@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from shared.messages import FinishReason, JobState
+from shared.messages import Delta, FinishReason, JobState
 from shared.transport.base import Append, AppendResult, AppendStatus
 from shared.transport.entries import encode_logprobs, encode_stop_reason, encode_token_ids
 from shared.transport.scripts import Argument
+from shared.transport.segments import encode_segments, sums_of
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -27,6 +28,7 @@ def refusal_of(item: Append) -> AppendResult | None:
         return _rejected("logprobs do not fill the range")
     try:
         num_bytes = len(delta.text.encode())
+        encode_segments(delta.segments).encode()
         if end is not None:
             end.message.encode()
             encode_stop_reason(end.stop_reason).encode()
@@ -34,6 +36,8 @@ def refusal_of(item: Append) -> AppendResult | None:
         return _rejected("text is not well-formed")
     if num_bytes != delta.end.num_bytes - delta.start.num_bytes:
         return _rejected("text does not fill the range")
+    if (why := _fault_of_segments(delta)) is not None:
+        return _rejected(why)
     if end is None:
         return None
     if end.state is JobState.FINISHED:
@@ -47,7 +51,7 @@ def refusal_of(item: Append) -> AppendResult | None:
 
 
 def append_arguments(item: Append) -> tuple[Argument, ...]:
-    """The 15 arguments of lua/append.lua's items."""
+    """The 16 arguments of lua/append.lua's items."""
     delta, end = item.delta, item.end_of_job
     cached = item.cached_tokens
     state = reason = tail = ""
@@ -66,6 +70,7 @@ def append_arguments(item: Append) -> tuple[Argument, ...]:
         item.end_hash,
         encode_token_ids(delta.token_ids),
         encode_logprobs(delta.logprobs),
+        encode_segments(delta.segments),
         delta.text.encode(),
         "" if cached is None else cached,
         state,
@@ -88,6 +93,23 @@ def append_result(item: Append, verdict: str) -> AppendResult:
     if kind == "ended":
         return AppendResult(AppendStatus.ENDED, detail=detail)
     return AppendResult(AppendStatus.REJECTED, detail=detail or verdict)
+
+
+def _fault_of_segments(delta: Delta) -> str | None:
+    if delta.segments is None:
+        return None
+    if any(min(segment[:3]) < 0 for segment in delta.segments):
+        return "a segment has negative numbers"
+    if any(
+        segment.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH)
+        for segment in delta.segments
+    ):
+        return "a choice ends by stop or length"
+    num_tokens = delta.end.num_tokens - delta.start.num_tokens
+    num_bytes = delta.end.num_bytes - delta.start.num_bytes
+    if sums_of(delta.segments) != (num_tokens, num_bytes):
+        return "segments do not fill the range"
+    return None
 
 
 def _rejected(detail: str) -> AppendResult:

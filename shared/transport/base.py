@@ -20,6 +20,7 @@ from shared.messages import (
     JobEvent,
     JobState,
     OnDisconnect,
+    Segment,
     TokenLogprob,
     Usage,
 )
@@ -32,13 +33,43 @@ class TransportError(Exception):
 class QueueFull(TransportError):
     """Admission said no; nothing was written.
 
-    `scope` is "total", "tenant", "tokens" (a limit of ours) or "memory" (Redis is full).
+    `scope` says which limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
+    (Redis is full), "deadline" (it would wait past its own); of the job's tenant "tenant" and
+    "tenant_tokens" (waiting), "tenant_jobs" (waiting or running), "requests_per_minute" and
+    "tokens_per_minute".
     """
 
     def __init__(self, scope: str, retry_after_s: float) -> None:
         super().__init__(f"queue is full ({scope})")
         self.scope = scope
         self.retry_after_s = retry_after_s
+
+
+class KeyTaken(Exception):
+    """The job's idempotency key belongs to another job; nothing was written.
+
+    `same_request` says whether that one came of an equal request.
+    """
+
+    def __init__(self, job_id: str, *, same_request: bool) -> None:
+        super().__init__(f"the key belongs to {job_id}")
+        self.job_id = job_id
+        self.same_request = same_request
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKey:
+    """Which job an idempotency key belongs to, and how that is. `state` None: it is forgotten."""
+
+    job_id: str
+    body: str
+    state: JobState | None
+
+    @property
+    def is_binding(self) -> bool:
+        """The job lives or has finished. What failed may be tried again, as another job."""
+        live = (JobState.QUEUED, JobState.RUNNING, JobState.FINISHED)
+        return self.state in live
 
 
 class Submitted(StrEnum):
@@ -50,11 +81,20 @@ class Submitted(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Bounds that `submit` checks atomically, at the check itself."""
+    """Bounds that `submit` checks atomically, at the check itself. None: no bound.
+
+    Minutes are buckets that fill up evenly. Tokens are those of the prompt and, until the job has
+    ended, all that it may give; then those that it gave.
+    """
 
     max_queued_jobs: int = 1000
     max_queued_tokens: int = 2_000_000  # prompt tokens of queued jobs
+    # of the job's tenant
     max_queued_jobs_per_tenant: int = 1000
+    max_queued_tokens_per_tenant: int | None = None  # prompt tokens of queued jobs
+    max_jobs_per_tenant: int | None = None  # queued and running
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +123,7 @@ class JobRecord:
     queue_position: int | None = None  # 0 is next; only while queued
     extra: Mapping[str, str] = field(default_factory=dict)  # hash fields of a newer release
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    num_choices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +194,24 @@ class EventBus(Protocol):
 class JobStore(Protocol):
     """The frontend's view: submit, read, cancel, look. Every call may raise TransportError."""
 
-    async def submit(self, job: Job, limits: AdmissionLimits, frontend_id: str) -> Submitted:
-        """Raises QueueFull before anything is written. Idempotent by job id."""
+    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submitted:
+        """Raises QueueFull and KeyTaken before anything is written. Idempotent by job id.
+
+        `reader_id`: who reads the job, "<frontend>#<n>"; "" for nobody, "<frontend>" for whichever
+        reader of that frontend.
+        """
+        ...
+
+    async def kept_key(self, key: str) -> KeptKey | None:
+        """By the digest in Job.idempotency; None: no job has it (any more)."""
+        ...
+
+    async def requeue(self, letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
+        """Submits `job`, which nobody waits for, in the place of a dead letter, which goes.
+
+        The id of the job that took the letter: `job`'s, or another's that was first. None: there is
+        no such letter. Raises QueueFull before anything is written.
+        """
         ...
 
     async def read_log(
@@ -164,16 +221,45 @@ class JobStore(Protocol):
         ...
 
     async def get(self, job_id: str) -> JobRecord | None: ...
-    async def list_jobs(self, state: JobState | None, limit: int) -> Sequence[JobRecord]: ...
+    async def facts(self, job_id: str) -> str | None:
+        """`facts` of the job as submitted; None where it has none, or is not known any more."""
+        ...
+
+    async def list_jobs(
+        self, state: JobState | None, limit: int, tenant: str | None = None
+    ) -> Sequence[JobRecord]:
+        """Newest first; of all states and of all tenants where they are None."""
+        ...
+
     async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
         """Latches CANCELLED unless the job has ended. None: no such job."""
         ...
 
-    async def attach(self, job_id: str, reader_id: str) -> JobState | None: ...
+    async def forget(self, job_id: str) -> bool:
+        """Drops what is kept of an ended job. False: it has not ended. True also without a job."""
+        ...
+
+    async def renew(self, job_ids: Sequence[str]) -> None:
+        """Keeps ended jobs that have a `retain_ms` for so long from now."""
+        ...
+
+    async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
+        """Each (job id, reader id) is there, or still there. The jobs' states; None: no such job.
+
+        Repeat it every second: a job whose marked reader has left or died then knows of another.
+        """
+        ...
+
     async def detach(self, job_id: str, reader_id: str) -> None: ...
     async def beat_frontend(self, frontend_id: str, lease_ms: int) -> None: ...
     async def reap(self) -> int:
-        """Expires jobs past their deadline; returns how many. Anybody may call it at any time."""
+        """Ends jobs past their deadline and, a page of them at a time, those that nobody reads any
+        more; returns how many. Anybody may call it at any time, everybody each second."""
+        ...
+
+    async def shared_secret(self, purpose: str) -> bytes:
+        """Random bytes that all frontends have in common; made by the first that asks, kept for a
+        week after the last."""
         ...
 
     async def workers(self) -> Sequence[WorkerStatus]: ...
@@ -223,7 +309,8 @@ class JobEnd:
 class Append:
     """One job's part of a step: log (start..end], then end the job if `end_of_job` is given.
 
-    `start_hash` and `end_hash` chain over the token ids up to `start` and `end` (see chain_hash).
+    `start_hash` and `end_hash` chain over the token ids up to `start` and `end` (see chain_hash;
+    over their links, see chain_links, where the delta has segments).
     A job that ends without new tokens has `start == end` and no token ids; any text that was still
     held back travels in `delta.text` (then `end.num_bytes` grows alone).
     """
@@ -238,10 +325,22 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """A claimed job: run it from `output_token_ids` on and speak under `attempt`.
+class LoggedChoice:
+    """What a log holds of one choice. With a finish reason it has ended and is not run again."""
 
-    After a first claim the outputs are empty; after a recovery they are what the log holds.
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    num_bytes: int = 0  # of text
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A claimed job: run each of its choices from where its log ends and speak under `attempt`.
+
+    After a first claim the outputs are empty; after a recovery they are what the log holds, in its
+    order, and `segments` say whose they are (None: all of it is choice 0's).
     """
 
     job: Job
@@ -251,6 +350,18 @@ class Delivery:
     end: Cursor = START
     cached_tokens: int = 0
     crashes: int = 0
+    segments: tuple[Segment, ...] | None = None
+
+    @property
+    def choices(self) -> tuple[LoggedChoice, ...]:
+        """The log by choice, one for each of the job's.
+
+        A job of one choice ends with its log, so a single choice is never given as ended.
+        """
+        if self.segments is None:
+            first = LoggedChoice(self.output_token_ids, self.output_logprobs, self.end.num_bytes)
+            return (first, *(LoggedChoice() for _ in range(1, self.job.num_choices)))
+        return _by_choice(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +389,9 @@ class JobQueue(Protocol):
         ...
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
-        """Takes at most `count` new jobs, waiting up to `block_ms` for the first; claims each."""
+        """Takes new jobs for `count` free places, waiting up to `block_ms` for the first; claims
+        each. A job takes a place for each of its choices; one is taken while a place is free, so
+        the last may have more choices than places were left."""
         ...
 
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
@@ -286,7 +399,7 @@ class JobQueue(Protocol):
         ...
 
     async def recover(self, worker_id: str, count: int) -> Sequence[Delivery]:
-        """Takes over jobs of workers without a lease, and released ones."""
+        """Takes over jobs of workers without a lease, and released ones; `count` as in `pull`."""
         ...
 
     async def append(
@@ -315,6 +428,34 @@ class JobQueue(Protocol):
     async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
         """Publishes the model's card and its blobs (by digest); repeat to keep them alive."""
         ...
+
+
+def _by_choice(delivery: Delivery) -> tuple[LoggedChoice, ...]:
+    num_choices = delivery.job.num_choices
+    token_ids: list[list[int]] = [[] for _ in range(num_choices)]
+    logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
+    num_bytes = [0] * num_choices
+    ends: dict[int, Segment] = {}
+    first = 0
+    for segment in delivery.segments or ():
+        end = first + segment.num_tokens
+        token_ids[segment.choice] += delivery.output_token_ids[first:end]
+        logprobs[segment.choice] += delivery.output_logprobs[first:end]
+        num_bytes[segment.choice] += segment.num_bytes
+        if segment.finish_reason is not None:
+            ends[segment.choice] = segment
+        first = end
+    nothing = Segment(0, 0, 0)
+    return tuple(
+        LoggedChoice(
+            tuple(token_ids[choice]),
+            tuple(logprobs[choice]),
+            num_bytes[choice],
+            ends.get(choice, nothing).finish_reason,
+            ends.get(choice, nothing).stop_reason,
+        )
+        for choice in range(num_choices)
+    )
 
 
 def finish_reason_of(end: JobEnd) -> FinishReason:

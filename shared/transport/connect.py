@@ -6,7 +6,10 @@ from shared.keys import NAMESPACE, Keys
 from shared.transport.failures import translated
 from shared.transport.home import WrongTopology
 from shared.transport.profiles import Connections
+from shared.transport.redis_batches import RedisBatchStore
 from shared.transport.redis_bus import RedisEventBus
+from shared.transport.redis_dead_letters import RedisDeadLetters
+from shared.transport.redis_files import RedisFileIndex
 from shared.transport.redis_queue import RedisJobQueue
 from shared.transport.redis_store import RedisJobStore, StorePolicy
 from shared.transport.scripts import Scripts
@@ -18,8 +21,8 @@ RETAIN_MS = 600_000
 
 
 class RedisTransport:
-    """JobStore, JobQueue and EventBus over one server, over whichever sentinels name, or over the
-    cluster node that has our slot; `aclose` ends them all.
+    """JobStore, JobQueue, EventBus, FileIndex and BatchStore over one server, over whichever
+    sentinels name, or over the cluster node that has our slot; `aclose` ends them all.
 
     Nothing connects before it is used, so it can be made while the server is away.
     """
@@ -32,9 +35,12 @@ class RedisTransport:
         is_sharded = self.connections.is_sharded
         scripts = Scripts(keys, retain_ms, is_sharded=is_sharded)
         subscriber = Subscriber(self.connections.new_sub, is_sharded=is_sharded)
-        self.store = RedisJobStore(keys, self.connections.cmd, scripts, policy)
+        self.store = RedisJobStore(keys, self.connections, scripts, policy)
         self.queue = RedisJobQueue(keys, self.connections, scripts, subscriber)
         self.bus = RedisEventBus(keys, subscriber)
+        self.dead_letters = RedisDeadLetters(keys, self.connections.cmd, scripts)
+        self.files = RedisFileIndex(keys, self.connections.cmd, scripts)
+        self.batches = RedisBatchStore(keys, self.connections.cmd, scripts)
 
     async def check(self) -> list[str]:
         """Warnings, as sentences. Raises UnsafeServer for a server that would lose jobs, and

@@ -1,12 +1,14 @@
-"""How fast the queue empties, measured: what a refused caller is told to wait."""
+"""How fast waiting work is done, measured: what a refused caller is told to wait."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Mapping
 
 WINDOW_S = 30.0
-MAX_SAMPLES = 64
+MAX_SAMPLES = 256
+MIN_MEASURED_S = 2.0  # shorter looks say nothing
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 UNKNOWN_RETRY_S = 2.0
@@ -14,27 +16,51 @@ JITTER = 0.2
 
 
 class DrainRate:
-    """Jobs ended per second over the last half minute, from whatever totals come by."""
+    """Tokens computed per second by the workers of one model, prompts and outputs, over the last
+    half minute.
+
+    Only time in which work waited counts: what an engine does with less than it could do says
+    nothing of what it can.
+    """
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque(maxlen=MAX_SAMPLES)
+        self._samples: deque[tuple[float, float, float]] = deque(maxlen=MAX_SAMPLES)
+        self._totals: Mapping[str, float] = {}
+        self._at_s: float | None = None  # of the last look, when work waited
 
-    def observe(self, total_ended: int, now_s: float) -> None:
-        """`now_s` is monotonic; samples closer than half a second are not kept."""
-        if self._samples and now_s - self._samples[-1][0] < WINDOW_S / MAX_SAMPLES:
-            return
-        if self._samples and total_ended < self._samples[-1][1]:
-            self._samples.clear()  # the server lost its counters
-        self._samples.append((now_s, total_ended))
-        while now_s - self._samples[0][0] > WINDOW_S:
+    def observe(self, totals: Mapping[str, float], now_s: float, *, is_waiting: bool) -> None:
+        """`totals`: tokens that each worker has computed so far; `now_s` is monotonic.
+
+        A worker that is seen for the first time, or that counts anew, adds nothing yet.
+        """
+        if self._at_s is not None and is_waiting:
+            grown = sum(
+                max(0.0, total - self._totals.get(worker, total))
+                for worker, total in totals.items()
+            )
+            self._samples.append((now_s, now_s - self._at_s, grown))
+        self._totals = dict(totals)
+        self._at_s = now_s if is_waiting else None
+        while self._samples and now_s - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
 
-    def retry_after_s(self, num_queued: int) -> float:
-        """Seconds until `num_queued` jobs have ended, within bounds, spread by up to a fifth."""
-        wait_s = UNKNOWN_RETRY_S
-        if len(self._samples) >= 2:
-            (first_s, first_total), (last_s, last_total) = self._samples[0], self._samples[-1]
-            ended = last_total - first_total
-            wait_s = num_queued * (last_s - first_s) / ended if ended else MAX_RETRY_S
-        wait_s = min(MAX_RETRY_S, max(MIN_RETRY_S, wait_s))
-        return min(MAX_RETRY_S, wait_s * (1.0 + JITTER * random.random()))
+    @property
+    def tokens_per_s(self) -> float | None:
+        """None: not measured. 0.0: work waited and nothing was done."""
+        measured_s = sum(elapsed_s for _, elapsed_s, _ in self._samples)
+        if measured_s < MIN_MEASURED_S:
+            return None
+        return sum(grown for _, _, grown in self._samples) / measured_s
+
+    def retry_after_s(self, num_tokens: int) -> float:
+        """Seconds until so much work is done, within bounds, spread by up to a fifth."""
+        rate = self.tokens_per_s
+        if rate is None:
+            return spread_s(UNKNOWN_RETRY_S)
+        return spread_s(num_tokens / rate if rate else MAX_RETRY_S)
+
+
+def spread_s(wait_s: float) -> float:
+    """Within the bounds of a Retry-After, and not the same for all who ask at once."""
+    wait_s = min(MAX_RETRY_S, max(MIN_RETRY_S, wait_s))
+    return min(MAX_RETRY_S, wait_s * (1.0 + JITTER * random.random()))

@@ -26,6 +26,7 @@ from shared.messages import (
     TokenLogprob,
     Usage,
 )
+from shared.transport.segments import decode_segments
 
 LOST_OUTPUT = "The output of this job is no longer stored."
 
@@ -101,7 +102,14 @@ def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | N
     token_ids = decode_token_ids(fields[b"t"])
     text = fields[b"d"]
     start = Cursor(end.num_tokens - len(token_ids), end.num_bytes - len(text))
-    return Delta(start, end, token_ids, text.decode(), decode_logprobs(fields.get(b"lp", b"")))
+    return Delta(
+        start,
+        end,
+        token_ids,
+        text.decode(),
+        decode_logprobs(fields.get(b"lp", b"")),
+        decode_segments(fields.get(b"c", b"")),
+    )
 
 
 def decode_frame(data: bytes) -> JobEvent | None:
@@ -109,14 +117,10 @@ def decode_frame(data: bytes) -> JobEvent | None:
     kind, _, rest = data.partition(b"|")
     if kind == b"D":
         n0, n1, b1, token_ids, logprobs, text = rest.split(b"|", 5)
-        end = Cursor(int(n1), int(b1))
-        return Delta(
-            Cursor(int(n0), end.num_bytes - len(text)),
-            end,
-            decode_token_ids(token_ids),
-            text.decode(),
-            decode_logprobs(logprobs),
-        )
+        return _delta(n0, n1, b1, b"", token_ids, logprobs, text)
+    if kind == b"C":
+        n0, n1, b1, segments, token_ids, logprobs, text = rest.split(b"|", 6)
+        return _delta(n0, n1, b1, segments, token_ids, logprobs, text)
     if kind == b"S":
         attempt, worker_id = rest.split(b"|", 1)
         return Started(worker_id.decode(), int(attempt))
@@ -132,6 +136,26 @@ def decode_frame(data: bytes) -> JobEvent | None:
             message=message.decode(),
         )
     return None
+
+
+def _delta(
+    n0: bytes,
+    n1: bytes,
+    b1: bytes,
+    segments: bytes,
+    token_ids: bytes,
+    logprobs: bytes,
+    text: bytes,
+) -> Delta:
+    end = Cursor(int(n1), int(b1))
+    return Delta(
+        Cursor(int(n0), end.num_bytes - len(text)),
+        end,
+        decode_token_ids(token_ids),
+        text.decode(),
+        decode_logprobs(logprobs),
+        decode_segments(segments),
+    )
 
 
 def build_end(

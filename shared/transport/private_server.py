@@ -44,8 +44,8 @@ class ServerError(Exception):
 class PrivateServer:
     """One server process. Without a data directory it has a temporary one, removed by `stop`.
 
-    The server dies with the thread that called `start` (Linux), so start it from a thread that
-    lives as long as the process: the main one.
+    The server dies with the thread that called `start` or `respawn` (Linux), so call them from a
+    thread that lives as long as the process: the main one.
     """
 
     def __init__(self, data_dir: Path | str | None = None) -> None:
@@ -55,6 +55,8 @@ class PrivateServer:
         self._socket_dir: Path | None = None
         self._lock: TextIO | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []
+        self._socket = Path()
         self.version = ""  # e.g. "valkey-server 9.1.2", once started
         self.url = ""
 
@@ -76,15 +78,50 @@ class PrivateServer:
         path, version = found
         try:
             self._take_directory()
-            socket = self._choose_socket()
+            self._socket = self._choose_socket()
             self.version = f"{Path(path).name} {'.'.join(map(str, version))}"
-            self._process = self._spawn(path, socket)
-            self._wait_until_ready(socket)
+            self._command = self._command_of(path)
+            self._process = self._spawn()
+            self._wait_until_ready()
         except BaseException:
             self.stop()
             raise
-        self.url = "unix://" + quote(str(socket))
+        self.url = "unix://" + quote(str(self._socket))
         return self.url
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a started server that has ended by itself; None while it runs."""
+        assert self._process is not None, "not started"
+        return self._process.poll()
+
+    def respawn(self) -> None:
+        """Starts a server that has ended again: same URL, same data, the lock was kept. Returns at
+        once; `answers` says when it serves. Raises ServerError."""
+        assert self.exit_code is not None, "the server runs"
+        self._socket.unlink(missing_ok=True)
+        try:
+            self._process = self._spawn()
+        except OSError as error:
+            raise ServerError(f"{self.version} cannot be started: {error.strerror}.") from error
+
+    def answers(self) -> bool:
+        """One PING. False: not there (yet), or still loading its file."""
+        client = redis.Redis(unix_socket_path=str(self._socket), socket_timeout=1.0, protocol=2)
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        with open(self.data_dir / "redis.log", "rb") as server_log:
+            server_log.seek(0, os.SEEK_END)
+            server_log.seek(max(0, server_log.tell() - LOG_TAIL_BYTES))
+            lines = server_log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else "it said nothing."
 
     def stop(self) -> None:
         """Ends the server; leaves the data of a named directory, nothing else. Idempotent."""
@@ -141,10 +178,10 @@ class PrivateServer:
         socket.unlink(missing_ok=True)
         return socket
 
-    def _spawn(self, path: str, socket: Path) -> subprocess.Popen[bytes]:
+    def _command_of(self, path: str) -> list[str]:
         options = {
             "port": "0",
-            "unixsocket": str(socket),
+            "unixsocket": str(self._socket),
             "unixsocketperm": "700",
             "dir": str(self.data_dir),
             "appendonly": "yes",
@@ -153,14 +190,13 @@ class PrivateServer:
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }
-        command = [
-            path,
-            *(word for name, value in options.items() for word in (f"--{name}", value)),
-        ]
+        return [path, *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         assert self._lock is not None
         with open(self.data_dir / "redis.log", "ab") as server_log:
             return subprocess.Popen(
-                command,
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=server_log,
                 stderr=subprocess.STDOUT,
@@ -171,33 +207,16 @@ class PrivateServer:
                 preexec_fn=_dies_with_owner(),
             )
 
-    def _wait_until_ready(self, socket: Path) -> None:
-        process = self._process
-        assert process is not None
-        client = redis.Redis(unix_socket_path=str(socket), socket_timeout=1.0, protocol=2)
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        try:
-            while time.monotonic() < deadline:
-                if process.poll() is not None:
-                    raise ServerError(
-                        f"{self.version} ended with exit code {process.returncode}: "
-                        f"{self._last_words()}"
-                    )
-                try:
-                    client.ping()
-                    return
-                except redis.RedisError:  # no socket yet, or still loading its file
-                    time.sleep(POLL_S)
-        finally:
-            client.close()
-        raise ServerError(f"{self.version} did not answer within {START_TIMEOUT_S:g} s.")
-
-    def _last_words(self) -> str:
-        with open(self.data_dir / "redis.log", "rb") as server_log:
-            server_log.seek(0, os.SEEK_END)
-            server_log.seek(max(0, server_log.tell() - LOG_TAIL_BYTES))
-            lines = server_log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else "it said nothing."
+        while not self.answers():
+            if self.exit_code is not None:
+                raise ServerError(
+                    f"{self.version} ended with exit code {self.exit_code}: {self.last_words()}"
+                )
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.version} did not answer within {START_TIMEOUT_S:g} s.")
+            time.sleep(POLL_S)
 
 
 def inspect_command(redis_url: str) -> str:

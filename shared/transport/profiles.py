@@ -1,13 +1,15 @@
-"""Three ways to hold a connection: short commands, waiting for work, listening.
+"""Four ways to hold a connection: short commands, beats, waiting for work, listening.
 
 The client library's defaults are wrong for a queue: they send a command again after a lost reply,
 which is safe only for our idempotent transitions, and never notice a half-open subscriber.
 
 cmd   short time limits, a few quick retries: every script may be repeated
+beat  leases and nothing else, so that no amount of other commands makes a beat wait for a
+      connection; no retry: a beat is out of date before it could be repeated, the next one is due
 pull  waits at the server up to BLOCK_MS; no retry, its caller's loop handles errors
 sub   no time limit on reads; the Subscriber brings its own watchdog
 
-Behind sentinels and in a cluster the same three lead to the partition's home (home.py): one server
+Behind sentinels and in a cluster the same four lead to the partition's home (home.py): one server
 at a time, so pipelines, transactions and pools are the ordinary ones.
 """
 
@@ -39,9 +41,11 @@ from shared.transport.server_url import (
 BLOCK_MS = 1000
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 3.0
+BEAT_TIMEOUT_S = 2.0
 PULL_TIMEOUT_S = BLOCK_MS / 1000 + 2.0
 FIND_TIMEOUT_S = 1.0
 MAX_COMMAND_CONNECTIONS = 64
+MAX_BEAT_CONNECTIONS = 2  # the one in use, and its successor when it does not answer
 COMMAND_RETRIES = 2
 
 
@@ -63,6 +67,11 @@ class Connections:
             {"socket_timeout": COMMAND_TIMEOUT_S, "retry": often},
             BlockingConnectionPool,
             {"max_connections": MAX_COMMAND_CONNECTIONS, "timeout": COMMAND_TIMEOUT_S},
+        )
+        self.beat = self._client(
+            {"socket_timeout": BEAT_TIMEOUT_S, "retry": never},
+            BlockingConnectionPool,
+            {"max_connections": MAX_BEAT_CONNECTIONS, "timeout": BEAT_TIMEOUT_S},
         )
         self.pull = self._client(
             {"socket_timeout": PULL_TIMEOUT_S, "retry": never}, ConnectionPool, {}
@@ -98,7 +107,7 @@ class Connections:
             await client.aclose(close_connection_pool=True)
 
     async def aclose(self) -> None:
-        for client in (self.cmd, self.pull, self._sub):
+        for client in (self.cmd, self.beat, self.pull, self._sub):
             await client.aclose(close_connection_pool=True)
 
     def _client(

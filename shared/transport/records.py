@@ -22,10 +22,10 @@ Hash = Mapping[bytes, bytes]
 _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths n b h prompt_tokens cached_tokens q "
     b"qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms orphan_ms reason stop_reason "
-    b"message by fe og crid".split()
+    b"message by fe og crid retain_ms choices lane work reserved idem".split()
 )
 # Fields of a worker's hash that are not its statistics.
-WORKER_FIELDS = frozenset({"beat_ms", "pull_ms", "models", "draining", "stalled"})
+WORKER_FIELDS = frozenset({"beat_ms", "pull_ms", "taken", "models", "draining", "stalled"})
 
 
 def job_record(job_id: str, fields: Hash, queue_position: int | None = None) -> JobRecord:
@@ -58,6 +58,7 @@ def job_record(job_id: str, fields: Hash, queue_position: int | None = None) -> 
                 if name not in _JOB_FIELDS
             },
             on_disconnect=_policy(fields.get(b"og", b"0")),
+            num_choices=int(fields.get(b"choices", 1)),
         )
     except KeyError as error:
         raise ValueError(f"the hash of job {job_id} lacks {error}") from error

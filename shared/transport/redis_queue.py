@@ -14,7 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from shared.codec import PayloadInvalid, decode_job
 from shared.keys import GROUP, Keys
-from shared.messages import Cursor, Delta, ErrorCode, JobState, TokenLogprob
+from shared.messages import Cursor, Delta, ErrorCode, JobState, Segment, TokenLogprob
 from shared.transport.append_items import append_arguments, append_result, refusal_of
 from shared.transport.base import Append, AppendResult, Beat, Delivery
 from shared.transport.entries import decode_entry
@@ -32,7 +32,6 @@ PENDING_PAGE = 100
 LOG_PAGE = 1000
 POLL_S = 0.02
 RETRY_S = 0.05
-EVERY_NTH_PULL = 8  # begins with the last lane, so that none starves
 MAX_HINTS = 1024
 
 
@@ -48,7 +47,6 @@ class RedisJobQueue:
         self._scripts = scripts
         self._subscriber = subscriber
         self._models: tuple[str, ...] = ()
-        self._num_pulls = 0
 
     async def setup(self, models: Sequence[str]) -> None:
         """As JobQueue; models add up."""
@@ -79,7 +77,8 @@ class RedisJobQueue:
         for job_id, attempt in beat.running:
             arguments += (job_id, attempt)
         with translated("beat"):
-            return [job_id.decode() for job_id in await self._call("beat", *arguments)]
+            drops = await self._scripts.call(self._connections.beat, "beat", *arguments)
+        return [job_id.decode() for job_id in drops]
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         """As JobQueue. Waiting delivers nothing, so a wait whose reply is lost loses nothing."""
@@ -187,11 +186,8 @@ class RedisJobQueue:
 
     async def _pull_once(self, worker_id: str, count: int) -> tuple[list[Any], bool, list[bytes]]:
         """Claims; whether there may be more at once; else the newest entry of each queue."""
-        queues = self._queues()
-        self._num_pulls += 1
-        order = queues[::-1] if self._num_pulls % EVERY_NTH_PULL == 0 else queues
         try:
-            reply = await self._call("pull", worker_id, count, MAX_CRASHES, *order)
+            reply = await self._call("pull", worker_id, count, MAX_CRASHES, *self._queues())
         except RedisError as error:
             if group_is_missing(error):
                 await self.setup(self._models)
@@ -204,7 +200,7 @@ class RedisJobQueue:
         if reply[0] == b"NOLEASE":
             return [], False, []
         _, claims, more, last = reply
-        return claims, bool(more), last if order is queues else last[::-1]
+        return claims, bool(more), last
 
     async def _wait_for_work(self, last: list[bytes], left_s: float) -> None:
         """Until something was queued after `last`, or a part of `left_s` has passed."""
@@ -259,7 +255,7 @@ class RedisJobQueue:
 
     async def _delivery(self, worker_id: str, claim: Any) -> Delivery | None:
         """None when the job cannot be run: it has been failed."""
-        _, raw_id, attempt, n, b, _, crashes, cached, request = claim
+        _, raw_id, attempt, n, b, _, crashes, cached, request, *_ = claim
         job_id, end = raw_id.decode(), Cursor(int(n), int(b))
         try:
             job = decode_job(request)
@@ -270,7 +266,11 @@ class RedisJobQueue:
             return None
         deltas = await self._logged(job_id, end) if end.num_tokens else []
         token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
-        if len(token_ids) != end.num_tokens:
+        segments = _segments_of(deltas)
+        is_whole = len(token_ids) == end.num_tokens and all(
+            segment.choice < job.num_choices for segment in segments or ()
+        )
+        if not is_whole:
             message = "The job cannot be resumed: its log is incomplete."
             await self._fail(worker_id, job_id, attempt, ErrorCode.JOB_LOST, message)
             return None
@@ -285,6 +285,7 @@ class RedisJobQueue:
             end=end,
             cached_tokens=int(cached),
             crashes=int(crashes),
+            segments=segments,
         )
 
     async def _logged(self, job_id: str, end: Cursor) -> list[Delta]:
@@ -316,6 +317,18 @@ class RedisJobQueue:
 
     async def _call(self, name: str, *arguments: Argument) -> Any:
         return await self._scripts.call(self._redis, name, *arguments)
+
+
+def _segments_of(deltas: Sequence[Delta]) -> tuple[Segment, ...] | None:
+    """Of all deltas in a row; None when none of them has any."""
+    if all(delta.segments is None for delta in deltas):
+        return None
+    segments: list[Segment] = []
+    for delta in deltas:
+        num_bytes = delta.end.num_bytes - delta.start.num_bytes
+        whole = (Segment(0, len(delta.token_ids), num_bytes),)
+        segments += whole if delta.segments is None else delta.segments
+    return tuple(segments)
 
 
 class _Hints:

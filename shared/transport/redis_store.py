@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from shared.codec import encode_job
@@ -28,25 +28,30 @@ from shared.transport.base import (
     AdmissionLimits,
     CancelResult,
     JobRecord,
+    KeptKey,
+    KeyTaken,
     QueueFull,
     QueueStats,
     Submitted,
     TransportError,
     WorkerStatus,
 )
-from shared.transport.drain_rate import DrainRate
+from shared.transport.drain_rate import DrainRate, spread_s
 from shared.transport.entries import decode_entry, lost_output
 from shared.transport.failures import is_out_of_memory, translated
+from shared.transport.profiles import Connections
 from shared.transport.records import end_of, job_record, queue_stats, worker_status
-from shared.transport.scripts import Scripts
+from shared.transport.scripts import Argument, Scripts
 
 MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
 MAX_LOG_READ = 4096  # events of one read_log
 MAX_LISTED = 1000  # records of one list_jobs
 LIST_PAGE = 200
+ATTACH_PAGE = 256  # readers per script call
 MAX_SCANNED = 10_000  # live jobs looked at by one list_jobs
 POSITION_MAX = 1000  # entries counted per lane
 MEMORY_RETRY_S = 5.0
+SECRET_LIFE_MS = 7 * 24 * 3_600_000
 _MAX_ID_PART = 2**63 - 1
 
 Fields = dict[bytes, bytes]
@@ -64,49 +69,95 @@ class StorePolicy:
 class RedisJobStore:
     """Implements JobStore for one partition. Safe for any number of tasks."""
 
-    def __init__(self, keys: Keys, redis: Redis, scripts: Scripts, policy: StorePolicy) -> None:
+    def __init__(
+        self, keys: Keys, connections: Connections, scripts: Scripts, policy: StorePolicy
+    ) -> None:
         self._keys = keys
-        self._redis = redis
+        self._redis = connections.cmd
+        self._beats = connections.beat
         self._scripts = scripts
         self._policy = policy
-        self._drain = DrainRate()
+        self._clock = time.monotonic
+        self._workers: Sequence[WorkerStatus] = ()  # as last seen
+        self._drains: dict[str, DrainRate] = {}  # by model
 
-    async def submit(self, job: Job, limits: AdmissionLimits, frontend_id: str) -> Submitted:
+    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submitted:
         """As JobStore. ValueError for a job id, lane, model or timeout that cannot be queued."""
+        reply = await self._submit(job, limits, reader_id)
+        return Submitted.DUPLICATE if reply[0] == b"DUP" else Submitted.ACCEPTED
+
+    async def requeue(self, letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
+        """As JobStore; ValueError as `submit`."""
+        reply = await self._submit(job, limits, "", letter=letter_id)
+        if reply[0] == b"NOLETTER":
+            return None
+        return reply[1].decode() if reply[0] == b"REQUEUED" else job.job_id
+
+    async def _submit(
+        self, job: Job, limits: AdmissionLimits, reader_id: str, *, letter: str = ""
+    ) -> Any:
+        """The transition's reply. Raises QueueFull and KeyTaken."""
         if not self._is_ours(job.job_id):
             raise ValueError(f"not a job id of partition {self._keys.partition}: {job.job_id[:80]}")
         if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:
             raise ValueError(f"timeout_ms is between 1 and {MAX_TIMEOUT_MS}: {job.timeout_ms}")
         if not 0 <= job.lane < NUM_LANES:
             raise ValueError(f"a lane is between 0 and {NUM_LANES - 1}: {job.lane}")
+        drain = self._drains.get(job.model) or DrainRate()
+        asked: dict[str, Argument] = {
+            "id": job.job_id,
+            "model": job.model,
+            "lane": job.lane,
+            "tenant": job.tenant,
+            "kind": job.kind,
+            "request": encode_job(job),
+            "timeout_ms": job.timeout_ms,
+            "prompt_tokens": len(job.prompt_token_ids),
+            "max_output": job.sampling.max_tokens * job.num_choices,
+            "choices": "" if job.num_choices == 1 else job.num_choices,
+            "crid": job.client_request_id or "",
+            "facts": job.facts,
+            "retain_ms": _or_none(job.retain_ms),
+            "reader": reader_id,
+            "grace": self._grace_of(job.on_disconnect),
+            "frontend_lease_ms": self._policy.frontend_lease_ms,
+            "max_queued": limits.max_queued_jobs,
+            "max_queued_tokens": limits.max_queued_tokens,
+            "max_tenant_queued": limits.max_queued_jobs_per_tenant,
+            "max_tenant_queued_tokens": _or_none(limits.max_queued_tokens_per_tenant),
+            "max_tenant_jobs": _or_none(limits.max_jobs_per_tenant),
+            "requests_per_minute": _or_none(limits.requests_per_minute),
+            "tokens_per_minute": _or_none(limits.tokens_per_minute),
+            "tok_s": str(drain.tokens_per_s or ""),  # 0: a worker may come and do it all the same
+            "idem": "" if job.idempotency is None else job.idempotency.key,
+            "idem_body": "" if job.idempotency is None else job.idempotency.body,
+            "letter": letter,
+        }
         with translated("submit"):
             try:
                 reply = await self._call(
-                    "submit",
-                    job.job_id,
-                    job.model,
-                    job.lane,
-                    job.tenant,
-                    job.kind,
-                    encode_job(job),
-                    job.timeout_ms,
-                    len(job.prompt_token_ids),
-                    limits.max_queued_jobs,
-                    limits.max_queued_tokens,
-                    limits.max_queued_jobs_per_tenant,
-                    frontend_id,
-                    self._grace_of(job.on_disconnect),
-                    job.client_request_id or "",
-                    self._policy.frontend_lease_ms,
+                    "submit", *(word for pair in asked.items() for word in pair)
                 )
             except RedisError as error:
                 if is_out_of_memory(error):
                     raise QueueFull("memory", MEMORY_RETRY_S) from error
                 raise
+        if reply[0] in (b"SAME", b"REUSED"):
+            raise KeyTaken(reply[1].decode(), same_request=reply[0] == b"SAME")
         if reply[0] == b"FULL":
-            await self.queue_stats()
-            raise QueueFull(reply[1].decode(), self._drain.retry_after_s(int(reply[2])))
-        return Submitted.DUPLICATE if reply[0] == b"DUP" else Submitted.ACCEPTED
+            _, scope, work, wait_ms = reply
+            wait_s = spread_s(int(wait_ms) / 1000) if wait_ms else drain.retry_after_s(int(work))
+            raise QueueFull(scope.decode(), wait_s)
+        return reply
+
+    async def kept_key(self, key: str) -> KeptKey | None:
+        with translated("kept_key"):
+            kept: Any = await self._redis.hmget(self._keys.idempotency(key), ("id", "body"))
+            if kept[0] is None:
+                return None
+            job_id, body = kept[0].decode(), kept[1].decode()
+            state: Any = await self._redis.hget(self._keys.job(job_id), "state")
+        return KeptKey(job_id, body, None if state is None else JobState(state.decode()))
 
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
@@ -144,22 +195,30 @@ class RedisJobStore:
                 return None
             position = None
             if fields.get(b"state") == b"queued":
-                place = int(await self._call("position", job_id, POSITION_MAX))
-                position = place if place >= 0 else None
+                (position,) = await self._positions([job_id])
         return _record(job_id, fields, position)
 
-    async def list_jobs(self, state: JobState | None, limit: int) -> Sequence[JobRecord]:
-        """Newest first: live jobs by deadline, then ended ones (the last thousand of each state)
-        by their end. `limit` is capped at MAX_LISTED."""
+    async def facts(self, job_id: str) -> str | None:
+        if not self._is_ours(job_id):
+            return None
+        with translated("facts"):
+            facts: Any = await self._redis.get(self._keys.facts(job_id))
+        return None if facts is None else facts.decode()
+
+    async def list_jobs(
+        self, state: JobState | None, limit: int, tenant: str | None = None
+    ) -> Sequence[JobRecord]:
+        """Newest first: live jobs by deadline, queued ones with their positions, then ended ones
+        (the last thousand of each state) by their end. `limit` is capped at MAX_LISTED."""
         limit = max(0, min(limit, MAX_LISTED))
         found: list[JobRecord] = []
         if state not in TERMINAL_STATES:
-            await self._list_index(self._keys.live, state, limit, found)
+            await self._list_index(self._keys.live, state, tenant, limit, found)
         if state is None or state in TERMINAL_STATES:
             ended: list[JobRecord] = []
             for one in sorted(TERMINAL_STATES) if state is None else (state,):
                 part: list[JobRecord] = []
-                await self._list_index(self._keys.ended(one), one, limit, part)
+                await self._list_index(self._keys.ended(one), one, tenant, limit, part)
                 ended += part
             ended.sort(key=lambda record: record.ended_ms or 0, reverse=True)
             found += ended
@@ -179,12 +238,30 @@ class RedisJobStore:
             return None
         return CancelResult(JobState(reply[1].decode()), int(reply[2]), won=reply[0] == b"OK")
 
-    async def attach(self, job_id: str, reader_id: str) -> JobState | None:
+    async def forget(self, job_id: str) -> bool:
         if not self._is_ours(job_id):
-            return None
-        with translated("attach"):
-            reply = await self._call("attach", job_id, reader_id, self._policy.frontend_lease_ms)
-        return JobState(reply[1].decode()) if reply[0] == b"OK" else None
+            return True
+        with translated("forget"):
+            reply = await self._call("forget", job_id)
+        return bool(reply[0] != b"LIVE")
+
+    async def renew(self, job_ids: Sequence[str]) -> None:
+        ours = [job_id for job_id in job_ids if self._is_ours(job_id)]
+        if ours:
+            with translated("renew"):
+                await self._call("renew", *ours)
+
+    async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
+        states: dict[tuple[str, str], JobState | None] = {}
+        ours = [reader for reader in readers if self._is_ours(reader[0])]
+        for at in range(0, len(ours), ATTACH_PAGE):
+            page = ours[at : at + ATTACH_PAGE]
+            arguments = [word for reader in page for word in reader]
+            with translated("attach"):
+                words = await self._call("attach", self._policy.frontend_lease_ms, *arguments)
+            for reader, word in zip(page, words, strict=True):
+                states[reader] = None if word == b"gone" else JobState(word.decode())
+        return [states.get(reader) for reader in readers]
 
     async def detach(self, job_id: str, reader_id: str) -> None:
         if self._is_ours(job_id):
@@ -195,12 +272,21 @@ class RedisJobStore:
         with translated("beat_frontend"):
             lease = self._keys.frontend(frontend_id)
             # Above maxmemory SET is refused, and a lease that is there can still be renewed.
-            if not await self._redis.pexpire(lease, lease_ms):
-                await self._redis.set(lease, b"1", px=lease_ms)
+            if not await self._beats.pexpire(lease, lease_ms):
+                await self._beats.set(lease, b"1", px=lease_ms)
 
     async def reap(self) -> int:
         with translated("reap"):
             return int(await self._call("reap"))
+
+    async def shared_secret(self, purpose: str) -> bytes:
+        key = self._keys.secret(purpose)
+        with translated("shared_secret"):
+            while not await self._redis.pexpire(key, SECRET_LIFE_MS):
+                await self._redis.set(key, secrets.token_bytes(32), px=SECRET_LIFE_MS, nx=True)
+            found: Any = await self._redis.get(key)
+        assert isinstance(found, bytes), "it lives for a week"
+        return found
 
     async def workers(self) -> Sequence[WorkerStatus]:
         with translated("workers"):
@@ -212,18 +298,33 @@ class RedisJobStore:
                 pipe.hgetall(self._keys.worker(name.decode()))
             (seconds, microseconds), *hashes = await pipe.execute()
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
-        return [
+        self._workers = [
             worker_status(name.decode(), fields, now_ms)
             for name, fields in zip(names, hashes, strict=True)
             if b"beat_ms" in fields  # else its lease ended
         ]
+        return self._workers
 
     async def queue_stats(self) -> QueueStats:
+        """As JobStore. Called again and again, together with `workers`, it also measures how fast
+        the work of each model is done."""
+        models = sorted({model for worker in self._workers for model in worker.models})
         with translated("queue_stats"):
-            fields: Any = await self._redis.hgetall(self._keys.stat)
-        stats = queue_stats(fields)
-        self._drain.observe(sum(stats.totals.values()), time.monotonic())
-        return stats
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hgetall(self._keys.stat)
+            for model in models:
+                pipe.hmget(self._keys.work(model), list(map(str, range(NUM_LANES))))
+            fields, *lanes = await pipe.execute()
+        self._drains = {model: self._drains.get(model) or DrainRate() for model in models}
+        for model, work in zip(models, lanes, strict=True):
+            totals = {
+                worker.worker_id: _tokens_of(worker)
+                for worker in self._workers
+                if model in worker.models
+            }
+            is_waiting = any(int(tokens or 0) > 0 for tokens in work)
+            self._drains[model].observe(totals, self._clock(), is_waiting=is_waiting)
+        return queue_stats(fields)
 
     async def models(self) -> Mapping[str, bytes]:
         served = {model for worker in await self.workers() for model in worker.models}
@@ -245,8 +346,20 @@ class RedisJobStore:
             return time.perf_counter() - begin_s
 
     async def _list_index(
-        self, index: str, state: JobState | None, limit: int, found: list[JobRecord]
+        self,
+        index: str,
+        state: JobState | None,
+        tenant: str | None,
+        limit: int,
+        found: list[JobRecord],
     ) -> None:
+        def is_wanted(fields: Fields) -> bool:
+            return (
+                bool(fields)
+                and (state is None or fields.get(b"state") == state.encode())
+                and (tenant is None or fields.get(b"tenant") == tenant.encode())
+            )
+
         for at in range(0, MAX_SCANNED, LIST_PAGE):
             if len(found) >= limit:
                 return
@@ -256,11 +369,22 @@ class RedisJobStore:
                 for job_id in ids:
                     pipe.hgetall(self._keys.job(job_id.decode()))
                 hashes = await pipe.execute() if ids else []
-            for job_id, fields in zip(ids, hashes, strict=True):
-                if fields and (state is None or fields.get(b"state") == state.encode()):
-                    found.append(_record(job_id.decode(), fields, None))
+                rows = [
+                    (job_id.decode(), fields)
+                    for job_id, fields in zip(ids, hashes, strict=True)
+                    if is_wanted(fields)
+                ][: limit - len(found)]
+                queued = [job_id for job_id, fields in rows if fields.get(b"state") == b"queued"]
+                positions = dict(zip(queued, await self._positions(queued), strict=True))
+            found += [_record(job_id, fields, positions.get(job_id)) for job_id, fields in rows]
             if len(ids) < LIST_PAGE:
                 return
+
+    async def _positions(self, job_ids: Sequence[str]) -> list[int | None]:
+        if not job_ids:
+            return []
+        places = await self._call("position", POSITION_MAX, *job_ids)
+        return [place if place >= 0 else None for place in places]
 
     async def _call(self, name: str, *arguments: str | bytes | int) -> Any:
         return await self._scripts.call(self._redis, name, *arguments)
@@ -290,6 +414,16 @@ def _record(job_id: str, fields: Fields, position: int | None) -> JobRecord:
         return job_record(job_id, fields, position)
     except ValueError as error:
         raise TransportError(str(error)) from error
+
+
+def _or_none(limit: int | None) -> Argument:
+    return "" if limit is None else limit
+
+
+def _tokens_of(worker: WorkerStatus) -> float:
+    """That its engine has computed, prompts and outputs."""
+    counts = (worker.stats.get(name, 0) for name in ("prompt_tokens", "generated_tokens"))
+    return sum(count for count in counts if isinstance(count, float | int))
 
 
 def _is_code(reason: str) -> bool:

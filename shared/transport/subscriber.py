@@ -20,6 +20,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from shared.outage_log import OutageLog
 from shared.transport.base import TransportError
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,9 @@ class Subscriber:
         self._sending = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
+        self._outage = OutageLog(
+            log, away="pub/sub connection lost, trying again", back="pub/sub connection is back"
+        )
         self.reconnects = 0
 
     def start(self) -> None:
@@ -147,9 +151,7 @@ class Subscriber:
                 await self._read(connection)
             except _BROKEN as error:
                 self._trouble = f" ({type(error).__name__})"
-                log.warning(
-                    "pub/sub connection lost, trying again", extra={"error": type(error).__name__}
-                )
+                self._outage.failed(error=type(error).__name__)
             finally:
                 self._connection = None
                 for state in self._channels.values():
@@ -182,6 +184,7 @@ class Subscriber:
             if reply is not None:
                 heard_s = clock()
                 self._trouble = ""
+                self._outage.works()  # not before: a half-open connection opens, and says nothing
                 self._dispatch(reply)
             elif clock() - heard_s >= self._dead_s:
                 raise RedisConnectionError("silent in spite of PINGs")

@@ -47,6 +47,17 @@ def test_compose_keeps_jobs_safe_by_its_settings() -> None:
     assert services["worker-gpu"]["profiles"] == ["gpu"]
 
 
+def test_compose_shows_the_frontend_to_nobody_else_without_being_told_to() -> None:
+    frontend = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"][
+        "frontend"
+    ]
+    (port,) = frontend["ports"]
+    assert port.startswith("${BIND:-127.0.0.1}:")
+    # What it is published on decides whether it asks for keys.
+    assert frontend["environment"]["PUBLISHED_HOST"] == "${BIND:-127.0.0.1}"
+    assert frontend["environment"]["ALLOW_WITHOUT_KEYS"] == "${ALLOW_WITHOUT_KEYS:-}"
+
+
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     out = tmp_path_factory.mktemp("wheel")

@@ -38,6 +38,7 @@ def echo(checkpoint: Path) -> EchoText:
 
 @pytest.fixture
 async def stage(deployment: Deployment, echo: EchoText) -> AsyncIterator[Stage]:
+    deployment.brake.release()
     await deployment.heal()
     async with deployment.transport() as transport:
         made = Stage(deployment, transport, echo)

@@ -21,10 +21,10 @@ from pathlib import Path
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt
-from tests.chaos.harness.faults.sitecustomize import POISON_TOKEN
 from tests.chaos.harness.faults_at_random import RandomFaults
 from tests.chaos.harness.oracle import StoreOracle, check_reading
 from tests.support.checkpoints import make_checkpoint
+from tests.support.faults.sitecustomize import POISON_TOKEN
 
 READERS = 48  # streams open at once
 MIN_TOKENS, MAX_TOKENS = 20, 60
@@ -118,7 +118,9 @@ async def long_round(directory: Path, num_streams: int, seed: int) -> int:
     deployment = Deployment(directory, checkpoint)
     _end_orderly_on_sigterm()
     try:
-        deployment.change_usual(num_workers=WORKERS, ECHO_STEP_MS=5, MAX_NUM_SEQS=32)
+        deployment.change_usual(
+            num_workers=WORKERS, ECHO_STEP_MS=5, MAX_NUM_SEQS=32, STALL_LIMIT_S=2
+        )
         await deployment.heal()
         load = Round(deployment, EchoText(checkpoint), num_streams, seed)
         faults = RandomFaults(deployment, random.Random(seed + 1))

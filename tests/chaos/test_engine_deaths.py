@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from shared.messages import JobState
 from tests.chaos.harness.expected import random_prompt
-from tests.chaos.harness.faults.sitecustomize import CRASHER_TOKEN, POISON_TOKEN
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.stage import Stage
+from tests.support.faults.sitecustomize import CRASHER_TOKEN, POISON_TOKEN
 
 
 async def test_streams_of_a_killed_engine_go_on(stage: Stage) -> None:
     clients = stage.clients(8, 120)
-    for client in clients:
-        await client.tokens(10)
-    for worker in stage.deployment.workers:
-        worker.kill_engine()
+    async with stage.middle_of(clients):
+        for worker in stage.deployment.workers:
+            worker.kill_engine()
     await stage.all_finished(clients)
     await stage.settled()
 
 
 async def test_a_hanging_engine_is_replaced_and_its_jobs_move(stage: Stage) -> None:
+    await stage.deployment.use_workers(STALL_LIMIT_S=2)
     clients = stage.clients(8, 120)
-    for client in clients:
-        await client.tokens(10)
-    worker = await stage.worker_of(clients[0].reading.job_id)
-    hanging, num_stalls = worker.engine_pid(), worker.log.count("makes no progress")
-    worker.freeze_engine()
+    async with stage.middle_of(clients):
+        worker = await stage.worker_of(clients[0].reading.job_id)
+        hanging = worker.engine_pid()
+        worker.freeze_engine()
+        await until(lambda: f"makes no progress and is killed pid={hanging}" in worker.log, "it")
     await stage.all_finished(clients)
-    assert worker.log.count("makes no progress") == num_stalls + 1
     await until(lambda: worker.engine_pid() != hanging, "another engine")
     await stage.settled()
 
@@ -36,11 +35,10 @@ async def test_a_poison_job_is_dead_lettered_and_its_neighbours_finish(stage: St
     letters = await stage.redis.xlen(stage.transport.keys.dead_letters)
     deaths_before = _engine_deaths(stage)
     innocents = stage.clients(15, 150)
-    for client in innocents:
-        await client.tokens(3)
-    poison = stage.client(20, prompt=[POISON_TOKEN, *random_prompt(stage.rng)])
+    async with stage.middle_of(innocents):
+        poison = stage.client(20, prompt=[POISON_TOKEN, *random_prompt(stage.rng)])
+        (reading,) = await stage.all_ended([poison])
     await stage.all_finished(innocents)
-    (reading,) = await stage.all_ended([poison])
     assert (reading.error_code, reading.num_tokens) == ("poison", 0)
     assert await stage.redis.xlen(stage.transport.keys.dead_letters) == letters + 1
     assert _engine_deaths(stage) - deaths_before <= 4

@@ -43,9 +43,8 @@ async def test_sampling_penalties_and_stop_strings_go_on_as_if_nothing_had_happe
     stops = [_late_piece(plain[0].text), "", _late_piece(plain[2].text), ""]
     undisturbed = await _whole(_requests(stage, stops))
     clients = _requests(stage, stops)
-    for client in clients:
-        await client.tokens(15)
-    (await stage.worker_of(clients[0].reading.job_id)).kill()
+    async with stage.middle_of(clients, 15):
+        (await stage.worker_of(clients[0].reading.job_id)).kill()
     moved = await _whole(clients)
     for before, after in zip(undisturbed, moved, strict=True):
         assert after.token_ids == before.token_ids

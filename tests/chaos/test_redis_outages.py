@@ -12,35 +12,32 @@ from tests.chaos.harness.stage import Stage
 @pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_a_restart_is_only_a_pause(stage: Stage, how: str) -> None:
     clients = stage.clients(12, 150)
-    for client in clients:
-        await client.tokens(10)
     server = stage.deployment.server
-    server.stop() if how == "stop" else server.kill()
-    server.start()
+    async with stage.middle_of(clients):
+        server.stop() if how == "stop" else server.kill()
+        server.start()
     await stage.all_finished(clients)
     await stage.settled()
 
 
 async def test_a_lost_tail_is_written_again_by_the_living_workers(stage: Stage) -> None:
     clients = stage.clients(12, 250)
-    for client in clients:
-        await client.tokens(100)
     server = stage.deployment.server
-    server.kill()
-    assert server.cut_tail(30_000) == 30_000
-    server.start()
+    async with stage.middle_of(clients, 100):
+        server.kill()
+        assert server.cut_tail(30_000) == 30_000
+        server.start()
     await stage.all_finished(clients)
     await stage.settled()
 
 
 async def test_a_lost_tail_and_dead_workers_never_give_a_splice(stage: Stage) -> None:
     clients = stage.clients(12, 150)
-    for client in clients:
-        await client.tokens(100)
     server = stage.deployment.server
-    server.kill()
-    for worker in stage.deployment.workers:
-        worker.kill()
+    async with stage.middle_of(clients, 100):
+        server.kill()
+        for worker in stage.deployment.workers:
+            worker.kill()
     server.cut_tail(20_000)
     server.start()
     await stage.deployment.use_workers()
@@ -53,12 +50,11 @@ async def test_after_a_flush_untouched_jobs_are_submitted_again_and_others_are_l
 ) -> None:
     await stage.deployment.use_workers(1, MAX_NUM_SEQS=4)
     delivered = stage.clients(4, 300)
-    for client in delivered:
-        await client.tokens(5)
-    untouched = stage.clients(4, 20)
-    await until(lambda: _num_queued(stage, 4), "four jobs to wait")
-    await stage.redis.flushall()
-    await stage.oracle.begin()
+    async with stage.middle_of(delivered):
+        untouched = stage.clients(4, 20)
+        await until(lambda: _num_queued(stage, 4), "four jobs to wait")
+        await stage.redis.flushall()
+    stage.oracle.begin_at_zero()
     await stage.all_finished(untouched)
     readings = await stage.all_ended(delivered)
     assert {reading.error_code for reading in readings} == {"job_lost"}
@@ -95,13 +91,12 @@ async def _status(frontend: FrontendProcess, path: str, status: int) -> bool:
 
 async def test_streams_stay_open_while_redis_is_away_and_engines_pause(stage: Stage) -> None:
     clients = stage.clients(6, 250)
-    for client in clients:
-        await client.tokens(10)
-    owners = {await stage.worker_of(client.reading.job_id) for client in clients}
-    num_pauses = {worker: worker.log.count("the engine pauses") for worker in owners}
-    seen = [client.reading.num_keepalives for client in clients]
     server = stage.deployment.server
-    server.stop()
+    async with stage.middle_of(clients):
+        owners = {await stage.worker_of(client.reading.job_id) for client in clients}
+        num_pauses = {worker: worker.log.count("the engine pauses") for worker in owners}
+        seen = [client.reading.num_keepalives for client in clients]
+        server.stop()
     for worker, before in num_pauses.items():
         await until(
             lambda w=worker, n=before: w.log.count("the engine pauses") > n, "the engine to pause"
@@ -117,13 +112,12 @@ async def test_streams_stay_open_while_redis_is_away_and_engines_pause(stage: St
 
 async def test_a_full_redis_refuses_new_work_and_lets_running_work_end(stage: Stage) -> None:
     running = stage.clients(6, 200)
-    for client in running:
-        await client.tokens(5)
-    used = int((await stage.redis.info("memory"))["used_memory"])
-    await stage.redis.config_set("maxmemory", max(1, used // 2))
-    refused = stage.client(10)
-    reading = await refused.ended()
-    assert reading.status == 503, reading.status
+    async with stage.middle_of(running):
+        used = int((await stage.redis.info("memory"))["used_memory"])
+        await stage.redis.config_set("maxmemory", max(1, used // 2))
+        refused = stage.client(10)
+        reading = await refused.ended()
+        assert reading.status == 503, reading.status
     await stage.all_finished(running)
     await stage.redis.config_set("maxmemory", 0)
     await stage.all_finished(stage.clients(2, 20))
@@ -133,8 +127,7 @@ async def test_a_full_redis_refuses_new_work_and_lets_running_work_end(stage: St
 async def test_forgotten_scripts_are_sent_again(stage: Stage) -> None:
     clients = stage.clients(12, 150)
     for at in (10, 40, 70, 100):
-        for client in clients:
-            await client.tokens(at)
-        await stage.redis.script_flush()
+        async with stage.middle_of(clients, at):
+            await stage.redis.script_flush()
     await stage.all_finished(clients)
     await stage.settled()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from tests.chaos.harness.polling import until
 from tests.chaos.harness.stage import Stage
 
 
 async def test_a_worker_told_to_end_hands_its_jobs_on_without_blame(stage: Stage) -> None:
     clients = stage.clients(12, 150)
-    for client in clients:
-        await client.tokens(10)
-    leaving = await stage.worker_of(clients[0].reading.job_id)
-    leaving.terminate()
-    assert await leaving.ended(timeout_s=5) == 0
+    async with stage.middle_of(clients):
+        leaving = await stage.worker_of(clients[0].reading.job_id)
+        leaving.terminate()
+        assert await leaving.ended() == 0
     await stage.all_finished(clients)
     for client in clients:
         assert (await stage.job(client.reading.job_id))["crashes"] == "0"
@@ -20,12 +20,12 @@ async def test_a_worker_told_to_end_hands_its_jobs_on_without_blame(stage: Stage
 
 
 async def test_a_worker_with_time_to_drain_finishes_what_it_runs(stage: Stage) -> None:
-    await stage.deployment.use_workers(DRAIN_TIMEOUT_S=20)
+    await stage.deployment.use_workers(DRAIN_TIMEOUT_S=60)
     clients = stage.clients(8, 100)
-    for client in clients:
-        await client.tokens(10)
-    for worker in stage.deployment.workers:
-        worker.terminate()
+    async with stage.middle_of(clients):
+        for worker in stage.deployment.workers:
+            worker.terminate()
+            await until(lambda w=worker: " draining " in w.log, "the drain")
     for worker in stage.deployment.workers:
         assert await worker.ended() == 0
     await stage.all_finished(clients)
@@ -35,13 +35,12 @@ async def test_a_worker_with_time_to_drain_finishes_what_it_runs(stage: Stage) -
 
 
 async def test_a_rolling_restart_of_all_workers_fails_nothing(stage: Stage) -> None:
-    clients = stage.clients(12, 400)
-    for client in clients:
-        await client.tokens(10)
-    for old in list(stage.deployment.workers):
-        await stage.deployment.start_worker().ready()
-        old.terminate()
-        assert await old.ended() == 0
+    clients = stage.clients(12, 150)
+    async with stage.middle_of(clients):
+        for old in list(stage.deployment.workers):
+            await stage.deployment.start_worker().ready()
+            old.terminate()
+            assert await old.ended() == 0
     await stage.all_finished(clients)
     for client in clients:
         assert (await stage.job(client.reading.job_id))["crashes"] == "0"
@@ -56,8 +55,7 @@ async def test_clocks_an_hour_wrong_change_nothing(stage: Stage) -> None:
     deployment.start_frontend(CHAOS_CLOCK_OFFSET_S=3600)
     await deployment.ready()
     clients = stage.clients(8, 120)
-    for client in clients:
-        await client.tokens(10)
-    deployment.workers[0].kill()
+    async with stage.middle_of(clients):
+        deployment.workers[0].kill()
     await stage.all_finished(clients)
     await stage.settled()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ async def leave_at_random(base_url: str, rng: random.Random, count: int) -> None
     async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, limits=limits) as client:
 
         async def one(patience_s: float, streamed: bool) -> None:
-            body = {"prompt": "a wheel and a gate", "max_tokens": 900, "stream": streamed}
+            body = {"prompt": "a wheel and a gate", "max_tokens": 1900, "stream": streamed}
             try:
                 async with (
                     asyncio.timeout(patience_s),
@@ -127,16 +128,18 @@ def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(door: FrontDoor
     assert shares["worker.engine_process"] < 0.01, shares
     assert shares["worker"] < 0.03, shares
     assert shares["api"] < 0.1, shares
-    begin_s = time.monotonic()
-    first = door.generate("awake", 1)[0]
-    # A pull waits for five seconds here: the job wakes it.
-    assert first.at_s - begin_s < 2.5
+    waits_s = []
+    for _ in range(5):
+        begin_s = time.monotonic()
+        waits_s.append(door.generate("awake", 1)[0].at_s - begin_s)
+    # A pull waits for five seconds here, and one that no job woke for half of them on average.
+    assert statistics.median(waits_s) < 1.5, waits_s
 
 
 def test_too_many_at_once_are_refused_and_the_others_do_not_notice(tmp_path: Path) -> None:
     env = {
         **CLOSE_LOOK,
-        "ECHO_STEP_MS": "20",
+        "ECHO_STEP_MS": "60",  # a busy machine takes a while to send a hundred requests
         "MAX_NUM_SEQS": "2",
         "MAX_QUEUED_JOBS": "10",
     }

@@ -129,7 +129,8 @@ def test_a_step_that_fails_ends_its_stream_in_words_and_spares_the_others(
             answers = list(pool.map(stream, [good, bad] * 6))
         begin_s = time.monotonic()
         assert stream(bad)[1] is not None
-        assert time.monotonic() - begin_s < 5  # told at once, not when the request's time is over
+        # Told when it fails, not when the request's ten minutes are over.
+        assert time.monotonic() - begin_s < 60
         door.until_idle()
         assert stream(good)[0] == alone
         job = door.http.get("/v1/jobs?state=failed&limit=1").json()["data"][0]

@@ -33,9 +33,12 @@ def require(holds: bool, what: str, *facts: object) -> None:
 
 
 def next_token(context: Sequence[int], params: SamplingParams, num_outputs: int, vocab: int) -> int:
-    """The fake model: a function of the full context, never a stop before min_tokens."""
+    """The fake model: a function of the full context, never a stop before min_tokens.
+
+    With a grammar it may stop at any time, as if there were no other token left.
+    """
     token = (hash(tuple(context)) >> 7) % vocab
-    if num_outputs < params.min_tokens:
+    if num_outputs < params.min_tokens and params.grammar is None:
         banned = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
         while token in banned:
             token = (token + 1) % vocab
@@ -202,6 +205,8 @@ class FakeDevice:
             context.append(entry[0])
         known = [*item.prompt_token_ids, *item.output_token_ids]
         truth = self.truth.setdefault(item.seq_id, known)
+        if item.params.grammar is not None:
+            require(known == truth, "a grammar with a token in flight", item.seq_id)
         if item.start < self.reached.get(item.seq_id, 0):
             require(known == truth, "started over with a token in flight", item.seq_id)
         self.reached[item.seq_id] = item.end

@@ -27,6 +27,7 @@ EVERYTHING = {
     "preemptions",
     "prefix hits",
     "resumed",
+    "with a grammar",
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams
+from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind, SamplingParams
 from tests.sim.fake_device import EOS, FakeDevice, FaultRates, next_token
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine, EngineOutput, EngineRequest
@@ -40,7 +40,8 @@ def lone_run(
         tokens.append(token)
         num_outputs += 1
         ending = None
-        if token == EOS and not params.ignore_eos and num_outputs >= params.min_tokens:
+        may_stop = num_outputs >= params.min_tokens and not params.ignore_eos
+        if token == EOS and (may_stop or params.grammar is not None):
             ending = Ending(FinishReason.STOP)
         elif token in params.stop_token_ids and num_outputs >= params.min_tokens:
             ending = Ending(FinishReason.STOP, token)
@@ -105,6 +106,7 @@ class Workload:
             lookahead=lookahead,
             policy=rng.choice(["fcfs", "fcfs", "priority"]),
             eos_token_ids=frozenset({EOS}),
+            structured_output=True,
         )
         rate = rng.choice([0.0, 0.0, 0.02])
         self.device = FakeDevice(self.config, self.vocab, rng, FaultRates(rate, rate, 2 * rate))
@@ -154,6 +156,7 @@ class Workload:
             ignore_eos=rng.random() < 0.3,
             stop_token_ids=(rng.randint(0, self.vocab - 2),) if rng.random() < 0.3 else (),
             logprobs=0 if rng.random() < 0.2 else None,
+            grammar=Grammar(GrammarKind.REGEX, "any") if rng.random() < 0.3 else None,
             seed=i,
         )
         want, ending = lone_run(prompt, params, config, self.vocab)
@@ -181,6 +184,7 @@ class Workload:
             return False
         client.state = "live"
         self.seen["resumed"] += bool(client.request.output_token_ids)
+        self.seen["with a grammar"] += client.request.params.grammar is not None
         with pytest.raises(RequestRefused):
             self.engine.add(client.request)
         return True

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_ARGS = [
@@ -20,7 +20,7 @@ CHROMIUM_ARGS = [
     "--no-first-run",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
-PATIENCE_MS = 20_000
+PATIENCE_MS = 30_000
 
 
 @contextmanager
@@ -28,6 +28,7 @@ def headless_chromium() -> Iterator[Browser]:
     """The Chromium on PATH with a profile of its own. Fails, never skips, where there is none."""
     paths = [path for name in CHROMIUM_NAMES if (path := shutil.which(name))]
     assert paths, f"none of {', '.join(CHROMIUM_NAMES)} is on PATH: apt-get install chromium"
+    expect.set_options(timeout=PATIENCE_MS)  # a busy machine shows things later, not others
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=paths[0], args=CHROMIUM_ARGS)
         yield browser

@@ -22,7 +22,7 @@ from shared.keys import Keys
 from shared.transport.private_server import PrivateServer
 
 # Keys that live as long as the deployment; each has a bound (docs/WIRE.md).
-KEYS_WITHOUT_TTL = frozenset({"stat", "workers", "dlq"})
+KEYS_WITHOUT_TTL = frozenset({"stat", "workers"})
 
 
 @functools.cache

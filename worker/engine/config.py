@@ -19,6 +19,7 @@ class EngineConfig:
     lookahead: int = 0  # steps launched before the previous one is collected
     policy: str = "fcfs"
     eos_token_ids: frozenset[int] = frozenset()
+    structured_output: bool = False  # whether the runner keeps outputs to grammars
 
     def __post_init__(self) -> None:
         for name in (

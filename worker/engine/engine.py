@@ -108,6 +108,10 @@ class Engine:
             raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "the prompt has no tokens")
         if params.seed is None and not params.greedy:
             raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "sampling needs a seed")
+        if params.grammar is not None and not config.structured_output:
+            raise RequestRefused(
+                ErrorCode.GRAMMAR_FAILED, "this engine cannot keep an output to a grammar"
+            )
         num_prompt = len(request.prompt_token_ids)
         num_known = num_prompt + len(request.output_token_ids)
         if num_prompt >= config.max_model_len:
@@ -332,9 +336,10 @@ def _failure_of(
     seq_id = item.sequence.seq_id
     reason = result.failed.get(seq_id)
     if reason is not None:
-        known = reason in ErrorCode.__members__.values()
-        code = ErrorCode(reason) if known else ErrorCode.ENGINE_ERROR
-        return code, f"the model runner gave this sequence up: {reason}"
+        name, _, why = reason.partition(": ")
+        known = name in ErrorCode.__members__.values()
+        code = ErrorCode(name) if known else ErrorCode.ENGINE_ERROR
+        return code, f"the model runner gave this sequence up: {why or reason}"
     if not item.samples:
         return None
     token_id = result.token_ids.get(seq_id)

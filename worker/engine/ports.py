@@ -14,8 +14,9 @@ from worker.engine.batch import ScheduledBatch
 class StepResult:
     """What a step sampled, by seq_id: exactly the sequences whose `samples` was set.
 
-    A sequence in `failed` has no sampled token; the value says why (an ErrorCode's value). Its
-    fault is its own: the others' results stand.
+    A sequence in `failed` has no sampled token; the value says why: an ErrorCode's value, and
+    behind ": " a sentence where there is more to say. Its fault is its own: the others' results
+    stand.
     """
 
     token_ids: Mapping[int, int]

@@ -20,7 +20,9 @@ the newcomer would be preempted in the very next step.
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks: what a
 failed step touched was never promised to anybody. A schedule may be made while the step before is
 still in flight (lookahead): tokens sampled there but not seen yet count as `in_flight`. Blocks that
-a sequence gives up with a step in flight may be reused at once: steps execute in launch order.
+a sequence gives up with a step in flight may be reused at once: steps execute in launch order. A
+sequence with a grammar sits a step out while its token is in flight: what may come next depends on
+it.
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ class Scheduler:
         planned: list[PlannedSequence] = []
         outgrown: list[Sequence] = []
         left = self._budget
-        candidates = [s for s in self.running if not s.is_complete_in_flight]
+        candidates = [
+            s for s in self.running if not s.is_complete_in_flight and not s.needs_token_in_flight
+        ]
         decodes = [s for s in candidates if s.num_missing_tokens == 1]
         prefills = [s for s in candidates if s.num_missing_tokens > 1]
         for sequence in (*decodes, *prefills):

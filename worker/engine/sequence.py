@@ -132,6 +132,11 @@ class Sequence:
         return self.num_virtual_tokens >= self.max_num_tokens
 
     @property
+    def needs_token_in_flight(self) -> bool:
+        """What may follow depends on a token that nobody has seen yet."""
+        return self.in_flight > 0 and self.params.grammar is not None
+
+    @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
 

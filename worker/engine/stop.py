@@ -25,17 +25,20 @@ def find_stop(sequence: Sequence, eos_token_ids: Set[int]) -> Stop | None:
 
     EOS goes before stop token ids, both before length. Neither of the first two ends a sequence
     that has fewer than `min_tokens` outputs (the sampler keeps them from being drawn until then).
+    EOS behind a whole grammar always ends it: the sampler draws it there when nothing else is left.
     """
     params = sequence.params
     num_outputs = sequence.num_output_tokens
     if num_outputs == 0:
         return None
     token_id = sequence.output_token_ids[-1]
-    if num_outputs >= params.min_tokens:
-        if token_id in eos_token_ids and not params.ignore_eos:
+    wants_more = num_outputs < params.min_tokens
+    if token_id in eos_token_ids:
+        held_back = wants_more or params.ignore_eos
+        if params.grammar is not None or not held_back:
             return Stop(FinishReason.STOP)
-        if token_id in params.stop_token_ids:
-            return Stop(FinishReason.STOP, token_id)
+    if token_id in params.stop_token_ids and not wants_more:
+        return Stop(FinishReason.STOP, token_id)
     if sequence.num_tokens >= sequence.max_num_tokens:
         return Stop(FinishReason.LENGTH)
     return None

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +32,9 @@ from worker.model.layers.placement import Placement
 from worker.model.loader import fill_with_noise, load_weights
 from worker.model.registry import create_model
 from worker.model.runner import TorchModelRunner
+
+if TYPE_CHECKING:
+    from worker.model.grammar_masks import GrammarMasks
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +67,7 @@ class ModelOptions:
     num_threads: int | None = None  # of torch's CPU operators
     cpu_tier: str = "auto"  # auto, reference, packed, native; see worker.model.cpu.tiers
     quantization: str = "none"  # none, int8 (CPU only): weights per channel, activations per token
+    structured_output: bool = True  # where the checkpoint's tokenizer and its end tokens allow it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +113,13 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
     pool = KVCachePool(config, num_blocks, block_size, device=device, dtype=dtype)
     capacity = num_blocks * block_size
     report("allocating KV cache", 1.0)
+    grammar_masks = _grammar_masks(directory, config, device) if options.structured_output else None
     runner = TorchModelRunner(
-        model, tier.attention(pool), block_size=block_size, max_num_seqs=options.max_num_seqs
+        model,
+        tier.attention(pool),
+        block_size=block_size,
+        max_num_seqs=options.max_num_seqs,
+        grammar_masks=grammar_masks,
     )
     report("warming up", 0.0)
     num_tokens = min(options.max_num_batched_tokens, longest, capacity)
@@ -126,16 +136,18 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
         prefix_caching=options.prefix_caching,
         lookahead=_lookahead(options, device),
         eos_token_ids=config.eos_token_ids,
+        structured_output=grammar_masks is not None,
     )
     logger.info(
         "model ready: device=%s dtype=%s tier=%s quantization=%s parameters=%d "
-        "kv_capacity_tokens=%d",
+        "kv_capacity_tokens=%d structured_output=%s",
         device,
         dtype,
         tier.name,
         options.quantization,
         model.num_parameters,
         capacity,
+        grammar_masks is not None,
     )
     return BuiltModel(
         runner=runner,
@@ -202,6 +214,26 @@ def _lookahead(options: ModelOptions, device: torch.device) -> int:
     if options.lookahead is not None:
         return options.lookahead
     return 1 if device.type == "cuda" else 0
+
+
+def _grammar_masks(
+    directory: Path, config: ModelConfig, device: torch.device
+) -> GrammarMasks | None:
+    """None where no output can be kept to a grammar; the log says why."""
+    # Here and not above: without structured output a machine needs neither of their libraries.
+    from shared.text.card import load_tokenizer
+    from shared.text.errors import GrammarInvalid, TextInvalid
+    from shared.text.grammar_compiler import GrammarCompiler
+    from worker.model.grammar_masks import GrammarMasks
+
+    try:
+        compiler = GrammarCompiler(
+            load_tokenizer(directory), config.vocab_size, sorted(config.eos_token_ids)
+        )
+        return GrammarMasks(compiler, config.eos_token_ids, device)
+    except (TextInvalid, GrammarInvalid) as error:
+        logger.warning("no structured output: %s", error)
+        return None
 
 
 def _load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from worker.model.layers.decoder import CausalLM
 from worker.model.sampler import Logprobs, Sampled, Sampler
 from worker.model.sampling_row import SamplingRow
 from worker.model.transfer import to_host
+
+if TYPE_CHECKING:
+    from worker.model.grammar_masks import GrammarMasks
 
 
 class TorchModelRunner:
@@ -34,17 +38,21 @@ class TorchModelRunner:
         *,
         block_size: int,
         max_num_seqs: int,
+        grammar_masks: GrammarMasks | None = None,
     ) -> None:
+        """Without `grammar_masks` no sequence may have a grammar."""
         self.vocab_size = model.config.vocab_size
         self._model = model
         self._backend = backend
         self._block_size = block_size
         self._device = model.placement.device
+        self._grammar_masks = grammar_masks
         self._sampler = Sampler(
             self.vocab_size,
             max_num_seqs=max_num_seqs,
             eos_token_ids=model.config.eos_token_ids,
             device=self._device,
+            grammar_masks=grammar_masks,
         )
         self._nothing_sampled = PreviousSample(
             torch.empty(0, dtype=torch.int64, device=self._device), {}
@@ -66,6 +74,8 @@ class TorchModelRunner:
             device=self._device,
             previous=previous,
         )
+        if self._grammar_masks is not None:
+            self._grammar_masks.expect(batch.sequences)
         self._backend.prepare(forward.metadata)
         hidden = self._model(forward.input_ids, forward.positions, self._backend)
         if not forward.sampling:
@@ -90,8 +100,10 @@ class TorchStepHandle:
         self._token_ids: Tensor | None = None
         self._best_logits: Tensor | None = None
         self._logprobs: Logprobs | None = None
+        self._failed: Mapping[int, str] = {}
         if sampled is None:
             return
+        self._failed = sampled.failed
         self._token_ids = to_host(sampled.token_ids)
         self._best_logits = to_host(sampled.best_logits)
         self._logprobs = sampled.logprobs.to_host() if sampled.logprobs is not None else None
@@ -108,13 +120,11 @@ class TorchStepHandle:
         token_ids = self._token_ids.tolist()
         is_finite = torch.isfinite(self._best_logits).tolist()
         logprobs = self._logprobs.by_row(token_ids) if self._logprobs is not None else {}
-        good = {seq_id: i for seq_id, i in self._index_of.items() if is_finite[i]}
+        failed = {i: ErrorCode.NONFINITE_LOGITS.value for i, ok in enumerate(is_finite) if not ok}
+        failed |= self._failed
+        good = {seq_id: i for seq_id, i in self._index_of.items() if i not in failed}
         return StepResult(
             token_ids={seq_id: token_ids[i] for seq_id, i in good.items()},
             logprobs={seq_id: logprobs[i] for seq_id, i in good.items() if i in logprobs},
-            failed={
-                seq_id: ErrorCode.NONFINITE_LOGITS.value
-                for seq_id in self._index_of
-                if seq_id not in good
-            },
+            failed={seq_id: failed[i] for seq_id, i in self._index_of.items() if i in failed},
         )

@@ -1,16 +1,18 @@
 """Sampler: logits to tokens, every row by its own parameters and independent of the others.
 
-Order: logit bias, penalties, min_tokens' suppression, temperature, min-p, top-k, top-p, then the
-largest of (score + Gumbel noise), which draws from the softmax exactly (Gumbel 1954; Maddison et
-al., arXiv:1411.0030). Reported log probabilities are those after bias, penalties and suppression
-and before temperature and filters: what the model thinks, as edited by the request.
+Order: logit bias, penalties, min_tokens' suppression, the grammar, temperature, min-p, top-k,
+top-p, then the largest of (score + Gumbel noise), which draws from the softmax exactly (Gumbel
+1954; Maddison et al., arXiv:1411.0030). Reported log probabilities are those after bias, penalties,
+suppression and grammar and before temperature and filters: what the model thinks, as edited by the
+request.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ from worker.model.noise import gumbel, row_key
 from worker.model.penalties import PenaltyTable
 from worker.model.sampling_row import SamplingRow
 from worker.model.transfer import to_device, to_host
+
+if TYPE_CHECKING:
+    from worker.model.grammar_masks import GrammarMasks
 
 # Temperatures below this are greedy to float32 anyway; dividing by them would overflow.
 _MIN_TEMPERATURE = 1e-5
@@ -73,6 +78,7 @@ class Sampled:
     token_ids: Tensor  # [rows] int64, always inside the vocabulary
     best_logits: Tensor  # [rows] not finite where the row has no distribution to draw from
     logprobs: Logprobs | None
+    failed: Mapping[int, str] = field(default_factory=dict)  # row -> why nothing was drawn for it
 
 
 class Sampler:
@@ -85,8 +91,11 @@ class Sampler:
         max_num_seqs: int,
         eos_token_ids: frozenset[int],
         device: torch.device,
+        grammar_masks: GrammarMasks | None = None,
     ) -> None:
+        """Without `grammar_masks` there may be no row with a grammar."""
         self._device = device
+        self._grammar_masks = grammar_masks
         self._edits = LogitEdits(vocab_size, eos_token_ids, device)
         self._penalties = PenaltyTable(vocab_size, max_num_seqs, device)
         self._token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)
@@ -104,6 +113,7 @@ class Sampler:
         edited = logits.index_select(0, index).float()
         chosen_rows = [rows[i] for i in work]
         self._edit(edited, chosen_rows, previous)
+        failed, best_logits = self._keep_to_grammars(edited, chosen_rows, index, best_logits)
         chosen = edited.argmax(dim=1)
         drawn = [i for i, row in enumerate(chosen_rows) if not row.params.greedy]
         if drawn:
@@ -112,13 +122,17 @@ class Sampler:
             choice = self._draw(part, [chosen_rows[i] for i in drawn])
             chosen = chosen.index_copy(0, drawn_index, choice)
         token_ids = token_ids.index_copy(0, index, chosen)
-        return Sampled(token_ids, best_logits, self._logprobs(edited, chosen, work, chosen_rows))
+        logprobs = self._logprobs(edited, chosen, work, chosen_rows)
+        failed_rows = {work[i]: why for i, why in failed.items()}
+        return Sampled(token_ids, best_logits, logprobs, failed_rows)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Frees what was kept for these sequences; unknown ones are fine."""
         ids = tuple(seq_ids)
         self._edits.forget(ids)
         self._penalties.forget(ids)
+        if self._grammar_masks is not None:
+            self._grammar_masks.forget(ids)
 
     def _edit(self, logits: Tensor, rows: Sequence[SamplingRow], previous: Tensor) -> None:
         for i, row in enumerate(rows):
@@ -126,7 +140,25 @@ class Sampler:
         penalised = [i for i, row in enumerate(rows) if row.has_penalties]
         self._penalties.apply(logits, penalised, [rows[i] for i in penalised], previous)
         for i, row in enumerate(rows):
-            self._edits.suppress_stops(logits[i], row)
+            if row.params.grammar is None:  # which may leave no other token
+                self._edits.suppress_stops(logits[i], row)
+
+    def _keep_to_grammars(
+        self, logits: Tensor, rows: Sequence[SamplingRow], index: Tensor, best_logits: Tensor
+    ) -> tuple[dict[int, str], Tensor]:
+        """The rows that cannot be kept to their grammars, and `best_logits` with those of the
+        tokens that are left: a model may think none of them possible."""
+        structured = {i: row for i, row in enumerate(rows) if row.params.grammar is not None}
+        if not structured:
+            return {}, best_logits
+        assert self._grammar_masks is not None, "jobs with a grammar are refused without masks"
+        failed = self._grammar_masks.apply(logits, structured)
+        part = to_device(np.array(list(structured), dtype=np.int64), self._device)
+        there = index.index_select(0, part)
+        raw = best_logits.index_select(0, there)
+        left = logits.index_select(0, part).amax(dim=1).to(raw.dtype)
+        worst = torch.where(raw.isfinite(), left, raw)
+        return failed, best_logits.index_copy(0, there, worst)
 
     def _draw(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         """[rows] tokens drawn from logits [rows, vocab]."""

@@ -54,6 +54,7 @@ class SamplingRow:
         """Nothing but the argmax of the raw logits is wanted."""
         return (
             self.params.greedy
+            and self.params.grammar is None
             and self.params.logprobs is None
             and not self.params.logit_bias
             and not self.has_penalties

@@ -1,20 +1,32 @@
 -- append: one engine step of all jobs of a worker: log, then publish, then perhaps end the job.
--- ARGV: 3 worker, 4 lease_ms, then 15 per item: id, attempt, n0, b0, h0, n1, b1, h1, token ids,
---   logprobs (JSON or ''), text, cached tokens ('' unknown), end state ('' goes on), reason,
---   stop_reason|message (stop_reason is JSON without '|')
+-- ARGV: 3 worker, 4 lease_ms, then 16 per item: id, attempt, n0, b0, h0, n1, b1, h1, token ids,
+--   logprobs (JSON or ''), segments (JSON without '|'; '': all of it is choice 0's), text,
+--   cached tokens ('' unknown), end state ('' goes on), reason, stop_reason|message (stop_reason is
+--   JSON without '|')
 -- Returns one word per item: ok, gap:<n>-<b>, diverged:<n>-<b>, fenced, gone, ended:<state>:<reason>,
 --   bad:<why>, error:<why>.
 -- Idempotent: the same item again answers ok, and so does the same end by the same attempt.
 -- Progress renews the lease; it is also the write that lets the rest run above maxmemory. A script is
 -- atomic but never rolled back, so every item is validated before it writes and XADD runs under pcall.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
-local STRIDE = 15
+local STRIDE = 16
 
 local function ended_by_us(job, item)
   return item.state ~= '' and job.state == item.state and job.by == wid
     and job.attempt == item.attempt and job.n == item.n1 and job.h == item.h1
+end
+
+-- Tokens and bytes of all segments together.
+local function total(segments)
+  local tokens, bytes = 0, 0
+  for _, segment in ipairs(cjson.decode(segments)) do
+    if segment[1] < 0 or segment[2] < 0 or segment[3] < 0 then error('negative') end
+    tokens, bytes = tokens + segment[2], bytes + segment[3]
+  end
+  return {tokens, bytes}
 end
 
 -- Is there something to log? Returns verdict or nil to go on, and whether the delta is logged already.
@@ -29,6 +41,10 @@ local function check(job, item)
   if not (n0 and n1 and b0 and b1) then return 'bad:number' end
   if n1 < n0 or b1 - b0 ~= #item.text then return 'bad:range' end
   if n1 == n0 and item.state == '' then return 'bad:empty' end
+  if item.segments ~= '' then
+    local sound, sum = pcall(total, item.segments)
+    if not sound or sum[1] ~= n1 - n0 or sum[2] ~= b1 - b0 then return 'bad:segments' end
+  end
   local at = job.n .. '-' .. job.b
   if job.n == item.n1 and job.h == item.h1 and job.b == item.b1 then return nil, true end
   if job.n ~= item.n0 then return 'gap:' .. at end
@@ -39,12 +55,13 @@ end
 local function log_delta(job, item)
   local job_key, log_key = P .. 'job:' .. item.id, P .. 'log:' .. item.id
   local entry = item.n1 .. '-' .. item.b1
-  local added
-  if item.logprobs == '' then
-    added = redis.pcall('XADD', log_key, entry, 't', item.tokens, 'd', item.text)
-  else
-    added = redis.pcall('XADD', log_key, entry, 't', item.tokens, 'd', item.text, 'lp', item.logprobs)
+  local more = {}
+  if item.logprobs ~= '' then more = {'lp', item.logprobs} end
+  if item.segments ~= '' then
+    more[#more + 1] = 'c'
+    more[#more + 1] = item.segments
   end
+  local added = redis.pcall('XADD', log_key, entry, 't', item.tokens, 'd', item.text, unpack(more))
   if type(added) == 'table' and added.err then return 'error:' .. added.err end
   redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1)
   if job.n == '0' then redis.call('HSETNX', job_key, 'first_ms', whole(now_ms())) end
@@ -52,8 +69,10 @@ local function log_delta(job, item)
   if redis.call('PTTL', log_key) < 0 then
     redis.call('PEXPIRE', log_key, whole(math.max(tonumber(job.deadline) - now_ms(), 0) + LEFTOVER_MS))
   end
-  redis.call(PUBLISH, P .. 'ch:' .. item.id, table.concat({'D', item.n0, item.n1, item.b1,
-    item.tokens, item.logprobs, item.text}, '|'))
+  local frame = item.segments == '' and {'D', item.n0, item.n1, item.b1}
+    or {'C', item.n0, item.n1, item.b1, item.segments}
+  redis.call(PUBLISH, P .. 'ch:' .. item.id, table.concat(frame, '|') .. '|' .. item.tokens .. '|'
+    .. item.logprobs .. '|' .. item.text)
   -- What gave a token is not what kills workers at once; whoever does it later meets MAX_DEATHS.
   if job.crashes ~= '0' and item.n1 ~= item.n0 then
     redis.call('HSET', job_key, 'crashes', 0)
@@ -91,7 +110,7 @@ local verdicts = {}
 for i = 5, #ARGV, STRIDE do
   verdicts[#verdicts + 1] = apply({id = ARGV[i], attempt = ARGV[i + 1], n0 = ARGV[i + 2],
     b0 = ARGV[i + 3], h0 = ARGV[i + 4], n1 = ARGV[i + 5], b1 = ARGV[i + 6], h1 = ARGV[i + 7],
-    tokens = ARGV[i + 8], logprobs = ARGV[i + 9], text = ARGV[i + 10], cached = ARGV[i + 11],
-    state = ARGV[i + 12], reason = ARGV[i + 13], tail = ARGV[i + 14]})
+    tokens = ARGV[i + 8], logprobs = ARGV[i + 9], segments = ARGV[i + 10], text = ARGV[i + 11],
+    cached = ARGV[i + 12], state = ARGV[i + 13], reason = ARGV[i + 14], tail = ARGV[i + 15]})
 end
 return verdicts

@@ -1,14 +1,34 @@
--- attach: a reader has come: the orphan clock stops, and only this reader's leaving starts it again.
--- ARGV: 3 id, 4 reader ("<frontend>#<n>"), 5 frontend lease ms
--- Returns {'OK', state} or {'GONE'}. Idempotent.
+-- attach: readers have come, or say again that they are there (each second, while they read).
+-- ARGV: 3 frontend lease ms, then job id and reader ("<frontend>#<n>") of each
+-- Returns one word per reader: the job's state, or 'gone'. Idempotent.
+-- A reader who is there stops the orphan clock. The mark (`fe`) says whose leaving starts it again: it
+-- stays with a reader whose frontend lives, and the next one that attaches takes it over from a reader
+-- that has left or whose frontend has died.
 --@include lib/common.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
-local job_key, reader = P .. 'job:' .. ARGV[3], ARGV[4]
-local state = redis.call('HGET', job_key, 'state')
-if not state then return {'GONE'} end
-redis.call('HDEL', job_key, 'orphan_ms')
-redis.call('HSET', job_key, 'fe', reader)
-local frontend = frontend_of(reader)
-if frontend then redis.call('SET', P .. 'f:' .. frontend, '1', 'PX', ARGV[5], 'NX') end
-return {'OK', state}
+local function attach(id, reader)
+  local job_key = P .. 'job:' .. id
+  local job = redis.call('HMGET', job_key, 'state', 'fe', 'orphan_ms')
+  if not job[1] then return 'gone' end
+  if TERMINAL[job[1]] or (job[2] == reader and not job[3]) then return job[1] end
+  -- First, because it is never refused above maxmemory, and then the rest may be written too.
+  redis.call('HDEL', job_key, 'orphan_ms')
+  if job[3] or not is_alive(job[2]) then redis.call('HSET', job_key, 'fe', reader) end
+  return job[1]
+end
+
+local states, frontends = {}, {}
+for i = 4, #ARGV, 2 do
+  states[#states + 1] = attach(ARGV[i], ARGV[i + 1])
+  frontends[frontend_of(ARGV[i + 1]) or ''] = true
+end
+-- Who attaches is alive: without this its jobs could look orphaned before its first beat.
+for frontend in pairs(frontends) do
+  local lease = P .. 'f:' .. frontend
+  if frontend ~= '' and redis.call('EXISTS', lease) == 0 then
+    redis.call('DEL', lease)  -- as above: never refused
+    redis.call('SET', lease, '1', 'PX', ARGV[3])
+  end
+end
+return states

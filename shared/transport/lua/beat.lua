@@ -6,6 +6,7 @@
 --   that is older than the claim must not undo it.
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua

@@ -3,13 +3,17 @@
 -- Returns what lib/claim.lua gives, or {'NOLEASE'}.
 -- Repeating it is safe: each claim fences the one before.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
+--@include lib/dead_letter.lua
 --@include lib/blame.lua
 --@include lib/claim.lua
 local wid, queue, entry, id = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {'NOLEASE'} end
 local result = claim(id, queue, entry, wid, false, tonumber(ARGV[7]))
-if result[1] == 'NEWER' then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
+if result[1] == 'NEWER' or result[1] == 'WAITS' then
+  redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')
+end
 return result

@@ -5,7 +5,9 @@
 -- (any more) this attempt's job. A repeat answers fenced or ended.
 -- Of several jobs the one named in probe:<worker> is blamed alone; where none is named, all are.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
+--@include lib/dead_letter.lua
 --@include lib/blame.lua
 --@include lib/release.lua
 local wid, max_crashes = ARGV[3], tonumber(ARGV[4])
@@ -15,16 +17,15 @@ local named = redis.call('GET', P .. 'probe:' .. wid)
 local words = {}
 for i = 5, #ARGV, 2 do
   local id, word = ARGV[i], 'released'
-  local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'q', 'qid', 'tenant',
-    'prompt_tokens', 'n')
+  local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'q', 'qid')
   if job[1] and TERMINAL[job[1]] then
     word = 'ended'
   elseif job[1] ~= 'running' or job[2] ~= wid or job[3] ~= ARGV[i + 1] then
     word = 'fenced'
-  elseif (not named or named == id) and blame(id, wid, max_crashes, job[8], 'engine_died') then
+  elseif (not named or named == id) and blame(id, wid, max_crashes, 'engine_died') then
     word = 'ended'
   else
-    release(id, {queue = job[4], entry = job[5], tenant = job[6], prompt_tokens = job[7]}, wid)
+    release(id, job[4], job[5], wid)
   end
   words[#words + 1] = word
 end

@@ -1,16 +1,18 @@
 -- detach: a reader has left. Starts the job's grace, or cancels it at once where there is none.
--- ARGV: 3 id, 4 reader, 5 how long the log of a job that its reader saw end is kept (ms)
+-- ARGV: 3 id, 4 reader, 5 how long the log of a job that its reader saw end is kept (ms), unless the
+--   job says itself how long
 -- Returns {'OK', state} or {'NOOP'}: no such job, or a newer reader is there. Idempotent.
 -- A job submitted by a frontend (without "#<n>") may be left by any reader of that frontend.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 local id, reader = ARGV[3], ARGV[4]
-local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'og', 'orphan_ms')
+local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'og', 'orphan_ms', 'retain_ms')
 if not job[1] or (job[2] ~= reader and job[2] ~= frontend_of(reader)) then return {'NOOP'} end
 if TERMINAL[job[1]] then
-  if redis.call('PTTL', P .. 'log:' .. id) > tonumber(ARGV[5]) then
+  if not job[5] and redis.call('PTTL', P .. 'log:' .. id) > tonumber(ARGV[5]) then
     redis.call('PEXPIRE', P .. 'log:' .. id, ARGV[5])
   end
   return {'NOOP'}

@@ -4,6 +4,7 @@
 --   winner's state), {'FENCED'} or {'GONE'}.
 -- Idempotent: the latch falls once.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
 local id, wid = ARGV[3], ARGV[4]
 local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'n')

@@ -1,45 +1,70 @@
--- position: how many queued jobs go before this one. Reads only.
--- ARGV: 3 id, 4 most entries counted per lane
--- Returns the number, or -1 when the job is not queued.
+-- position: how many queued jobs go before each of these. Reads only.
+-- ARGV: 3 most entries counted per lane, then ids
+-- Returns one number per id, -1 for a job that is not queued.
 -- Counted in the streams behind the group's last delivery: their length would count running jobs too.
+-- Each lane is read once, however many jobs are asked for.
 --@include lib/common.lua
-local job = redis.call('HMGET', P .. 'job:' .. ARGV[3], 'state', 'q', 'qid', 'model')
-if job[1] ~= 'queued' then return -1 end
+--@include lib/delivered.lua
+local MAX_COUNTED = tonumber(ARGV[3])
 
-local function last_delivered(queue)
-  local groups = redis.pcall('XINFO', 'GROUPS', queue)
-  if groups.err then return '0-0' end
-  for _, group in ipairs(groups) do
-    local name, last
-    for k = 1, #group, 2 do
-      if group[k] == 'name' then name = group[k + 1] end
-      if group[k] == 'last-delivered-id' then last = group[k + 1] end
-    end
-    if name == GROUP then return last end
-  end
-  return '0-0'
+local lanes = {}  -- by queue: last delivered entry, and up to where the lane must be read
+
+local function lane_of(queue)
+  if not lanes[queue] then lanes[queue] = {last = last_delivered(queue)} end
+  return lanes[queue]
 end
 
-local function waiting(queue, before)
-  local last = last_delivered(queue)
+local function waiting(queue, to)
+  local last = lane_of(queue).last
   local from = last == '0-0' and '-' or '(' .. last
-  return #redis.call('XRANGE', queue, from, before, 'COUNT', ARGV[4])
+  return redis.call('XRANGE', queue, from, to, 'COUNT', MAX_COUNTED)
 end
 
-local function id_parts(entry)
-  local ms, seq = string.match(entry, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
+-- How many of the lane go before this entry of it.
+local function place(queue, entry)
+  local lane = lane_of(queue)
+  if not lane.places then
+    lane.places = {}
+    for at, item in ipairs(waiting(queue, lane.to)) do lane.places[item[1]] = at - 1 end
+  end
+  return lane.places[entry] or MAX_COUNTED
 end
 
-local last_ms, last_seq = id_parts(last_delivered(job[2]))
-local own_ms, own_seq = id_parts(job[3])
--- Delivered once and given back: released jobs go before new ones.
-if own_ms < last_ms or (own_ms == last_ms and own_seq <= last_seq) then return 0 end
-
-local ahead = 0
-for lane = 0, 7 do
-  local queue = P .. 'q:' .. job[4] .. ':' .. lane
-  if queue == job[2] then return ahead + waiting(queue, '(' .. job[3]) end
-  if redis.call('EXISTS', queue) == 1 then ahead = ahead + waiting(queue, '+') end
+local function size(queue)
+  local lane = lane_of(queue)
+  if not lane.size then
+    lane.size = redis.call('EXISTS', queue) == 1 and #waiting(queue, '+') or 0
+  end
+  return lane.size
 end
-return ahead
+
+local jobs = {}
+for i = 4, #ARGV do
+  local job = redis.call('HMGET', P .. 'job:' .. ARGV[i], 'state', 'q', 'qid', 'model')
+  jobs[#jobs + 1] = job
+  if job[1] == 'queued' then
+    local lane = lane_of(job[2])
+    if not lane.to or is_after(job[3], lane.to) then lane.to = job[3] end
+  end
+end
+
+local positions = {}
+for at, job in ipairs(jobs) do
+  local position = -1
+  if job[1] == 'queued' then
+    position = 0
+    -- Delivered once and given back: released jobs go before new ones.
+    if is_after(job[3], lane_of(job[2]).last) then
+      for lane = 0, 7 do
+        local queue = P .. 'q:' .. job[4] .. ':' .. lane
+        if queue == job[2] then
+          position = position + place(queue, job[3])
+          break
+        end
+        position = position + size(queue)
+      end
+    end
+  end
+  positions[at] = position
+end
+return positions

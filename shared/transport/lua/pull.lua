@@ -1,50 +1,103 @@
--- pull: deliver up to `count` new entries to this worker and claim each, in one step.
--- ARGV: 3 worker, 4 count, 5 max crashes, 6.. queues, those that go first at the front
+-- pull: deliver new entries to this worker while it has a free place, and claim each, in one step.
+-- ARGV: 3 worker, 4 free places, 5 max crashes, 6.. queues, those that go first at the front
+-- A job takes a place for each of its choices. The last one taken may have more of them than places
+-- were left: its choices cannot be divided, and it must not wait behind narrower ones.
 -- Returns {'OK', claims, more, last}: `claims` as lib/claim.lua gives them, `more` = 1 when the sweep
 --   stopped at its own bound, `last` the newest entry of each queue when there was nothing to claim
 --   (whoever waits for work waits for what comes after it); {'NOLEASE'} without a lease (a thawed
 --   worker must beat first).
+-- Lanes are taken in order, but every 8th job that a worker takes is the oldest that waits in any of
+-- them: what goes first starves nobody.
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
 -- The first write is refused above maxmemory, before anything is delivered: a full server starts
 -- no new work, and what runs can end.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
+--@include lib/dead_letter.lua
 --@include lib/blame.lua
 --@include lib/claim.lua
-local wid, count, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local MAX_ROUNDS = 32
-if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {'NOLEASE'} end
-redis.call('HSET', P .. 'w:' .. wid, 'pull_ms', whole(now_ms()))
-
+--@include lib/entry.lua
+--@include lib/delivered.lua
+local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local MAX_ROUNDS, OLDEST_EVERY = 64, 8
+local lease = P .. 'w:' .. wid
+if redis.call('EXISTS', lease) == 0 then return {'NOLEASE'} end
+redis.call('HSET', lease, 'pull_ms', whole(now_ms()))
+local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 local claims, rounds = {}, 0
-for i = 6, #ARGV do
-  local queue = ARGV[i]
-  while #claims < count do
-    if rounds >= MAX_ROUNDS then return {'OK', claims, 1, {}} end
-    local got = redis.call('XREADGROUP', 'GROUP', GROUP, wid, 'COUNT', whole(count - #claims),
-      'STREAMS', queue, '>')
-    if not got or not got[1] then break end
-    rounds = rounds + 1
-    for _, item in ipairs(got[1][2]) do
-      local entry, fields, id = item[1], item[2], nil
-      for k = 1, #fields, 2 do if fields[k] == 'id' then id = fields[k + 1] end end
-      local result = id and claim(id, queue, entry, wid, false, max_crashes) or {'GONE'}
-      if not id then drop_entry(queue, entry) end
-      if result[1] == 'OK' then
-        claims[#claims + 1] = result
-      elseif result[1] == 'NEWER' then
-        redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')
+
+-- Delivers and claims up to so many; returns the newest entry delivered, or nil: the queue is empty.
+local function take(queue, count)
+  local got = redis.call('XREADGROUP', 'GROUP', GROUP, wid, 'COUNT', count, 'STREAMS', queue, '>')
+  if not got or not got[1] then return nil end
+  rounds = rounds + 1
+  local newest
+  for _, item in ipairs(got[1][2]) do
+    local entry, id, choices = item[1], read_entry(item[2])
+    newest = entry
+    local result = id and claim(id, queue, entry, wid, false, max_crashes) or {'GONE'}
+    if not id then drop_entry(queue, entry) end
+    if result[1] == 'OK' then
+      claims[#claims + 1] = result
+      left, taken = left - choices, taken + 1
+    elseif result[1] == 'NEWER' or result[1] == 'WAITS' then
+      redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')
+    end
+  end
+  return newest
+end
+
+-- How many of the entries behind the newest delivered one the free places are for.
+local function fitting(queue, newest)
+  local places = 0
+  local waiting = redis.call('XRANGE', queue, '(' .. newest, '+', 'COUNT', left)
+  for k, item in ipairs(waiting) do
+    local _, choices = read_entry(item[2])
+    places = places + choices
+    if places >= left then return k end
+  end
+  return #waiting
+end
+
+local function take_oldest()
+  local oldest, head
+  for i = 6, #ARGV do
+    local first = redis.call('XRANGE', ARGV[i], '(' .. last_delivered(ARGV[i]), '+', 'COUNT', 1)[1]
+    if first and (not head or is_after(head, first[1])) then oldest, head = ARGV[i], first[1] end
+  end
+  if oldest then take(oldest, 1) end
+end
+
+-- False: stopped at MAX_ROUNDS, there may be more.
+local function sweep()
+  for i = 6, #ARGV do
+    local count = 1
+    while left > 0 and count > 0 do
+      if rounds >= MAX_ROUNDS then return false end
+      local until_oldest = OLDEST_EVERY - 1 - taken % OLDEST_EVERY
+      if until_oldest == 0 then
+        take_oldest()
+        until_oldest, count = OLDEST_EVERY - 1, 1
+      end
+      if left > 0 then
+        local newest = take(ARGV[i], math.min(count, until_oldest))
+        count = newest and left > 0 and fitting(ARGV[i], newest) or 0
       end
     end
   end
+  return true
 end
+
+local is_done = sweep()
+if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
 local last = {}
-if #claims == 0 then
+if is_done and #claims == 0 then
   for i = 6, #ARGV do
     local newest = redis.call('XREVRANGE', ARGV[i], '+', '-', 'COUNT', 1)
     last[#last + 1] = newest[1] and newest[1][1] or '0-0'
   end
 end
-return {'OK', claims, 0, last}
+return {'OK', claims, is_done and 0 or 1, last}

@@ -1,27 +1,53 @@
--- reap: end what is past its deadline, queued or running. Anybody may call it at any time.
--- Returns the number of jobs that this call expired; a repeat finds none.
+-- reap: end what is past its deadline, queued or running, and what nobody reads any more. Anybody may
+-- call it at any time; everybody does, each second.
+-- Returns the number of jobs that this call ended.
+-- Orphans are looked for in one page of the live jobs per call, the next page each time: a job that
+-- waits in the queue meets nobody else who would notice that its frontend died.
 -- When no job is live the gauges are set to zero: a job whose hash expired unreaped (nobody was there
 -- for an hour) cannot be counted back one by one.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
+--@include lib/orphan.lua
 local PAGE = 100
-local expired = 0
+local ended = 0
 pulse()
 local due = redis.call('ZRANGEBYSCORE', P .. 'live', '-inf', whole(now_ms()), 'LIMIT', 0, PAGE)
 for _, id in ipairs(due) do
   local state = redis.call('HGET', P .. 'job:' .. id, 'state')
   if state and not TERMINAL[state] then
     latch(id, {state = 'expired', reason = 'deadline_exceeded', by = 'reaper'})
-    expired = expired + 1
+    ended = ended + 1
   else
     redis.call('ZREM', P .. 'live', id)
   end
 end
-if redis.call('EXISTS', P .. 'live') == 0 then
-  for _, gauge in ipairs({'queued', 'running', 'queued_tokens'}) do
-    local value = redis.call('HGET', P .. 'stat', gauge)
-    if value and value ~= '0' then redis.call('HSET', P .. 'stat', gauge, 0) end
+
+-- By rank. What ends elsewhere moves the jobs behind it down: one that is skipped so is met next time.
+local from = math.max(0, tonumber(redis.call('HGET', P .. 'pulse', 'swept') or '0') - ended)
+local page = redis.call('ZRANGE', P .. 'live', from, from + PAGE - 1)
+local to = from + #page
+for _, id in ipairs(page) do
+  local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'orphan_ms', 'og')
+  if job[1] and not TERMINAL[job[1]] and orphaned(id, job[2], job[3], job[4]) then
+    latch(id, {state = 'cancelled', reason = 'orphaned', by = 'reaper'})
+    ended, to = ended + 1, to - 1
   end
 end
-return expired
+redis.call('HSET', P .. 'pulse', 'swept', #page == PAGE and to or 0)
+
+if redis.call('EXISTS', P .. 'live') == 0 then
+  local was_wrong = false
+  for _, gauge in ipairs({'queued', 'running', 'queued_tokens'}) do
+    local value = redis.call('HGET', P .. 'stat', gauge)
+    if value and value ~= '0' then
+      redis.call('HSET', P .. 'stat', gauge, 0)
+      was_wrong = true
+    end
+  end
+  for _, model in ipairs(was_wrong and redis.call('HKEYS', P .. 'models') or {}) do
+    redis.call('HDEL', P .. 'work:' .. model, '0', '1', '2', '3', '4', '5', '6', '7')
+  end
+end
+return ended

@@ -1,5 +1,5 @@
 -- recover: take over released jobs and those of workers whose lease ended; bury empty dead workers.
--- ARGV: 3 worker, 4 count, 5 max crashes, 6.. queues this worker serves
+-- ARGV: 3 worker, 4 free places (see pull.lua), 5 max crashes, 6.. queues this worker serves
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
 -- After the store itself was away only released jobs are taken: see lib/pulse.lua.
 -- A lost reply leaves the claims in this worker's own pending list: reconcile claims them again.
@@ -8,12 +8,15 @@
 -- are taken over. A job that was there twice is a suspect: a worker admits one suspect at a time and
 -- names it in probe:<worker>; if that worker dies, only the named one is blamed.
 --@include lib/common.lua
+--@include lib/allowance.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
+--@include lib/dead_letter.lua
 --@include lib/blame.lua
 --@include lib/claim.lua
-local wid, count, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+--@include lib/entry.lua
+local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local PAGE, SUSPECT_CRASHES, PROBE_MS = 64, 2, 3600000
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {} end
 local probe_key = P .. 'probe:' .. wid
@@ -22,8 +25,7 @@ local claims = {}
 local function take(queue, entry, dead)
   local got = redis.call('XRANGE', queue, entry, entry)
   if #got == 0 then redis.call('XACK', queue, GROUP, entry); return end
-  local fields, id = got[1][2], nil
-  for k = 1, #fields, 2 do if fields[k] == 'id' then id = fields[k + 1] end end
+  local id, choices = read_entry(got[1][2])
   if not id then drop_entry(queue, entry); return end
   local job = redis.call('HMGET', P .. 'job:' .. id, 'crashes', 'v')
   if tonumber(job[2] or '1') > SCHEMA_VERSION then
@@ -40,18 +42,20 @@ local function take(queue, entry, dead)
   local result = claim(id, queue, entry, wid, blamed, max_crashes)
   if result[1] == 'OK' then
     claims[#claims + 1] = result
-  elseif suspect and redis.call('GET', probe_key) == id then
-    redis.call('DEL', probe_key)
+    left = left - choices
+    return
   end
+  if result[1] == 'WAITS' then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
+  if suspect and redis.call('GET', probe_key) == id then redis.call('DEL', probe_key) end
 end
 
 -- Walks the whole pending list in pages: a page may be full of suspects that must wait.
 local function take_all(queue, dead)
   local from = '-'
-  while #claims < count do
+  while left > 0 do
     local page = redis.call('XPENDING', queue, GROUP, from, '+', PAGE, dead)
     for _, pending in ipairs(page) do
-      if #claims >= count then return end
+      if left <= 0 then return end
       take(queue, pending[1], dead)
     end
     if #page < PAGE then return end

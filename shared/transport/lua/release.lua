@@ -4,8 +4,7 @@
 --@include lib/common.lua
 --@include lib/release.lua
 local id, wid = ARGV[3], ARGV[4]
-local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'q', 'qid', 'tenant',
-  'prompt_tokens')
+local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'q', 'qid')
 if job[1] ~= 'running' or job[2] ~= wid or job[3] ~= ARGV[5] then return {'FENCED'} end
-release(id, {queue = job[4], entry = job[5], tenant = job[6], prompt_tokens = job[7]}, wid)
+release(id, job[4], job[5], wid)
 return {'OK'}

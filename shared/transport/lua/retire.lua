@@ -20,12 +20,11 @@ for i = 4, #ARGV do
         local fields = got[1][2]
         for k = 1, #fields, 2 do if fields[k] == 'id' then id = fields[k + 1] end end
       end
-      local job = id and redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'tenant',
-        'prompt_tokens') or {}
+      local job = id and redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner') or {}
       if not id then
         redis.call('XACK', queue, GROUP, entry)
       elseif job[1] == 'running' and job[2] == wid then
-        release(id, {queue = queue, entry = entry, tenant = job[3], prompt_tokens = job[4]}, wid)
+        release(id, queue, entry, wid)
         given = given + 1
       else
         redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')

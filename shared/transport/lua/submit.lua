@@ -1,44 +1,149 @@
 -- submit: admit one job, or refuse it before anything is written.
--- ARGV: 3 id, 4 model, 5 lane, 6 tenant, 7 kind, 8 request, 9 timeout_ms, 10 prompt_tokens,
---   11 max queued jobs, 12 max queued tokens, 13 max queued jobs of the tenant,
---   14 reader ('' nobody), 15 grace policy, 16 client request id, 17 frontend lease ms
--- Returns {'OK', entry}, {'DUP', state} or {'FULL', scope, queued jobs}.
+-- ARGV: names and values from 3 on. Of the job: id, model, lane (priority: the first it may get),
+--   tenant, kind, request, timeout_ms, prompt_tokens, max_output (tokens of all choices), choices
+--   ('' one), crid, facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
+--   Who waits for it: reader ('' nobody), grace (policy), frontend_lease_ms.
+--   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_queued,
+--   max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute, tokens_per_minute.
+--   tok_s: what is computed in a second while work waits, prompts and outputs ('' unknown).
+--   idem, idem_body: digests of the idempotency key and of the body ('' none).
+--   letter: the dead letter that it takes the place of ('' none).
+-- Returns {'OK', entry}; {'DUP', state}; {'FULL', scope, tokens of work that wait, ms until it may fit
+--   or ''}; for an idempotency key also {'SAME', id} (that job has it) and {'REUSED', id} (with another
+--   body); for a letter also {'REQUEUED', id} (it was taken before, by that job) and {'NOLETTER'}.
 -- Idempotent: the same id again (after a lost reply) answers DUP and changes nothing.
 -- XADD is the first write, so above maxmemory the whole submit is refused.
 --@include lib/common.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
-local id, model, tenant, prompt_tokens = ARGV[3], ARGV[4], ARGV[6], tonumber(ARGV[10])
-local timeout_ms, reader = tonumber(ARGV[9]), ARGV[14]
-local job_key, tenant_key = P .. 'job:' .. id, P .. 'tenant:' .. tenant
-local state = redis.call('HGET', job_key, 'state')
-if state then return {'DUP', state} end
+--@include lib/allowance.lua
+--@include lib/dead_letter.lua
+local LAST_LANE, UNKNOWN_OUTPUT = 7, 256
+local asked = {}
+for i = 3, #ARGV, 2 do asked[ARGV[i]] = ARGV[i + 1] end
+local id, model, tenant, reader = asked.id, asked.model, asked.tenant, asked.reader
+local prompt_tokens, timeout_ms = tonumber(asked.prompt_tokens), tonumber(asked.timeout_ms)
+local reserved = prompt_tokens + tonumber(asked.max_output)
+local base, num_choices = tonumber(asked.lane), tonumber(asked.choices ~= '' and asked.choices or '1')
+local job_key, tenant_key, work_key = P .. 'job:' .. id, P .. 'tenant:' .. tenant, P .. 'work:' .. model
 
-local stat = redis.call('HMGET', P .. 'stat', 'queued', 'queued_tokens')
-local queued, queued_tokens = tonumber(stat[1] or '0'), tonumber(stat[2] or '0')
-if queued + 1 > tonumber(ARGV[11]) then return {'FULL', 'total', whole(queued)} end
-if queued_tokens + prompt_tokens > tonumber(ARGV[12]) then return {'FULL', 'tokens', whole(queued)} end
-local tenant_queued = tonumber(redis.call('HGET', tenant_key, 'queued') or '0')
-if tenant_queued + 1 > tonumber(ARGV[13]) then return {'FULL', 'tenant', whole(tenant_queued)} end
+-- nil, or the answer to a repeat or to something that is not there.
+local function known_before()
+  local state = redis.call('HGET', job_key, 'state')
+  if state then return {'DUP', state} end
+  if asked.idem ~= '' then
+    local kept = redis.call('HMGET', P .. 'idem:' .. asked.idem, 'id', 'body')
+    local kept_state = kept[1] and redis.call('HGET', P .. 'job:' .. kept[1], 'state')
+    -- What failed may be tried again, as a new job.
+    if kept_state == 'finished' or (kept_state and not TERMINAL[kept_state]) then
+      return {kept[2] == asked.idem_body and 'SAME' or 'REUSED', kept[1]}
+    end
+  end
+  if asked.letter ~= '' then
+    local letter = redis.call('HMGET', P .. 'dead:' .. asked.letter, 'entry', 'requeued_as')
+    if letter[2] then return {'REQUEUED', letter[2]} end
+    if not letter[1] then return {'NOLETTER'} end
+  end
+  return nil
+end
+
+local answer = known_before()
+if answer then return answer end
+
+local function numbers(key, ...)
+  local found = {}
+  for k, value in ipairs(redis.call('HMGET', key, ...)) do found[k] = tonumber(value or '0') end
+  return found
+end
+
+local stat = numbers(P .. 'stat', 'queued', 'queued_tokens')
+local mine = numbers(tenant_key, 'queued', 'running', 'queued_tokens', 'newest' .. base)
+local work = numbers(work_key, '0', '1', '2', '3', '4', '5', '6', '7')
+
+-- How many of its own jobs the tenant has before this one, those of a later priority left out.
+local function depth()
+  local names = {}
+  for lane = 0, base do names[#names + 1] = 'base' .. lane end
+  local sum, counts = 0, numbers(tenant_key, unpack(names))
+  for _, count in ipairs(counts) do sum = sum + count end
+  return sum, counts[#counts]
+end
+
+-- Who has few jobs waiting goes before who has many: a lane for each doubling. A tenant that is alone
+-- in the queue has nobody to be fair to: its jobs stay in their order, and none gets a lane before that
+-- of its newest.
+local function lane_of()
+  local before, of_this_base = depth()
+  local lane = 0
+  while lane < LAST_LANE and 2 ^ (lane + 1) <= 1 + before do lane = lane + 1 end
+  if of_this_base > 0 and mine[1] == stat[1] then lane = math.max(lane, mine[4]) end
+  return math.max(base, lane)
+end
+
+local lane = lane_of()
+local ahead = 0
+for k = 0, lane do ahead = ahead + work[k + 1] end
+local mean = redis.call('HGET', work_key, 'output')
+local expected = mean and math.ceil(tonumber(mean) / 1000) or UNKNOWN_OUTPUT
+local own_work = prompt_tokens + math.min(tonumber(asked.max_output), expected * num_choices)
+
+local function full(scope, ms) return {'FULL', scope, whole(ahead + own_work), ms and whole(ms) or ''} end
+
+local function over(limit, amount) return limit ~= '' and amount > tonumber(limit) end
+
+if over(asked.max_queued, stat[1] + 1) then return full('total') end
+if over(asked.max_queued_tokens, stat[2] + prompt_tokens) then return full('tokens') end
+if over(asked.max_tenant_queued, mine[1] + 1) then return full('tenant') end
+if over(asked.max_tenant_queued_tokens, mine[3] + prompt_tokens) then return full('tenant_tokens') end
+if over(asked.max_tenant_jobs, mine[1] + mine[2] + 1) then return full('tenant_jobs') end
+-- Sooner said than after having waited for nothing.
+if asked.tok_s ~= '' and (ahead + own_work) * 1000 > tonumber(asked.tok_s) * timeout_ms then
+  return full('deadline')
+end
+local rates = {}  -- name, amount, per minute
+if asked.requests_per_minute ~= '' then
+  rates[#rates + 1] = {'requests', 1, tonumber(asked.requests_per_minute)}
+end
+if asked.tokens_per_minute ~= '' then
+  rates[#rates + 1] = {'tokens', reserved, tonumber(asked.tokens_per_minute)}
+end
+for _, rate in ipairs(rates) do
+  local ms = allowed_in_ms(tenant, rate[1], rate[2], rate[3])
+  if ms > 0 then return full(rate[1] .. '_per_minute', ms) end
+end
 
 local now = now_ms()
-local queue = P .. 'q:' .. model .. ':' .. ARGV[5]
+local queue = P .. 'q:' .. model .. ':' .. lane
 local life_ms = timeout_ms + LEFTOVER_MS
-local entry = redis.call('XADD', queue, '*', 'v', SCHEMA_VERSION, 'id', id)
+local choices = asked.choices ~= '' and {'c', asked.choices} or {}
+local entry = redis.call('XADD', queue, '*', 'v', SCHEMA_VERSION, 'id', id, unpack(choices))
 expire_at_least(queue, life_ms)
 redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', model, 'tenant', tenant,
-  'kind', ARGV[7], 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', ARGV[10], 'q', queue,
-  'qid', entry, 'sub_ms', whole(now), 'deadline_ms', whole(now + timeout_ms), 'fe', reader,
-  'og', ARGV[15], 'crid', ARGV[16])
+  'kind', asked.kind, 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', asked.prompt_tokens,
+  'q', queue, 'qid', entry, 'lane', asked.lane, 'work', whole(own_work), 'sub_ms', whole(now),
+  'deadline_ms', whole(now + timeout_ms), 'fe', reader, 'og', asked.grace, 'crid', asked.crid)
+for _, name in ipairs({'retain_ms', 'choices', 'idem'}) do
+  if asked[name] ~= '' then redis.call('HSET', job_key, name, asked[name]) end
+end
+if asked.tokens_per_minute ~= '' then redis.call('HSET', job_key, 'reserved', whole(reserved)) end
 redis.call('PEXPIRE', job_key, whole(life_ms))
-redis.call('SET', P .. 'req:' .. id, ARGV[8], 'PX', whole(life_ms))
+redis.call('SET', P .. 'req:' .. id, asked.request, 'PX', whole(life_ms))
+if asked.facts ~= '' then redis.call('SET', P .. 'facts:' .. id, asked.facts, 'PX', whole(life_ms)) end
+if asked.idem ~= '' then
+  redis.call('HSET', P .. 'idem:' .. asked.idem, 'id', id, 'body', asked.idem_body)
+  redis.call('PEXPIRE', P .. 'idem:' .. asked.idem, whole(life_ms))
+end
 redis.call('ZADD', P .. 'live', whole(now + timeout_ms), id)
 expire_at_least(P .. 'live', life_ms)
-count_job(tenant, prompt_tokens, 'queued', 1)
+count_job(id, nil, 'queued')
+redis.call('HSET', tenant_key, 'newest' .. base, lane)
 expire_at_least(tenant_key, life_ms)
+expire_at_least(work_key, math.max(life_ms, WORK_LIFE_MS))
+for _, rate in ipairs(rates) do use(tenant, rate[1], rate[2], rate[3]) end
+if asked.letter ~= '' then take_letter(asked.letter, id) end
 -- Who submits is alive: without this a frontend's first job could look orphaned before its first beat.
 local frontend = frontend_of(reader)
 if frontend then
-  redis.call('SET', P .. 'f:' .. frontend, '1', 'PX', ARGV[17], 'NX')
+  redis.call('SET', P .. 'f:' .. frontend, '1', 'PX', asked.frontend_lease_ms, 'NX')
 end
 return {'OK', entry}

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.chaos.harness.polling import until
+from tests.chaos.harness.polling import PATIENCE_S, until
 from tests.chaos.harness.reading import Reading
 
 RETRY_S = 0.1
@@ -34,9 +34,11 @@ class Client:
         *,
         first_url: int = 0,
         resumes: bool = False,
+        key: str = "",
         **request: Any,
     ) -> None:
-        """`urls` are asked at every connection; `request` are more members of the request."""
+        """`urls` are asked at every connection; `request` are more members of the request, `key`
+        its idempotency key."""
         self.reading = Reading(prompt, max_tokens)
         self.failure = ""  # how the last connection broke
         self._urls = urls
@@ -44,13 +46,14 @@ class Client:
         self._resumes = resumes
         policy = {"on_disconnect": "continue"} if resumes else {}
         self._request = {"prompt": prompt, "max_tokens": max_tokens, **policy, **request}
+        self._headers = {"idempotency-key": key} if key else {}
         self._task: asyncio.Task[Reading] | None = None
 
     def start(self) -> Client:
         self._task = asyncio.create_task(self._run())
         return self
 
-    async def ended(self, timeout_s: float = 60.0) -> Reading:
+    async def ended(self, timeout_s: float = PATIENCE_S) -> Reading:
         """When the reader has nothing more to read."""
         assert self._task is not None, "start it first"
         try:
@@ -60,7 +63,7 @@ class Client:
             seen = f"{self.reading.num_tokens} tokens of {self.reading.job_id}, {self.failure}"
             raise AssertionError(f"no end within {timeout_s:g} s: {seen}") from None
 
-    async def tokens(self, at_least: int, timeout_s: float = 30.0) -> None:
+    async def tokens(self, at_least: int, timeout_s: float = PATIENCE_S) -> None:
         """Returns when so many tokens were read; fails when the reader ended before."""
 
         def are_read() -> bool:
@@ -112,7 +115,9 @@ class Client:
                 headers={"Last-Event-ID": str(reading.cursor)},
             )
         else:
-            stream = http.stream("POST", f"{url}/generate", json=self._request)
+            stream = http.stream(
+                "POST", f"{url}/generate", json=self._request, headers=self._headers
+            )
         async with stream as response:
             reading.status = response.status_code
             if response.status_code != 200:
@@ -152,7 +157,7 @@ class SlowClient:
 
     async def ended(self) -> Reading:
         assert self._task is not None, "start it first"
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             return await self._task
 
     async def _run(self) -> Reading:

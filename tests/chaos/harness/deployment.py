@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from shared.transport.connect import RedisTransport, open_transport
 from tests.chaos.harness.processes import (
@@ -17,6 +18,7 @@ from tests.chaos.harness.processes import (
     WorkerProcess,
 )
 from tests.chaos.harness.server import Server
+from tests.support.brake import Brake
 
 NAMESPACE = "chaos"
 NUM_WORKERS = 2
@@ -36,6 +38,7 @@ class Deployment:
         self._num_workers = NUM_WORKERS
         self._worker_changes: dict[str, object] = {}
         self.server = Server(directory / "redis")
+        self.brake = Brake(directory / "brake")
 
     def change_usual(self, *, num_workers: int, **worker: object) -> None:
         """From now on these are the usual workers, in place of the default ones."""
@@ -43,7 +46,7 @@ class Deployment:
         self._worker_changes = worker
 
     def worker_settings(self, **changes: object) -> dict[str, str]:
-        model = {"MODEL": str(self.checkpoint)}
+        model = {"MODEL": str(self.checkpoint), **self.brake.env}
         changed = {**self._worker_changes, **changes}
         return WORKER_SETTINGS | model | {name: str(value) for name, value in changed.items()}
 
@@ -86,6 +89,14 @@ class Deployment:
             self.start_frontend(redis_url, **changes)
         await self.ready()
         return list(self.frontends)
+
+    async def replaced(self, process: WorkerProcess | FrontendProcess) -> None:
+        """One leaves in good order, for which another has come."""
+        process.terminate()
+        assert await process.ended() == 0, process.log
+        process.close()
+        others: list[Any] = self.workers if isinstance(process, WorkerProcess) else self.frontends
+        others.remove(process)
 
     async def ready(self) -> None:
         """All are ready, and the frontends know the workers."""

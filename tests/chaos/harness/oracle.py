@@ -10,7 +10,7 @@ from shared.keys import GROUP, NUM_LANES
 from shared.messages import TERMINAL_STATES
 from shared.transport.connect import RedisTransport
 from tests.chaos.harness.expected import EchoText
-from tests.chaos.harness.polling import until
+from tests.chaos.harness.polling import PATIENCE_S, until
 from tests.chaos.harness.reading import Reading
 from tests.support.redis_server import assert_every_key_expires
 
@@ -61,8 +61,12 @@ class StoreOracle:
         self._jobs_before = frozenset(await self._job_keys())
         self._totals_before = Counter(await self._totals())
 
+    def begin_at_zero(self) -> None:
+        """Counts are compared with those of a store that has just been emptied."""
+        self._jobs_before, self._totals_before = frozenset(), Counter()
+
     async def settled(
-        self, worker_ids: Collection[str], timeout_s: float = 20.0, *, all_kept: bool = True
+        self, worker_ids: Collection[str], timeout_s: float = PATIENCE_S, *, all_kept: bool = True
     ) -> int:
         """Waits until all is over, then checks every invariant of a store at rest.
 
@@ -77,6 +81,8 @@ class StoreOracle:
         stats = await self._transport.store.queue_stats()
         assert (stats.queued, stats.running, stats.queued_tokens) == (0, 0, 0), stats
         assert await self._redis.exists(self._keys.live) == 0, "jobs live"
+        work = await self._redis.hgetall(self._keys.work(self._model))
+        assert not any(int(work[lane]) for lane in work if lane != b"output"), work
         for lane in range(NUM_LANES):
             queue = self._keys.queue(self._model, lane)
             assert await self._redis.xlen(queue) == 0, f"entries in {queue}"
@@ -87,8 +93,8 @@ class StoreOracle:
         for worker in await self._transport.store.workers():
             stats_of = worker.stats
             at_rest = ("jobs", "running", "unflushed_tokens")
-            assert all(stats_of.get(name) == 0 for name in at_rest), stats_of
-            assert stats_of.get("free_blocks") == stats_of.get("total_blocks"), stats_of
+            assert all(stats_of[name] == 0 for name in at_rest), stats_of
+            assert stats_of["free_blocks"] == stats_of["total_blocks"], stats_of
         tenants = [k async for k in self._redis.scan_iter(match=self._keys.tenant("*"), count=1000)]
         assert not tenants, tenants
         probes = [k async for k in self._redis.scan_iter(match=self._keys.probe("*"), count=1000)]

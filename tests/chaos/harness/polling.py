@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 POLL_S = 0.01
+PATIENCE_S = 60.0  # no scenario is about speed: this only ends one that has gone wrong
 
 
 async def until(
-    condition: Callable[[], Any | Awaitable[Any]], what: str, timeout_s: float = 30.0
+    condition: Callable[[], Any | Awaitable[Any]], what: str, timeout_s: float = PATIENCE_S
 ) -> Any:
     """The condition's first true value. An assertion that fails in it counts as not yet."""
     deadline_s = time.monotonic() + timeout_s

@@ -13,11 +13,11 @@ from typing import IO
 
 import httpx
 
-from tests.chaos.harness.polling import until
+from tests.chaos.harness.polling import PATIENCE_S, until
+from tests.support.brake import FAULTS
 from tests.support.launched import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-FAULTS = Path(__file__).resolve().parent / "faults"
 
 WORKER_SETTINGS = {
     "RUNNER": "echo",
@@ -27,7 +27,7 @@ WORKER_SETTINGS = {
     "LEASE_MS": "2000",
     "BEAT_INTERVAL_MS": "200",
     "RECONCILE_INTERVAL_S": "1",
-    "STALL_LIMIT_S": "2",
+    "STALL_LIMIT_S": "20",  # where nothing hangs, nobody is to be taken for hanging
     "ENGINE_RESTARTS": "100",
     "LOAD_TIMEOUT_S": "10",
     "DRAIN_TIMEOUT_S": "0.3",
@@ -97,7 +97,7 @@ class Process:
         os.kill(self.pid, signal.SIGCONT)
         self.is_frozen = False
 
-    async def ended(self, timeout_s: float = 20.0) -> int:
+    async def ended(self, timeout_s: float = PATIENCE_S) -> int:
         """Its exit status."""
         await until(lambda: not self.alive, f"the end of {self.module}", timeout_s)
         return self._process.wait()

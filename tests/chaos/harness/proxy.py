@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote, unquote
+
+from tests.support.launched import free_port
 
 CHUNK = 65536
 
@@ -36,24 +39,42 @@ class Proxy:
 
     Passes everything on, unless told otherwise: `delay_s` holds every reply back, `loses` chooses
     replies that are swallowed, after which the connection is cut, as when a reply is lost on the
-    way. `refuses` turns new connections away.
+    way. Without a socket path it listens on a loopback port, with `tls` as an encrypted one.
     """
 
-    def __init__(self, server_url: str, socket_path: Path) -> None:
-        self.url = "unix://" + quote(str(socket_path))
+    def __init__(
+        self, server_url: str, socket_path: Path | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.delay_s = 0.0
         self.loses: Loses | None = None
-        self.refuses = False
         self.num_lost = 0
         self.connections: list[Connection] = []
+        self._blackholed: Callable[[Connection], bool] | None = None
         self._target = unquote(server_url.removeprefix("unix://"))
         self._socket_path = socket_path
+        self._tls = tls
+        self._is_closing = False
+        self._passes = asyncio.Event()
+        self._passes.set()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_unix_server(self._serve, str(self._socket_path))
+        if self._socket_path is not None:
+            self._server = await asyncio.start_unix_server(self._serve, str(self._socket_path))
+        else:
+            self._server = await asyncio.start_server(
+                self._serve, "127.0.0.1", free_port(), ssl=self._tls
+            )
         return self
+
+    @property
+    def url(self) -> str:
+        if self._socket_path is not None:
+            return "unix://" + quote(str(self._socket_path))
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        return f"{'redis' if self._tls is None else 'rediss'}://127.0.0.1:{port}/0"
 
     async def __aexit__(
         self,
@@ -63,6 +84,8 @@ class Proxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        self._is_closing = True
+        self.heal()
         self.cut()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -72,12 +95,24 @@ class Proxy:
         for connection in list(self.connections):
             connection.cut()
 
-    def blackhole(self, which: Callable[[Connection], bool]) -> int:
-        """Both sides of these connections hear nothing any more, not even an end."""
-        chosen = [connection for connection in self.connections if which(connection)]
-        for connection in chosen:
+    def partition(self) -> None:
+        """Nothing comes through any more, in either direction, on old connections and new ones.
+        Nobody is told. What is sent meanwhile arrives after `heal`, as TCP would send it again."""
+        self._passes.clear()
+
+    def heal(self) -> None:
+        self._passes.set()
+
+    def blackhole_all(self, which: Callable[[Connection], bool] | None) -> None:
+        """Both sides of these connections, and of such to come, hear nothing any more, not even an
+        end. None: connections to come are spared; what was swallowed stays so."""
+        self._blackholed = which
+        for connection in self.connections:
+            self._swallow(connection)
+
+    def _swallow(self, connection: Connection) -> None:
+        if self._blackholed is not None and self._blackholed(connection):
             connection.is_blackholed = True
-        return len(chosen)
 
     def lose_some(self, rng: random.Random, share: float) -> None:
         """Loses this share of the replies on connections that do not listen."""
@@ -97,24 +132,28 @@ class Proxy:
         self.loses = has_it
 
     async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        if self.refuses:
-            client.transport.abort()
-            return
-        try:
-            from_server, server = await asyncio.open_unix_connection(self._target)
-        except OSError:
-            client.transport.abort()
-            return
-        connection = Connection(client, server)
-        self.connections.append(connection)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
+            await self._passes.wait()
+            if not self._is_closing:
+                await self._connect(reader, client)
+        finally:
+            self._tasks.discard(task)
+            client.transport.abort()
+
+    async def _connect(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        try:
+            from_server, server = await asyncio.open_unix_connection(self._target)
+        except OSError:
+            return
+        connection = Connection(client, server)
+        self.connections.append(connection)
+        try:
             with contextlib.suppress(OSError):
                 await self._pass_both_ways(connection, reader, from_server)
         finally:
-            self._tasks.discard(task)
             self.connections.remove(connection)
             connection.cut()
 
@@ -126,13 +165,16 @@ class Proxy:
     ) -> None:
         async def up() -> None:
             while data := await from_client.read(CHUNK):
+                await self._passes.wait()
                 connection.is_listening |= b"SUBSCRIBE" in data
+                self._swallow(connection)
                 if not connection.is_blackholed:
                     connection.server.write(data)
                     await connection.server.drain()
 
         async def down() -> None:
             while data := await from_server.read(CHUNK):
+                await self._passes.wait()
                 if connection.is_blackholed:
                     continue
                 connection.num_replies += 1

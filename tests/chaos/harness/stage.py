@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from shared.job_id import new_job_id
@@ -15,6 +16,7 @@ from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt
 from tests.chaos.harness.oracle import StoreOracle, check_finished, check_reading
+from tests.chaos.harness.polling import PATIENCE_S
 from tests.chaos.harness.processes import WorkerProcess
 from tests.chaos.harness.reading import Reading
 
@@ -47,6 +49,19 @@ class Stage:
     def clients(self, count: int, max_tokens: int = 60, **more: Any) -> list[Client]:
         return [self.client(max_tokens, first_url=i, **more) for i in range(count)]
 
+    @asynccontextmanager
+    async def middle_of(
+        self, clients: Sequence[Client], after_tokens: int = 10, **brake: float
+    ) -> AsyncIterator[None]:
+        """Inside the block all of them have read so many tokens, and none comes to its end."""
+        self.deployment.brake.apply(after_tokens, **brake)
+        try:
+            for client in clients:
+                await client.tokens(after_tokens)
+            yield
+        finally:
+            self.deployment.brake.release()
+
     async def submit(
         self, prompt: Sequence[int], max_tokens: int, *, timeout_ms: int = 60_000, **more: Any
     ) -> str:
@@ -64,9 +79,11 @@ class Stage:
         assert accepted is Submitted.ACCEPTED
         return job.job_id
 
-    def reader_of(self, job_id: str, prompt: list[int], max_tokens: int) -> Client:
+    def reader_of(
+        self, job_id: str, prompt: list[int], max_tokens: int, *, first_url: int = 0
+    ) -> Client:
         """A started reader of a job that is there already."""
-        client = Client(self.deployment.urls, prompt, max_tokens, resumes=True)
+        client = Client(self.deployment.urls, prompt, max_tokens, first_url=first_url, resumes=True)
         client.reading.job_id = job_id
         self._clients.append(client)
         return client.start()
@@ -80,12 +97,14 @@ class Stage:
         owner = (await self.job(job_id))["owner"]
         return next(w for w in self.deployment.workers if w.alive and w.worker_id == owner)
 
-    async def all_finished(self, clients: Sequence[Client], timeout_s: float = 60.0) -> None:
+    async def all_finished(self, clients: Sequence[Client], timeout_s: float = PATIENCE_S) -> None:
         """Every one of them has read the whole, as in an undisturbed run."""
         for reading in await self._readings(clients, timeout_s):
             check_finished(reading, self.echo)
 
-    async def all_ended(self, clients: Sequence[Client], timeout_s: float = 60.0) -> list[Reading]:
+    async def all_ended(
+        self, clients: Sequence[Client], timeout_s: float = PATIENCE_S
+    ) -> list[Reading]:
         """Every one of them has read the whole, or a beginning of it and an error."""
         readings = await self._readings(clients, timeout_s)
         for reading in readings:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from shared.transport.base import QueueFull, TransportError
+from shared.transport.base import KeyTaken, QueueFull, TransportError
 from tests.contract.transport.stages import Stage
 
 LIFE_TOLERANCE_MS = 120_000  # between the times to live of one key: the servers' paces differ
@@ -21,7 +21,8 @@ class Mirrors:
         self.stages = stages
 
     async def everywhere(self, action: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-        """What `action(stage, *arguments)` returned on every stage; raises QueueFull where all did.
+        """What `action(stage, *arguments)` returned on every stage; raises QueueFull and KeyTaken
+        where all did.
 
         Another TransportError is an answer like any other: its sentence.
         """
@@ -31,14 +32,14 @@ class Mirrors:
                 return await action(stage, *arguments), None
             except QueueFull as error:
                 return error.scope, error
-            except TransportError as error:
+            except (TransportError, KeyTaken) as error:
                 return str(error), error
 
         first, *others = await asyncio.gather(*map(outcome, self.stages))
         for stage, other in zip(self.stages[1:], others, strict=True):
             assert other[0] == first[0], _difference(self.stages[0], first[0], stage, other[0])
             assert type(other[1]) is type(first[1]), f"{stage.name}: {other[1]!r}"
-        if isinstance(first[1], QueueFull):
+        if isinstance(first[1], QueueFull | KeyTaken):
             raise first[1]
         return first[0]
 

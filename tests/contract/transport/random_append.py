@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from shared.messages import Cursor, FinishReason, JobState, TokenLogprob, Usage
+from shared.messages import Cursor, FinishReason, JobState, Segment, TokenLogprob, Usage
 from shared.transport.base import Append, JobEnd
 from tests.contract.transport.steps import Stream
 
 TEXTS = ("", "a", "é", "|", "a|b", "\n", "€😀", "x" * 40)
 FAR = 7
-FLAWS = ("chain", "attempt", "gap", "bytes", "count")
+FLAWS = ("chain", "attempt", "gap", "bytes", "count", "segments")
 FLAWLESS = 12  # times as often as each flaw
 
 
@@ -24,7 +24,9 @@ def random_append(rng: random.Random, stream: Stream) -> Append:
         top = ((1, -0.5), (2, float("-inf")))
         logprobs = tuple(TokenLogprob(token, -1.25, top) for token in token_ids)
     cached = rng.choice((None, 0, 3))
-    item = stream.append(token_ids, rng.choice(TEXTS), end, logprobs, cached_tokens=cached)
+    text = rng.choice(TEXTS)
+    segments = _random_segments(rng, len(token_ids), text) if stream.num_choices > 1 else None
+    item = stream.append(token_ids, text, end, logprobs, segments, cached_tokens=cached)
     return _flawed(item, rng.choice(("",) * FLAWLESS + FLAWS), rng)
 
 
@@ -43,7 +45,26 @@ def _flawed(item: Append, flaw: str, rng: random.Random) -> Append:
             delta = replace(delta, end=Cursor(end_tokens, end_bytes + 1))
         case "count":
             delta = replace(delta, end=Cursor(end_tokens + 1, end_bytes))
+        case "segments":
+            delta = replace(delta, segments=(Segment(1, len(delta.token_ids) + 1, 0),))
     return replace(item, delta=delta)
+
+
+def _random_segments(rng: random.Random, num_tokens: int, text: str) -> tuple[Segment, ...]:
+    """The item's tokens and text in one or two runs, each within its characters."""
+    num_first, num_chars = rng.randint(0, num_tokens), rng.randint(0, len(text))
+    num_bytes, all_bytes = len(text[:num_chars].encode()), len(text.encode())
+    first = Segment(rng.randrange(2), num_first, num_bytes)
+    stop = rng.choice((None, 17, "a|b", "é"))
+    reason = rng.choice((None, None, FinishReason.STOP))
+    rest = Segment(
+        1 - first.choice,
+        num_tokens - num_first,
+        all_bytes - num_bytes,
+        reason,
+        stop if reason else None,
+    )
+    return (first, rest)
 
 
 def _random_end(rng: random.Random) -> JobEnd:

@@ -32,7 +32,10 @@ RETAIN_MS = 3_600_000
 POLICY = StorePolicy(grace_ms=FAR_MS, frontend_lease_ms=FAR_MS, delivered_retain_ms=1_800_000)
 SYNC = b"sync"
 
-_TIMES = frozenset({"orphan_ms", "qid"})  # and every other name that ends in _ms
+HASHES = frozenset(
+    {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem"}
+)
+_TIMES = frozenset({"orphan_ms", "qid", "entry"})  # and every other name that ends in _ms
 _PAIRED = 512  # entries of one pending list that are read
 
 
@@ -113,6 +116,26 @@ class Stage:
         """However long the last step took here, nobody was silent."""
         await self.redis.delete(self.keys.pulse)
 
+    async def letters(self) -> list[str]:
+        """Ids of the jobs that have a dead letter, oldest first."""
+        found = await self._transport.dead_letters.list(None, 1000)
+        return [letter.job_id for letter in found][::-1]
+
+    async def drop_letter(self, job_id: str) -> bool:
+        return await self._transport.dead_letters.drop(job_id)
+
+    async def stretch_graces(self) -> None:
+        """However long the next step takes here, no grace ends by the clock."""
+        job_ids = [job_id.decode() for job_id in await self.redis.zrange(self.keys.live, 0, -1)]
+        pipe = self.redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.hget(self.keys.job(job_id), "orphan_ms")
+        dues = await pipe.execute()
+        for job_id, due in zip(job_ids, dues, strict=True):
+            if due is not None and int(due) > 1:
+                pipe.hset(self.keys.job(job_id), "orphan_ms", 10**13)
+        await pipe.execute()
+
     async def pass_deadline(self, job_id: str) -> bool:
         if not await self.set_if_live(job_id, "deadline_ms", 1):
             return False
@@ -158,7 +181,9 @@ class Stage:
 
     async def listed(self, state: JobState | None) -> Any:
         records = await self.store.list_jobs(state, 1000)
-        return sorted((record.job_id, str(record.state)) for record in records)
+        return sorted(
+            (record.job_id, str(record.state), record.queue_position or 0) for record in records
+        )
 
     async def everything(self) -> Any:
         """All of it, in words that can be compared."""
@@ -166,7 +191,7 @@ class Stage:
         found: dict[str, Any] = {}
         for key in await self._all_keys():
             kind = key.removeprefix(prefix).partition(":")[0]
-            if kind in ("job", "w", "stat", "tenant", "workers", "models", "pulse"):
+            if kind in HASHES:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
             elif kind in ("req", "probe", "f", "blob"):
                 found[key] = await self.redis.get(key)
@@ -174,7 +199,7 @@ class Stage:
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
             elif kind in ("q", "dlq"):
                 found[key] = [fields for _, fields in await self.redis.xrange(key)]
-            elif kind != "pulse":
+            else:
                 assert kind == "log", key
                 found[key] = await self.redis.xrange(key)
         pending = {queue: await self._pending(queue) for queue in self._streams}
@@ -221,6 +246,7 @@ class Stage:
     async def assert_counters_true(self, job_ids: set[str], totals: Counter[str]) -> None:
         gauges: Counter[str] = Counter()
         tenants: dict[str, Counter[str]] = {}
+        work: Counter[tuple[str, str]] = Counter()  # tokens by model and lane
         live = set()
         for job_id in job_ids:
             fields = await self.hash(job_id)
@@ -228,8 +254,13 @@ class Stage:
             if state in TERMINAL_STATES:
                 continue
             live.add(job_id.encode())
-            tokens = int(fields["prompt_tokens"]) if state == "queued" else 0
-            for counter in (gauges, tenants.setdefault(fields["tenant"], Counter())):
+            tenant = tenants.setdefault(fields["tenant"], Counter())
+            tokens = 0
+            if state == "queued":
+                tokens = int(fields["prompt_tokens"])
+                tenant[f"base{fields['lane']}"] += 1
+                work[fields["model"], fields["q"][-1]] += int(fields["work"])
+            for counter in (gauges, tenant):
                 counter[state] += 1
                 counter["queued_tokens"] += tokens
         stats = await self.store.queue_stats()
@@ -240,9 +271,13 @@ class Stage:
         assert set(await self.redis.zrange(self.keys.live, 0, -1)) == live, f"{self.name}: live"
         for tenant in "abc":
             stored = _words(await self.redis.hgetall(self.keys.tenant(tenant)))
-            counted = Counter({name: int(value) for name, value in stored.items()})
+            counted = Counter({name: int(stored[name]) for name in stored if "newest" not in name})
             assert counted == tenants.get(tenant, Counter()), f"{self.name}: tenant {tenant}"
             assert bool(stored) == (tenant in tenants), f"{self.name}: tenant {tenant} is kept"
+        for model in MODELS:
+            lanes = _words(await self.redis.hgetall(self.keys.work(model)))
+            for lane in set(lanes) - {"output"}:
+                assert int(lanes[lane]) == work[model, lane], f"{self.name}: work of {model}"
 
     async def assert_swept(self, workers: list[str]) -> None:
         """After the last job: no entries, no pending ones, no consumer of anybody who is gone."""

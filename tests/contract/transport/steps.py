@@ -17,6 +17,7 @@ from shared.messages import (
     JobState,
     OnDisconnect,
     SamplingParams,
+    Segment,
     TokenLogprob,
     Usage,
 )
@@ -33,11 +34,13 @@ from shared.transport.chain import chain_hash
 from shared.transport.connect import RedisTransport
 from shared.transport.redis_queue import RedisJobQueue
 from shared.transport.scripts import Scripts
+from shared.transport.segments import chain_links
 from shared.transport.subscriber import Subscriber
 
 MODEL = "org/tiny:1"
 LIMITS = AdmissionLimits()
 LEASE_MS = 20_000
+FRONTEND_LEASE_MS = 600_000  # ends when a test says so
 FINISHED = JobEnd(JobState.FINISHED, FinishReason.STOP, Usage(3, 0, 0))
 
 
@@ -82,6 +85,8 @@ class Steps:
     async def submit(self, frontend: str = "", limits: AdmissionLimits = LIMITS, **job: Any) -> Job:
         made = make_job(**job)
         assert await self.store.submit(made, limits, frontend) is Submitted.ACCEPTED
+        if frontend:
+            await self.store.beat_frontend(frontend.partition("#")[0], FRONTEND_LEASE_MS)
         return made
 
     async def pull(self, worker_id: str, count: int = 8) -> Sequence[Delivery]:
@@ -94,6 +99,15 @@ class Steps:
         (delivery,) = await self.pull(worker_id)
         assert delivery.job == made
         return delivery
+
+    async def attach(self, job_id: str, reader_id: str) -> JobState | None:
+        (state,) = await self.store.attach([(job_id, reader_id)])
+        return state
+
+    async def lose_frontend(self, frontend_id: str) -> None:
+        """As when its lease has run out."""
+        await self.redis.delete(self.keys.frontend(frontend_id))
+        await self.redis.delete(self.keys.pulse)
 
     async def die(self, worker_id: str) -> None:
         await self.queue.declare_dead(worker_id)
@@ -160,9 +174,11 @@ class Stream:
 
     def __init__(self, delivery: Delivery) -> None:
         self.job_id = delivery.job.job_id
+        self.num_choices = delivery.job.num_choices
         self.attempt = delivery.attempt
         self.cursor = delivery.end
-        self.chain = chain_hash("", delivery.output_token_ids)
+        links = chain_links(delivery.output_token_ids, delivery.segments)
+        self.chain = chain_hash("", links)
 
     def append(
         self,
@@ -170,6 +186,7 @@ class Stream:
         text: str,
         end: JobEnd | None = None,
         logprobs: tuple[TokenLogprob, ...] | None = None,
+        segments: tuple[Segment, ...] | None = None,
         **more: Any,
     ) -> Append:
         num_bytes = len(text.encode())
@@ -177,9 +194,9 @@ class Stream:
         return Append(
             self.job_id,
             self.attempt,
-            Delta(self.cursor, to, tuple(token_ids), text, logprobs),
+            Delta(self.cursor, to, tuple(token_ids), text, logprobs, segments),
             self.chain,
-            chain_hash(self.chain, token_ids),
+            chain_hash(self.chain, chain_links(token_ids, segments)),
             end,
             **more,
         )

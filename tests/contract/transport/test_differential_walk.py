@@ -33,6 +33,8 @@ SEEN = {
     "append: ok",
     "append: rejected",
     "claimed",
+    "key taken: False",
+    "key taken: True",
     "resumed",
 }
 

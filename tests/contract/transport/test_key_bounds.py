@@ -26,7 +26,7 @@ async def test_no_key_lives_for_ever_but_the_documented_ones(transport: RedisTra
     await steps.die("w1")
     await steps.worker("w2")
     (taken,) = await steps.queue.recover("w2", 8)
-    await steps.store.attach(stream.job_id, "fe1#1")
+    await steps.attach(stream.job_id, "fe1#1")
     await steps.store.detach(stream.job_id, "fe1#1")
     await assert_every_key_expires(steps.redis, namespace)
     await steps.queue.release("w2", stream.job_id, taken.attempt)

@@ -7,7 +7,7 @@ import pytest
 from shared.messages import START, JobState
 from shared.transport.base import TransportError
 from shared.transport.connect import RedisTransport
-from tests.contract.transport.steps import FINISHED, Steps, Stream, whole_log
+from tests.contract.transport.steps import FINISHED, MODEL, Steps, Stream, whole_log
 
 
 async def test_a_log_is_read_in_pages_strictly_after_the_cursor(transport: RedisTransport) -> None:
@@ -30,7 +30,7 @@ async def test_unknown_jobs_have_no_log_and_no_record(transport: RedisTransport)
     for job_id in ("0-nobody", "7-other-partition", "", "x" * 500, "0-a b", "0-*"):
         assert await transport.store.read_log(job_id, START) == []
         assert await transport.store.get(job_id) is None
-        assert await transport.store.attach(job_id, "fe1#1") is None
+        assert await transport.store.attach([(job_id, "fe1#1")]) == [None]
         await transport.store.detach(job_id, "fe1#1")
 
 
@@ -72,6 +72,41 @@ async def test_queue_positions_count_what_goes_before(transport: RedisTransport)
     assert await position(running.job_id) is None
     await steps.store.cancel(high[0].job_id, "cancelled")
     assert [await position(job.job_id) for job in (high[1], *low)] == [0, 1, 2]
+
+
+async def test_a_list_gives_the_positions_that_single_looks_give(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1", models=(MODEL, "other"))
+    released = (await steps.running()).job.job_id
+    for at in range(9):
+        await steps.submit(lane=(3, 0, 5)[at % 3], model=(MODEL, "other")[at % 2], tenant=f"t{at}")
+    await steps.pull("w1", 2)
+    assert await steps.queue.release("w1", released, 1)
+    listed = await steps.store.list_jobs(None, 50)
+    alone = [await steps.store.get(record.job_id) for record in listed]
+    assert [record.queue_position for record in listed] == [
+        None if record is None else record.queue_position for record in alone
+    ]
+    places = {record.job_id: record.queue_position for record in listed}
+    assert places[released] == 0
+    assert sum(place is None for place in places.values()) == 2
+    (first,) = await steps.store.list_jobs(JobState.QUEUED, 1)
+    assert first.queue_position == places[first.job_id]
+
+
+async def test_positions_are_counted_up_to_a_bound(real: RedisTransport) -> None:
+    steps = Steps(real)
+    await steps.queue.setup([MODEL])
+    queue = steps.keys.queue(MODEL, 7)
+    pipe = steps.redis.pipeline(transaction=False)
+    for _ in range(1200):
+        pipe.xadd(queue, {"v": 1, "id": "0-somebody"})
+    await pipe.execute()
+    job = await steps.submit(lane=7)
+    (listed,) = await steps.store.list_jobs(JobState.QUEUED, 5)
+    assert (listed.job_id, listed.queue_position) == (job.job_id, 1000)
 
 
 async def test_jobs_are_listed_by_state(transport: RedisTransport) -> None:

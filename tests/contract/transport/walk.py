@@ -15,6 +15,7 @@ from shared.job_id import partition_of
 from shared.messages import (
     START,
     Cursor,
+    Idempotency,
     Job,
     JobState,
     OnDisconnect,
@@ -26,6 +27,7 @@ from shared.transport.base import (
     AppendStatus,
     Beat,
     Delivery,
+    KeyTaken,
     QueueFull,
 )
 from tests.contract.transport.ledger import Ledger
@@ -35,7 +37,18 @@ from tests.contract.transport.stages import FAR_MS, MODELS, Stage
 from tests.contract.transport.steps import Stream
 from tests.contract.transport.weights import WEIGHTS
 
-LIMITS = AdmissionLimits(max_queued_jobs=12, max_queued_tokens=40, max_queued_jobs_per_tenant=6)
+LIMITS = AdmissionLimits(
+    max_queued_jobs=12,
+    max_queued_tokens=40,
+    max_queued_jobs_per_tenant=6,
+    max_queued_tokens_per_tenant=22,
+    max_jobs_per_tenant=9,
+)
+# Mostly none; few enough keys for several jobs to meet over one.
+IDEMPOTENCIES = (
+    *(None,) * 6,
+    *(Idempotency(key, body) for key in ("k1", "k2", "k3") for body in ("b1", "b2")),
+)
 FRONTENDS = ("fe1", "fe2")
 
 
@@ -56,6 +69,7 @@ class Walk:
         self.streams: dict[tuple[str, str], Stream] = {}  # what each worker believes it runs
         self.spoken: list[tuple[str, Append]] = []  # to be said again
         self.newer: set[str] = set()
+        self.dead_frontends: set[str] = set()  # the graces they start are short
         self.touched: set[str] = set()
 
     async def run(self, num_steps: int, check_every: int) -> None:
@@ -97,13 +111,18 @@ class Walk:
             timeout_ms=FAR_MS,
             on_disconnect=rng.choice(list(OnDisconnect)),
             client_request_id=rng.choice((None, "crid")),
+            num_choices=rng.choice((1, 1, 2)),
+            idempotency=rng.choice(IDEMPOTENCIES),
         )
         assert partition_of(job.job_id) == 0
-        frontend = rng.choice(("", *FRONTENDS))
+        frontend = rng.choice(("", *FRONTENDS, "fe1#1", "fe2#2"))
         try:
             await self.mirrors.everywhere(lambda stage: stage.store.submit(job, LIMITS, frontend))
         except QueueFull as error:
             self.done[f"full: {error.scope}"] += 1
+            return
+        except KeyTaken as error:
+            self.done[f"key taken: {error.same_request}"] += 1
             return
         self.jobs[job.job_id] = job
         self.touched.add(job.job_id)
@@ -113,6 +132,42 @@ class Walk:
             job = self.jobs[job_id]
             await self.mirrors.everywhere(lambda stage: stage.store.submit(job, LIMITS, "fe1"))
 
+    async def _requeue(self) -> None:
+        """A dead letter, mostly; or of a job that has none."""
+        letters = await self.mirrors.everywhere(lambda stage: stage.letters())
+        old_id = self.rng.choice(letters) if letters else self._any_job()
+        if not old_id:
+            return
+        self.num_jobs += 1
+        job = Job(
+            job_id=f"0-job{self.num_jobs}",
+            model=self.rng.choice(MODELS),
+            prompt_token_ids=(1, 2),
+            sampling=SamplingParams(max_tokens=64, seed=7),
+            kind="generate",
+            tenant=self.rng.choice("abc"),
+            timeout_ms=FAR_MS,
+            on_disconnect=OnDisconnect.CONTINUE,
+        )
+        try:
+            taken_by = await self.mirrors.everywhere(
+                lambda stage: stage.store.requeue(old_id, job, LIMITS)
+            )
+        except QueueFull:
+            return
+        if taken_by == job.job_id:
+            self.done["requeued"] += 1
+            self.ledger.num_letters_gone += 1
+            self.jobs[job.job_id] = job
+            self.touched.add(job.job_id)
+
+    async def _drop_letter(self) -> None:
+        letters = await self.mirrors.everywhere(lambda stage: stage.letters())
+        if letters:
+            gone = self.rng.choice(letters)
+            self.ledger.num_letters_gone += 1
+            assert await self.mirrors.everywhere(lambda stage: stage.drop_letter(gone))
+
     async def _cancel(self) -> None:
         if job_id := self._any_job():
             reason = self.rng.choice(("cancelled", "disconnected", "by_hand"))
@@ -121,7 +176,7 @@ class Walk:
     async def _attach(self) -> None:
         if job_id := self._any_job():
             reader = self._reader()
-            await self.mirrors.everywhere(lambda stage: stage.store.attach(job_id, reader))
+            await self.mirrors.everywhere(lambda stage: stage.store.attach([(job_id, reader)]))
 
     async def _detach(self) -> None:
         if job_id := self._any_job():
@@ -130,6 +185,7 @@ class Walk:
 
     async def _beat_frontend(self) -> None:
         frontend = self.rng.choice(FRONTENDS)
+        self.dead_frontends.discard(frontend)
         await self.mirrors.everywhere(lambda stage: stage.store.beat_frontend(frontend, FAR_MS))
 
     async def _reap(self) -> None:
@@ -140,6 +196,8 @@ class Walk:
             await self.mirrors.everywhere(lambda stage: stage.position(job_id))
             after = Cursor(self.rng.randrange(6), self.rng.randrange(12))
             await self.mirrors.everywhere(lambda stage: stage.store.read_log(job_id, after, 3))
+        key = self.rng.choice(("k1", "k2", "k3"))
+        await self.mirrors.everywhere(lambda stage: stage.store.kept_key(key))
         state = self.rng.choice((None, *JobState))
         await self.mirrors.everywhere(lambda stage: stage.listed(state))
         await self.mirrors.everywhere(lambda stage: stage.store.queue_stats())
@@ -197,6 +255,12 @@ class Walk:
         await self.mirrors.everywhere(
             lambda stage: stage.queue(worker).release(worker, job_id, attempt)
         )
+
+    async def _suspect(self) -> None:
+        """Of a job that runs: its next crash is its last."""
+        if held := sorted(self.streams):
+            _, job_id = self.rng.choice(held)
+            await self.mirrors.everywhere(lambda stage: stage.set_if_live(job_id, "crashes", 3))
 
     async def _crash(self) -> None:
         """A worker's engine died with some of its jobs."""
@@ -272,6 +336,7 @@ class Walk:
 
     async def _lose_frontend(self) -> None:
         frontend = self.rng.choice(FRONTENDS)
+        self.dead_frontends.add(frontend)
         await self.mirrors.everywhere(
             lambda stage: stage.redis.delete(stage.keys.frontend(frontend))
         )
@@ -339,6 +404,8 @@ class Walk:
     async def _forget_the_time(self) -> None:
         """However slow this machine is, nobody takes it for an outage of the server."""
         await self.mirrors.everywhere(lambda stage: stage.forget_silence())
+        if self.dead_frontends:
+            await self.mirrors.everywhere(lambda stage: stage.stretch_graces())
 
     # --- choosing ---------------------------------------------------------------------------
 

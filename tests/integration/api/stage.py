@@ -43,7 +43,7 @@ LEASE_MS = 10_000
 Result = TypeVar("Result")
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 15.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Polls until `condition` holds; fails with `what` when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

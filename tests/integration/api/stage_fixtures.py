@@ -19,8 +19,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared_stage(redis_url: str, checkpoint: Path) -> Iterator[Stage]:
-    with staged(redis_url, new_namespace(), checkpoint, keepalive_s=0.1) as stage:
+def shared_stage(
+    redis_url: str, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    files_dir = str(tmp_path_factory.mktemp("files"))
+    with staged(
+        redis_url, new_namespace(), checkpoint, keepalive_s=0.1, files_dir=files_dir
+    ) as stage:
         yield stage
 
 

@@ -8,18 +8,22 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 import api.http_protocol
-from tests.integration.api.stage import Stage
+from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.integration.api.stage_fixtures import (  # noqa: F401
     checkpoint,
     redis_url,
     shared_stage,
     stage,
 )
+from tests.support.redis_server import new_namespace
 
 BODY = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
 H2C = b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
@@ -35,7 +39,7 @@ FRAMINGS = {
 @contextmanager
 def connection(stage: Stage) -> Iterator[socket.socket]:  # noqa: F811
     address = urlsplit(stage.base_url)
-    with socket.create_connection((str(address.hostname), address.port or 0), 20) as made:
+    with socket.create_connection((str(address.hostname), address.port or 0), 60) as made:
         yield made
 
 
@@ -136,10 +140,12 @@ def test_a_head_that_never_ends_is_not_waited_for(
         with connection(stage) as made:
             made.sendall(start)
             assert read_all(made) == b""
+    # Long enough that even on a busy machine a whole head comes in time.
+    monkeypatch.setattr(api.http_protocol, "HEAD_TIMEOUT_S", 2.0)
     with connection(stage) as made:  # the timeout is of the head alone
         body = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
         made.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body))
-        time.sleep(0.5)
+        time.sleep(2.5)
         made.sendall(body)
         assert read_answer(made)[0] == 200
 
@@ -156,3 +162,114 @@ def test_garbage_after_a_request_does_not_end_up_in_its_stream(stage: Stage) -> 
         with contextlib.suppress(ConnectionError):
             received += read_all(made)
     assert received.count(b"HTTP/1.1 ") == 1
+
+
+STREAM = {"prompt": "water and iron", "max_tokens": 60}
+
+
+def post(made: socket.socket, path: str, body: dict[str, object]) -> None:
+    payload = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n\r\n"
+    made.sendall(head.encode() + payload)
+
+
+def last_job(stage: Stage) -> dict[str, Any]:  # noqa: F811
+    wait_until(lambda: stage.worker.seen, "the job")
+    job_id = stage.worker.seen[-1].job.job_id
+    return dict(httpx.get(f"{stage.base_url}/v1/jobs/{job_id}").json())
+
+
+@pytest.mark.parametrize("when", ["with the request", "in the middle"])
+def test_who_only_closes_its_own_side_gets_its_whole_stream(
+    stage: Stage,  # noqa: F811
+    when: str,
+) -> None:
+    stage.script.step_s = 0.01
+    with connection(stage) as made:
+        post(made, "/generate", STREAM)
+        received = b""
+        while when == "in the middle" and b"is_first" not in received:
+            received += made.recv(65536)
+        made.shutdown(socket.SHUT_WR)
+        received += read_all(made)  # to the end of the connection, which is the server's to end
+    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert received.count(b'"done":true') == 1
+    job = last_job(stage)
+    assert (job["status"], job["usage"]["completion_tokens"]) == ("completed", 60)
+
+
+def test_who_closes_its_own_side_and_waits_for_a_whole_answer_counts_as_gone(
+    stage: Stage,  # noqa: F811
+) -> None:
+    """Nothing can be written into it before its end, so it looks like one who has left."""
+    stage.script.stop_after = 2
+    with connection(stage) as made:
+        post(made, "/generate", {**STREAM, "stream": False})
+        wait_until(lambda: stage.worker.seen, "the job")
+        made.shutdown(socket.SHUT_WR)
+        assert read_all(made) == b""
+    wait_until(lambda: last_job(stage)["status"] == "cancelled", "the cancel")
+
+
+def stop_reading(made: socket.socket, stage: Stage, **more: object) -> None:  # noqa: F811
+    """Asks for more than all buffers in between hold."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "on and on"}],
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": True,
+        "top_logprobs": 20,
+        **more,
+    }
+    post(made, "/v1/chat/completions", body)
+    wait_until(lambda: stage.worker.seen, "the job")
+
+
+@contextmanager
+def narrow_connection(stage: Stage) -> Iterator[socket.socket]:  # noqa: F811
+    """One whose buffers, the server's kernel's too, hold little."""
+    address = urlsplit(stage.base_url)
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        made.connect((str(address.hostname), address.port or 0))
+        yield made
+
+
+@pytest.mark.parametrize(("policy", "status"), [("cancel", "cancelled"), ("continue", "completed")])
+def test_who_stops_reading_is_cut_off_and_has_left(
+    redis_url: str,  # noqa: F811
+    checkpoint: Path,  # noqa: F811
+    policy: str,
+    status: str,
+) -> None:
+    with staged(redis_url, new_namespace(), checkpoint, write_timeout_s=1.0) as strict:
+        strict.script.stop_after = 300  # tokens enough to fill what is in between
+        with narrow_connection(strict) as made:
+            stop_reading(made, strict, on_disconnect=policy)
+            open_requests = strict.app.state.open_requests
+            wait_until(lambda: len(open_requests) == 1, "the answer to begin")
+            wait_until(lambda: not len(open_requests), "its place to be free again")
+            strict.script.stop_after = None
+            wait_until(lambda: last_job(strict)["status"] == status, "what its policy says")
+        assert httpx.post(f"{strict.base_url}/generate", json=STREAM).status_code == 200
+
+
+def test_without_a_limit_a_stopped_reader_is_waited_for(
+    redis_url: str,  # noqa: F811
+    checkpoint: Path,  # noqa: F811
+) -> None:
+    with (
+        staged(redis_url, new_namespace(), checkpoint, write_timeout_s=0) as patient,
+        narrow_connection(patient) as made,
+    ):
+        stop_reading(made, patient)
+        wait_until(lambda: last_job(patient)["status"] == "completed", "the end of the job")
+        assert len(patient.app.state.open_requests) == 1
+        made.settimeout(60)
+        received = b""
+        while b"[DONE]" not in received:
+            received += made.recv(65536)
+        wait_until(lambda: not len(patient.app.state.open_requests), "the end of the answer")

@@ -53,10 +53,16 @@ def status_of(stage: Stage, job_id: str) -> str:  # noqa: F811
 
 
 def enter_state(stage: Stage, state: str) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.2  # so slowly that no answer ends before its test wants it to
     stage.script.pulls = state != "queued"
     stage.script.starts = state != "prefill"
     wait_until(lambda: stage.worker.is_parked == (state == "queued"), "the worker's attention")
+
+
+def jobs_of(stage: Stage) -> set[str]:  # noqa: F811
+    """All that there are before a test submits its own."""
+    listed = httpx.get(f"{stage.base_url}/v1/jobs?limit=1000").json()["data"]
+    return {job["job_id"] for job in listed}
 
 
 def job_in_state(stage: Stage, state: str, before: set[str]) -> str:  # noqa: F811
@@ -84,7 +90,7 @@ def job_in_state(stage: Stage, state: str, before: set[str]) -> str:  # noqa: F8
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_leaving_cancels_the_job(stage: Stage, state: str, stream: bool) -> None:  # noqa: F811
-    before = {job["job_id"] for job in httpx.get(f"{stage.base_url}/v1/jobs").json()["data"]}
+    before = jobs_of(stage)
     enter_state(stage, state)
     caller = Caller(stage, {**CHAT, "stream": stream})
     job_id = job_in_state(stage, state, before)
@@ -98,7 +104,7 @@ def test_leaving_cancels_the_job(stage: Stage, state: str, stream: bool) -> None
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_job_that_may_go_on_does(stage: Stage, stream: bool) -> None:  # noqa: F811
-    before = {job["job_id"] for job in httpx.get(f"{stage.base_url}/v1/jobs").json()["data"]}
+    before = jobs_of(stage)
     enter_state(stage, "decode")
     stage.script.step_s = 0.005
     caller = Caller(stage, {**CHAT, "stream": stream, "on_disconnect": "continue"})
@@ -108,7 +114,7 @@ def test_a_job_that_may_go_on_does(stage: Stage, stream: bool) -> None:  # noqa:
 
 
 def test_a_job_with_a_grace_period_outlives_its_reader_for_now(stage: Stage) -> None:  # noqa: F811
-    before = {job["job_id"] for job in httpx.get(f"{stage.base_url}/v1/jobs").json()["data"]}
+    before = jobs_of(stage)
     enter_state(stage, "decode")
     caller = Caller(stage, {**CHAT, "stream": True, "on_disconnect": "grace"})
     job_id = job_in_state(stage, "decode", before)
@@ -126,7 +132,7 @@ def grace_has_begun(stage: Stage, job_id: str) -> bool:  # noqa: F811
 
 
 def test_the_grace_period_begins_when_the_last_reader_leaves(stage: Stage) -> None:  # noqa: F811
-    before = {job["job_id"] for job in httpx.get(f"{stage.base_url}/v1/jobs").json()["data"]}
+    before = jobs_of(stage)
     enter_state(stage, "decode")
     caller = Caller(stage, {**CHAT, "stream": True, "on_disconnect": "grace"})
     job_id = job_in_state(stage, "decode", before)
@@ -150,7 +156,7 @@ def test_the_grace_period_begins_when_the_last_reader_leaves(stage: Stage) -> No
 def test_a_tail_that_leaves_begins_no_grace_period_of_a_job_with_another_reader(
     stage: Stage,  # noqa: F811
 ) -> None:
-    before = {job["job_id"] for job in httpx.get(f"{stage.base_url}/v1/jobs").json()["data"]}
+    before = jobs_of(stage)
     enter_state(stage, "decode")
     caller = Caller(stage, {**CHAT, "stream": True, "on_disconnect": "grace"})
     job_id = job_in_state(stage, "decode", before)

@@ -89,7 +89,7 @@ def test_lists_are_filtered_and_bounded(client: httpx.Client) -> None:
 
 
 def test_cancelling_is_idempotent_in_every_state(client: httpx.Client, stage: Stage) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.2
     with client.stream("POST", "/generate", json={**PROMPT, "max_tokens": 400}) as running:
         name = running.headers["x-request-id"]
         wait_until(
@@ -188,7 +188,7 @@ def test_a_stream_goes_on_at_another_frontend(
 
 
 def test_the_end_of_a_cancelled_job_is_told_once(client: httpx.Client, stage: Stage) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.2
     with client.stream("POST", "/generate", json={**PROMPT, "max_tokens": 400}) as running:
         name = running.headers["x-request-id"]
         client.delete(f"/v1/jobs/{name}")

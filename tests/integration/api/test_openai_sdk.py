@@ -164,7 +164,7 @@ def test_token_ids_are_shown_on_request(client: OpenAI, stage: Stage) -> None:  
 
 
 def test_closing_a_stream_cancels_the_job(client: OpenAI, stage: Stage) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.2
     stream = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=400, stream=True, extra_body=GO_ON
     )
@@ -217,9 +217,9 @@ def test_refusals_become_the_sdks_own_exceptions(client: OpenAI) -> None:
         chat(max_completion_tokens=5000)
     assert too_many.value.code == "context_length_exceeded"
     assert too_many.value.param == "max_completion_tokens"
-    with pytest.raises(openai.BadRequestError) as several:
-        chat(n=2)
-    assert (several.value.param, several.value.code) == ("n", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError) as too_many_answers:
+        chat(n=129)
+    assert too_many_answers.value.param == "n"
     with pytest.raises(openai.BadRequestError) as hot:
         chat(temperature=2.5)
     assert hot.value.param == "temperature"

@@ -103,7 +103,7 @@ def test_every_metric_of_the_table_is_exposed_and_no_other(
     stage: Stage,  # noqa: F811
 ) -> None:
     client.post("/generate", json={"prompt": "abc", "stream": False})
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.2
     with client.stream("POST", "/generate", json={"prompt": "abc", "max_tokens": 400}) as leaving:
         next(leaving.iter_raw())
     wait_until(lambda: not len(stage.app.state.open_requests), "the answer to end")

@@ -131,7 +131,7 @@ def test_the_role_and_keepalives_come_while_the_job_still_waits(stage: Stage) ->
 
 
 def test_text_arrives_as_it_is_made_not_at_the_end(stage: Stage) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.1
     times = []
     with (
         httpx.Client(base_url=stage.base_url) as client,
@@ -140,8 +140,9 @@ def test_text_arrives_as_it_is_made_not_at_the_end(stage: Stage) -> None:  # noq
         for event in source.iter_sse():
             times.append(time.monotonic())
             assert event.data
-    assert len({round(moment, 3) for moment in times}) >= 15
-    assert times[-1] - times[0] > 0.2
+    # Read as one blob they would have one moment.
+    assert len({round(moment, 2) for moment in times}) >= 10
+    assert times[-1] - times[0] > 0.5
 
 
 def test_the_first_sign_of_life_does_not_wait_for_a_token(stage: Stage) -> None:  # noqa: F811
@@ -179,7 +180,7 @@ def test_a_failure_in_the_stream_is_one_error_event_then_done(
 
 
 def test_a_cancel_by_somebody_else_is_an_error_not_a_stop(stage: Stage) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.2
     with httpx.stream(
         "POST", f"{stage.base_url}/v1/chat/completions", json={**CHAT, "max_tokens": 400}
     ) as response:
@@ -252,7 +253,7 @@ def test_a_stalled_reader_gets_everything_in_the_end(stage: Stage) -> None:  # n
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.connect((address.hostname, address.port))
-        connection.settimeout(20)
+        connection.settimeout(60)
         connection.sendall(
             b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
             b"Content-Length: %d\r\n\r\n" % len(payload) + payload

@@ -9,6 +9,7 @@ import pytest
 
 from shared.transport.connect import RedisTransport, open_transport
 from tests.integration.worker.worker_process import Frontend, WorkerProcess
+from tests.support.brake import Brake
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import namespace, redis_url
 
@@ -23,15 +24,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def brake(tmp_path: Path) -> Brake:
+    """Of all workers of the test."""
+    return Brake(tmp_path / "brake")
+
+
+@pytest.fixture
 def start_worker(
-    tmp_path: Path, redis_url: str, namespace: str, checkpoint: Path
+    tmp_path: Path, redis_url: str, namespace: str, checkpoint: Path, brake: Brake
 ) -> Iterator[StartWorker]:
     """`start_worker(MAX_NUM_SEQS=2, ...)`; logs of a failed test are in its tmp_path."""
     workers: list[WorkerProcess] = []
 
     def start(**settings: object) -> WorkerProcess:
         path = tmp_path / f"worker{len(workers)}.log"
-        settings = {"MODEL": checkpoint} | settings
+        settings = {"MODEL": checkpoint, **brake.env} | settings
         workers.append(
             WorkerProcess(path, str(settings.pop("url", redis_url)), namespace, **settings)
         )

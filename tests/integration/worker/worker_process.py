@@ -25,9 +25,10 @@ from shared.messages import (
     SamplingParams,
 )
 from shared.transport.base import AdmissionLimits, JobStore, Submitted, TransportError
+from tests.support.brake import FAULTS
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 
 
 class WorkerProcess:
@@ -43,7 +44,8 @@ class WorkerProcess:
             "OMP_NUM_THREADS": "1",
             "LEASE_MS": "2000",
             "BEAT_INTERVAL_MS": "200",
-            "DRAIN_TIMEOUT_S": "20",
+            "DRAIN_TIMEOUT_S": "60",
+            "PYTHONPATH": f"{FAULTS}{os.pathsep}{ROOT}",
             **{name: str(value) for name, value in settings.items()},
         }
         self.log_path = log_path
@@ -106,7 +108,12 @@ class Frontend:
         self.model = model
 
     async def submit(
-        self, prompt: Sequence[int], *, timeout_ms: int = 60_000, **sampling: object
+        self,
+        prompt: Sequence[int],
+        *,
+        timeout_ms: int = 60_000,
+        num_choices: int = 1,
+        **sampling: object,
     ) -> str:
         """The job's id."""
         params = SamplingParams(
@@ -120,6 +127,7 @@ class Frontend:
             kind="generate",
             timeout_ms=timeout_ms,
             on_disconnect=OnDisconnect.CONTINUE,
+            num_choices=num_choices,
         )
         assert await self.store.submit(job, AdmissionLimits(), "f1") is Submitted.ACCEPTED
         return job.job_id

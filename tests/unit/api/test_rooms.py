@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -59,7 +60,7 @@ class Store:
             self.failures -= 1
             raise TransportError("away")
 
-    async def submit(self, job: Job, limits: AdmissionLimits, frontend_id: str) -> None:
+    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> None:
         await self._called("submit", job.job_id)
 
     async def cancel(self, job_id: str, reason: str) -> None:
@@ -68,8 +69,8 @@ class Store:
     async def detach(self, job_id: str, reader_id: str) -> None:
         await self._called("detach", job_id, reader_id)
 
-    async def attach(self, job_id: str, reader_id: str) -> None:
-        await self._called("attach", job_id, reader_id)
+    async def attach(self, readers: Sequence[tuple[str, str]]) -> None:
+        await self._called("attach", *readers)
 
     async def ping(self) -> float:
         await self._called("ping")
@@ -94,7 +95,8 @@ def job() -> Job:
 
 def admission(store: Store) -> tuple[Admission, Departures]:
     departures = Departures(store)  # type: ignore[arg-type]
-    return Admission(store, AdmissionLimits(), "fe-1", departures), departures  # type: ignore[arg-type]
+    limits = AdmissionLimits()
+    return Admission(store, lambda tenant: limits, departures), departures  # type: ignore[arg-type]
 
 
 async def test_a_submit_whose_answer_got_lost_is_repeated_under_the_same_id() -> None:
@@ -146,14 +148,17 @@ async def test_leaving_does_what_the_request_asked_for(
     assert store.calls == calls
 
 
-async def test_a_reader_of_a_job_with_grace_says_that_it_is_there_until_it_leaves() -> None:
+async def test_readers_say_that_they_are_there_until_they_leave() -> None:
     store = Store()
     departures = Departures(store)  # type: ignore[arg-type]
-    departures.watch("0-j", "fe#1")
+    departures.watch("0-j", "fe#1", OnDisconnect.CANCEL)
+    departures.watch("0-j", "fe#2", OnDisconnect.GRACE)
+    departures.watch("0-k", "fe#3", OnDisconnect.CONTINUE)  # lives without readers
     await departures.retry()
     departures.unwatch("fe#1")
+    departures.unwatch("fe#2")
     await departures.retry()
-    assert store.calls == [("attach", "0-j", "fe#1")]
+    assert store.calls == [("attach", ("0-j", "fe#1"), ("0-j", "fe#2"))]
 
 
 async def test_work_ends_when_the_client_leaves_is_cut_or_is_done() -> None:

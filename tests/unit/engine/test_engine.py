@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from shared.messages import ErrorCode, FinishReason, TokenLogprob
+from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind, TokenLogprob
 from tests.unit.engine.scripted_runner import (
     EOS,
     VOCAB_SIZE,
@@ -108,6 +108,11 @@ def test_logprobs_come_with_their_tokens_when_asked_for_and_only_then() -> None:
             "logit_bias names a token",
         ),
         (make_request(seed=None), ErrorCode.PAYLOAD_INVALID, "seed"),
+        (
+            make_request(grammar=Grammar(GrammarKind.REGEX, "a")),
+            ErrorCode.GRAMMAR_FAILED,
+            "to a grammar",
+        ),
     ],
 )
 def test_what_could_never_run_is_refused_with_a_reason(
@@ -329,6 +334,14 @@ class TestFaults:
         assert end(stories["b"]) == (FinishReason.ERROR, None, ErrorCode.ENGINE_ERROR)
         assert stories["b"].token_ids == say(3)
         assert stories["c"].token_ids == say(9)
+
+    def test_a_runners_own_sentence_reaches_the_caller(self) -> None:
+        runner = ScriptedRunner(failures={0: {0: "grammar_failed: no text: fits"}})
+        engine = make_engine(runner)
+        engine.add(make_request())
+        last = run_to_end(engine)["a"].last
+        assert last.error is ErrorCode.GRAMMAR_FAILED
+        assert last.message.endswith(": no text: fits")
 
     def test_a_sequence_may_fail_in_the_middle_of_its_prefill(self) -> None:
         runner = ScriptedRunner(failures={0: {0: "nonfinite_logits"}})

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import FinishReason, SamplingParams
+from shared.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 from worker.engine.sequence import Sequence
 from worker.engine.stop import Stop, find_stop
 
@@ -69,6 +69,13 @@ def test_neither_eos_nor_a_stop_id_ends_before_min_tokens() -> None:
     for token in (8, 4):
         assert stop_of([1, token], min_tokens=3, stop_token_ids=(4,)) is None
         assert stop_of([1, 1, token], min_tokens=3, stop_token_ids=(4,)) is not None
+
+
+def test_behind_a_whole_grammar_eos_ends_it_whatever_was_asked() -> None:
+    grammar = Grammar(GrammarKind.REGEX, "ab")
+    assert stop_of([1, 8], min_tokens=3, grammar=grammar) == Stop(STOP)
+    assert stop_of([8], ignore_eos=True, stop_token_ids=(8,), grammar=grammar) == Stop(STOP)
+    assert stop_of([1, 4], min_tokens=3, stop_token_ids=(4,), grammar=grammar) is None
 
 
 def test_length_ends_even_before_min_tokens() -> None:

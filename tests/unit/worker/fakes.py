@@ -85,7 +85,10 @@ class FakeQueue:
         self.on_pull()
         if not self.deliveries:
             await asyncio.sleep(0.001)
-        return [self.deliveries.popleft() for _ in range(min(count, len(self.deliveries)))]
+        taken: list[Delivery] = []
+        while self.deliveries and sum(one.job.num_choices for one in taken) < count:
+            taken.append(self.deliveries.popleft())
+        return taken
 
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         self._called("reconcile")
@@ -132,7 +135,9 @@ def accepted(item: Append) -> AppendResult:
     return AppendResult(AppendStatus.OK, end.num_tokens, num_bytes=end.num_bytes)
 
 
-def make_job(job_id: str = "0-a", prompt: Sequence[int] = (1, 2, 3), **sampling: object) -> Job:
+def make_job(
+    job_id: str = "0-a", prompt: Sequence[int] = (1, 2, 3), num_choices: int = 1, **sampling: object
+) -> Job:
     params = SamplingParams(**({"max_tokens": 100, "seed": 1} | sampling))  # type: ignore[arg-type]
     return Job(
         job_id=job_id,
@@ -140,6 +145,7 @@ def make_job(job_id: str = "0-a", prompt: Sequence[int] = (1, 2, 3), **sampling:
         prompt_token_ids=tuple(prompt),
         sampling=params,
         kind="generate",
+        num_choices=num_choices,
     )
 
 

@@ -16,8 +16,10 @@ from worker.engine_loop import EngineLoop, EngineSocket, LinkClosed
 from worker.engine_messages import (
     HEADER,
     MAX_FRAME_BYTES,
+    AddChoices,
     AddRequest,
     CancelRequest,
+    ChoiceStart,
     FrameTooLong,
     FromEngine,
     RequestRejected,
@@ -103,6 +105,33 @@ def test_a_request_is_run_and_its_outputs_come_in_order() -> None:
         assert outputs[-1].finish_reason is FinishReason.LENGTH
 
 
+def test_the_choices_of_one_message_run_apart_and_share_what_their_prompt_computed() -> None:
+    prompt = tuple(range(40))
+    params = SamplingParams(max_tokens=3, seed=1)
+    starts = (
+        ChoiceStart("r/1", 2, ()),
+        ChoiceStart("r/2", 3, prompt[:2]),  # two of its three tokens are known
+        ChoiceStart("r/bad", 4, (100,)),
+    )
+    with loop(block_size=8) as (service, _):
+        service.say(add("r/0", prompt, max_tokens=3))
+        service.outputs_of("r/0")
+        service.say(AddChoices(prompt, params, "default", 0, starts))
+        heard: dict[str, list[TokensOut]] = {"r/1": [], "r/2": []}
+        rejected: list[str] = []
+        while not all(those and those[-1].finish_reason for those in heard.values()):
+            match service.hear():
+                case RequestRejected(request_id):
+                    rejected.append(request_id)
+                case StepOutputs(outputs):
+                    for output in outputs:
+                        heard[output.request_id].append(output)
+        tokens = {name: [t for o in those for t in o.token_ids] for name, those in heard.items()}
+        assert tokens == {"r/1": [0, 1, 2], "r/2": [2]}
+        assert rejected == ["r/bad"]
+        assert [heard[name][-1].num_cached_tokens for name in heard] == [32, 40]
+
+
 def test_one_message_holds_a_whole_steps_outputs() -> None:
     with loop() as (service, _):
         service.say(add("a"), add("b"))
@@ -176,7 +205,12 @@ def test_a_service_that_does_not_read_pauses_the_engine() -> None:
     with ours, theirs:
         service = Service(ours)
         service.say(*(add(f"r{i}", max_tokens=2000) for i in range(16)))
-        thread = threading.Thread(target=EngineLoop(engine, EngineSocket(theirs)).run)
+
+        def run() -> None:
+            EngineLoop(engine, EngineSocket(theirs)).run()
+            theirs.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=run)
         thread.start()
         steps = [-1, engine.stats().step]
         while steps[-1] != steps[-2]:
@@ -185,8 +219,10 @@ def test_a_service_that_does_not_read_pauses_the_engine() -> None:
         assert thread.is_alive()
         assert 0 < steps[-1] < 2000
         service.say(Shutdown())
-        while thread.is_alive():  # whoever reads again lets it go on
-            service.hear()
+        while ours.recv(1 << 16):  # whoever reads again lets it go on
+            pass
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 
-from shared.messages import SamplingParams
-from tests.unit.worker.fakes import ByteTokenizer, FakeQueue, make_job, until
+import pytest
+
+from shared.transport.base import Beat, Delivery
+from tests.unit.worker.fakes import FakeQueue, make_job, until
 from worker.heartbeat import Heartbeat
-from worker.output import OutputProcessor
 from worker.running_jobs import RunningJob, RunningJobs
 
 
 class Bench:
     """A heart with two switches: is the engine stalled, is it lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_ms: int = 5000) -> None:
         self.queue = FakeQueue()
         self.jobs = RunningJobs(4)
         self.stalled = False
@@ -24,7 +27,7 @@ class Bench:
             "w1",
             ("m",),
             self.jobs,
-            lease_ms=5000,
+            lease_ms=lease_ms,
             interval_s=0.001,
             stats=lambda: {"step": 7},
             is_stalled=lambda: self.stalled,
@@ -37,8 +40,7 @@ class Bench:
         self.num_troubles += 1
 
     def add(self, job_id: str, attempt: int) -> None:
-        out = OutputProcessor(ByteTokenizer(), SamplingParams())
-        self.jobs.add(RunningJob(make_job(job_id), attempt, out, 0, 0, None))
+        self.jobs.add(RunningJob.of(Delivery(make_job(job_id), attempt)))
 
 
 async def test_a_beat_says_who_runs_and_how_busy() -> None:
@@ -90,3 +92,44 @@ async def test_a_lost_beat_is_trouble_and_the_heart_goes_on() -> None:
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_a_beat_without_an_answer_is_given_up_in_time_for_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(lease_ms=60)
+    num_asked = 0
+
+    async def ask(beat: Beat) -> Sequence[str]:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked < 3:
+            await asyncio.Event().wait()  # for ever
+        bench.queue.beats.append(beat)
+        return ()
+
+    bench.queue.beat = ask  # type: ignore[method-assign]
+    task = asyncio.create_task(bench.heartbeat.run())
+    try:
+        await until(lambda: bench.queue.beats)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    assert bench.num_troubles == 2
+    assert caplog.text.count("a heartbeat was not delivered") == 1
+
+
+async def test_a_loop_that_stood_still_for_half_a_lease_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(lease_ms=40)
+    task = asyncio.create_task(bench.heartbeat.run())
+    try:
+        await until(lambda: bench.queue.beats)
+        num_beats = len(bench.queue.beats)
+        time.sleep(0.1)  # noqa: ASYNC251 - what must not happen, on purpose
+        await until(lambda: len(bench.queue.beats) > num_beats)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    assert "the service stood still" in caplog.text

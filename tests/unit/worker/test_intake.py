@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from shared.messages import SamplingParams
 from shared.transport.base import Delivery
-from tests.unit.worker.fakes import ByteTokenizer, FakeQueue, make_job, until
+from tests.unit.worker.fakes import FakeQueue, make_job, until
 from worker.intake import Intake
-from worker.output import OutputProcessor
 from worker.running_jobs import RunningJob, RunningJobs
 
 
@@ -34,10 +32,10 @@ class Bench:
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            out = OutputProcessor(ByteTokenizer(), SamplingParams())
-            running = RunningJob(delivery.job, delivery.attempt, out, 0, 0, None)
+            running = RunningJob.of(delivery)
             self.jobs.add(running)
-            self.jobs.enter_engine(running)
+            for choice in running.choices:
+                self.jobs.enter_engine(choice)
 
     async def _repair(self) -> None:
         self.num_repairs += 1
@@ -54,8 +52,17 @@ async def running(max_num_seqs: int = 2) -> AsyncIterator[Bench]:
         await asyncio.wait([task])
 
 
-def delivery(job_id: str) -> Delivery:
-    return Delivery(make_job(job_id), 1)
+def delivery(job_id: str, num_choices: int = 1) -> Delivery:
+    return Delivery(make_job(job_id, num_choices=num_choices), 1)
+
+
+async def test_a_job_takes_a_place_for_each_of_its_choices() -> None:
+    async with running(max_num_seqs=4) as bench:
+        bench.queue.deliveries.extend(delivery(f"0-{i}", num_choices=3) for i in range(3))
+        await until(lambda: len(bench.jobs) == 2)
+        assert bench.jobs.room == 0
+        bench.jobs.remove(next(iter(bench.jobs)))
+        await until(lambda: not bench.queue.deliveries)
 
 
 async def test_no_more_jobs_are_taken_than_the_engine_has_room_for() -> None:

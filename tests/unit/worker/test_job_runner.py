@@ -1,96 +1,12 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-
 import pytest
 
 from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState
-from shared.text.card import ModelCard
-from shared.transport.base import AppendResult, AppendStatus, Delivery, JobEnd
-from shared.transport.chain import chain_hash
-from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue, make_job, until
-from worker.engine_messages import (
-    AddRequest,
-    CancelRequest,
-    RequestRejected,
-    StepOutputs,
-    ToEngine,
-    TokensOut,
-)
-from worker.job_runner import JobRunner
-from worker.publisher import FlushPolicy, Publisher
-from worker.running_jobs import RunningJobs
-from worker.served_model import ServedModel
-
-MODEL = ServedModel(
-    name="m",
-    card=ModelCard(
-        name="m",
-        created_s=0,
-        max_model_len=64,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=(EOS,),
-        has_chat_template=False,
-        tokenizer_digest="",
-        facts_digest="",
-    ),
-    blobs={},
-    tokenizer=ByteTokenizer(),
-    max_model_len=64,
-    vocab_size=VOCAB_SIZE,
-    eos_token_ids=frozenset({EOS}),
-)
-
-
-class Bench:
-    """A runner whose engine is the test: it sees what was sent and says what it likes."""
-
-    def __init__(self) -> None:
-        self.queue = FakeQueue()
-        self.jobs = RunningJobs(4)
-        self.sent: list[ToEngine] = []
-        self.publisher = Publisher(
-            self.queue,
-            "w1",
-            5000,
-            FlushPolicy(flush_interval_s=0, flush_tokens=8, max_unflushed_tokens=256),
-            chain_hash,
-            on_settled=lambda settled: self.runner.settle(settled),
-            on_rejected=lambda job_id, attempt: self.runner.stop_engine_work(job_id, attempt),
-            on_trouble=lambda: None,
-        )
-        self.runner = JobRunner(self.jobs, MODEL, self.publisher, self.sent.append)
-
-    def admit(self, job: Job, attempt: int = 1, logged: str = "", cached: int = 0) -> str:
-        token_ids = tuple(logged.encode())
-        end = Cursor(len(token_ids), len(token_ids))
-        self.runner.admit(Delivery(job, attempt, token_ids, (), end, cached))
-        return f"{job.job_id}/{attempt}"
-
-    def says(
-        self,
-        request_id: str,
-        token_ids: Sequence[int] = (),
-        finish: FinishReason | None = None,
-        *,
-        stop: int | None = None,
-        error: ErrorCode | None = None,
-        cached: int = 0,
-    ) -> None:
-        output = TokensOut(request_id, tuple(token_ids), None, finish, stop, error, "m", cached)
-        self.runner.take(StepOutputs((output,)))
-
-    async def log_of(self, job_id: str) -> tuple[str, tuple[int, ...], JobEnd | None]:
-        """(text, tokens, end) of what is durable once nothing waits any more."""
-        task = asyncio.create_task(self.publisher.run())
-        await self.publisher.flushed()
-        task.cancel()
-        await asyncio.wait([task])
-        items = [item for step in self.queue.appended for item in step if item.job_id == job_id]
-        text = "".join(item.delta.text for item in items)
-        token_ids = tuple(token for item in items for token in item.delta.token_ids)
-        return text, token_ids, items[-1].end_of_job if items else None
+from shared.transport.base import AppendResult, AppendStatus, Delivery
+from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job, until
+from tests.unit.worker.runner_bench import Bench
+from worker.engine_messages import AddRequest, CancelRequest, RequestRejected
 
 
 async def test_a_job_goes_to_the_engine_and_its_output_to_the_log() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams
+from shared.messages import ErrorCode, FinishReason, InvalidParameter, SamplingParams
 from worker import generation_progress
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
@@ -55,6 +55,17 @@ def make_llm(runner: ModelRunner | None = None, **changes: object) -> tuple[LLM,
         runner or EchoModelRunner(256, eos_token_id=0),
     )
     return LLM.from_parts(engine, LetterTokenizer()), engine
+
+
+def test_several_results_for_a_prompt_come_one_after_another_and_share_its_computation() -> None:
+    llm, engine = make_llm()
+    prompts = ["abcdefghi", "xyz"]
+    results = llm.generate(prompts, SamplingParams(max_tokens=20), progress=False, n=3)
+    assert [result.text for result in results] == ["abcdefghi"] * 3 + ["xyz"] * 3
+    assert [result.num_cached_tokens for result in results] == [0, 8, 8, 0, 0, 0]
+    assert engine.stats().prefix_hit_tokens == 16
+    with pytest.raises(InvalidParameter, match="n: must be between 1 and 128, got 0"):
+        llm.generate(prompts, n=0)
 
 
 def test_results_come_in_the_order_of_the_prompts() -> None:

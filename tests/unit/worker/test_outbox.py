@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shared.messages import START, Cursor, FinishReason, JobState, TokenLogprob, Usage
+from shared.messages import START, Cursor, FinishReason, JobState, Segment, TokenLogprob, Usage
 from shared.transport.base import JobEnd
 from shared.transport.chain import chain_hash
 from worker.outbox import Outbox
@@ -102,6 +102,54 @@ def test_logprobs_travel_with_their_tokens() -> None:
     box.accept()
     box.add((2,), "b", entries[1:])
     assert box.next_append().delta.logprobs == (entries[1],)
+
+
+def test_pieces_of_several_choices_are_told_apart_and_neighbours_joined() -> None:
+    box = outbox()
+    stop = FinishReason.STOP
+    box.add((1,), "a", None, Segment(0, 1, 1))
+    box.add((2,), "é", None, Segment(0, 1, 2, stop, "x"))
+    box.add((3,), "b", None, Segment(1, 1, 1))
+    delta = box.next_append().delta
+    assert (delta.token_ids, delta.text) == ((1, 2, 3), "aéb")
+    assert delta.segments == (Segment(0, 2, 3, stop, "x"), Segment(1, 1, 1))
+
+
+def test_a_choices_end_without_a_token_waits_for_some_other_token() -> None:
+    box = outbox()
+    box.add((1,), "a", None, Segment(0, 1, 1))
+    box.next_append()
+    box.accept()
+    box.add((), "", None, Segment(0, 0, 0, FinishReason.LENGTH))
+    assert not box.has_something
+    box.add((2,), "b", None, Segment(1, 1, 1))
+    assert box.has_something
+    segments = (Segment(0, 0, 0, FinishReason.LENGTH), Segment(1, 1, 1))
+    assert box.next_append().delta.segments == segments
+
+
+def test_a_log_of_several_choices_that_lost_its_tail_is_filled_again() -> None:
+    box = outbox()
+    for choice in (0, 1, 0):
+        box.add((7,), "a", None, Segment(choice, 1, 1))
+        box.next_append()
+        box.accept()
+    box.add((7,), "d", None, Segment(1, 1, 1))
+    assert box.rewind(Cursor(2, 2))
+    append = box.next_append()
+    assert append.delta.segments == (Segment(0, 1, 1), Segment(1, 1, 1))
+    other = 7 + (1 << 32)
+    assert append.start_hash == chain_hash("", (7, other))
+    assert append.end_hash == chain_hash("", (7, other, 7, other))
+
+
+def test_a_failed_outbox_of_several_choices_says_its_end_only() -> None:
+    box = outbox()
+    box.add((1,), "a", None, Segment(1, 1, 1))
+    failure = JobEnd(state=JobState.FAILED, reason="engine_error", usage=Usage(1, 1))
+    box.fail(failure)
+    delta = box.next_append().delta
+    assert (delta.token_ids, delta.segments) == ((), None)
 
 
 def test_a_failed_outbox_says_its_end_only() -> None:

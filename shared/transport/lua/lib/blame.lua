@@ -1,9 +1,8 @@
 -- Blame a job for the death of the process that ran it. Ends the job, with a dead letter, and returns
 -- true when it was the last death too many.
 local MAX_DEATHS = 10       -- in a job's whole life, also when it made progress in between
-local DEAD_LETTERS_MAX = 1000
 
-local function blame(id, wid, max_crashes, n, lost_reason)
+local function blame(id, wid, max_crashes, lost_reason)
   local job_key = P .. 'job:' .. id
   local crashes = redis.call('HINCRBY', job_key, 'crashes', 1)
   local deaths = redis.call('HINCRBY', job_key, 'deaths', 1)
@@ -12,8 +11,7 @@ local function blame(id, wid, max_crashes, n, lost_reason)
     if deaths < MAX_DEATHS then return false end
     reason, count = lost_reason, deaths
   end
+  write_letter(id, reason, count)
   latch(id, {state = 'failed', reason = reason, by = wid})
-  redis.call('XADD', P .. 'dlq', 'MAXLEN', '~', DEAD_LETTERS_MAX, '*', 'id', id, 'reason', reason,
-    'crashes', count, 'n', n or '0')
   return true
 end

@@ -6,6 +6,7 @@ local RETAIN_MS = tonumber(ARGV[2])
 local SCHEMA_VERSION = 1       -- of job hashes and queue entries; the same number as shared.codec.SCHEMA_VERSION
 local LEFTOVER_MS = 3600000    -- what a job's keys outlive its deadline by when nobody is there to reap it
 local RELEASED = '_released'   -- pseudo consumer that owns entries given back by a worker
+local WORK_LIFE_MS = 86400000  -- what is known of a model's work, after its last job
 local GROUP = 'w'
 -- Another command in a cluster (scripts.py puts it here): there PUBLISH goes to every node.
 local PUBLISH = 'PUBLISH'
@@ -27,19 +28,40 @@ local function expire_at_least(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, whole(ms)) end
 end
 
--- Gauges of jobs by state, in total and per tenant; a tenant without live jobs leaves nothing.
-local function count_job(tenant, prompt_tokens, state, step)
-  local tenant_key = P .. 'tenant:' .. (tenant or '')
-  redis.call('HINCRBY', P .. 'stat', state, step)
-  redis.call('HINCRBY', tenant_key, state, step)
-  if state == 'queued' then
-    local tokens = whole(step * tonumber(prompt_tokens or '0'))
+-- The fields of a job that it has, by their names.
+local function read_job(id, ...)
+  local job, values = {}, redis.call('HMGET', P .. 'job:' .. id, ...)
+  for k, name in ipairs({...}) do job[name] = values[k] or nil end
+  return job
+end
+
+-- Gauges: what waits and runs in all and per tenant, and per model and lane how much work waits (tokens,
+-- of the prompt and expected of the output). The job's hash is there, and says what it counts as.
+-- `from`, `to`: 'queued', 'running', or nil: not yet, no longer. A tenant without live jobs leaves nothing.
+local function count_job(id, from, to)
+  local job = read_job(id, 'tenant', 'prompt_tokens', 'lane', 'q', 'work')
+  local tenant_key, base = P .. 'tenant:' .. (job.tenant or ''), job.lane
+  local model, lane = string.match(string.sub(job.q or '', #P + 1), '^q:(.*):(%d)$')
+
+  local function count(state, step)
+    redis.call('HINCRBY', P .. 'stat', state, step)
+    redis.call('HINCRBY', tenant_key, state, step)
+    if state ~= 'queued' then return end
+    local tokens = whole(step * tonumber(job.prompt_tokens or '0'))
     redis.call('HINCRBY', P .. 'stat', 'queued_tokens', tokens)
     redis.call('HINCRBY', tenant_key, 'queued_tokens', tokens)
+    if not (base and model and job.work) then return end  -- of an older release
+    redis.call('HINCRBY', P .. 'work:' .. model, lane, whole(step * tonumber(job.work)))
+    if redis.call('HINCRBY', tenant_key, 'base' .. base, step) <= 0 then
+      redis.call('HDEL', tenant_key, 'base' .. base, 'newest' .. base)
+    end
   end
-  if step < 0 then
+
+  if to then count(to, 1) end
+  if from then
+    count(from, -1)
     local left = redis.call('HMGET', tenant_key, 'queued', 'running')
-    if (tonumber(left[1] or '0') <= 0) and (tonumber(left[2] or '0') <= 0) then
+    if tonumber(left[1] or '0') <= 0 and tonumber(left[2] or '0') <= 0 then
       redis.call('DEL', tenant_key)
     end
   end

@@ -2,6 +2,7 @@
 -- `ending` has state, reason, by; optionally message, stop_reason (JSON), cached (tokens).
 -- Freeing writes go first: above maxmemory a script may run deny-oom commands only once it has written.
 local ENDED_INDEX_MAX = 1000
+local MEAN_OVER = 32   -- jobs that the mean of the outputs is moved by
 
 local MESSAGES = {
   deadline_exceeded = 'The deadline passed before the job was finished.',
@@ -14,12 +15,29 @@ local MESSAGES = {
   payload_lost = 'The request of this job is no longer stored.',
 }
 
+-- What was expected of the job and reserved for it, put right by what it took.
+local function settle(job, ending_state)
+  if job.reserved then
+    local used = job.attempt == '0' and 0 or tonumber(job.prompt_tokens) + tonumber(job.n)
+    spend(job.tenant, 'tokens', used - tonumber(job.reserved))
+  end
+  if ending_state == 'finished' then
+    local work_key = P .. 'work:' .. job.model
+    local each = math.floor(tonumber(job.n) * 1000 / tonumber(job.choices or '1'))
+    local mean = tonumber(redis.call('HGET', work_key, 'output') or each)
+    redis.call('HSET', work_key, 'output', whole(mean + math.floor((each - mean) / MEAN_OVER)))
+    expire_at_least(work_key, WORK_LIFE_MS)
+  end
+end
+
 local function latch(id, ending)
   local job_key, log_key = P .. 'job:' .. id, P .. 'log:' .. id
-  local job = redis.call('HMGET', job_key, 'state', 'n', 'b', 'q', 'qid', 'tenant', 'owner',
-    'prompt_tokens', 'cached_tokens')
-  local old, n, b, queue, entry = job[1], job[2] or '0', job[3] or '0', job[4], job[5]
-  local owner, prompt, cached = job[7] or '', job[8] or '0', ending.cached or job[9] or '0'
+  local job = read_job(id, 'state', 'n', 'b', 'q', 'qid', 'owner', 'prompt_tokens', 'cached_tokens',
+    'retain_ms', 'tenant', 'reserved', 'attempt', 'model', 'choices', 'idem')
+  job.n, job.prompt_tokens = job.n or '0', job.prompt_tokens or '0'
+  local old, n, b, queue, entry = job.state, job.n, job.b or '0', job.q, job.qid
+  local owner, prompt, cached = job.owner or '', job.prompt_tokens, ending.cached or job.cached_tokens or '0'
+  local retain_ms = job.retain_ms or RETAIN_MS
   local message = ending.message
   if not message or message == '' then message = MESSAGES[ending.reason] or '' end
   local stop_reason = ending.stop_reason or ''
@@ -35,15 +53,18 @@ local function latch(id, ending)
   local ended_ms = now_ms()
   redis.call('HSET', job_key, 'state', ending.state, 'reason', ending.reason, 'by', ending.by,
     'message', message, 'stop_reason', stop_reason, 'cached_tokens', cached, 'end_ms', whole(ended_ms))
-  count_job(job[6], prompt, old, -1)
+  count_job(id, old, nil)
+  settle(job, ending.state)
   redis.call('HINCRBY', P .. 'stat', ending.state .. '_total', 1)
   -- pcall: a log that refuses its last entry must not leave the job half ended; readers of such a
   -- log find the end in the hash.
   redis.pcall('XADD', log_key, whole(tonumber(n) + 1) .. '-0', 'k', 'end', 'n', n, 'b', b,
     'state', ending.state, 'reason', ending.reason, 'stop_reason', stop_reason, 'message', message,
     'prompt_tokens', prompt, 'cached_tokens', cached)
-  redis.call('PEXPIRE', log_key, RETAIN_MS)
-  redis.call('PEXPIRE', job_key, RETAIN_MS)
+  redis.call('PEXPIRE', log_key, retain_ms)
+  redis.call('PEXPIRE', job_key, retain_ms)
+  redis.call('PEXPIRE', P .. 'facts:' .. id, retain_ms)
+  if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, retain_ms) end
   local index = P .. 'ended:' .. ending.state
   redis.call('ZADD', index, whole(ended_ms), id)
   redis.call('ZREMRANGEBYSCORE', index, '-inf', '(' .. whole(ended_ms - RETAIN_MS))

@@ -1,18 +1,26 @@
--- True when nobody reads the job any more and its grace has passed. `og` is the policy: '' keeps the
--- job for ever, else the grace in ms ('0': none). A frontend whose lease ended starts the clock.
+-- Who reads a job, and whether nobody does any more.
+local TAKEOVER_MS = 3000   -- what readers elsewhere have to take the mark of a dead frontend over
+
 local function frontend_of(reader)
   return string.match(reader or '', '^[^#]+')
 end
 
+-- Whether the reader's frontend may be alive: its lease runs, or leases mean nothing now.
+local function is_alive(reader)
+  local frontend = frontend_of(reader)
+  if not frontend then return false end
+  return redis.call('EXISTS', P .. 'f:' .. frontend) == 1 or leases_mean_nothing()
+end
+
+-- True when nobody reads the job any more and its grace has passed. `og` is the policy: '' keeps the
+-- job for ever, else the grace in ms ('0': none, but for readers at other frontends). A frontend whose
+-- lease ended starts the clock.
 local function orphaned(id, reader, orphan_ms, grace_ms)
   if not grace_ms or grace_ms == '' then return false end
   local now = now_ms()
   if orphan_ms and orphan_ms ~= '' then return now >= tonumber(orphan_ms) end
-  local frontend = frontend_of(reader)
-  if not frontend or redis.call('EXISTS', P .. 'f:' .. frontend) == 1 then return false end
-  if leases_mean_nothing() then return false end
-  local due = now + tonumber(grace_ms)
-  if due <= now then return true end
+  if not frontend_of(reader) or is_alive(reader) then return false end
+  local due = now + math.max(tonumber(grace_ms), TAKEOVER_MS)
   redis.call('HSET', P .. 'job:' .. id, 'orphan_ms', whole(due))
   return false
 end

@@ -1,0 +1,1 @@
+"""The Anthropic Messages dialect: schemas, conversion and shapes, pure functions of plain data."""

@@ -1,0 +1,242 @@
+"""From a Messages request to the ChatAsk that every chat dialect is planned by.
+
+Where the two dialects differ:
+
+- a `tool_result` is a message of its own (role `tool`), told the name of the tool that was called;
+- the result of a call that failed begins with `Error: `, since templates know no `is_error`;
+- messages of one role in a row are one turn;
+- a conversation that ends with the assistant's words would have them continued, which is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from api.anthropic.schemas import (
+    AssistantMessage,
+    CountTokensRequest,
+    CustomTool,
+    Message,
+    TextBlock,
+    ThinkingAdaptive,
+    ThinkingBlock,
+    ThinkingDisabled,
+    ToolChoiceAny,
+    ToolChoiceAuto,
+    ToolChoiceNone,
+    ToolChoiceTool,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserMessage,
+)
+from api.catalog import ServedModel
+from api.chat_plan import ChatAsk
+from api.errors import unsupported
+from shared.messages import InvalidParameter
+
+MAX_MESSAGES = 10_000
+ENABLE_THINKING = "enable_thinking"  # what templates call it
+FAILED_PREFIX = "Error: "  # of the result of a call that failed
+
+Content = str | list[dict[str, str]]
+
+
+def chat_ask(request: CountTokensRequest) -> ChatAsk:
+    """Raises InvalidParameter, naming the member as this dialect calls it."""
+    choice = request.tool_choice
+    parallel = True
+    if choice is not None and not isinstance(choice, ToolChoiceNone):
+        parallel = not choice.disable_parallel_tool_use
+    return ChatAsk(
+        messages=list(_messages(request)),
+        tools=[_tool(tool) for tool in request.tools],
+        tool_choice=_tool_choice(request),
+        parallel_tool_calls=parallel,
+        response_format=_response_format(request),
+        chat_template_kwargs=_template_variables(request),
+        reasoning_effort=_effort(request),
+    )
+
+
+def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
+    """Raises InvalidParameter where thinking is to be disabled and cannot be."""
+    if not isinstance(request.thinking, ThinkingDisabled) or model.card.reasoning_format is None:
+        return
+    template = model.text.chat_template
+    if template is None or ENABLE_THINKING not in template.variables:
+        raise unsupported("thinking", "this model's thinking cannot be disabled")
+
+
+def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
+    if not 0 < len(request.messages) <= MAX_MESSAGES:
+        raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
+    if isinstance(request.messages[-1], AssistantMessage):
+        raise InvalidParameter(
+            "messages", "must end with the user's turn: an answer is not continued from its start"
+        )
+    if request.system:
+        yield {"role": "system", "content": _text(request.system)}
+    names: dict[str, str] = {}  # id of a call -> name of its tool
+    turn: dict[str, Any] | None = None
+    for index, message in enumerate(request.messages):
+        for part in _parts(message, f"messages.{index}", names):
+            if turn is not None and _same_turn(turn, part):
+                turn = _joined(turn, part)
+                continue
+            if turn is not None:
+                yield turn
+            turn = part
+    if turn is not None:
+        yield turn
+
+
+def _parts(message: Message, path: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    if message.content == []:
+        raise InvalidParameter(f"{path}.content", "must not be empty")
+    if isinstance(message, AssistantMessage):
+        yield _assistant(message, path, names)
+    elif isinstance(message, UserMessage):
+        yield from _user(message, path, names)
+    else:
+        yield {"role": "system", "content": _text(message.content)}
+
+
+def _user(message: UserMessage, path: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    if isinstance(message.content, str):
+        yield {"role": "user", "content": message.content}
+        return
+    for index, block in enumerate(message.content):
+        if isinstance(block, ToolResultBlock):
+            yield _tool_result(block, f"{path}.content.{index}", names)
+        else:
+            yield {"role": "user", "content": [_text_part(block)]}
+
+
+def _tool_result(block: ToolResultBlock, path: str, names: dict[str, str]) -> dict[str, Any]:
+    name = names.get(block.tool_use_id)
+    if name is None:
+        raise InvalidParameter(
+            f"{path}.tool_use_id", "must be the id of a tool_use in an earlier message"
+        )
+    content = _text(block.content or "")
+    if block.is_error:
+        if isinstance(content, str):
+            content = FAILED_PREFIX + content
+        else:
+            content = [{"type": "text", "text": FAILED_PREFIX + content[0]["text"]}, *content[1:]]
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+
+
+def _assistant(message: AssistantMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return {"role": "assistant", "content": message.content}
+    said: dict[str, Any] = {"role": "assistant"}
+    texts, thoughts, calls = [], [], []
+    for index, block in enumerate(message.content):
+        if isinstance(block, TextBlock):
+            texts.append(_text_part(block))
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
+        else:
+            if block.id in names:
+                raise InvalidParameter(f"{path}.content.{index}.id", "must be unique")
+            names[block.id] = block.name
+            calls.append(_call(block))
+    if texts:
+        said["content"] = texts
+    if thoughts:
+        said["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        said["tool_calls"] = calls
+    elif not texts:
+        said["content"] = ""  # nothing but thoughts
+    return said
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    arguments = msgspec.json.encode(block.input).decode()
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _same_turn(turn: dict[str, Any], part: dict[str, Any]) -> bool:
+    role: str = turn["role"]
+    return role != "tool" and role == part["role"]
+
+
+def _joined(turn: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    joined = {"role": turn["role"]}
+    contents = [_as_parts(one["content"]) for one in (turn, part) if "content" in one]
+    if contents:
+        joined["content"] = [piece for content in contents for piece in content]
+    thoughts = [one["reasoning_content"] for one in (turn, part) if "reasoning_content" in one]
+    if thoughts:
+        joined["reasoning_content"] = "\n".join(thoughts)
+    calls = [call for one in (turn, part) for call in one.get("tool_calls", ())]
+    if calls:
+        joined["tool_calls"] = calls
+    return joined
+
+
+def _as_parts(content: Content) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _text(content: str | Sequence[TextBlock]) -> Content:
+    if isinstance(content, str):
+        return content
+    return [_text_part(block) for block in content]
+
+
+def _text_part(block: TextBlock) -> dict[str, str]:
+    return {"type": "text", "text": block.text}
+
+
+def _tool(tool: CustomTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(request: CountTokensRequest) -> str | dict[str, Any] | None:
+    match request.tool_choice:
+        case None:
+            return None
+        case ToolChoiceAuto():
+            return "auto"
+        case ToolChoiceAny():
+            return "required"
+        case ToolChoiceTool(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case ToolChoiceNone():
+            return "none"
+
+
+def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
+    config = request.output_config
+    if config is None or config.format is None:
+        return None
+    named = {"name": "answer", "schema": config.format.schema, "strict": True}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _template_variables(request: CountTokensRequest) -> dict[str, Any]:
+    match request.thinking:
+        case None:
+            return {}
+        case ThinkingAdaptive():
+            return {ENABLE_THINKING: True}
+        case ThinkingDisabled():
+            return {ENABLE_THINKING: False}
+
+
+def _effort(request: CountTokensRequest) -> str | None:
+    """The other dialect's most is `xhigh`."""
+    effort = None if request.output_config is None else request.output_config.effort
+    return "xhigh" if effort == "max" else effort

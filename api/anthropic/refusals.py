@@ -1,0 +1,73 @@
+"""Why a member is refused, where "invalid value" would not tell enough."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from api.errors import unsupported
+from shared.messages import InvalidParameter
+
+_MISSING = "missing_required_parameter"
+
+# a member of ChatAsk, as planning names it -> as this dialect does
+_RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"tools\.(\d+)\.function\.parameters"), r"tools.\1.input_schema"),
+    (re.compile(r"tools\.(\d+)\.function"), r"tools.\1"),
+    (re.compile(r"tool_choice\.function"), r"tool_choice"),
+    (re.compile(r"response_format\.json_schema"), r"output_config.format"),
+    (re.compile(r"response_format"), r"output_config.format"),
+    (re.compile(r"chat_template_kwargs"), r"thinking"),
+    (re.compile(r"reasoning_effort"), r"output_config.effort"),
+    # Turns are not the request's messages: which of them it is would be a guess.
+    (re.compile(r"messages\.\d+.*"), r"messages"),
+)
+
+# what the member's path looks like -> why this value of it is not served
+_REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"(messages\.\d+\.content|system)\.\d+(\.content\.\d+)?\.type"),
+        "blocks are text, in an assistant's message also thinking and tool_use, in a user's also "
+        "tool_result",
+    ),
+    (re.compile(r"tools\.\d+\.type"), "only custom tools are served: none runs at this server"),
+    (
+        re.compile(r"thinking\.type"),
+        "a budget for thinking cannot be set: 'adaptive' lets the model think as long as it "
+        "likes, 'disabled' asks the template for none",
+    ),
+    (re.compile(r"thinking\.display"), "what the model thinks is always shown"),
+    (re.compile(r"speed"), "there is one speed"),
+    (re.compile(r"service_tier"), "there is one tier"),
+    (re.compile(r"tools\.\d+\.defer_loading"), "every tool is told to the model"),
+    (re.compile(r"tools\.\d+\.allowed_callers\.\d+"), "only the model itself calls tools"),
+    (re.compile(r"tools\.\d+\.input_examples"), "examples are not shown to the model"),
+)
+
+
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Errors of parsing a request say why, where this page knows it."""
+    try:
+        yield
+    except InvalidParameter as error:
+        if error.code != _MISSING:
+            for pattern, why in _REASONS:
+                if pattern.fullmatch(error.param):
+                    raise unsupported(error.param, why) from None
+        raise
+
+
+@contextmanager
+def in_this_dialect() -> Iterator[None]:
+    """Errors of planning name the members that the caller sent."""
+    try:
+        yield
+    except InvalidParameter as error:
+        for pattern, name in _RENAMED:
+            renamed, count = pattern.subn(name, error.param, count=1)
+            if count:
+                message = error.message.replace(f"'{error.param}'", f"'{renamed}'")
+                raise InvalidParameter(renamed, message, error.code) from None
+        raise

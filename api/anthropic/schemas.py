@@ -1,0 +1,192 @@
+"""The requests of the Messages dialect, member by member, as Anthropic's SDKs type them.
+
+What is not here is refused by name. Members that ask for what happens anyway are here with the one
+value that does: `cache_control` (the prefix cache finds every repeated prefix by itself),
+`service_tier`, `speed`, `metadata`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from shared.messages import OnDisconnect
+
+MAX_USER_ID_CHARS = 512
+
+
+class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Accepted everywhere, without effect: nothing needs to be marked to be cached."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class DirectCaller(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Who called a tool: the model itself."""
+
+    type: Literal["direct"]
+
+
+class TextBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="text"):
+    """Text of a message, of the system prompt or of a tool's result."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="thinking"):
+    """What the model thought before; goes to the template, which decides whether it is shown."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="tool_use"):
+    """A call that the model made before."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: DirectCaller | None = None
+
+
+class ToolResultBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="tool_result"):
+    """What a call gave; the result of one that failed (`is_error`) is told as such."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class UserMessage(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="user"
+):
+    """Text is short for one text block."""
+
+    content: str | list[TextBlock | ToolResultBlock]
+
+
+class AssistantMessage(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="assistant"
+):
+    """An earlier answer, as it was given."""
+
+    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock]
+
+
+class SystemMessage(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="system"
+):
+    """Instructions in the course of a conversation."""
+
+    content: str | list[TextBlock]
+
+
+Message = UserMessage | AssistantMessage | SystemMessage
+
+
+class CustomTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool of the caller's. Tools that run at a server are not served."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: None = None
+
+
+class ToolChoiceAuto(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="auto"):
+    """The model decides."""
+
+    disable_parallel_tool_use: bool = False
+
+
+class ToolChoiceAny(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="any"):
+    """At least one call."""
+
+    disable_parallel_tool_use: bool = False
+
+
+class ToolChoiceTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="tool"):
+    """A call of this one."""
+
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+class ToolChoiceNone(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="none"):
+    """No call."""
+
+
+ToolChoice = ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone
+
+
+class ThinkingAdaptive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="adaptive"):
+    """The model thinks as long as it likes: the template's `enable_thinking`."""
+
+    display: Literal["summarized"] | None = None
+
+
+class ThinkingDisabled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="disabled"):
+    """The template is told that there is no thinking."""
+
+
+Thinking = ThinkingAdaptive | ThinkingDisabled
+
+
+class JsonFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The answer's text is JSON of this schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the answer has to look."""
+
+    format: JsonFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A label without effect."""
+
+    user_id: Annotated[str, msgspec.Meta(max_length=MAX_USER_ID_CHARS)] | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/messages/count_tokens: what makes the prompt."""
+
+    model: str
+    messages: list[Message]
+    system: str | list[TextBlock] | None = None
+    tools: list[CustomTool] = []
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    speed: Literal["standard"] | None = None
+
+
+class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/messages. `on_disconnect` is an extension, as in the other dialects."""
+
+    max_tokens: int
+    stream: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_sequences: list[str] = []
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL

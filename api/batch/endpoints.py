@@ -1,0 +1,48 @@
+"""What a batch can be asked: each endpoint with the schema and preparation of its own route."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from api.caller import Caller
+from api.frontend import Frontend
+from api.openai.parse import parse_json, parse_request
+from api.openai.schemas import ChatRequest, CompletionRequest
+from api.responses.schemas import ResponseRequest
+from api.routes.answers import Prepared
+from api.routes.chat import prepare_chat
+from api.routes.completions import prepare_completion
+from api.routes.responses import prepare_response
+from shared.messages import InvalidParameter
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One of the routes that a row may name."""
+
+    kind: str  # of its jobs
+    schema: type[msgspec.Struct]
+    prepare: Callable[[Frontend, Caller, Any], Awaitable[Prepared]]
+
+    def parse(self, body: bytes) -> Any:
+        """Raises CallerError and InvalidParameter, as the route itself. Takes its time."""
+        asked = parse_request(parse_json(body), self.kind, self.schema)
+        for name in ("stream", "background"):
+            if getattr(asked, name, False):
+                raise InvalidParameter(name, "cannot be true in a batch")
+        return asked
+
+
+async def _prepare_response(frontend: Frontend, caller: Caller, asked: ResponseRequest) -> Prepared:
+    return Prepared(*await prepare_response(frontend, caller, asked))
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": Endpoint("chat", ChatRequest, prepare_chat),
+    "/v1/completions": Endpoint("completion", CompletionRequest, prepare_completion),
+    "/v1/responses": Endpoint("response", ResponseRequest, _prepare_response),
+}

@@ -1,0 +1,236 @@
+"""RowRun: one row of a batch from its line to the line that answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from api.batch.batch_share import batch_share
+from api.batch.endpoints import Endpoint
+from api.batch.results import RowResult, answer_line, expiry_line, refusal_line
+from api.batch.rows import Row
+from api.batch.stop_sign import Stop, StopSign
+from api.caller import Caller
+from api.errors import ApiError, ServerError, UnavailableError, invalid_parameter, job_failed
+from api.frontend import Frontend
+from api.job_stream import JobStream, StreamInterrupted
+from api.public_id import public_id
+from api.relay import EventRelay
+from api.request_id import RequestNames
+from api.routes.answers import Prepared
+from shared.keys import NUM_LANES
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    ErrorCode,
+    Failed,
+    Finished,
+    InvalidParameter,
+    Job,
+    JobState,
+    OnDisconnect,
+)
+from shared.transport.base import AdmissionLimits, QueueFull, TransportError
+
+log = logging.getLogger(__name__)
+
+LANE = NUM_LANES - 1  # everything interactive goes first
+LOOK_S = 1.0  # between looks at whether the batch is to stop
+FIRST_RETRY_S = 0.1
+MAX_RETRY_S = 5.0
+MAX_LIVES = 3  # jobs of one row that the store may lose
+_LOST = frozenset({ErrorCode.JOB_LOST, ErrorCode.STREAM_DIVERGED})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowRoom:
+    """What the rows of a batch share."""
+
+    frontend: Frontend
+    relay: EventRelay
+    endpoint: Endpoint
+    tenant: str
+    stop: StopSign
+    submitting: asyncio.Lock  # one at a time waits for a place in the queue, in the file's order
+    preparing: asyncio.Semaphore  # rows take few of the threads that read prompts
+    time_left_ms: Callable[[], int]  # until the batch expires
+
+
+class RowRun:
+    """One row. `job_id` follows from the batch and the line, so whoever runs the row again finds
+    the job that is there."""
+
+    def __init__(
+        self, room: RowRoom, row: Row, line: int, job_id: str, *, may_be_there: bool
+    ) -> None:
+        self._room = room
+        self._row = row
+        self._line = line
+        self._job_id = job_id
+        self._request_id = public_id(room.endpoint.kind, job_id)
+        self._may_be_there = may_be_there  # an earlier owner may have submitted it
+
+    async def run(self) -> RowResult:
+        """Never raises but CancelledError."""
+        try:
+            return await self._run()
+        except ApiError as error:
+            return self._refused(error)
+        except InvalidParameter as error:
+            return self._refused(invalid_parameter(error))
+        except Exception:
+            log.exception("row failed", extra={"job_id": self._job_id})
+            return self._refused(ServerError("The server made a mistake. It has been logged."))
+
+    def expired(self) -> RowResult:
+        """The batch has no time left, and nobody has begun this row."""
+        text = expiry_line(self._row.custom_id, self._job_id)
+        return RowResult(self._line, self._job_id, text)
+
+    async def _run(self) -> RowResult:
+        for life in itertools.count(1):
+            prepared = await self._prepared()
+            if prepared is None:
+                return await self._given_up()
+            end = await self._answered(prepared)
+            if end is None:
+                return self._unanswered()
+            if isinstance(end, Finished):
+                body = prepared.dialect.whole(end)
+                text = answer_line(self._row.custom_id, self._job_id, self._request_id, body)
+                return RowResult(self._line, self._job_id, text, True, end.usage)
+            if end.code not in _LOST or life == MAX_LIVES:
+                return self._failed(end)
+            log.warning("row begins anew", extra={"job_id": self._job_id, "reason": end.code})
+        raise AssertionError("unreachable")
+
+    async def _prepared(self) -> Prepared | None:
+        """None when the batch stops before this can be done. Raises ApiError, InvalidParameter."""
+        room, retry_s = self._room, FIRST_RETRY_S
+        names = RequestNames(self._request_id, self._job_id, _shown(self._row.custom_id))
+        caller = Caller(names, room.tenant)
+        while True:
+            try:
+                async with room.preparing:
+                    asked = await room.frontend.pool.run(room.endpoint.parse, self._row.body)
+                    return await room.endpoint.prepare(room.frontend, caller, asked)
+            except (UnavailableError, TransportError):  # no worker lives, or the pool is full
+                if room.stop.why is not None and not self._may_be_there:
+                    return None
+                if await room.stop.wait(_jittered(retry_s)):
+                    return None
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    async def _answered(self, prepared: Prepared) -> Finished | Failed | None:
+        """The end of the row's job, all its text in the dialect; None: it has none to wait for."""
+        stream = await self._submitted(prepared)
+        while stream is not None:
+            try:
+                return await self._read(stream, prepared)
+            except StreamInterrupted:
+                stream = await self._opened(stream.cursor)
+        return None
+
+    async def _read(self, stream: JobStream, prepared: Prepared) -> Finished | Failed:
+        is_cancelled = False
+        try:
+            while True:
+                event = await stream.get(LOOK_S)
+                if isinstance(event, Delta):
+                    prepared.timing.token_came()
+                    prepared.dialect.collect(event)
+                elif event is not None:
+                    return event
+                if self._room.stop.why is not None and not is_cancelled:
+                    is_cancelled = await self._cancel() is not None
+        finally:
+            await stream.aclose()
+
+    async def _submitted(self, prepared: Prepared) -> JobStream | None:
+        """None when the batch stops first, and no earlier owner had submitted it."""
+        room, retry_s = self._room, FIRST_RETRY_S
+
+        async def submit() -> None:
+            prepared.timing.submitted_s = time.monotonic()
+            job = dataclasses.replace(
+                prepared.job,
+                lane=LANE,
+                on_disconnect=OnDisconnect.CONTINUE,
+                timeout_ms=max(1, room.time_left_ms()),
+            )
+            await room.frontend.store.submit(job, self._limits(job), "")
+
+        async with room.submitting:
+            while room.stop.why is None:
+                try:
+                    return await room.relay.open(self._job_id, START, submit)
+                except QueueFull as full:
+                    delay_s = min(full.retry_after_s, MAX_RETRY_S)
+                except TransportError:
+                    delay_s = retry_s
+                    retry_s = min(2 * retry_s, MAX_RETRY_S)
+                    self._may_be_there = True  # a submit whose reply was lost
+                await room.stop.wait(_jittered(delay_s))
+        if not self._may_be_there or await self._cancel() is False:
+            return None
+        return await self._opened(START)
+
+    def _limits(self, job: Job) -> AdmissionLimits:
+        limits = self._room.frontend.admission.limits_of(job.tenant)
+        return batch_share(limits, len(job.prompt_token_ids))
+
+    async def _opened(self, after: Cursor) -> JobStream:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                return await self._room.relay.open(self._job_id, after)
+            except TransportError:
+                await asyncio.sleep(_jittered(retry_s))
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    async def _cancel(self) -> bool | None:
+        """Whether there is such a job, which has ended then; None: the store cannot say."""
+        try:
+            result = await self._room.frontend.store.cancel(self._job_id, ErrorCode.CANCELLED)
+        except TransportError:
+            return None
+        return result is not None
+
+    async def _given_up(self) -> RowResult:
+        """The batch stops, and this row cannot even be prepared."""
+        if self._may_be_there:
+            await self._cancel()
+        return self._unanswered()
+
+    def _unanswered(self) -> RowResult:
+        """The batch stopped before the row had a result: an expired one says so of each."""
+        if self._room.stop.why is Stop.EXPIRE:
+            return self.expired()
+        return RowResult(self._line, self._job_id)
+
+    def _failed(self, end: Failed) -> RowResult:
+        is_stopped = self._room.stop.why is not None and end.state is JobState.CANCELLED
+        if is_stopped:
+            return self._unanswered()
+        if end.state is JobState.EXPIRED:  # its deadline is the batch's
+            return self.expired()
+        return self._refused(job_failed(end, delivered=False))
+
+    def _refused(self, error: ApiError) -> RowResult:
+        text = refusal_line(self._row.custom_id, self._job_id, self._request_id, error)
+        return RowResult(self._line, self._job_id, text)
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.5, 1.0)
+
+
+def _shown(custom_id: str) -> str | None:
+    """As what the caller calls the request, where it can stand in a log."""
+    return custom_id if custom_id.isascii() and custom_id.isprintable() else None

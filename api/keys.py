@@ -1,0 +1,48 @@
+"""`python -m api.keys`: makes an API key; prints it once, and the line that is kept of it.
+
+    python -m api.keys --tenant acme --name laptop --requests-per-minute 60 >> keys.txt
+
+The key itself goes to stderr, so that what is redirected into the file of API_KEYS_FILE never
+holds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from api.api_keys import LIMITS, KeysInvalid, digest_of, new_key, parse_keys
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0, or 2 for words that make no line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m api.keys",
+        description="Makes an API key: the key on stderr, its line for API_KEYS_FILE on stdout.",
+    )
+    parser.add_argument("--tenant", default="default", help="whose jobs its jobs are")
+    parser.add_argument("--name", default="", help="what it is called in logs")
+    parser.add_argument("--operator", action="store_true", help="sees the jobs of all tenants")
+    for limit in LIMITS:
+        parser.add_argument(f"--{limit.replace('_', '-')}", metavar="N", help="of the tenant")
+    asked = parser.parse_args(arguments)
+    key = new_key()
+    words = [digest_of(key), f"tenant={asked.tenant}"]
+    if asked.name:
+        words.append(f"name={asked.name}")
+    if asked.operator:
+        words.append("operator")
+    words += [f"{limit}={value}" for limit in LIMITS if (value := getattr(asked, limit))]
+    line = " ".join(words)
+    try:
+        parse_keys(line, "the line")
+    except KeysInvalid as error:
+        parser.error(str(error).removeprefix("the line, line 1: "))
+    sys.stderr.write(f"{key}\n")
+    sys.stdout.write(f"{line}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

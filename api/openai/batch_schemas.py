@@ -1,0 +1,62 @@
+"""The request for a batch, and what it means."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from api.errors import MAX_ECHO_CHARS
+from shared.messages import InvalidParameter
+
+MAX_PAIRS = 16
+MAX_KEY_CHARS = 64
+MAX_VALUE_CHARS = 512
+MAX_WINDOW_S = 7 * 86_400
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
+
+
+class ExpiresAfter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How long after its making a file goes."""
+
+    anchor: str
+    seconds: int
+
+
+class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, Any] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+def window_s(text: str) -> int:
+    """`24h` is OpenAI's; here any whole number of s, m, h or d up to a week will do. Raises
+    InvalidParameter."""
+    match = _WINDOW.fullmatch(text)
+    seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
+    if not 1 <= seconds <= MAX_WINDOW_S:
+        raise InvalidParameter("completion_window", "must be like '24h', at most '7d'")
+    return seconds
+
+
+def checked_metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
+    """Raises InvalidParameter."""
+    if metadata is None:
+        return None
+    if len(metadata) > MAX_PAIRS:
+        raise InvalidParameter("metadata", f"at most {MAX_PAIRS} pairs")
+    for key, value in metadata.items():
+        if len(key) > MAX_KEY_CHARS:
+            raise InvalidParameter("metadata", f"keys have at most {MAX_KEY_CHARS} characters")
+        if not isinstance(value, str) or len(value) > MAX_VALUE_CHARS:
+            raise InvalidParameter(
+                f"metadata.{key[:MAX_ECHO_CHARS]}",
+                f"must be a string of at most {MAX_VALUE_CHARS} characters",
+            )
+    return metadata

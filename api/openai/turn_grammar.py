@@ -1,0 +1,167 @@
+"""Grammars of a whole turn: reasoning, calls of tools, the answer; in llguidance's kind of Lark.
+
+Calls are written in the style in which models were trained to write them, so that a grammar seldom
+has anything to forbid: one space behind colons and commas, no other white space.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from api.openai.tools import Tool, ToolUse
+from api.turn.formats import HERMES_CLOSE, HERMES_OPEN, PYTHON_TAG, THINK_CLOSE, THINK_OPEN
+from api.turn.reading import Thinking
+from shared.messages import Grammar, GrammarKind
+from shared.text.json_schema import grammar_schema
+from shared.text.turn_formats import ToolFormat
+
+TokenId = Callable[[str], int | None]  # of a vocabulary's entry, by its exact name
+
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANYTHING = r"(.|\n)*"
+_LINE_BREAK = '"\\n"'
+_ANSWER = "answer"
+
+
+def tool_grammar(
+    use: ToolUse,
+    form: ToolFormat,
+    thinking: Thinking,
+    token_id: TokenId,
+    answer: Grammar | None = None,
+) -> Grammar:
+    """A text in which no calls occur but those that `use` allows, behind reasoning if any.
+
+    Each has the name of a callable tool, and arguments that its schema allows. Where the model must
+    call, the text is calls alone. Else it is calls alone or an `answer`, or, where any answer will
+    do, text with calls in it; what begins as a call does is one. Raises
+    InvalidParameter for the schema of a strict tool, and for "grammar" when it is too long.
+    """
+    writer = _Writer(token_id)
+    write = _hermes if form is ToolFormat.HERMES else _llama3_json
+    if use.must_call or answer is None:
+        return writer.grammar(thinking, write(writer, use, alone=use.must_call))
+    calls = write(writer, use, alone=True)
+    return writer.grammar(thinking, f"{calls} | {writer.answer(answer)}")
+
+
+def answer_grammar(answer: Grammar, thinking: Thinking, token_id: TokenId) -> Grammar:
+    """What `answer` says of the text, said of what follows the reasoning."""
+    if thinking is Thinking.NO:
+        return answer
+    writer = _Writer(token_id)
+    return writer.grammar(thinking, writer.answer(answer))
+
+
+def _hermes(writer: _Writer, use: ToolUse, *, alone: bool) -> str:
+    body = f"{_LINE_BREAK} {writer.calls(use, 'arguments')} {_LINE_BREAK} "
+    rest = writer.rule("call", body + writer.marker(HERMES_CLOSE))
+    if alone:
+        call = f"{writer.marker(HERMES_OPEN)} {rest}"
+        return f"{call} ({_LINE_BREAK} {call})*" if use.parallel else call
+    repeat = "*" if use.parallel else "?"
+    call = f"{writer.up_to(HERMES_OPEN)} {rest}"
+    return f"({call}){repeat} {writer.without(HERMES_OPEN)}"
+
+
+def _llama3_json(writer: _Writer, use: ToolUse, *, alone: bool) -> str:
+    """One call to a turn, as its template has it."""
+    calls = writer.calls(use, "parameters")
+    if alone:
+        return calls
+    tag = writer.token(PYTHON_TAG)
+    other = writer.rule("OTHER", r"/([ \t\r\n]*[^{ \t\r\n](.|\n)*)?/")
+    return f"{other} | {calls}" if tag is None else f"{other} | {tag}? {calls}"
+
+
+class _Writer:
+    """Writes the rules of one grammar."""
+
+    def __init__(self, token_id: TokenId) -> None:
+        self._token_id = token_id
+        self._rules: dict[str, str] = {}
+        self._answer: str | None = None  # a grammar of its own
+
+    def grammar(self, thinking: Thinking, body: str) -> Grammar:
+        """`body`: what follows the reasoning; a choice in it binds last."""
+        reasoning = self._reasoning(thinking)
+        rules = {"start": f"{reasoning} ({body})" if reasoning else body, **self._rules}
+        text = "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+        if self._answer is not None:
+            parts = [{"lark_grammar": text}, {"name": _ANSWER, "lark_grammar": self._answer}]
+            text = json.dumps({"grammars": parts})
+        return Grammar(GrammarKind.LARK, text)
+
+    def answer(self, answer: Grammar) -> str:
+        """The name under which it is part of this grammar."""
+        if answer.kind is GrammarKind.LARK:
+            self._answer = answer.text
+            return f"@{_ANSWER}"
+        if answer.kind is GrammarKind.REGEX:
+            return self.rule("ANSWER", f"/{answer.text}/")
+        return self.rule("answer", f"%json {answer.text}")
+
+    def rule(self, name: str, body: str) -> str:
+        """Its name; an upper case one is for what is one expression to the lexer."""
+        self._rules[name] = body
+        return name
+
+    def token(self, text: str) -> str | None:
+        """A token by its number, which is how it is matched whether it is special or not."""
+        token_id = self._token_id(text)
+        return None if token_id is None else f"<[{token_id}]>"
+
+    def marker(self, text: str) -> str:
+        return self.token(text) or json.dumps(text)
+
+    def without(self, marker: str) -> str:
+        """Any text in which the marker does not occur, not even spelled out."""
+        having = f"/{_ANYTHING}{_escaped(marker)}{_ANYTHING}/"
+        return self.rule(f"NO_{_plain(marker)}", f"/{_ANYTHING}/ & ~{having}")
+
+    def up_to(self, marker: str) -> str:
+        """Any text, and then the marker for the first time."""
+        token = self.token(marker)
+        if token is not None:
+            return f"{self.without(marker)} {token}"
+        name = f"up_to_{_plain(marker).lower()}"
+        self.rule(f"{name}[lazy]", f"/{_ANYTHING}{_escaped(marker)}/")
+        return name
+
+    def calls(self, use: ToolUse, arguments: str) -> str:
+        """The object of a call of one of the tools."""
+        names = [
+            self.rule(f"tool_{index}", _call(tool, arguments))
+            for index, tool in enumerate(use.callable)
+        ]
+        return self.rule("tool", " | ".join(names))
+
+    def _reasoning(self, thinking: Thinking) -> str | None:
+        if thinking is Thinking.NO:
+            return None
+        rest = self.rule("reasoning", rf"{self.up_to(THINK_CLOSE)} /\n{{0,2}}/")
+        return rest if thinking is Thinking.OPEN else f"({self.marker(THINK_OPEN)} {rest})?"
+
+
+def _call(tool: Tool, arguments: str) -> str:
+    before = json.dumps(f'{{"name": "{tool.name}", "{arguments}": ')
+    return f'{before} %json {json.dumps(_schema(tool))} "}}"'
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Of the arguments. What cannot be enforced of it is refused by name where the tool is strict,
+    and left out where it is not."""
+    asked = {"type": "object", **tool.parameters}
+    is_lenient = not tool.strict
+    walked = grammar_schema(asked, f"{tool.path}.parameters", lenient=is_lenient)
+    return {**walked, "x-guidance": {**_STYLE, "lenient": is_lenient}}
+
+
+def _escaped(marker: str) -> str:
+    return marker.replace("/", "\\/")
+
+
+def _plain(marker: str) -> str:
+    return "".join(char.upper() if char.isalpha() else "_" for char in marker).strip("_")

@@ -1,0 +1,158 @@
+"""The document itself: OpenAPI 3.1, from the routers, their docstrings and the table."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+
+from api.anthropic.errors import error_status
+from api.openai.refusals import MEMBERS_WITHOUT_EFFECT
+from api.openapi.answers import MessagesError
+from api.openapi.operation import JSON, STREAM, Operation, Parameter
+from api.openapi.operations import OPERATIONS, Table
+
+VERSION = "1"
+_REF = "#/components/schemas/{name}"
+_NULL = {"type": "null"}
+_NAMES = {529: "Overloaded"}
+_UNTOLD = Operation(tag="Undescribed")
+
+Schema = dict[str, Any]
+
+
+def openapi_document(routers: Sequence[APIRouter], table: Table = OPERATIONS) -> Schema:
+    """All routes of `routers` that are not hidden; of one without a line little can be said."""
+    types = {kind for row in table.values() for kind in (row.body, row.answer, row.error) if kind}
+    ordered = sorted(types - {dict}, key=lambda kind: kind.__name__)
+    references, components = msgspec.json.schema_components(ordered, ref_template=_REF)
+    refs: dict[type, Schema] = dict(zip(ordered, references, strict=True))
+    refs[dict] = {"type": "object"}
+    for row in table.values():
+        if row.body is not None:
+            name = refs[row.body]["$ref"].rpartition("/")[2]
+            components[name] = _request_schema(components[name], row.kind)
+    paths: Schema = {}
+    names = Counter(endpoint.__name__ for _, _, endpoint in routes_of(routers))
+    for method, path, endpoint in routes_of(routers):
+        row = table.get(f"{method} {path}", _UNTOLD)
+        described = _operation(path, endpoint, row, refs)
+        if names[endpoint.__name__] > 1:
+            described["operationId"] += f"_{method.lower()}"
+        paths.setdefault(path, {})[method.lower()] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": VERSION,
+            "description": "Large language models served from a durable queue.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def routes_of(routers: Sequence[APIRouter]) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Method, path as OpenAPI writes it, and function of every route that is not hidden."""
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                for method in sorted(route.methods or ()):
+                    yield method, route.path_format, route.endpoint
+
+
+def _operation(
+    path: str, endpoint: Callable[..., Any], row: Operation, refs: Mapping[type, Schema]
+) -> Schema:
+    doc = inspect.getdoc(endpoint) or ""
+    summary, _, more = doc.partition("\n\n")
+    described: Schema = {
+        "operationId": endpoint.__name__,
+        "tags": [row.tag],
+        "summary": " ".join(summary.split()),
+        "responses": _responses(row, refs),
+    }
+    if more:
+        described["description"] = more
+    if 401 in row.errors:  # without keys configured none is asked for
+        described["security"] = [{}, {"bearer": []}, {"x-api-key": []}]
+    parameters = [_path_parameter(name) for name in re.findall(r"\{(\w+)\}", path)]
+    parameters += [_parameter(one) for one in row.parameters]
+    if parameters:
+        described["parameters"] = parameters
+    if row.body is not None:
+        content = {row.body_media: {"schema": refs[row.body]}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _responses(row: Operation, refs: Mapping[type, Schema]) -> Schema:
+    schemas = {
+        media: {"schema": {"type": "string"} if row.answer is None else refs[row.answer]}
+        for media in row.media
+    }
+    if STREAM in schemas:
+        schemas[STREAM] = {}  # this version of OpenAPI has no words for events
+    error: Schema = {JSON: {"schema": refs[row.error]}} if row.media else {}
+    responses = {"200": _response("OK", schemas)}
+    for status, meaning in row.others.items():
+        responses[str(status)] = _response(meaning, {} if status == 204 else schemas)
+    for status in sorted(_shown(row)):
+        name = _NAMES.get(status) or HTTPStatus(status).phrase
+        responses.setdefault(str(status), _response(name, error))
+    return responses
+
+
+def _response(description: str, content: Schema) -> Schema:
+    return {"description": description, **({"content": content} if content else {})}
+
+
+def _shown(row: Operation) -> frozenset[int]:
+    if row.error is not MessagesError:
+        return row.errors
+    return frozenset(map(error_status, row.errors))
+
+
+def _path_parameter(name: str) -> Schema:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _parameter(one: Parameter) -> Schema:
+    described: Schema = {"name": one.name, "in": one.where, "schema": dict(one.schema)}
+    if one.why:
+        described["description"] = one.why
+    return described
+
+
+def _request_schema(schema: Schema, kind: str) -> Schema:
+    """A request's schema as it is read: a null counts as absent, and some members do nothing."""
+    required = schema.get("required", [])
+    properties = {
+        name: member if name in required else _or_null(member)
+        for name, member in schema.get("properties", {}).items()
+    }
+    for name, (_, why) in MEMBERS_WITHOUT_EFFECT.get(kind, {}).items():
+        properties.setdefault(
+            name, {"description": f"Accepted where it asks for what happens anyway; else: {why}."}
+        )
+    return {**schema, "properties": properties}
+
+
+def _or_null(member: Schema) -> Schema:
+    if _NULL in member.get("anyOf", ()):
+        return member
+    default = {"default": member["default"]} if "default" in member else {}
+    return {"anyOf": [{k: v for k, v in member.items() if k != "default"}, _NULL], **default}

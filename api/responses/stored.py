@@ -1,0 +1,138 @@
+"""StoredResponse: a response read back from its job, on whichever frontend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from api.errors import MAX_ECHO_CHARS, CallerError
+from api.frontend import Frontend
+from api.public_id import parse_job_id
+from api.responses.dialect import READERS_ERRORS, ResponseDialect
+from api.responses.facts import ResponseFacts, decode_facts
+from shared.messages import START, Delta, Failed, Finished, Started
+from shared.text.errors import TextInvalid
+from shared.transport.base import JobRecord
+
+log = logging.getLogger(__name__)
+
+PAGE_EVENTS = 1024
+INLINE_TOKENS = 256  # more are read by a thread
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """What is kept of a response, beside its job's log."""
+
+    name: str  # as the caller wrote it
+    record: JobRecord
+    facts: ResponseFacts
+
+    @property
+    def job_id(self) -> str:
+        return self.record.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class ToldResponse:
+    """A response read to where its log ends now."""
+
+    payload: dict[str, Any]
+    end: Finished | Failed | None
+
+
+async def find_response(frontend: Frontend, tenant: str, name: str) -> StoredResponse:
+    """Raises CallerError (404), also for another tenant's, and TransportError."""
+    job_id = parse_job_id(name)
+    record = None if job_id is None else await frontend.store.get(job_id)
+    if record is None or record.kind != ResponseDialect.kind or record.tenant != tenant:
+        raise response_not_found(name)
+    text = await frontend.store.facts(record.job_id)
+    if text is None:  # it was asked not to be stored
+        raise response_not_found(name)
+    try:
+        return StoredResponse(name, record, decode_facts(text))
+    except ValueError as error:
+        log.error("facts unreadable", extra={"job_id": record.job_id, "reason": str(error)})
+        raise response_not_found(name) from error
+
+
+async def open_dialect(frontend: Frontend, stored: StoredResponse) -> ResponseDialect:
+    """A dialect that tells the response from its start. Raises as `find_response`."""
+    try:
+        model = await frontend.catalog.of_card(stored.facts.card)
+    except TextInvalid as error:  # no worker has announced the model for a day
+        log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
+        raise response_not_found(stored.name) from error
+    return ResponseDialect(stored.facts, stored.job_id, model.text.tokenizer)
+
+
+async def tell_response(
+    frontend: Frontend, stored: StoredResponse, *, text_only: bool = False
+) -> ToldResponse:
+    """The response object as it is now. Raises as `find_response`.
+
+    `text_only`: what was said is all that is asked for. Tokens are not looked at, which takes most
+    of the time: log probabilities are missing and no token counts as reasoning.
+    """
+    dialect = await open_dialect(frontend, stored)
+    end = await _collect(frontend, stored.job_id, dialect, text_only=text_only)
+    if end is None:
+        has_started = stored.record.started_ms is not None
+        return ToldResponse(dialect.so_far(has_started=has_started), None)
+    if isinstance(end, Failed):
+        if end.code in READERS_ERRORS:
+            raise response_not_found(stored.name)
+        return ToldResponse(dialect.failed_response(end), end)
+    payload = dialect.whole(end)
+    if payload["status"] == "completed":
+        payload["completed_at"] = await _ended_s(frontend, stored.record)
+    return ToldResponse(payload, end)
+
+
+def response_not_found(name: str) -> CallerError:
+    return CallerError(
+        f"Response with id '{name[:MAX_ECHO_CHARS]}' not found: it never existed, was not stored, "
+        "or is no longer kept.",
+        status=404,
+        code="response_not_found",
+        param="response_id",
+    )
+
+
+async def _collect(
+    frontend: Frontend, job_id: str, dialect: ResponseDialect, *, text_only: bool
+) -> Finished | Failed | None:
+    """Reads the log into the dialect; the job's end, if it has ended."""
+    cursor = START
+    while True:
+        events = await frontend.store.read_log(job_id, cursor, PAGE_EVENTS)
+        deltas = [event for event in events if isinstance(event, Delta)]
+        if deltas:
+            cursor = deltas[-1].end
+            if text_only:
+                deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
+            if sum(len(delta.token_ids) for delta in deltas) <= INLINE_TOKENS:
+                _collect_all(dialect, deltas)
+            else:
+                await frontend.pool.run(_collect_all, dialect, deltas)
+        for event in events:
+            if not isinstance(event, Delta | Started):
+                return event
+        if not events:
+            return None
+
+
+def _collect_all(dialect: ResponseDialect, deltas: Iterable[Delta]) -> None:
+    for delta in deltas:
+        dialect.collect(delta)
+
+
+async def _ended_s(frontend: Frontend, record: JobRecord) -> int | None:
+    ended_ms = record.ended_ms
+    if ended_ms is None:  # it ended between the looks at its record and at its log
+        again = await frontend.store.get(record.job_id)
+        ended_ms = None if again is None else again.ended_ms
+    return None if ended_ms is None else ended_ms // 1000

@@ -1,0 +1,82 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens: Anthropic's dialect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.answering import GenerationResponse
+from api.anthropic.conversation import chat_ask, check_thinking
+from api.anthropic.message_dialect import MessageDialect, MessageFacts
+from api.anthropic.refusals import explaining, in_this_dialect
+from api.anthropic.sampling import is_cut_by_context, message_sampling
+from api.anthropic.schemas import CountTokensRequest, MessageRequest
+from api.body import read_request
+from api.caller import Caller, caller_of
+from api.catalog import ServedModel
+from api.chat_plan import ChatPlan, plan_chat
+from api.frontend import Frontend, frontend_of
+from api.json_answer import json_answer
+from api.routes.answers import Prepared, new_job
+from api.turn.reasoning_tokens import ReasoningTokens
+
+router = APIRouter()
+
+
+@router.post("/v1/messages")
+async def create_message(request: Request) -> Response:
+    """The assistant's next message, whole or as a stream of events."""
+    frontend = frontend_of(request)
+    with explaining():
+        asked = await read_request(request, MessageDialect.kind, MessageRequest)
+    prepared = await prepare_message(frontend, caller_of(request), asked)
+    return GenerationResponse(
+        frontend, prepared.job, prepared.dialect, prepared.timing, streamed=asked.stream
+    )
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of such a message would have; nothing is queued."""
+    frontend = frontend_of(request)
+    with explaining():
+        asked = await read_request(request, MessageDialect.kind, CountTokensRequest)
+    model = await frontend.catalog.require(asked.model)
+    plan = await frontend.pool.run(_planned, model, asked)
+    return json_answer({"input_tokens": len(plan.token_ids)})
+
+
+async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequest) -> Prepared:
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
+    model = await frontend.catalog.require(asked.model)
+    message_sampling(asked, model.room())  # what is wrong whatever the prompt is comes first
+    plan = await frontend.pool.run(_planned, model, asked, caller.names.request_id)
+    room = model.room(len(plan.token_ids))
+    room.check_prompt("messages")
+    job, names = new_job(
+        caller,
+        frontend,
+        model=model.card.name,
+        kind=MessageDialect.kind,
+        token_ids=plan.token_ids,
+        sampling=replace(message_sampling(asked, room), grammar=plan.grammar),
+        on_disconnect=asked.on_disconnect,
+    )
+    facts = MessageFacts(
+        id=names.request_id,
+        model=model.card.name,
+        prompt_tokens=len(plan.token_ids),
+        is_cut_by_context=is_cut_by_context(asked, room),
+    )
+    counter = ReasoningTokens(model.text.tokenizer) if plan.counts_reasoning else None
+    return Prepared(job, MessageDialect(facts, plan.new_parser, counter))
+
+
+def _planned(model: ServedModel, asked: CountTokensRequest, call_id_seed: str = "") -> ChatPlan:
+    check_thinking(model, asked)
+    ask = replace(chat_ask(asked), call_id_seed=call_id_seed)
+    with in_this_dialect():
+        return plan_chat(model, ask)

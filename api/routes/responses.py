@@ -1,0 +1,181 @@
+"""/v1/responses: OpenAI's Responses API over durable jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.body import read_request
+from api.caller import Caller, caller_of
+from api.catalog import ServedModel
+from api.chat_plan import ChatAsk, ChatPlan, plan_chat
+from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
+from api.frontend import Frontend, frontend_of
+from api.json_answer import json_answer
+from api.openai.lanes import job_lane
+from api.paging import page_answer, page_of
+from api.responses.answering import ResponseAnswer, ResponseTail
+from api.responses.asking import chat_ask, in_this_dialect
+from api.responses.conversation import check_calls
+from api.responses.dialect import ResponseDialect
+from api.responses.earlier import earlier_items
+from api.responses.facts import encode_facts, facts_of
+from api.responses.item_list import DEFAULT_LIMIT, MAX_LIMIT, ORDERS, items_of_page
+from api.responses.items import input_items
+from api.responses.sampling import as_chat, response_sampling
+from api.responses.schemas import ResponseRequest, check_includes, check_request
+from api.responses.stored import find_response, open_dialect, response_not_found, tell_response
+from api.routes.answers import new_job, now_s
+from shared.messages import InvalidParameter, Job, OnDisconnect
+
+router = APIRouter()
+
+MAX_SEQUENCE_NUMBER = 2**53
+INCLUDES = ("include", "include[]")  # the SDK's way to write a list, and others'
+
+
+@router.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    """The next turn of a conversation: whole, as a stream of events, or in the background."""
+    frontend = frontend_of(request)
+    asked = await read_request(request, ResponseDialect.kind, ResponseRequest)
+    job, dialect = await prepare_response(frontend, caller_of(request), asked)
+    if asked.background and not asked.stream:
+        return await _begin(frontend, job, dialect)
+    return ResponseAnswer(frontend, job, dialect, streamed=asked.stream)
+
+
+async def prepare_response(
+    frontend: Frontend, caller: Caller, asked: ResponseRequest
+) -> tuple[Job, ResponseDialect]:
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
+    check_request(asked)
+    model = await frontend.catalog.require(asked.model)
+    response_sampling(asked, model.room())  # what is wrong whatever the prompt is comes first
+    lane = job_lane(as_chat(asked))
+    assert caller.names.job_id is not None, "this route makes jobs"
+    items = input_items(asked.input, caller.names.job_id)
+    earlier = await earlier_items(frontend, caller.tenant, asked.previous_response_id)
+    check_calls(earlier, items)
+    ask = chat_ask(asked, [*earlier, *items], caller.names.job_id)
+    plan = await frontend.pool.run(_planned, model, ask)
+    room = model.room(len(plan.token_ids))
+    room.check_prompt("input")
+    job, _ = new_job(
+        caller,
+        frontend,
+        model=model.card.name,
+        kind=ResponseDialect.kind,
+        token_ids=plan.token_ids,
+        sampling=replace(response_sampling(asked, room), grammar=plan.grammar),
+        on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
+        lane=lane,
+    )
+    facts = facts_of(asked, model.card, plan.new_parser, items, now_s())
+    if asked.store:
+        retain_ms = round(frontend.settings.response_ttl_s * 1000)
+        job = replace(job, facts=encode_facts(facts), retain_ms=retain_ms)
+    return job, ResponseDialect(facts, job.job_id, model.text.tokenizer)
+
+
+@router.get("/v1/responses/{name}")
+async def get_response(request: Request, name: str) -> Response:
+    """The response as it is now; with `stream` its events, from `starting_after` on."""
+    frontend, query = frontend_of(request), request.query_params
+    for member in query:
+        if member not in ("stream", "starting_after", "include_obfuscation", *INCLUDES):
+            raise unsupported(member[:MAX_ECHO_CHARS], "it is not known here")
+    _check_includes(query)
+    if _flag(query, "include_obfuscation"):
+        raise unsupported("include_obfuscation", "no padding is sent")
+    starting_after = _sequence_number(query)
+    is_streamed = _flag(query, "stream")
+    if starting_after is not None and not is_streamed:
+        raise InvalidParameter("starting_after", "only allowed when 'stream' is true")
+    stored = await find_response(frontend, caller_of(request).tenant, name)
+    if not is_streamed:
+        return json_answer((await tell_response(frontend, stored)).payload)
+    dialect = await open_dialect(frontend, stored)
+    return ResponseTail(frontend, stored.record, dialect, starting_after)
+
+
+@router.post("/v1/responses/{name}/cancel")
+async def cancel_response(request: Request, name: str) -> Response:
+    """Cancels one that runs in the background; the answer is how it ended. Idempotent."""
+    frontend = frontend_of(request)
+    stored = await find_response(frontend, caller_of(request).tenant, name)
+    if not stored.facts.background:
+        raise CallerError(
+            "Only a response that was created with 'background' can be cancelled; any other is by "
+            "closing its connection.",
+            code="not_in_background",
+            param="response_id",
+        )
+    await _cancel(frontend, stored.job_id)
+    return json_answer((await tell_response(frontend, stored)).payload)
+
+
+@router.delete("/v1/responses/{name}")
+async def delete_response(request: Request, name: str) -> Response:
+    """Cancels it, where it still runs, and drops all that is kept of it."""
+    frontend = frontend_of(request)
+    stored = await find_response(frontend, caller_of(request).tenant, name)
+    await _cancel(frontend, stored.job_id)
+    if not await frontend.store.forget(stored.job_id):
+        raise response_not_found(name)
+    return json_answer({"id": name, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{name}/input_items")
+async def list_input_items(request: Request, name: str) -> Response:
+    """The items of its own request, not those of earlier turns."""
+    page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT, ("order", *INCLUDES))
+    query = request.query_params
+    _check_includes(query)
+    stored = await find_response(frontend_of(request), caller_of(request).tenant, name)
+    items = items_of_page(stored.facts.input, query.get("order", ORDERS[0]), page)
+    return page_answer(items, page)
+
+
+async def _begin(frontend: Frontend, job: Job, dialect: ResponseDialect) -> Response:
+    """Submits a job that nobody waits for."""
+    with frontend.open_requests.enter():
+        await frontend.admission.submit(job, "")
+    frontend.metrics.requests.labels(job.kind, "background").inc()
+    return json_answer(dialect.so_far(has_started=False))
+
+
+async def _cancel(frontend: Frontend, job_id: str) -> None:
+    result = await frontend.store.cancel(job_id, "cancelled")
+    if result is not None and result.won:
+        frontend.metrics.cancels_by_request += 1
+
+
+def _planned(model: ServedModel, ask: ChatAsk) -> ChatPlan:
+    with in_this_dialect():
+        return plan_chat(model, ask)
+
+
+def _check_includes(query: QueryParams) -> None:
+    check_includes([value for name in INCLUDES for value in query.getlist(name)])
+
+
+def _flag(query: QueryParams, name: str) -> bool:
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidParameter(name, "must be 'true' or 'false'")
+    return value == "true"
+
+
+def _sequence_number(query: QueryParams) -> int | None:
+    text = query.get("starting_after")
+    if text is None:
+        return None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
+    if not 0 <= number < MAX_SEQUENCE_NUMBER:
+        raise InvalidParameter("starting_after", "must be the sequence_number of an event")
+    return number

@@ -1,0 +1,30 @@
+/** The API key, where the service asks for one. It lives in this tab's session alone. */
+
+import { element } from "./element.js";
+
+const NAME = "penstock-key";
+
+let form = null;
+
+export function keyHeaders() {
+  const key = sessionStorage.getItem(NAME);
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+/** Shows the form once, however often it is asked for; what was refused is tried again with it. */
+export function askForKey() {
+  if (form !== null) return;
+  const input = element("input");
+  Object.assign(input, { type: "password", required: true, pattern: "[!-~]+", autocomplete: "off" });
+  const label = element("label", "", "API key ");
+  label.append(input);
+  form = element("form", "key");
+  form.append(label, element("button", "primary", "Use this key"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    sessionStorage.setItem(NAME, input.value);
+    form.remove();
+    form = null;
+  });
+  document.querySelector("main").prepend(form);
+}

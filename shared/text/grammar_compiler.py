@@ -1,0 +1,224 @@
+"""GrammarCompiler: grammars over one vocabulary, compiled by llguidance, kept for the next time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from shared.messages import Grammar, GrammarKind, InvalidParameter
+from shared.text.deep_stack import start_deep
+from shared.text.errors import GrammarInvalid
+from shared.text.json_schema import grammar_schema
+from shared.text.lark_text import check_lark_size, lark_parts
+
+MAX_KEPT = 32  # compiled grammars; the least used one goes first
+MAX_MESSAGE_CHARS = 300
+
+_UTF8_BYTES = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
+
+# Far more than the largest published schemas need; the library's own let one grammar hold a thread
+# for seconds. Messages without the compiler's state: they reach callers and logs.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000,
+    max_lexer_states=20_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+
+
+class Vocabulary(Protocol):
+    """What a tokenizer tells of its entries; shared.text.tokenizer.FastTokenizer does."""
+
+    marker_ids: frozenset[int]
+
+    def piece_table(self, size: int) -> list[bytes] | None: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class GrammarCompiler:
+    """Safe on several threads. The vocabulary's tree is built when the first grammar comes.
+
+    Text never becomes a special token, nor any other added entry of the form `<name>`: a Lark
+    grammar names those, by `<name>` or `<[id]>`. Ids for which the tokenizer has no entry are never
+    allowed. End-of-sequence tokens are allowed wherever the grammar may end.
+    """
+
+    def __init__(
+        self, tokenizer: Vocabulary, vocab_size: int, eos_token_ids: Collection[int]
+    ) -> None:
+        """`vocab_size` is the model's: masks have as many bits."""
+        self.vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._eos_token_ids = [i for i in eos_token_ids if 0 <= i < vocab_size]
+        self._building = threading.Lock()
+        self._built: LLTokenizer | None = None
+        self._keeping = threading.Lock()
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+
+    def build(self) -> LLTokenizer:
+        """The vocabulary's tree. Raises GrammarInvalid where there can be none.
+
+        That is: without an end-of-sequence token no output could end, where a token's text depends
+        on its neighbours none can be judged alone, and not every text can be written with some.
+        """
+        with self._building:
+            if self._built is None:
+                self._built = self._build()
+            return self._built
+
+    def check(self, grammar: Grammar, param: str) -> None:
+        """For the edge. Raises InvalidParameter(param) with a sentence."""
+        try:
+            self.compiled(grammar).result()
+        except GrammarInvalid as error:
+            raise InvalidParameter(param, str(error)) from error
+
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        """A matcher at the beginning of an output, the caller's own. Raises GrammarInvalid."""
+        return self.compiled(grammar).result().deep_copy()
+
+    def compiled(self, grammar: Grammar) -> Future[LLMatcher]:
+        """The matcher that is kept: to be copied, never to be advanced itself.
+
+        Compiled on a thread of its own unless it is there, in bounded time whoever wrote it. The
+        future raises GrammarInvalid.
+        """
+        with self._keeping:
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                compiled = start_deep(lambda: _compile(self.build(), grammar))
+                self._compiled[grammar] = compiled
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > MAX_KEPT:
+                self._compiled.popitem(last=False)
+            return compiled
+
+    def _build(self) -> LLTokenizer:
+        if not self._eos_token_ids:
+            raise GrammarInvalid("the model has no end-of-sequence token")
+        pieces = self._tokenizer.piece_table(self.vocab_size)
+        if pieces is None:
+            raise GrammarInvalid("the model's vocabulary does not say what each token stands for")
+        if not _UTF8_BYTES.issubset(piece[0] for piece in pieces if len(piece) == 1):
+            raise GrammarInvalid("the model's vocabulary has not a token for every byte")
+        markers = self._tokenizer.marker_ids.union(self._eos_token_ids)
+        entries = _Entries(self._tokenizer, pieces, markers, self._eos_token_ids[0])
+        return entries.tree(self._eos_token_ids)
+
+
+class _Entries(TokenizerWrapper):
+    """A vocabulary as LLTokenizer asks for it."""
+
+    def __init__(
+        self,
+        tokenizer: Vocabulary,
+        pieces: list[bytes],
+        markers: frozenset[int],
+        eos_token_id: int,
+    ) -> None:
+        self.is_tokenizer_wrapper = True
+        self.bos_token_id = None
+        self.eos_token_id = eos_token_id
+        self.tokens = pieces
+        self.special_token_ids = sorted(i for i in markers if i < len(pieces))
+        self._tokenizer = tokenizer
+        self._markers = markers
+        self._tree: LLTokenizer | None = None
+
+    def tree(self, eos_token_ids: list[int]) -> LLTokenizer:
+        self._tree = LLTokenizer(self, eos_token=eos_token_ids)
+        self.tokens = ()  # they are in the tree now
+        return self._tree
+
+    def __call__(self, text: str) -> list[int]:
+        """How the model was trained to see a text that the grammar forces.
+
+        A tokenizer may also normalize, put a space in front, or see a marker in what is text here:
+        then any division into tokens is better than one of another text.
+        """
+        assert self._tree is not None, "asked for by matchers only"
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        is_text = self._markers.isdisjoint(token_ids)
+        if is_text and self._tree.decode_bytes(token_ids) == text.encode():
+            return token_ids
+        return self._tree.greedy_tokenize(text)
+
+
+def _check_size(grammar: Grammar) -> None:
+    """Bounds on what the compiler reads. Raises GrammarInvalid."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        _check_schema_size(_decoded(grammar.text))
+    elif grammar.kind is GrammarKind.LARK:
+        for lark, schemas in map(_divided, _lark_texts(grammar.text)):
+            check_lark_size(lark)
+            for schema in schemas:
+                _check_schema_size(schema)
+
+
+def _check_schema_size(schema: object) -> None:
+    try:
+        grammar_schema(schema, "schema", lenient=True)
+    except InvalidParameter as error:
+        raise GrammarInvalid(error.message) from error
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarInvalid(f"not JSON: {error}") from error
+
+
+def _divided(text: str) -> tuple[str, list[Any]]:
+    parts = list(lark_parts(text))
+    lark = "".join(part for part in parts if isinstance(part, str))
+    return lark, [part for part in parts if not isinstance(part, str)]
+
+
+def _lark_texts(text: str) -> list[str]:
+    """A LARK grammar is one text, or several that refer to one another by name, in JSON."""
+    if not text.lstrip().startswith("{"):
+        return [text]
+    try:
+        return [part["lark_grammar"] for part in _decoded(text)["grammars"]]
+    except (KeyError, TypeError) as error:
+        raise GrammarInvalid("several grammars in one are a list of Lark texts") from error
+
+
+def _compile(tree: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    """Knows the tokens that an output may begin with. Raises GrammarInvalid."""
+    _check_size(grammar)
+    matcher = LLMatcher(tree, _source(grammar), log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarInvalid(matcher_error(matcher))
+    return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    if grammar.kind is GrammarKind.REGEX:
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind is GrammarKind.LARK:
+        return grammar.text  # is taken as what it is: Lark, or several in JSON
+    return LLMatcher.grammar_from_json_schema(grammar.text)
+
+
+def matcher_error(matcher: LLMatcher) -> str:
+    """Why a matcher gave up, as one sentence for a caller."""
+    text = matcher.get_error().partition("<non-verbose/>")[0]
+    if text.startswith("panic"):
+        return "the grammar is larger than the compiler can handle"
+    if "coerce_one_of" in text:
+        return "oneOf is supported where no value fits two of its schemas; use anyOf"
+    if text.startswith("Unable to determine if regex"):
+        return "a text would have to match several patterns at once; together they are too complex"
+    if "NoExtension" in text:
+        return "no text of this model's vocabulary matches the grammar"
+    return " ".join(text.split())[:MAX_MESSAGE_CHARS]

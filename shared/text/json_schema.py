@@ -1,0 +1,264 @@
+"""JSON schemas as callers write them, brought to what a grammar can be made of.
+
+What a keyword asks is enforced, or the schema is refused by the keyword's name and place. Only
+what says nothing about which values are valid (`title`, `examples`, vendors' `x-...`) is left out.
+Bounds keep the work of compiling small, whoever wrote the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, TypeGuard
+
+from shared.messages import InvalidParameter
+from shared.text.string_formats import FORMATS, MAX_LENGTHS, PATTERNS, WITHOUT_RULES
+
+MAX_DEPTH = 50  # of schemas within schemas
+MAX_VALUE_DEPTH = 10  # of a value in const or enum
+MAX_SUBSCHEMAS = 10_000
+MAX_PROPERTIES = 1_000  # of one object
+MAX_KEY_PATTERNS = 32  # of one object's patternProperties: each is compared with each
+MAX_ALL_KEY_PATTERNS = 256  # of all objects together
+MAX_JOINED_PATTERNS = 16  # different ones, where a text may have to match several of them
+MAX_VALUES = 10_000  # of one enum
+MAX_TEXT_CHARS = 8_192  # of one string in const or enum, of a property's name or a pattern
+MAX_MULTIPLE = 10_000  # the digits of multipleOf, its decimal point left out
+MAX_EXACT = 2**53  # numbers become doubles on their way into a grammar
+MAX_SHOWN = 80  # characters of the caller's own that an error repeats
+
+# White space is free where a person might put some, but ends: a model that has lost its way would
+# otherwise go on with it to the last token.
+WHITESPACE = r"(\r?\n[ \t]{0,64}|[ \t])"
+
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_SCHEMAS = frozenset(
+    {"items", "additionalItems", "additionalProperties", "prefixItems"}
+    | {"allOf", "anyOf", "oneOf"}
+)
+_IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "$ref"})  # speak of the same value
+_BESIDE = frozenset({"$defs", "definitions", "$schema", "$id", "id", "$anchor"})  # do not
+_VALUES = frozenset(
+    {"const", "enum", "pattern", "required", "minimum", "maximum"}
+    | {"exclusiveMinimum", "exclusiveMaximum"}
+)
+_ENFORCED = (
+    _NAMED_SCHEMAS
+    | _SCHEMAS
+    | _VALUES
+    | {"$ref", "$schema", "$id", "id", "$anchor", "type", "format", "multipleOf"}
+    | {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
+)
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "example", "examples", "deprecated", "$comment"}
+    | {"readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema"}
+    | {"discriminator", "externalDocs", "xml", "markdownDescription"}
+)
+_WITHOUT_EFFECT: Mapping[str, object] = {"uniqueItems": False, "nullable": False}
+
+
+def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict[str, Any]:
+    """The schema as llguidance's compiler takes it, its treatment of white space included.
+
+    Raises InvalidParameter(param) that names what is not supported, and where; `lenient` leaves
+    that out instead. Whether the rest makes sense is for the compiler to say.
+    """
+    if schema is True:
+        schema = {}
+    if schema is False:
+        raise InvalidParameter(param, "the schema is false, which no value satisfies")
+    if not isinstance(schema, Mapping):
+        raise InvalidParameter(param, "the schema must be an object")
+    walked = _Walk(param, lenient).root(schema)
+    return {**walked, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+
+
+class _Walk:
+    """One pass over one schema, which counts what has a bound."""
+
+    def __init__(self, param: str, lenient: bool) -> None:
+        self._param = param
+        self._lenient = lenient
+        self._num_schemas = 0
+        self._num_key_patterns = 0
+        self._patterns: set[str] = set()
+        self._joins_at: str | None = None  # where a value has to satisfy two schemas at once
+
+    def root(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        walked = self.schema(schema, "#", 0)
+        # What a text has to match at once is compiled into one automaton, which grows with each
+        # by a factor.
+        if self._joins_at is not None and len(self._patterns) > MAX_JOINED_PATTERNS:
+            raise self._error(
+                self._joins_at,
+                f"joins schemas, and there are more than {MAX_JOINED_PATTERNS} different patterns "
+                "and formats: too much to enforce",
+            )
+        return walked
+
+    def schema(self, schema: Mapping[str, Any], at: str, depth: int) -> dict[str, Any]:
+        """`at` is a JSON pointer, for errors."""
+        self._num_schemas += 1
+        if self._num_schemas > MAX_SUBSCHEMAS:
+            raise self._error("#", f"has more than {MAX_SUBSCHEMAS} schemas in it")
+        if depth > MAX_DEPTH:
+            raise self._error(at, f"is nested more than {MAX_DEPTH} deep")
+        walked = {}
+        for keyword, value in schema.items():
+            if keyword not in _ENFORCED:
+                if not _says_nothing(keyword, value):
+                    self._refuse(at, f"uses {keyword[:MAX_SHOWN]!r}, which is not supported")
+                continue
+            walked[keyword] = self._member(keyword, value, f"{at}/{keyword}", depth)
+        self._narrow_format(walked, at)
+        self._check_num_properties(walked, at)
+        self._check_interval(walked, at)
+        self._count_patterns(walked, at)
+        return walked
+
+    def _member(self, keyword: str, value: Any, at: str, depth: int) -> Any:
+        if keyword in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            most = MAX_KEY_PATTERNS if keyword == "patternProperties" else MAX_PROPERTIES
+            if len(value) > most:
+                raise self._error(at, f"has more than {most} members")
+            for name in value:
+                self._check_value(name, at)
+            return {name: self._inner(each, f"{at}/{name}", depth) for name, each in value.items()}
+        if keyword in _SCHEMAS:
+            if isinstance(value, list):
+                return [self._inner(each, f"{at}/{i}", depth) for i, each in enumerate(value)]
+            return self._inner(value, at, depth)
+        if keyword == "multipleOf":
+            self._check_multiple(value, at)
+        elif keyword in _VALUES:
+            self._check_value(value, at)
+        return value
+
+    def _inner(self, value: Any, at: str, depth: int) -> Any:
+        if isinstance(value, Mapping):
+            return self.schema(value, at, depth + 1)
+        if isinstance(value, bool):
+            return value
+        raise self._error(at, "must be a schema: an object or a boolean")
+
+    def _narrow_format(self, schema: dict[str, Any], at: str) -> None:
+        """Says the format in words that mean exactly what is promised of it."""
+        name = schema.pop("format", None)
+        kinds = schema.get("type", "string")
+        if name is None or (kinds != "string" and not _is_among("string", kinds)):
+            return  # of a number: it says how to store one
+        if isinstance(name, str) and name in WITHOUT_RULES:
+            return
+        if not isinstance(name, str) or name not in FORMATS:
+            known = ", ".join(sorted(FORMATS))
+            shown = str(name)[:MAX_SHOWN]
+            self._refuse(at, f"uses the format {shown!r}, which is not supported; known: {known}")
+        elif name in PATTERNS and "pattern" not in schema:
+            schema["pattern"] = PATTERNS[name]
+        elif name in PATTERNS:
+            others = schema.get("allOf")
+            pattern = {"pattern": PATTERNS[name]}
+            schema["allOf"] = [*others, pattern] if isinstance(others, list) else [pattern]
+        else:
+            schema["format"] = name
+            asked = schema.get("maxLength")
+            most = MAX_LENGTHS.get(name)
+            if most is not None and not (isinstance(asked, int) and asked < most):
+                schema["maxLength"] = most
+
+    def _check_num_properties(self, schema: dict[str, Any], at: str) -> None:
+        """A grammar cannot tell that two keys of a map are the same one."""
+        least, required = schema.get("minProperties"), schema.get("required")
+        if not isinstance(least, int) or least < 2:
+            return
+        del schema["minProperties"]
+        if not isinstance(required, list) or len(set(map(str, required))) < least:
+            self._refuse(at, "uses 'minProperties' above 1 for properties that are not required")
+
+    def _count_patterns(self, schema: Mapping[str, Any], at: str) -> None:
+        named = schema.get("patternProperties")
+        keys = tuple(named) if isinstance(named, Mapping) else ()
+        self._num_key_patterns += len(keys)
+        if self._num_key_patterns > MAX_ALL_KEY_PATTERNS:
+            raise self._error("#", f"has more than {MAX_ALL_KEY_PATTERNS} patternProperties in all")
+        texts = (schema.get("pattern"), schema.get("format"), *keys)
+        self._patterns.update(text for text in texts if isinstance(text, str))
+        inner = _IN_PLACE & schema.keys()
+        if "allOf" in inner or (inner and len(schema.keys() - _BESIDE) > 1):
+            self._joins_at = at
+
+    def _check_interval(self, schema: Mapping[str, Any], at: str) -> None:
+        """llguidance 1.9.1 lets a whole number in that an open interval leaves out, where the
+        interval's other end is a fraction next to it: 0 into (0, 0.5)."""
+        kinds = schema.get("type", "number")
+        if kinds != "number" and not _is_among("number", kinds):
+            return
+        lows = _ends(schema, "minimum", "exclusiveMinimum")
+        highs = _ends(schema, "maximum", "exclusiveMaximum")
+        if not lows or not highs:
+            return
+        low, low_is_open = max(lows)
+        high, high_is_closed = min((end, not is_open) for end, is_open in highs)
+        from_whole = low_is_open and low % 1 == 0 and high < low + 1
+        to_whole = not high_is_closed and high % 1 == 0 and low > high - 1
+        if from_whole or to_whole:
+            self._refuse(at, "uses a whole number as the open end of an interval shorter than 1")
+
+    def _check_value(self, value: Any, at: str, depth: int = 0) -> None:
+        """`value` stands in the schema for itself, or is a part of what does."""
+        if depth > MAX_VALUE_DEPTH:
+            raise self._error(at, f"has a value that is nested more than {MAX_VALUE_DEPTH} deep")
+        if isinstance(value, str):
+            if len(value) > MAX_TEXT_CHARS:
+                raise self._error(at, f"has a text of more than {MAX_TEXT_CHARS} characters")
+        elif isinstance(value, int):
+            if not -MAX_EXACT <= value <= MAX_EXACT:
+                raise self._error(at, "has a number beyond 2**53, which cannot be kept exactly")
+        elif isinstance(value, list | Mapping):
+            if len(value) > MAX_VALUES:
+                raise self._error(at, f"has more than {MAX_VALUES} values")
+            for each in value:
+                self._check_value(each, at, depth + 1)
+                if isinstance(value, Mapping):
+                    self._check_value(value[each], at, depth + 1)
+
+    def _check_multiple(self, value: Any, at: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._error(at, "must be a number")
+        digits = "".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))
+        if int(digits) > MAX_MULTIPLE:
+            raise self._error(at, f"must be at most {MAX_MULTIPLE}, its decimal point left out")
+
+    def _refuse(self, at: str, why: str) -> None:
+        """What could be left out, at the cost of outputs that the schema finds invalid."""
+        if not self._lenient:
+            raise self._error(at, why)
+
+    def _error(self, at: str, why: str) -> InvalidParameter:
+        where = "the schema" if at == "#" else f"the schema at {_shown(at)}"
+        return InvalidParameter(self._param, f"{where} {why}")
+
+
+def _says_nothing(keyword: str, value: object) -> bool:
+    if keyword in _ANNOTATIONS or keyword.startswith("x-"):
+        return True
+    return keyword in _WITHOUT_EFFECT and value is _WITHOUT_EFFECT[keyword]
+
+
+def _ends(schema: Mapping[str, Any], closed: str, opened: str) -> list[tuple[float, bool]]:
+    """Bounds on one side, each with whether it is open: which older drafts say by a boolean."""
+    value, exclusive = schema.get(closed), schema.get(opened)
+    ends = [(value, exclusive is True), (exclusive, True)]
+    return [(end, is_open) for end, is_open in ends if _is_real(end)]
+
+
+def _is_real(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_among(kind: str, kinds: object) -> bool:
+    return isinstance(kinds, list) and kind in kinds
+
+
+def _shown(at: str) -> str:
+    return at if len(at) <= MAX_SHOWN else f"{at[: MAX_SHOWN // 2]}...{at[-MAX_SHOWN // 2 :]}"

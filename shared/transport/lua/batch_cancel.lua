@@ -1,0 +1,16 @@
+-- batch_cancel: ask that a batch ends; its owner cancels what runs and keeps what is done.
+-- ARGV: 3 id, 4 tenant
+-- Returns {'OK', status} or {'GONE'}. One that nobody has begun ends here; one that is finalizing or
+--   has ended stays as it is.
+-- Idempotent.
+--@include lib/common.lua
+--@include lib/batches.lua
+local key = P .. 'batch:' .. ARGV[3]
+local batch = redis.call('HMGET', key, 'tenant', 'status', 'fence')
+if batch[1] ~= ARGV[4] then return {'GONE'} end
+if batch[2] ~= 'validating' and batch[2] ~= 'in_progress' then return {'OK', batch[2]} end
+-- Never refused above maxmemory, and then the rest may be written too.
+redis.call('PEXPIRE', key, whole(redis.call('PTTL', key)))
+set_status(key, 'cancelling')
+if batch[3] == '0' then end_batch(ARGV[3], 'cancelled') end
+return {'OK', redis.call('HGET', key, 'status')}

@@ -1,0 +1,24 @@
+-- file_sweep: forget files whose time has come, and say what is to be removed from the disk.
+-- ARGV: 3 most files and most names in one call, then names that have been removed
+-- Returns names of blobs that nothing refers to any more. They are named again until some caller says
+--   that it has removed them; removing what is not there counts.
+--@include lib/common.lua
+--@include lib/files.lua
+for i = 4, #ARGV do redis.call('ZREM', P .. 'blobs_gone', ARGV[i]) end
+local lost = false
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'files', '-inf', whole(now_ms()), 'LIMIT', 0,
+    ARGV[3])) do
+  lost = lost or redis.call('EXISTS', P .. 'file:' .. id) == 0
+  drop_file(id)
+end
+if lost then  -- a hash went before its sweep, and with it what to subtract: count anew
+  redis.call('DEL', P .. 'files_bytes')
+  for _, id in ipairs(redis.call('ZRANGE', P .. 'files', 0, -1)) do
+    local file = redis.call('HMGET', P .. 'file:' .. id, 'tenant', 'bytes', 'expires_ms')
+    if file[1] then
+      count_bytes(file[1], file[2])
+      keep_file(id, file[1], tonumber(file[3]))
+    end
+  end
+end
+return redis.call('ZRANGE', P .. 'blobs_gone', 0, tonumber(ARGV[3]) - 1)

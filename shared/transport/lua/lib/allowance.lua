@@ -1,0 +1,34 @@
+-- What a tenant may use in a minute, of requests and of tokens: a bucket of one minute's allowance that
+-- fills up evenly. `limit:<tenant>` holds what is used and not filled up yet, in parts of a minute's
+-- allowance: amount x 60000, so that a millisecond fills up exactly `per_minute` of them.
+local MINUTE_MS = 60000
+
+local function used_now(tenant, name, per_minute)
+  local kept = redis.call('HMGET', P .. 'limit:' .. tenant, name, name .. '_ms')
+  if not kept[1] then return 0 end
+  return math.max(0, tonumber(kept[1]) - (now_ms() - tonumber(kept[2])) * per_minute)
+end
+
+-- How long until so much more may be used; 0: now. A request larger than the whole bucket is let in when
+-- the bucket is full, and what comes after it waits.
+local function allowed_in_ms(tenant, name, amount, per_minute)
+  local used = used_now(tenant, name, per_minute)
+  local over = used + (amount - per_minute) * MINUTE_MS
+  return math.max(0, math.ceil(math.min(over, used) / per_minute))
+end
+
+-- At admission; the caller has asked `allowed_in_ms`.
+local function use(tenant, name, amount, per_minute)
+  local key = P .. 'limit:' .. tenant
+  local used = used_now(tenant, name, per_minute) + amount * MINUTE_MS
+  redis.call('HSET', key, name, whole(used), name .. '_ms', whole(now_ms()))
+  expire_at_least(key, math.ceil(used / per_minute) + 1000)
+end
+
+-- Later: a correction, up or down, of what was used at admission.
+local function spend(tenant, name, amount)
+  local key = P .. 'limit:' .. tenant
+  if redis.call('HEXISTS', key, name) == 1 then
+    redis.call('HINCRBY', key, name, whole(amount * MINUTE_MS))
+  end
+end

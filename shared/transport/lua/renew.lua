@@ -1,0 +1,14 @@
+-- renew: ended jobs that say how long they are kept are kept for so long from now.
+-- ARGV: 3... ids
+-- Returns how many. Idempotent.
+--@include lib/common.lua
+local renewed = 0
+for i = 3, #ARGV do
+  local id = ARGV[i]
+  local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'retain_ms')
+  if TERMINAL[job[1]] and job[2] then
+    for _, kind in ipairs({'job:', 'log:', 'facts:'}) do redis.call('PEXPIRE', P .. kind .. id, job[2]) end
+    renewed = renewed + 1
+  end
+end
+return renewed

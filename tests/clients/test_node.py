@@ -1,0 +1,160 @@
+"""OpenAI's SDK for Node, and the AI SDK, against a running service."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.messages import ErrorCode, JobState, Usage
+from shared.transport.base import JobEnd
+from tests.integration.api.stage import MODEL, Stage, wait_until
+from tests.integration.api.stage_fixtures import (  # noqa: F401
+    checkpoint,
+    redis_url,
+    shared_stage,
+    stage,
+)
+from tests.support.node import NodeProgram, node_says
+
+pytestmark = pytest.mark.node
+
+SHORT = {"max_tokens": 40, "ignore_eos": True}
+LONG = {"max_tokens": 400, "ignore_eos": True}
+
+
+def says(stage: Stage, case: str, **options: Any) -> Any:  # noqa: F811
+    return node_says("openai_cases", stage.base_url, case, MODEL, json.dumps(options or SHORT))
+
+
+def job_of(stage: Stage) -> dict[str, Any]:  # noqa: F811
+    """The newest job, as the service tells it."""
+    jobs = httpx.get(f"{stage.base_url}/v1/jobs?limit=1").json()["data"]
+    return dict(jobs[0]) if jobs else {}
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(stage: Stage) -> None:  # noqa: F811
+    whole, chunks = says(stage, "whole"), says(stage, "stream")
+    assert whole["id"] == whole["request_id"]
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks[:-1])
+    assert text == whole["choice"]["message"]["content"]
+    assert chunks[-2]["choices"][0]["finish_reason"] == whole["choice"]["finish_reason"] == "length"
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_the_stream_helper_and_the_older_route(stage: Stage) -> None:  # noqa: F811
+    told = says(stage, "helper")
+    assert told["seen"] == told["content"] != ""
+    assert told["id"].startswith("chatcmpl-")
+    told = says(stage, "completions", max_tokens=9)
+    assert told["streamed"] == told["whole"] != ""
+
+
+def test_responses_and_models(stage: Stage) -> None:  # noqa: F811
+    told = says(stage, "responses", **{"max_tokens": 20})
+    assert told["streamed"] == told["whole"] != ""
+    assert told["numbers"] == list(range(len(told["numbers"])))
+    assert says(stage, "models") == {"ids": [MODEL], "retrieved": MODEL}
+
+
+def test_breaking_out_of_the_loop_cancels_the_job(stage: Stage) -> None:  # noqa: F811
+    stage.script.step_s = 0.02
+    with NodeProgram("openai_cases", stage.base_url, "breaks", MODEL, json.dumps(LONG)) as program:
+        told = program.heard()
+        assert told["chunks"] == 4
+        url = f"{stage.base_url}/v1/jobs/{told['id']}"
+        wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", 60)
+        program.cue()
+    wait_until(lambda: not stage.worker.jobs, "the worker to drop it")
+
+
+@pytest.mark.parametrize("form", ["stream", "whole"])
+@pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
+def test_an_abort_cancels_the_job_wherever_it_is(
+    stage: Stage,  # noqa: F811
+    state: str,
+    form: str,
+) -> None:
+    stage.script.step_s = 0.02
+    stage.script.pulls = state != "queued"
+    stage.script.starts = state != "prefill"
+    wait_until(lambda: stage.worker.is_parked == (state == "queued"), "the worker's attention")
+    before = job_of(stage).get("id")
+
+    def is_there() -> bool:
+        job = job_of(stage)
+        if not job or job["id"] == before:
+            return False
+        if state == "queued":
+            return bool(job["status"] == "queued")
+        if state == "prefill":
+            return job["job_id"] in stage.worker.jobs
+        return bool(job["usage"]["completion_tokens"] > 2)
+
+    with NodeProgram(
+        "openai_cases", stage.base_url, f"abort_{form}", MODEL, json.dumps(LONG)
+    ) as program:
+        assert program.heard() == "begun"
+        wait_until(is_there, f"a job that is in {state}", 60)
+        name = job_of(stage)["id"]
+        program.cue()
+        told = program.heard()
+        if form == "whole":
+            assert told["error"]["class"] == "APIUserAbortError"
+        else:
+            assert told["error"] is None  # the loop just ends
+        url = f"{stage.base_url}/v1/jobs/{name}"
+        wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", 60)
+        program.cue()
+    assert httpx.get(url).json()["error"]["code"] == "disconnected"
+    stage.script.pulls = stage.script.starts = True
+    wait_until(lambda: not stage.worker.jobs, "the worker to drop it")
+
+
+def test_errors_become_the_sdk_s_own(stage: Stage) -> None:  # noqa: F811
+    told = says(stage, "errors")
+    bad = told["bad"]
+    assert (bad["class"], bad["status"], bad["param"]) == ("BadRequestError", 400, "temperature")
+    assert bad["type"] == "invalid_request_error"
+    assert bad["requestID"].startswith("chatcmpl-")
+    assert {**told["badStream"], "requestID": ""} == {**bad, "requestID": ""}
+    assert told["isBad"]
+    assert (told["unknown"]["class"], told["unknown"]["code"]) == (
+        "NotFoundError",
+        "model_not_found",
+    )
+    assert told["long"]["code"] == "context_length_exceeded"
+    assert told["nowhere"]["code"] == "not_found"
+
+
+def test_a_job_that_fails_is_raised_streamed_and_whole(stage: Stage) -> None:  # noqa: F811
+    stage.script.stop_after = 3
+    stage.script.end = JobEnd(
+        JobState.FAILED, ErrorCode.ENGINE_ERROR, Usage(5, 3), message="the step failed"
+    )
+    told = says(stage, "fails")
+    assert told["chunks"] >= 2
+    assert told["streamed"]["class"] == "APIError"
+    assert told["streamed"]["code"] == "engine_error"
+    assert "the step failed" in told["streamed"]["message"]
+    assert (told["whole"]["class"], told["whole"]["status"]) == ("InternalServerError", 500)
+
+
+def test_the_ai_sdk_generates_and_streams(stage: Stage) -> None:  # noqa: F811
+    told = node_says("ai_cases", stage.base_url, "text", MODEL)
+    assert told["text"] == told["whole"] != ""
+    assert len(set(told["reasons"])) == 1
+    assert told["usage"][0] == told["usage"][1] > 0
+    told = node_says("ai_cases", stage.base_url, "errors", MODEL)
+    assert (told["name"], told["status"]) == ("AI_APICallError", 404)
+    assert "nobody" in told["message"]
+
+
+def test_the_ai_sdk_s_abort_cancels_the_job(stage: Stage) -> None:  # noqa: F811
+    stage.script.step_s = 0.02
+    kinds = node_says("ai_cases", stage.base_url, "abort", MODEL)
+    assert "abort" in kinds
+    wait_until(lambda: job_of(stage)["status"] == "cancelled", "the cancel", 60)

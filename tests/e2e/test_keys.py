@@ -1,0 +1,91 @@
+"""Keys at the front door: what `make run` does with them, and without them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from api.api_keys import digest_of, new_key
+from tests.support.browser import Tab, headless_chromium
+from tests.support.launched import REPOSITORY, Launched, free_port
+
+pytestmark = pytest.mark.timeout(240)
+
+KEY = new_key()
+
+
+@pytest.fixture(scope="module")
+def penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    directory = tmp_path_factory.mktemp("keys")
+    keys = directory / "keys.txt"
+    keys.write_text(f"{digest_of(KEY)} tenant=acme\n")
+    env = {"RUNNER": "echo", "API_KEYS_FILE": str(keys)}
+    with Launched(directory, env) as service:
+        yield service
+    assert KEY not in service.output
+
+
+def test_with_keys_the_printed_line_needs_one_and_works_with_it(penstock: Launched) -> None:
+    line = penstock.curl_line()
+    assert "$KEY" in line
+    for held, is_answer in ((KEY, True), ("another", False)):
+        answer = subprocess.run(
+            ["bash", "-c", line],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "KEY": held},
+        )
+        assert ("data: [DONE]" in answer.stdout) is is_answer
+        assert ("invalid_api_key" in answer.stdout) is not is_answer
+    assert httpx.get(f"{penstock.base_url}/health").status_code == 200
+
+
+@pytest.mark.browser
+def test_the_pages_ask_for_a_key_once(penstock: Launched) -> None:
+    with headless_chromium() as browser:
+        tab = Tab(browser, penstock.base_url)
+        page = tab.page
+        page.goto("/")
+        field = page.get_by_label("API key")
+        for wrong in ("wrong", KEY):
+            field.fill(wrong)
+            page.get_by_role("button", name="Use this key").click()
+            expect(field).to_have_count(1 if wrong == "wrong" else 0)
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        page.get_by_label("Message").fill("water and iron")
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_role("log")).to_contain_text(re.compile(r"water and iron\s+assistant"))
+        page.goto("/dashboard")
+        expect(page.get_by_text("All is well.")).to_be_visible()
+        expect(page.locator("#jobs").get_by_text("completed").first).to_be_visible()
+        tab.expect_complaint("401")
+        tab.close()
+
+
+def test_nobody_is_served_on_an_open_address_without_keys(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "shared.launcher"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "HOST": "0.0.0.0",
+            "PORT": str(free_port()),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 2
+    assert "ALLOW_WITHOUT_KEYS" in ended.stderr
+    assert "Traceback" not in ended.stderr

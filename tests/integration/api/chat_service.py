@@ -1,0 +1,76 @@
+"""A service with models that know tools and reasoning: a frontend, and a worker for each of them.
+
+The models named ECHO_... repeat their prompt, which begins with the first system message: a test
+writes down what the model is to say, and asks it to stop at STOP. ENFORCED computes, at random:
+what it says is right because a grammar keeps it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.integration.api.stage import staged, wait_until
+from tests.integration.worker.worker_process import WorkerProcess
+from tests.support.redis_server import new_namespace
+from tests.support.tool_models import make_hermes_checkpoint, make_llama3_checkpoint
+
+ECHO_HERMES, ECHO_LLAMA3, ENFORCED = "echo-hermes", "echo-llama3", "enforced"
+STOP = "|end|"
+_MODELS = {
+    ECHO_HERMES: (make_hermes_checkpoint, "echo"),
+    ECHO_LLAMA3: (make_llama3_checkpoint, "echo"),
+    ENFORCED: (make_hermes_checkpoint, "model"),
+}
+
+
+@contextmanager
+def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iterator[str]:
+    """The base URL of a service that has these models ready."""
+    namespace = new_namespace()
+    with ExitStack() as stack:
+        workers = []
+        for name in models:
+            make, runner = _MODELS[name]
+            worker = WorkerProcess(
+                directory / f"{name}.log",
+                redis_url,
+                namespace,
+                MODEL=make(directory / name),
+                SERVED_MODEL_NAME=name,
+                RUNNER=runner,
+                DEVICE="cpu",
+                CPU_TIER="reference",
+                DTYPE="float32",
+                KV_CACHE_MEMORY_GB="0.05",
+            )
+            stack.callback(worker.close)
+            workers.append(worker)
+        stage = stack.enter_context(
+            staged(redis_url, namespace, directory / models[0], with_worker=False, keepalive_s=0.5)
+        )
+
+        def served() -> bool:
+            assert all(worker.alive for worker in workers), [worker.log for worker in workers]
+            listed = httpx.get(f"{stage.base_url}/v1/models").json()["data"]
+            return {model["id"] for model in listed} >= set(models)
+
+        wait_until(served, "workers for all models", 120)
+        yield stage.base_url
+
+
+def saying(text: str, *after: dict[str, Any]) -> list[dict[str, Any]]:
+    """A conversation that an echoing model answers with `text`, if it stops at STOP."""
+    return [
+        {"role": "system", "content": text + STOP},
+        *(after or ({"role": "user", "content": "Go on."},)),
+    ]
+
+
+def hermes_call(name: str, arguments: str) -> str:
+    """A call as Hermes' format writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

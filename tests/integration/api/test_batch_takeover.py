@@ -1,0 +1,300 @@
+"""A batch outlives the frontend that runs it: every row once, and the answers it would have had."""
+
+from __future__ import annotations
+
+import collections
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from shared.transport.private_server import PrivateServer
+from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
+from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
+from tests.integration.api.test_process import Process, process
+from tests.support.redis_server import new_namespace
+
+LIMIT_S = 60.0
+NUM_ROWS = 60
+RUNNER = {"FRONTEND_LEASE_MS": "2000", "BATCH_ROWS_IN_FLIGHT": "8", "HEALTH_INTERVAL_S": "0.05"}
+
+
+@pytest.fixture(scope="module")
+def files_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
+def shared_stage(
+    redis_url: str,  # noqa: F811
+    checkpoint: Path,  # noqa: F811
+    files_dir: Path,
+) -> Iterator[Stage]:
+    """A worker, and a frontend that takes batches in and leaves them to others."""
+    with staged(
+        redis_url, new_namespace(), checkpoint, files_dir=str(files_dir), batches_at_once=0
+    ) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(shared_stage: Stage) -> Iterator[Stage]:
+    shared_stage.worker.script = Script()
+    shared_stage.worker.seen.clear()
+    yield shared_stage
+    shared_stage.worker.script = Script()
+
+
+@pytest.fixture
+def client(stage: Stage) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{stage.base_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def runner(stage: Stage, files_dir: Path, **settings: str) -> Any:
+    """A frontend in a process of its own that runs batches."""
+    return process(
+        stage.settings.redis_url,
+        stage.settings.namespace,
+        FILES_DIR=str(files_dir),
+        **(RUNNER | settings),
+    )
+
+
+def begin(client: OpenAI, num_rows: int = NUM_ROWS) -> str:
+    def row(index: int) -> dict[str, Any]:
+        # Every ninth is refused: both files must be put together.
+        body = {"model": MODEL, "prompt": f"row {index} ", "max_tokens": 6 + index % 5}
+        return {
+            "custom_id": f"r{index}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": body | ({"temperature": 9} if index % 9 == 4 else {}),
+        }
+
+    content = b"".join(json.dumps(row(index)).encode() + b"\n" for index in range(num_rows))
+    file = client.files.create(file=("rows.jsonl", content), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    return batch.id
+
+
+def num_done(client: OpenAI, batch_id: str) -> int:
+    counts = client.batches.retrieve(batch_id).request_counts
+    return 0 if counts is None else counts.completed + counts.failed
+
+
+def completed(client: OpenAI, batch_id: str) -> None:
+    wait_until(lambda: client.batches.retrieve(batch_id).status == "completed", "its end", LIMIT_S)
+
+
+def answers(client: OpenAI, batch_id: str) -> dict[str, Any]:
+    """What was said of each row, without ids and times; each row must be there once."""
+    batch = client.batches.retrieve(batch_id)
+    lines = [
+        json.loads(line)
+        for file_id in (batch.output_file_id, batch.error_file_id)
+        for line in client.files.content(file_id or "").text.splitlines()
+    ]
+    said = {}
+    for line in lines:
+        body = line["response"]["body"]
+        for name in ("id", "created"):
+            body.pop(name, None)
+        said[line["custom_id"]] = (line["response"]["status_code"], body)
+    assert len(said) == len(lines) == NUM_ROWS
+    return said
+
+
+@pytest.fixture(scope="module")
+def expected(shared_stage: Stage, files_dir: Path) -> dict[str, Any]:
+    """The answers of a run that nothing disturbs."""
+    url = f"{shared_stage.base_url}/v1"
+    with (
+        runner(shared_stage, files_dir),
+        OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        batch_id = begin(client)
+        completed(client, batch_id)
+        return answers(client, batch_id)
+
+
+def end_in_the_middle(
+    stage: Stage, client: OpenAI, files_dir: Path, how: signal.Signals
+) -> tuple[str, Process]:
+    """A batch of which a part is done when its frontend ends; and that frontend."""
+    stage.worker.seen.clear()
+    stage.script.step_s = 0.02
+    with runner(stage, files_dir) as first:
+        batch_id = begin(client)
+        wait_until(lambda: num_done(client, batch_id) >= 15, "a part of the rows", LIMIT_S)
+        first.popen.send_signal(how)
+        first.popen.wait(30)
+    stage.script.step_s = 0.0
+    return batch_id, first
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_another_frontend_goes_on_and_no_row_runs_twice(
+    stage: Stage,
+    client: OpenAI,
+    files_dir: Path,
+    expected: dict[str, Any],
+    how: signal.Signals,
+) -> None:
+    batch_id, first = end_in_the_middle(stage, client, files_dir, how)
+    done = num_done(client, batch_id)
+    assert 15 <= done < NUM_ROWS
+    assert client.batches.retrieve(batch_id).status == "in_progress"
+    if how is signal.SIGTERM:
+        assert first.popen.returncode == 0
+    with runner(stage, files_dir):
+        completed(client, batch_id)
+    assert answers(client, batch_id) == expected
+    runs = collections.Counter(delivery.job.job_id for delivery in stage.worker.seen)
+    assert set(runs.values()) == {1}
+    assert len(runs) == sum(status == 200 for status, _ in expected.values())
+
+
+def test_frontends_killed_again_and_again_lose_and_double_nothing(
+    stage: Stage, client: OpenAI, files_dir: Path, expected: dict[str, Any]
+) -> None:
+    stage.worker.seen.clear()
+    stage.script.step_s = 0.02
+    batch_id = begin(client)
+    for _ in range(3):
+        done = num_done(client, batch_id)
+        with runner(stage, files_dir) as frontend:
+            wait_until(
+                lambda done=done: num_done(client, batch_id) >= done + 10, "some rows", LIMIT_S
+            )
+            frontend.popen.kill()
+    assert num_done(client, batch_id) < NUM_ROWS
+    stage.script.step_s = 0.0
+    with runner(stage, files_dir):
+        completed(client, batch_id)
+    assert answers(client, batch_id) == expected
+    runs = collections.Counter(delivery.job.job_id for delivery in stage.worker.seen)
+    assert set(runs.values()) == {1}
+
+
+def test_a_frontend_that_was_taken_for_dead_writes_nothing_that_counts(
+    stage: Stage, client: OpenAI, files_dir: Path, expected: dict[str, Any]
+) -> None:
+    stage.script.step_s = 0.02
+    with ExitStack() as stack:
+        first = stack.enter_context(runner(stage, files_dir))
+        batch_id = begin(client)
+        wait_until(lambda: num_done(client, batch_id) >= 10, "a part of the rows", LIMIT_S)
+        first.popen.send_signal(signal.SIGSTOP)
+        stack.callback(first.popen.send_signal, signal.SIGCONT)
+        done = num_done(client, batch_id)
+        stack.enter_context(runner(stage, files_dir))
+        wait_until(lambda: num_done(client, batch_id) > done, "the second to go on", LIMIT_S)
+        first.popen.send_signal(signal.SIGCONT)  # and speaks under its old fence
+        stage.script.step_s = 0.0
+        completed(client, batch_id)
+        wait_until(lambda: "batch lost" in "".join(first.said), "the first to notice", LIMIT_S)
+    assert answers(client, batch_id) == expected
+
+
+def test_a_batch_leaves_half_of_the_queue_to_those_who_wait(
+    stage: Stage, client: OpenAI, files_dir: Path
+) -> None:
+    stage.script.pulls = False
+    wait_until(lambda: stage.worker.is_parked, "the worker to rest")
+    with runner(stage, files_dir, MAX_QUEUED_JOBS="6") as frontend, ExitStack() as stack:
+        wait_until(lambda: frontend.answers("/ready", 200), "readiness", LIMIT_S)
+        batch_id = begin(client)
+
+        def waiting() -> int:
+            return int(httpx.get(f"{frontend.base_url}/health").json()["waiting"])
+
+        wait_until(lambda: waiting() == 3, "half of the queue", LIMIT_S)
+        body = {"prompt": "me too", "max_tokens": 2}
+        for _ in range(3):
+            asked = httpx.stream("POST", f"{frontend.base_url}/generate", json=body, timeout=60)
+            assert stack.enter_context(asked).status_code == 200
+        assert httpx.post(f"{frontend.base_url}/generate", json=body).status_code == 503
+        stage.script.pulls = True
+        completed(client, batch_id)
+
+
+def test_a_row_larger_than_the_batches_share_waits_for_an_empty_queue(
+    stage: Stage, client: OpenAI, files_dir: Path
+) -> None:
+    with runner(stage, files_dir, MAX_QUEUED_TOKENS="2"):
+        batch_id = begin(client, 4)
+        completed(client, batch_id)
+    assert num_done(client, batch_id) == 4
+
+
+def test_a_batch_goes_on_after_an_outage_of_redis(
+    tmp_path: Path,
+    checkpoint: Path,  # noqa: F811
+) -> None:
+    server = PrivateServer(tmp_path / "redis")
+    url, namespace = server.start(), new_namespace()
+    files = str(tmp_path / "files")
+    try:
+        with (
+            staged(url, namespace, checkpoint, files_dir=files, batch_rows_in_flight=8) as stage,
+            OpenAI(base_url=f"{stage.base_url}/v1", api_key="x", max_retries=50) as client,
+        ):
+            stage.script.step_s = 0.02
+            batch_id = begin(client)
+            wait_until(lambda: num_done(client, batch_id) >= 10, "a part of the rows", LIMIT_S)
+            server.stop()
+            wait_until(
+                lambda: not httpx.get(f"{stage.base_url}/health").json()["redis"]["reachable"],
+                "the outage to be seen",
+                LIMIT_S,
+            )
+            server.start()
+            stage.script.step_s = 0.0
+            completed(client, batch_id)
+            answers(client, batch_id)
+    finally:
+        server.stop()
+
+
+def test_a_cancel_is_heard_by_whoever_takes_over(
+    stage: Stage, client: OpenAI, files_dir: Path
+) -> None:
+    stage.script.stop_after = 3  # every row of more tokens hangs there
+    with runner(stage, files_dir) as first:
+        batch_id = begin(client)
+        wait_until(lambda: len(stage.worker.jobs) == 8, "a window of rows", LIMIT_S)
+        first.popen.kill()
+    assert client.batches.cancel(batch_id).status == "cancelling"
+    time_out = time.monotonic() + LIMIT_S
+    with runner(stage, files_dir):
+        while client.batches.retrieve(batch_id).status != "cancelled":
+            assert time.monotonic() < time_out, client.batches.retrieve(batch_id)
+            time.sleep(0.05)
+    wait_until(lambda: not stage.worker.jobs, "the worker to drop its rows", LIMIT_S)
+    assert len(stage.worker.seen) == 8
+
+
+def test_a_frontend_without_the_files_says_so_and_leaves_batches_alone(
+    stage: Stage, client: OpenAI, files_dir: Path, tmp_path: Path
+) -> None:
+    with runner(stage, tmp_path / "elsewhere") as blind:
+        batch_id = begin(client, 1)
+        with OpenAI(base_url=f"{blind.base_url}/v1", api_key="x", max_retries=0) as other:
+            file_id = other.batches.retrieve(batch_id).input_file_id
+            answer = other.files.with_raw_response.retrieve(file_id)
+            assert answer.http_response.status_code == 200
+            with pytest.raises(Exception, match="missing or damaged"):
+                other.files.content(file_id)
+        wait_until(lambda: "cannot be run here" in "".join(blind.said), "its look", LIMIT_S)
+        with runner(stage, files_dir):
+            completed(client, batch_id)

@@ -1,0 +1,111 @@
+"""Dead letters over HTTP: listed, run again, thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.api.stage import Stage, wait_until
+from tests.integration.api.stage_fixtures import (  # noqa: F401
+    checkpoint,
+    redis_url,
+    shared_stage,
+    stage,
+)
+
+PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8, "on_disconnect": "continue"}
+
+
+@pytest.fixture
+def client(stage: Stage) -> Iterator[httpx.Client]:  # noqa: F811
+    with httpx.Client(base_url=stage.base_url, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture
+def letter(client: httpx.Client, stage: Stage) -> str:  # noqa: F811
+    """The public id of a job that killed its last engine a moment ago."""
+    stage.script.pulls = False
+    wait_until(lambda: stage.worker.is_parked, "the worker to stop pulling")
+    queue, worker_id = stage.transport.queue, stage.worker.worker_id
+    redis: Any = stage.transport.connections.cmd
+    with client.stream("POST", "/generate", json=PROMPT) as answer:
+        name = answer.headers["x-request-id"]
+        (delivery,) = stage.call(queue.pull(worker_id, 1, 0))
+        job_id = delivery.job.job_id
+        assert name.endswith(job_id)
+        stage.call(redis.hset(stage.transport.keys.job(job_id), "crashes", 3))
+        stage.call(queue.crashed(worker_id, [(job_id, delivery.attempt)]))
+        assert '"code":"poison"' in answer.read().decode()
+    stage.script.pulls = True
+    return str(name)
+
+
+def names(client: httpx.Client) -> list[str]:
+    return [letter["id"] for letter in client.get("/v1/dead-letters?limit=100").json()["data"]]
+
+
+def test_a_letter_is_listed_with_what_happened(client: httpx.Client, letter: str) -> None:
+    listed = client.get("/v1/dead-letters", params={"limit": 1}).json()
+    assert listed["object"] == "list"
+    (found,) = listed["data"]
+    assert (found["id"], found["object"]) == (letter, "dead_letter")
+    assert (found["code"], found["crashes"], found["kind"]) == ("poison", 4, "generate")
+    assert found["died_at"] == client.get(f"/v1/jobs/{letter}").json()["ended_at"]
+    for query in ("limit=0", "limit=x", "order=asc"):
+        refused = client.get(f"/v1/dead-letters?{query}")
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == query.partition("=")[0]
+
+
+def test_a_letter_is_run_again_once(client: httpx.Client, letter: str) -> None:
+    first = client.post(f"/v1/jobs/{letter}/requeue")
+    assert first.status_code == 200
+    new = first.json()
+    assert new["id"] != letter
+    assert letter not in names(client)
+    again = client.post(f"/v1/jobs/{letter}/requeue").json()
+    assert again["id"] == new["id"]
+    wait_until(
+        lambda: client.get(f"/v1/jobs/{new['id']}").json()["status"] == "completed", "its end"
+    )
+    assert client.get(f"/v1/jobs/{new['id']}").json()["usage"]["completion_tokens"] == 8
+    assert client.get(f"/v1/jobs/{letter}").json()["status"] == "failed"
+    assert client.delete(f"/v1/dead-letters/{letter}").status_code == 404
+
+
+def test_a_letter_is_thrown_away(client: httpx.Client, letter: str) -> None:
+    gone = client.delete(f"/v1/dead-letters/{letter}").json()
+    assert gone == {"id": letter, "object": "dead_letter", "deleted": True}
+    assert letter not in names(client)
+    for answer in (
+        client.delete(f"/v1/dead-letters/{letter}"),
+        client.post(f"/v1/jobs/{letter}/requeue"),
+    ):
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "dead_letter_not_found"
+
+
+def test_a_letter_without_its_request_cannot_be_run_again(
+    client: httpx.Client,
+    stage: Stage,  # noqa: F811
+    letter: str,
+) -> None:
+    redis: Any = stage.transport.connections.cmd
+    key = stage.transport.keys.dead_letter(letter.removeprefix("gen-"))
+    for kept in ("", "{"):
+        stage.call(redis.hset(key, "request", kept))
+        refused = client.post(f"/v1/jobs/{letter}/requeue")
+        assert refused.status_code == 409
+        assert refused.json()["error"]["code"] == "payload_lost"
+    assert letter in names(client)
+
+
+def test_a_job_without_a_letter_cannot_be_run_again(client: httpx.Client) -> None:
+    done = client.post("/generate", json={**PROMPT, "stream": False}).json()["id"]
+    for name in (done, "none", "0-nothing", "%00"):
+        assert client.post(f"/v1/jobs/{name}/requeue").status_code == 404
+        assert client.delete(f"/v1/dead-letters/{name}").status_code == 404

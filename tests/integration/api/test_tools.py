@@ -1,0 +1,488 @@
+"""Tools and reasoning through the whole service, in the exact shapes that clients rely on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+from tests.integration.api.chat_service import (
+    ECHO_HERMES,
+    ECHO_LLAMA3,
+    ENFORCED,
+    STOP,
+    chat_service,
+    hermes_call,
+    saying,
+)
+from tests.support.redis_server import redis_url  # noqa: F401
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {"name": "get_weather", "description": "The weather.", "parameters": CITY},
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+OSLO = '{"city": "Oslo"}'
+
+
+class GetWeather(BaseModel):
+    """The arguments of a tool."""
+
+    city: Literal["Oslo", "Rome"]
+
+
+USER = {"role": "user", "content": "How is the weather in Oslo?"}
+
+
+@pytest.fixture(scope="module")
+def base_url(
+    redis_url: str,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("chat")
+    with chat_service(redis_url, directory, (ECHO_HERMES, ECHO_LLAMA3, ENFORCED)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(base_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def post(base_url: str, text: str, **members: Any) -> dict[str, Any]:
+    """A whole answer of the model that says `text`."""
+    body = {"model": ECHO_HERMES, "messages": saying(text), "stop": STOP, **members}
+    answer = httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def stream(base_url: str, text: str, **members: Any) -> list[dict[str, Any]]:
+    body = {"model": ECHO_HERMES, "messages": saying(text), "stop": STOP, **members}
+    url = f"{base_url}/v1/chat/completions"
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as answer:
+        assert answer.status_code == 200, answer.read()
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line[:5] == "data:"]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+
+
+def refused(base_url: str, **members: Any) -> tuple[str, str | None]:
+    """(param, code) of a 400."""
+    body = {"model": ECHO_HERMES, "messages": [USER], "max_tokens": 1, **members}
+    answer = httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    return error["param"], error["code"]
+
+
+def test_a_whole_answer_with_calls_has_no_content(base_url: str) -> None:
+    text = f"{hermes_call('get_weather', OSLO)}\n{hermes_call('now', '{}')}"
+    (choice,) = post(base_url, text, tools=TOOLS)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] is None
+    ids = [call.pop("id") for call in message["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(one.startswith("call_") for one in ids)
+    assert message["tool_calls"] == [
+        {"type": "function", "function": {"name": "get_weather", "arguments": OSLO}},
+        {"type": "function", "function": {"name": "now", "arguments": "{}"}},
+    ]
+    assert "reasoning_content" not in message
+
+
+def test_a_stream_names_each_call_once_and_then_only_adds_arguments(base_url: str) -> None:
+    text = f"I look.\n{hermes_call('get_weather', OSLO)}\n{hermes_call('now', '{}')}"
+    chunks = stream(base_url, text, tools=TOOLS)
+    said = deltas(chunks)
+    assert said[0] == {"role": "assistant", "content": ""}
+    assert said[-1] == {}
+    content = "".join(delta["content"] for delta in said[1:] if "content" in delta)
+    assert content == "I look."
+    calls = [call for delta in said for call in delta.get("tool_calls", [])]
+    begun: dict[int, str] = {}
+    for call in calls:
+        if call["index"] not in begun:
+            assert call.keys() == {"index", "id", "type", "function"}
+            assert call["type"] == "function"
+            assert call["function"].keys() == {"name", "arguments"}
+            begun[call["index"]] = call["function"]["arguments"]
+        else:
+            assert call.keys() == {"index", "function"}
+            assert call["function"].keys() == {"arguments"}
+            assert call["function"]["arguments"]
+            begun[call["index"]] += call["function"]["arguments"]
+    assert list(begun.items()) == [(0, OSLO), (1, "{}")]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + [
+        "tool_calls"
+    ]
+
+
+def test_what_is_no_call_of_these_tools_is_text(base_url: str) -> None:
+    for text in (
+        hermes_call("rm", "{}"),
+        "<tool_call>\n{broken}\n</tool_call>",
+        "a <tool_call> b",
+    ):
+        (choice,) = post(base_url, text, tools=TOOLS)["choices"]
+        assert choice["message"]["content"] == text
+        assert choice["finish_reason"] == "stop"
+        assert "tool_calls" not in choice["message"]
+        streamed = deltas(stream(base_url, text, tools=TOOLS))
+        assert "".join(delta.get("content", "") for delta in streamed) == text
+
+
+def test_without_tools_a_call_is_text(base_url: str) -> None:
+    call = hermes_call("now", "{}")
+    for members in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        answer = post(base_url, call, **members)
+        assert answer["choices"][0]["message"]["content"] == call
+    shown = post(base_url, "x", tools=TOOLS)["usage"]["prompt_tokens"]
+    hidden = post(base_url, "x", tools=TOOLS, tool_choice="none")["usage"]["prompt_tokens"]
+    assert hidden < shown  # "none": the model is not told of them
+
+
+def test_a_call_that_is_cut_off_ends_by_length(base_url: str) -> None:
+    call = hermes_call("get_weather", OSLO)
+    whole = post(base_url, call, tools=TOOLS, return_token_ids=True)["choices"][0]["token_ids"]
+    answer = post(base_url, call, tools=TOOLS, max_tokens=len(whole) - 12)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    (made,) = choice["message"]["tool_calls"]
+    assert OSLO.startswith(made["function"]["arguments"])
+
+
+def test_reasoning_is_apart_and_counted(base_url: str) -> None:
+    text = "<think>\nThe keeper counts.\n</think>\n\nSixty."
+    whole = post(base_url, text, return_token_ids=True, logprobs=True)
+    (choice,) = whole["choices"]
+    assert choice["message"]["reasoning_content"] == "The keeper counts."
+    assert choice["message"]["content"] == "Sixty."
+    assert choice["finish_reason"] == "stop"
+    close = tokens_of(base_url, "</think>")[0]
+    reasoning_tokens = choice["token_ids"].index(close) + 1
+    details = whole["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == reasoning_tokens
+    assert reasoning_tokens < whole["usage"]["completion_tokens"]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == "Sixty."
+
+    options = {"stream_options": {"include_usage": True}, "logprobs": True}
+    chunks = stream(base_url, text, **options)
+    assert chunks[-1]["usage"]["completion_tokens_details"] == details
+    streamed = deltas(chunks)
+    assert "".join(d.get("reasoning_content", "") for d in streamed) == "The keeper counts."
+    assert "".join(d.get("content", "") for d in streamed) == "Sixty."
+    entries = [
+        entry
+        for chunk in chunks
+        for one in chunk["choices"]
+        for entry in (one["logprobs"] or {"content": []})["content"]
+    ]
+    assert entries == choice["logprobs"]["content"]
+
+
+def test_a_prompt_may_open_or_close_the_reasoning(base_url: str) -> None:
+    begun = {"chat_template_kwargs": {"begin_thinking": True}}
+    message = post(base_url, "so\n</think>\nyes", **begun)["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("so", "yes")
+    never_closed = post(base_url, "on and on", **begun)
+    message = never_closed["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("on and on", "")
+    details = never_closed["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == len(tokens_of(base_url, "on and on"))
+    message = post(base_url, "yes", reasoning_effort="none")["choices"][0]["message"]
+    assert message["content"] == "yes"
+    assert refused(base_url, reasoning_effort="high") == (
+        "reasoning_effort",
+        "unsupported_parameter",
+    )
+    assert refused(base_url, reasoning_effort="most") == ("reasoning_effort", None)
+    assert refused(base_url, model=ECHO_LLAMA3, reasoning_effort="none")[0] == "reasoning_effort"
+
+
+def test_reasoning_and_calls_in_one_turn(base_url: str) -> None:
+    text = f"<think>\nI should look.\n</think>\n\n{hermes_call('now', '{}')}"
+    (choice,) = post(base_url, text, tools=TOOLS)["choices"]
+    assert choice["message"]["reasoning_content"] == "I should look."
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_llamas_format_is_read_and_written_too(base_url: str) -> None:
+    text = f'{{"name": "get_weather", "parameters": {OSLO}}}'
+    (choice,) = post(base_url, text, model=ECHO_LLAMA3, tools=TOOLS)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {
+        "name": "get_weather",
+        "arguments": OSLO,
+    }
+    (choice,) = post(base_url, '{"answer": 42}', model=ECHO_LLAMA3, tools=TOOLS)["choices"]
+    assert choice["message"]["content"] == '{"answer": 42}'
+
+
+def test_results_of_calls_go_back_to_the_model(base_url: str, client: OpenAI) -> None:
+    """The message that the SDK made of an answer is sent as it is."""
+    thought = f"<think>\nHm.\n</think>\n\n{hermes_call('get_weather', OSLO)}"
+    first = client.chat.completions.create(
+        model=ECHO_HERMES, messages=saying(thought), tools=TOOLS, stop=STOP
+    )
+    message = first.choices[0].message
+    assert message.tool_calls is not None
+    result: Any = {
+        "role": "tool",
+        "tool_call_id": message.tool_calls[0].id,
+        "content": [{"type": "text", "text": "Sun, 3 °C"}],
+    }
+    second = client.chat.completions.create(
+        model=ECHO_HERMES,
+        messages=[*saying("It is sunny.", USER), message, result],
+        tools=TOOLS,
+        stop=STOP,
+        extra_body={"return_token_ids": True},
+    )
+    assert second.choices[0].message.content == "It is sunny."
+    prompt = text_of(base_url, (second.model_extra or {})["prompt_token_ids"])
+    assert "<think>\nHm.\n</think>" in prompt
+    assert hermes_call("get_weather", OSLO) in prompt
+    assert "<tool_response>\nSun, 3 °C\n</tool_response>" in prompt
+
+
+def test_what_must_be_called_is_called_with_valid_arguments(client: OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    allowed = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [named]},
+    }
+    num_ended = 0
+    for seed in range(6):
+        for choice in ("required", named, allowed):
+            answer = client.chat.completions.create(
+                model=ENFORCED,
+                messages=[USER],  # type: ignore[list-item]
+                tools=TOOLS,
+                tool_choice=choice,  # type: ignore[arg-type]
+                parallel_tool_calls=seed % 2 == 0,
+                max_tokens=200,
+                seed=seed,
+                temperature=0.7,
+                reasoning_effort="none",
+            ).choices[0]
+            if answer.finish_reason == "length":
+                continue
+            num_ended += 1
+            assert answer.finish_reason == "tool_calls"
+            assert answer.message.content is None
+            calls = answer.message.tool_calls or []
+            assert calls
+            assert len(calls) == 1 or seed % 2 == 0
+            for call in calls:
+                assert call.type == "function"
+                arguments = json.loads(call.function.arguments)
+                if call.function.name == "get_weather":
+                    jsonschema.validate(arguments, CITY)
+                else:
+                    assert (call.function.name, choice) == ("now", "required")
+                    assert isinstance(arguments, dict)
+    assert num_ended
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"tools": [5]}, "tools.0"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [TOOLS[1], TOOLS[1]]}, "tools.1.function.name"),
+        ({"tools": [TOOLS[1]] * 129}, "tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
+            "tools.0.function.parameters",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}
+                ]
+            },
+            "tools.0.function.parameters.type",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "strict": "yes"}}]},
+            "tools.0.function.strict",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]},
+            "tools.0.function.x",
+        ),
+        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "tool_choice.type"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"functions": [{"name": "a"}]}, "functions"),
+        ({"function_call": {"name": "a"}}, "function_call"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
+        (
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "nobody"}]},
+            "messages.0.tool_call_id",
+        ),
+        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages.0.role"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {
+                                "id": "a",
+                                "type": "function",
+                                "function": {"name": "f", "arguments": {}},
+                            }
+                        ],
+                    }
+                ]
+            },
+            "messages.0.tool_calls.0.function.arguments",
+        ),
+        ({"messages": [{"role": "assistant"}]}, "messages.0.content"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 7}, "priority"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"service_tier": "flex", "priority": 1}, "priority"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(
+    base_url: str, members: dict[str, Any], param: str
+) -> None:
+    assert refused(base_url, **members)[0] == param
+
+
+def test_times_are_told_on_request(base_url: str) -> None:
+    names = {
+        "time_to_first_token_ms",
+        "generation_time_ms",
+        "queue_time_ms",
+        "mean_itl_ms",
+        "tokens_per_second",
+    }
+    whole = post(base_url, "some words to say", return_metrics=True)
+    assert whole["metrics"].keys() == names
+    chunks = stream(base_url, "some words to say", return_metrics=True)
+    assert chunks[-1]["metrics"].keys() == names
+    assert all("metrics" not in chunk for chunk in chunks[:-1])
+    usage = stream(base_url, "words", return_metrics=True, stream_options={"include_usage": True})[
+        -1
+    ]
+    assert usage["choices"] == []
+    assert usage["metrics"]["generation_time_ms"] >= 0
+    assert "metrics" not in post(base_url, "words")
+
+
+def test_a_tier_is_echoed_and_a_priority_taken(base_url: str) -> None:
+    assert post(base_url, "x", service_tier="auto")["service_tier"] == "default"
+    assert post(base_url, "x", service_tier="flex")["service_tier"] == "flex"
+    assert "service_tier" not in post(base_url, "x", priority=3)
+    assert all(
+        c["service_tier"] == "default" for c in stream(base_url, "x", service_tier="default")
+    )
+
+
+def test_labels_are_taken_and_storing_is_refused(base_url: str) -> None:
+    post(base_url, "x", user="u", metadata={"a": "b"}, store=False, safety_identifier="s")
+    assert refused(base_url, store=True) == ("store", "unsupported_parameter")
+    assert refused(base_url, no_such_member=1) == ("no_such_member", "unsupported_parameter")
+
+
+def test_the_sdks_stream_helper_accumulates_calls(client: OpenAI) -> None:
+    text = f"I look.\n{hermes_call('get_weather', OSLO)}\n{hermes_call('now', '{}')}"
+    with client.chat.completions.stream(
+        model=ECHO_HERMES, messages=saying(text), tools=TOOLS, stop=STOP
+    ) as helped:
+        events = list(helped)
+        final = helped.get_final_completion()
+    done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert [(event.name, event.arguments) for event in done] == [
+        ("get_weather", OSLO),
+        ("now", "{}"),
+    ]
+    assert final.choices[0].finish_reason == "tool_calls"
+    assert final.choices[0].message.content == "I look."
+    calls = final.choices[0].message.tool_calls or []
+    assert [call.function.name for call in calls] == ["get_weather", "now"]
+
+
+def test_a_message_of_the_parsing_helpers_goes_back_as_it_is(client: OpenAI) -> None:
+    """A strict tool's arguments are parsed into its model, which the SDK adds to the message."""
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    asked: Any = {
+        "model": ENFORCED,
+        "messages": [USER],
+        "tools": [tool],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 200,
+        "temperature": 0.7,
+        "reasoning_effort": "none",
+    }
+    seed, parsed = ended_by_itself(client, asked)
+    with client.chat.completions.stream(**asked, seed=seed) as helped:
+        streamed = helped.get_final_completion().choices[0].message
+    for message in (parsed, streamed):
+        assert message.tool_calls is not None
+        (call,) = message.tool_calls
+        assert isinstance(call.function.parsed_arguments, GetWeather)
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "sun"}
+        answer = client.chat.completions.create(
+            model=ECHO_HERMES, messages=[*saying("Fine.", USER), message, result], stop=STOP
+        )
+        assert answer.choices[0].message.content == "Fine."
+
+
+def ended_by_itself(client: OpenAI, asked: Any) -> tuple[int, Any]:
+    """A seed with which the random model ends before its limit, and what it says then."""
+    for seed in range(20):
+        try:
+            answer = client.chat.completions.parse(**asked, seed=seed)
+        except openai.LengthFinishReasonError:
+            continue
+        return seed, answer.choices[0].message
+    raise AssertionError("none of twenty answers ended by itself")
+
+
+def tokens_of(base_url: str, text: str) -> list[int]:
+    body = {"model": ECHO_HERMES, "prompt": text}
+    return list(httpx.post(f"{base_url}/tokenize", json=body).json()["tokens"])
+
+
+def text_of(base_url: str, token_ids: list[int]) -> str:
+    body = {"model": ECHO_HERMES, "tokens": token_ids}
+    return str(httpx.post(f"{base_url}/detokenize", json=body).json()["prompt"])

@@ -1,0 +1,85 @@
+"""Faults that a process cannot be given from outside; on PYTHONPATH of the processes under test.
+
+Python imports this by itself at start. In an engine process it sets traps, which a prompt springs
+by its first token (echo runner only), and a brake, which tests/support/brake.py works. Elsewhere it
+does nothing unless CHAOS_CLOCK_OFFSET_S or CHAOS_SCHEMA is set.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+POISON_TOKEN = 350  # kills the engine before the job's first token of this attempt
+CRASHER_TOKEN = 351  # kills the engine after three tokens of this attempt
+CRASHER_TOKENS = 3
+BRAKE = "ENGINE_BRAKE"  # names a file; while it is there it says "<tokens> <seconds>"
+
+
+def _set_traps() -> None:
+    from worker.engine.echo_runner import EchoModelRunner
+
+    launch = EchoModelRunner.launch
+    num_sampled: Counter[int] = Counter()
+
+    def trapped(self: EchoModelRunner, batch: Any) -> Any:
+        for sequence in batch.sequences:
+            trap = sequence.prompt_token_ids[0]
+            if trap == POISON_TOKEN:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if trap == CRASHER_TOKEN and sequence.samples:
+                num_sampled[sequence.seq_id] += 1
+                if num_sampled[sequence.seq_id] > CRASHER_TOKENS:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return launch(self, batch)
+
+    EchoModelRunner.launch = trapped  # type: ignore[method-assign]
+
+
+def _fit_brake(path: str) -> None:
+    """A step that gave some answer more than so many tokens (of this attempt) takes longer."""
+    from worker.engine_loop import EngineLoop
+
+    say = EngineLoop._say
+    num_tokens: Counter[str] = Counter()
+
+    def braked(self: EngineLoop, outputs: Any, *, with_stats: bool = False) -> None:
+        say(self, outputs, with_stats=with_stats)
+        longest = 0
+        for output in outputs:
+            num_tokens[output.request_id] += len(output.token_ids)
+            longest = max(longest, num_tokens[output.request_id])
+            if output.finish_reason is not None:
+                del num_tokens[output.request_id]
+        try:
+            with open(path) as file:
+                after, seconds = file.read().split()
+        except FileNotFoundError:
+            return
+        if longest >= int(after):
+            time.sleep(float(seconds))
+
+    EngineLoop._say = braked  # type: ignore[method-assign]
+
+
+def _shift_clock(offset_s: float) -> None:
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + offset_s
+    time.time_ns = lambda: now_ns() + int(offset_s * 1e9)
+
+
+if "worker.engine_process" in sys.orig_argv:
+    if os.environ.get("RUNNER") == "echo":
+        _set_traps()
+    if BRAKE in os.environ:
+        _fit_brake(os.environ[BRAKE])
+if "CHAOS_CLOCK_OFFSET_S" in os.environ:
+    _shift_clock(float(os.environ["CHAOS_CLOCK_OFFSET_S"]))
+if "CHAOS_SCHEMA" in os.environ and "worker.engine_process" not in sys.orig_argv:
+    import next_release
+
+    next_release.become(int(os.environ["CHAOS_SCHEMA"]))
