@@ -10,7 +10,14 @@ from typing import TypeVar
 from api.departures import Departures
 from api.errors import idempotency_key_reuse, queue_full, store_unreachable, unavailable
 from shared.messages import Job
-from shared.transport.base import AdmissionLimits, JobStore, KeyTaken, QueueFull, TransportError
+from shared.transport.base import (
+    AdmissionLimits,
+    JobStore,
+    KeyTaken,
+    QueueFull,
+    Submitted,
+    TransportError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +50,10 @@ class Admission:
         """
         try:
             limits = self.limits_of(job.tenant)
-            await self._twice(lambda: self._store.submit(job, limits, reader_id))
+            submitted = await self._twice(lambda: self._store.submit(job, limits, reader_id))
+            if submitted is Submitted.DUPLICATE and reader_id:
+                # Of an earlier try, whose reader may have left: its grace is not to end now.
+                await self._store.attach([(job.job_id, reader_id)])
         except QueueFull as error:
             raise queue_full(error) from error
         except KeyTaken as error:

@@ -75,7 +75,8 @@ def _translated(start: Message, body: bytes, request_id: str) -> tuple[Message, 
     if error is None:  # a HEAD's, for example
         return start, body
     status: int = start["status"]
-    payload = error_payload(status, str(error.get("message")), error.get("code"), request_id)
+    message, code, param = str(error.get("message")), error.get("code"), error.get("param")
+    payload = error_payload(status, message, code, param, request_id)
     translated = json_bytes(payload)
     started = {**start, "status": error_status(status), "headers": list(start["headers"])}
     MutableHeaders(scope=started)["content-length"] = str(len(translated))

@@ -24,13 +24,17 @@ def error_status(status: int) -> int:
     return OVERLOADED_STATUS if status == 503 else status
 
 
-def error_payload(status: int, message: str, code: str | None, request_id: str) -> dict[str, Any]:
+def error_payload(
+    status: int, message: str, code: str | None, param: str | None, request_id: str
+) -> dict[str, Any]:
     """The body of an error answer, or of an `error` event; `status` is ours.
 
-    `details.error_code` is the code that the other dialects have: docs/API.md lists them.
+    `details` has, as far as there are any, the code that the other dialects have and the member
+    that is at fault.
     """
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     error: dict[str, Any] = {"type": kind, "message": message}
-    if code is not None:
-        error["details"] = {"error_code": code}
+    details = {"error_code": code, "param": param}
+    if any(details.values()):
+        error["details"] = {name: value for name, value in details.items() if value is not None}
     return {"type": "error", "error": error, "request_id": request_id}

@@ -63,7 +63,7 @@ class MessageDialect:
         return list(self._ended(end))
 
     def failed(self, error: ApiError) -> Any:
-        return error_payload(error.status, error.message, error.code, self._facts.id)
+        return error_payload(error.status, error.message, error.code, error.param, self._facts.id)
 
     def collect(self, delta: Delta) -> None:
         self._count_thinking(delta)

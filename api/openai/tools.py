@@ -12,7 +12,8 @@ from shared.messages import InvalidParameter
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+# Of a function that takes none.
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _FUNCTION = ("name", "description", "parameters", "strict")
 
 
@@ -118,7 +119,7 @@ def _tool(tool: object, path: str) -> Tool:
         raise InvalidParameter(f"{path}.description", "must be a string")
     parameters = function.get("parameters")
     if parameters is None:
-        parameters = _NO_PARAMETERS
+        parameters = NO_PARAMETERS
     if not isinstance(parameters, Mapping):
         raise InvalidParameter(f"{path}.parameters", "must be an object: a JSON schema")
     if parameters.get("type", "object") != "object":
@@ -126,7 +127,7 @@ def _tool(tool: object, path: str) -> Tool:
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise InvalidParameter(f"{path}.strict", "must be a boolean")
-    return Tool(name, description, parameters or _NO_PARAMETERS, bool(strict), path)
+    return Tool(name, description, parameters or NO_PARAMETERS, bool(strict), path)
 
 
 def _any_of(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from api.openai.tools import Tool, ToolUse
+from api.openai.tools import NO_PARAMETERS, Tool, ToolUse
 from api.turn.formats import HERMES_CLOSE, HERMES_OPEN, PYTHON_TAG, THINK_CLOSE, THINK_OPEN
 from api.turn.reading import Thinking
 from shared.messages import Grammar, GrammarKind
@@ -154,6 +154,8 @@ def _schema(tool: Tool) -> dict[str, Any]:
     """Of the arguments. What cannot be enforced of it is refused by name where the tool is strict,
     and left out where it is not."""
     asked = {"type": "object", **tool.parameters}
+    if tool.parameters is NO_PARAMETERS:
+        asked["additionalProperties"] = False
     is_lenient = not tool.strict
     walked = grammar_schema(asked, f"{tool.path}.parameters", lenient=is_lenient)
     return {**walked, "x-guidance": {**_STYLE, "lenient": is_lenient}}

@@ -30,9 +30,10 @@ class Error(msgspec.Struct):
 
 
 class MessagesErrorDetails(msgspec.Struct):
-    """The code that the other dialects have."""
+    """The code that the other dialects have, and the member that is at fault."""
 
-    error_code: str
+    error_code: str | Unset = UNSET
+    param: str | Unset = UNSET
 
 
 class MessagesErrorObject(msgspec.Struct):

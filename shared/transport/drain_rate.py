@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 WINDOW_S = 30.0
 MAX_SAMPLES = 256
@@ -58,6 +58,25 @@ class DrainRate:
         if rate is None:
             return spread_s(UNKNOWN_RETRY_S)
         return spread_s(num_tokens / rate if rate else MAX_RETRY_S)
+
+
+class DrainRates:
+    """One for each model that live workers serve."""
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, DrainRate] = {}
+
+    def of(self, model: str) -> DrainRate:
+        """One that knows nothing, for a model that nobody was seen to serve."""
+        return self._by_model.get(model) or DrainRate()
+
+    def observe(
+        self, totals: Mapping[str, Mapping[str, float]], waiting: Set[str], now_s: float
+    ) -> None:
+        """`totals`: by model and worker, see DrainRate; `waiting`: models that have work queued."""
+        self._by_model = {model: self.of(model) for model in totals}
+        for model, of_workers in totals.items():
+            self._by_model[model].observe(of_workers, now_s, is_waiting=model in waiting)
 
 
 def spread_s(wait_s: float) -> float:

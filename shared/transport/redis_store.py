@@ -10,7 +10,6 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from shared.codec import encode_job
 from shared.job_id import partition_of
 from shared.keys import NUM_LANES, Keys
 from shared.messages import (
@@ -29,21 +28,20 @@ from shared.transport.base import (
     CancelResult,
     JobRecord,
     KeptKey,
-    KeyTaken,
     QueueFull,
     QueueStats,
     Submitted,
     TransportError,
     WorkerStatus,
 )
-from shared.transport.drain_rate import DrainRate, spread_s
+from shared.transport.drain_rate import DrainRates
 from shared.transport.entries import decode_entry, lost_output
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.profiles import Connections
 from shared.transport.records import end_of, job_record, queue_stats, worker_status
-from shared.transport.scripts import Argument, Scripts
+from shared.transport.scripts import Scripts
+from shared.transport.submission import check_answer, check_job, submit_arguments
 
-MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
 MAX_LOG_READ = 4096  # events of one read_log
 MAX_LISTED = 1000  # records of one list_jobs
 LIST_PAGE = 200
@@ -79,7 +77,7 @@ class RedisJobStore:
         self._policy = policy
         self._clock = time.monotonic
         self._workers: Sequence[WorkerStatus] = ()  # as last seen
-        self._drains: dict[str, DrainRate] = {}  # by model
+        self._drains = DrainRates()
 
     async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submitted:
         """As JobStore. ValueError for a job id, lane, model or timeout that cannot be queued."""
@@ -96,59 +94,27 @@ class RedisJobStore:
     async def _submit(
         self, job: Job, limits: AdmissionLimits, reader_id: str, *, letter: str = ""
     ) -> Any:
-        """The transition's reply. Raises QueueFull and KeyTaken."""
-        if not self._is_ours(job.job_id):
-            raise ValueError(f"not a job id of partition {self._keys.partition}: {job.job_id[:80]}")
-        if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:
-            raise ValueError(f"timeout_ms is between 1 and {MAX_TIMEOUT_MS}: {job.timeout_ms}")
-        if not 0 <= job.lane < NUM_LANES:
-            raise ValueError(f"a lane is between 0 and {NUM_LANES - 1}: {job.lane}")
-        drain = self._drains.get(job.model) or DrainRate()
-        asked: dict[str, Argument] = {
-            "id": job.job_id,
-            "model": job.model,
-            "lane": job.lane,
-            "tenant": job.tenant,
-            "kind": job.kind,
-            "request": encode_job(job),
-            "timeout_ms": job.timeout_ms,
-            "prompt_tokens": len(job.prompt_token_ids),
-            "max_output": job.sampling.max_tokens * job.num_choices,
-            "choices": "" if job.num_choices == 1 else job.num_choices,
-            "crid": job.client_request_id or "",
-            "facts": job.facts,
-            "retain_ms": _or_none(job.retain_ms),
-            "reader": reader_id,
-            "grace": self._grace_of(job.on_disconnect),
-            "frontend_lease_ms": self._policy.frontend_lease_ms,
-            "max_queued": limits.max_queued_jobs,
-            "max_queued_tokens": limits.max_queued_tokens,
-            "max_tenant_queued": limits.max_queued_jobs_per_tenant,
-            "max_tenant_queued_tokens": _or_none(limits.max_queued_tokens_per_tenant),
-            "max_tenant_jobs": _or_none(limits.max_jobs_per_tenant),
-            "requests_per_minute": _or_none(limits.requests_per_minute),
-            "tokens_per_minute": _or_none(limits.tokens_per_minute),
-            "tok_s": str(drain.tokens_per_s or ""),  # 0: a worker may come and do it all the same
-            "idem": "" if job.idempotency is None else job.idempotency.key,
-            "idem_body": "" if job.idempotency is None else job.idempotency.body,
-            "letter": letter,
-        }
+        """The transition's answer. Raises ValueError, QueueFull and KeyTaken."""
+        check_job(job, self._keys.partition)
+        drain = self._drains.of(job.model)
+        arguments = submit_arguments(
+            job,
+            limits,
+            drain,
+            reader=reader_id,
+            grace=self._grace_of(job.on_disconnect),
+            frontend_lease_ms=self._policy.frontend_lease_ms,
+            letter=letter,
+        )
         with translated("submit"):
             try:
-                reply = await self._call(
-                    "submit", *(word for pair in asked.items() for word in pair)
-                )
+                answer = await self._call("submit", *arguments)
             except RedisError as error:
                 if is_out_of_memory(error):
                     raise QueueFull("memory", MEMORY_RETRY_S) from error
                 raise
-        if reply[0] in (b"SAME", b"REUSED"):
-            raise KeyTaken(reply[1].decode(), same_request=reply[0] == b"SAME")
-        if reply[0] == b"FULL":
-            _, scope, work, wait_ms = reply
-            wait_s = spread_s(int(wait_ms) / 1000) if wait_ms else drain.retry_after_s(int(work))
-            raise QueueFull(scope.decode(), wait_s)
-        return reply
+        check_answer(answer, drain)
+        return answer
 
     async def kept_key(self, key: str) -> KeptKey | None:
         with translated("kept_key"):
@@ -315,15 +281,16 @@ class RedisJobStore:
             for model in models:
                 pipe.hmget(self._keys.work(model), list(map(str, range(NUM_LANES))))
             fields, *lanes = await pipe.execute()
-        self._drains = {model: self._drains.get(model) or DrainRate() for model in models}
-        for model, work in zip(models, lanes, strict=True):
-            totals = {
-                worker.worker_id: _tokens_of(worker)
-                for worker in self._workers
-                if model in worker.models
-            }
-            is_waiting = any(int(tokens or 0) > 0 for tokens in work)
-            self._drains[model].observe(totals, self._clock(), is_waiting=is_waiting)
+        waiting = {
+            model
+            for model, work in zip(models, lanes, strict=True)
+            if any(int(n or 0) for n in work)
+        }
+        totals = {
+            model: {w.worker_id: _tokens_of(w) for w in self._workers if model in w.models}
+            for model in models
+        }
+        self._drains.observe(totals, waiting, self._clock())
         return queue_stats(fields)
 
     async def models(self) -> Mapping[str, bytes]:
@@ -414,10 +381,6 @@ def _record(job_id: str, fields: Fields, position: int | None) -> JobRecord:
         return job_record(job_id, fields, position)
     except ValueError as error:
         raise TransportError(str(error)) from error
-
-
-def _or_none(limit: int | None) -> Argument:
-    return "" if limit is None else limit
 
 
 def _tokens_of(worker: WorkerStatus) -> float:

@@ -152,5 +152,8 @@ class GrammarMasks:
             return
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
         forbidden = torch.from_numpy(bits[:, : self._vocab_size] == 0)
+        if len(indices) == logits.shape[0]:
+            logits.masked_fill_(forbidden, -torch.inf)
+            return
         for i, row in zip(indices, forbidden, strict=True):
             logits[i].masked_fill_(row, -torch.inf)

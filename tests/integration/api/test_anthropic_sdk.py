@@ -183,10 +183,11 @@ def test_refusals_become_the_sdk_s_own_exceptions(client: Anthropic) -> None:
     error = refused.value
     assert error.type == "invalid_request_error"
     assert "'thinking.type'" in (error.api_message or "")
+    assert isinstance(error.body, dict)
     assert error.error_code == "unsupported_parameter"
+    assert error.body["error"]["details"]["param"] == "thinking.type"
     assert error.request_id is not None
     assert error.request_id.startswith("msg_")
-    assert isinstance(error.body, dict)
     assert error.body["request_id"] == error.request_id
     with pytest.raises(anthropic.NotFoundError) as unknown:
         client.messages.create(**{**ASKED, "model": "nobody"})

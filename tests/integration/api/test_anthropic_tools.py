@@ -1,4 +1,4 @@
-"""Tools and thinking in the Messages dialect, by the Anthropic SDK, through real workers.
+"""Tools, thinking and formats in the Messages dialect, by the Anthropic SDK, through real workers.
 
 The echoing model says what the system prompt says, up to STOP, and so never ends by itself.
 """
@@ -12,6 +12,7 @@ import anthropic
 import jsonschema
 import pytest
 from anthropic import Anthropic, beta_tool
+from pydantic import BaseModel
 
 from tests.integration.api.chat_service import (
     ECHO_HERMES,
@@ -130,11 +131,13 @@ def test_the_sdk_s_own_loop_runs_a_tool(client: Anthropic) -> None:
         messages=QUESTION,
         tools=[depth],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        thinking={"type": "disabled"},
         max_iterations=2,
         extra_body=ALWAYS_THE_SAME,
         thread=False,  # the history stays with the client
     )
-    assert [message.stop_reason for message in runner] == ["tool_use"] * 2
+    messages = list(runner)
+    assert [message.stop_reason for message in messages] == ["tool_use"] * 2, messages
     assert asked
     assert set(asked) <= {1, 2, 3}
 
@@ -193,6 +196,32 @@ def test_a_call_that_is_asked_for_is_made(client: Anthropic, choice: str) -> Non
     (call,) = message.content
     assert call.type == "tool_use"
     jsonschema.validate(call.input, GATE)
+
+
+class Reading(BaseModel):
+    gate: Literal[1, 2, 3]
+    is_open: bool
+
+
+def test_an_answer_keeps_to_a_schema(client: Anthropic) -> None:
+    asked: dict[str, Any] = {
+        "model": ENFORCED,
+        "max_tokens": 400,
+        "messages": QUESTION,
+        "thinking": {"type": "disabled"},
+        "output_format": Reading,
+        "extra_body": ALWAYS_THE_SAME,
+    }
+    whole = client.messages.parse(**asked)
+    assert isinstance(whole.parsed_output, Reading)
+    assert whole.stop_reason == "end_turn"
+    with client.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert final.parsed_output == whole.parsed_output
+    bad: Any = {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}
+    del asked["output_format"]
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
+        client.messages.create(**asked, output_config=bad)
 
 
 def test_tools_may_be_there_and_not_be_called(client: Anthropic) -> None:

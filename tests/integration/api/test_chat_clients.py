@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field, SecretStr
 
 from tests.integration.api.chat_service import (
@@ -97,27 +97,45 @@ def test_langchain_binds_tools_and_sends_their_results(base_url: str) -> None:
     assert last.content == "Sunny."
 
 
+# Whatever a random model does, a call of this tool ends long before these limits.
+ENOUGH = {"stop_sequences": None, "max_tokens": 600, "seed": 3}
+
+
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
 def test_langchain_forces_a_call(base_url: str, choice: str) -> None:
-    model = langchain(base_url, ENFORCED, stop_sequences=None, max_tokens=200, seed=3)
-    answer = model.bind_tools([get_weather], tool_choice=choice).invoke(
-        [HumanMessage("Weather?")], reasoning_effort="none"
-    )
-    if answer.response_metadata["finish_reason"] == "tool_calls":
-        assert {call["name"] for call in answer.tool_calls} == {"get_weather"}
-        get_weather.model_validate(answer.tool_calls[0]["args"])
-    else:
-        assert answer.response_metadata["finish_reason"] == "length"
+    model = langchain(base_url, ENFORCED, **ENOUGH)
+    one = {"parallel_tool_calls": False, "strict": True}
+    bound = model.bind_tools([get_weather], tool_choice=choice, **one)
+    answer = bound.invoke([HumanMessage("Weather?")], reasoning_effort="none")
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
+    (call,) = answer.tool_calls
+    assert call["name"] == "get_weather"
+    get_weather.model_validate(call["args"])
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 def test_langchain_gets_structured_output(base_url: str, method: Any) -> None:
-    model = langchain(base_url, ENFORCED, stop_sequences=None, max_tokens=200, seed=5)
-    structured = model.with_structured_output(get_weather, method=method, include_raw=True)
+    model = langchain(base_url, ENFORCED, **ENOUGH)
+    structured = model.with_structured_output(get_weather, method=method, strict=True)
     answer = structured.invoke([HumanMessage("Weather?")], reasoning_effort="none")
-    assert isinstance(answer, dict)
-    if answer["raw"].response_metadata["finish_reason"] != "length":
-        assert isinstance(answer["parsed"], get_weather)
+    assert isinstance(answer, get_weather)
+
+
+def test_the_sdk_parses_structured_output(base_url: str) -> None:
+    with OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        asked: Any = {
+            "model": ENFORCED,
+            "messages": [{"role": "user", "content": "Weather?"}],
+            "response_format": get_weather,
+            "max_tokens": 600,
+            "seed": 4,
+            "reasoning_effort": "none",
+        }
+        parsed = client.chat.completions.parse(**asked).choices[0].message.parsed
+        with client.chat.completions.stream(**asked) as helped:
+            streamed = helped.get_final_completion().choices[0].message.parsed
+    assert isinstance(parsed, get_weather)
+    assert streamed == parsed
 
 
 async def test_the_asynchronous_sdk_streams_calls(base_url: str) -> None:

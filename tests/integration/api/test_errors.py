@@ -22,6 +22,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
 COMPLETION = {"model": MODEL, "prompt": "hi", "max_tokens": 4}
 UNSUPPORTED = "unsupported_parameter"
+NO_STRUCTURE = "structured_output_not_supported"
 MISSING = "missing_required_parameter"
 TOO_LONG = "context_length_exceeded"
 
@@ -109,7 +110,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
         "tools_not_supported",
     ),
     ({"functions": [{}]}, "functions", UNSUPPORTED),
-    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+    ({"response_format": {"type": "json_object"}}, "response_format", NO_STRUCTURE),
     ({"audio": {}}, "audio", UNSUPPORTED),
     ({"store": True}, "store", UNSUPPORTED),
     ({"service_tier": "priority"}, "service_tier", UNSUPPORTED),

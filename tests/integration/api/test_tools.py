@@ -140,6 +140,25 @@ def test_a_stream_names_each_call_once_and_then_only_adds_arguments(base_url: st
     ]
 
 
+def test_each_of_several_choices_makes_its_own_calls(base_url: str) -> None:
+    text = f"<think>\nHm.\n</think>\n{hermes_call('now', '{}')}"
+    whole = post(base_url, text, tools=TOOLS, n=3)
+    calls = [choice["message"]["tool_calls"][0] for choice in whole["choices"]]
+    assert len({call["id"] for call in calls}) == 3
+    assert {call["function"]["name"] for call in calls} == {"now"}
+    details = whole["usage"]["completion_tokens_details"]
+    alone = post(base_url, text, tools=TOOLS)["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == 3 * alone["reasoning_tokens"]
+    chunks = stream(base_url, text, tools=TOOLS, n=3)
+    ends = [
+        (choice["index"], choice["finish_reason"])
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["finish_reason"] is not None
+    ]
+    assert sorted(ends) == [(index, "tool_calls") for index in range(3)]
+
+
 def test_what_is_no_call_of_these_tools_is_text(base_url: str) -> None:
     for text in (
         hermes_call("rm", "{}"),
@@ -304,7 +323,36 @@ def test_what_must_be_called_is_called_with_valid_arguments(client: OpenAI) -> N
                     jsonschema.validate(arguments, CITY)
                 else:
                     assert (call.function.name, choice) == ("now", "required")
-                    assert isinstance(arguments, dict)
+                    assert arguments == {}
+    assert num_ended
+
+
+def test_beside_a_structured_answer_calls_stay_possible(client: OpenAI) -> None:
+    num_ended = 0
+    for seed in range(6):
+        choice = client.chat.completions.create(
+            model=ENFORCED,
+            messages=[USER],  # type: ignore[list-item]
+            tools=TOOLS[:1],
+            parallel_tool_calls=False,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "city", "schema": CITY},
+            },
+            max_tokens=300,
+            seed=seed,
+            reasoning_effort="none",
+        ).choices[0]
+        if choice.finish_reason == "length":
+            continue
+        num_ended += 1
+        if choice.finish_reason == "stop":
+            said = choice.message.content
+        else:
+            assert choice.message.content is None
+            (call,) = choice.message.tool_calls or []
+            said = call.function.arguments  # type: ignore[union-attr]
+        jsonschema.validate(json.loads(said or ""), CITY)
     assert num_ended
 
 

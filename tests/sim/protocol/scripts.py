@@ -3,7 +3,8 @@
 Each returns the job after it, with what the script answers and the frames it publishes where these
 matter. What the model leaves out of a script: counters, times to live, blame and quarantine (to the
 rest, crashed is a release), the time after an outage in which ended leases mean nothing (recover
-then comes later), attach and detach (what they lead to is a cancel), several jobs.
+then comes later), attach and detach (what they lead to is a cancel; test_readers.py has them),
+lanes, limits and keys (they decide whether and when, not what), several jobs.
 """
 
 from __future__ import annotations

@@ -489,16 +489,20 @@ def test_the_reason_why_it_stopped(
     ],
 )
 def test_errors_have_anthropics_types(status: int, shown: int, kind: str) -> None:
-    payload = error_payload(status, "why", "code", "msg_1")
+    payload = error_payload(status, "why", "code", "member", "msg_1")
     assert error_status(status) == shown
     assert payload == {
         "type": "error",
-        "error": {"type": kind, "message": "why", "details": {"error_code": "code"}},
+        "error": {
+            "type": kind,
+            "message": "why",
+            "details": {"error_code": "code", "param": "member"},
+        },
         "request_id": "msg_1",
     }
     if kind != "conflict_error":  # the SDK's union of error objects has all but this one
         ErrorResponse.model_validate(payload)
-    assert "details" not in error_payload(status, "why", None, "msg_1")["error"]
+    assert "details" not in error_payload(status, "why", None, None, "msg_1")["error"]
 
 
 def test_a_stream_that_fails_ends_with_an_error_event() -> None:

@@ -37,6 +37,7 @@ from shared.transport.base import (
     AdmissionLimits,
     QueueFull,
     QueueStats,
+    Submitted,
     TransportError,
     WorkerStatus,
 )
@@ -60,8 +61,10 @@ class Store:
             self.failures -= 1
             raise TransportError("away")
 
-    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> None:
+    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submitted:
+        is_known = ("submit", job.job_id) in self.calls
         await self._called("submit", job.job_id)
+        return Submitted.DUPLICATE if is_known else Submitted.ACCEPTED
 
     async def cancel(self, job_id: str, reason: str) -> None:
         await self._called("cancel", job_id, reason)
@@ -104,6 +107,14 @@ async def test_a_submit_whose_answer_got_lost_is_repeated_under_the_same_id() ->
     store.failures = 1
     await admission(store)[0].submit(one)
     assert store.calls == [("submit", one.job_id)] * 2
+
+
+async def test_a_job_that_is_there_already_gets_its_reader_at_once() -> None:
+    store, one = Store(), job()
+    room = admission(store)[0]
+    await room.submit(one, "fe#1")
+    await room.submit(one, "fe#2")
+    assert store.calls[1:] == [("submit", one.job_id), ("attach", (one.job_id, "fe#2"))]
 
 
 async def test_a_submit_that_may_have_been_heard_is_cancelled_until_that_is_heard() -> None:

@@ -67,9 +67,9 @@ TOOLS: list[dict[str, Any]] = [
         },
     },
 ]
+NO_PARAMETERS = {"type": "object", "maxProperties": 0}
 SCHEMAS = {
-    tool["function"]["name"]: tool["function"].get("parameters", {"type": "object"})
-    for tool in TOOLS
+    tool["function"]["name"]: tool["function"].get("parameters", NO_PARAMETERS) for tool in TOOLS
 }
 MAKERS = {
     "hermes": make_hermes_checkpoint,

@@ -1,0 +1,82 @@
+"""A submit's words for lua/submit.lua, and what its answer means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.codec import encode_job
+from shared.job_id import partition_of
+from shared.keys import NUM_LANES
+from shared.messages import Job
+from shared.transport.base import AdmissionLimits, KeyTaken, QueueFull
+from shared.transport.drain_rate import DrainRate, spread_s
+from shared.transport.scripts import Argument
+
+MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
+
+
+def check_job(job: Job, partition: int) -> None:
+    """ValueError for a job id, lane or timeout that cannot be queued."""
+    if partition_of(job.job_id) != partition:
+        raise ValueError(f"not a job id of partition {partition}: {job.job_id[:80]}")
+    if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:
+        raise ValueError(f"timeout_ms is between 1 and {MAX_TIMEOUT_MS}: {job.timeout_ms}")
+    if not 0 <= job.lane < NUM_LANES:
+        raise ValueError(f"a lane is between 0 and {NUM_LANES - 1}: {job.lane}")
+
+
+def submit_arguments(
+    job: Job,
+    limits: AdmissionLimits,
+    drain: DrainRate,
+    *,
+    reader: str,
+    grace: str,
+    frontend_lease_ms: int,
+    letter: str = "",
+) -> list[Argument]:
+    """Names and values; `grace` is the policy as it is stored: ms, "0" none, "" for ever."""
+    asked: dict[str, Argument] = {
+        "id": job.job_id,
+        "model": job.model,
+        "lane": job.lane,
+        "tenant": job.tenant,
+        "kind": job.kind,
+        "request": encode_job(job),
+        "timeout_ms": job.timeout_ms,
+        "prompt_tokens": len(job.prompt_token_ids),
+        "max_output": job.sampling.max_tokens * job.num_choices,
+        "choices": "" if job.num_choices == 1 else job.num_choices,
+        "crid": job.client_request_id or "",
+        "facts": job.facts,
+        "retain_ms": _or_none(job.retain_ms),
+        "reader": reader,
+        "grace": grace,
+        "frontend_lease_ms": frontend_lease_ms,
+        "max_queued": limits.max_queued_jobs,
+        "max_queued_tokens": limits.max_queued_tokens,
+        "max_tenant_queued": limits.max_queued_jobs_per_tenant,
+        "max_tenant_queued_tokens": _or_none(limits.max_queued_tokens_per_tenant),
+        "max_tenant_jobs": _or_none(limits.max_jobs_per_tenant),
+        "requests_per_minute": _or_none(limits.requests_per_minute),
+        "tokens_per_minute": _or_none(limits.tokens_per_minute),
+        "tok_s": str(drain.tokens_per_s or ""),  # 0: a worker may come and do it all the same
+        "idem": "" if job.idempotency is None else job.idempotency.key,
+        "idem_body": "" if job.idempotency is None else job.idempotency.body,
+        "letter": letter,
+    }
+    return [word for pair in asked.items() for word in pair]
+
+
+def check_answer(answer: Any, drain: DrainRate) -> None:
+    """Raises QueueFull and KeyTaken for an answer that is a refusal."""
+    if answer[0] in (b"SAME", b"REUSED"):
+        raise KeyTaken(answer[1].decode(), same_request=answer[0] == b"SAME")
+    if answer[0] == b"FULL":
+        _, scope, work, wait_ms = answer
+        wait_s = spread_s(int(wait_ms) / 1000) if wait_ms else drain.retry_after_s(int(work))
+        raise QueueFull(scope.decode(), wait_s)
+
+
+def _or_none(limit: int | None) -> Argument:
+    return "" if limit is None else limit
