@@ -132,7 +132,7 @@ def test_an_abort_cancels_the_job_wherever_it_is(
         return list(httpx.get(f"{stage.base_url}/v1/jobs?limit=5").json()["data"])
 
     before = {job["id"] for job in jobs()}
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.05
     stage.script.pulls = state != "queued"
     stage.script.starts = state != "prefill"
     wait_until(lambda: stage.worker.is_parked == (state == "queued"), "the worker's attention")

@@ -61,7 +61,7 @@ def test_responses_and_models(stage: Stage) -> None:  # noqa: F811
 
 
 def test_breaking_out_of_the_loop_cancels_the_job(stage: Stage) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.05
     with NodeProgram("openai_cases", stage.base_url, "breaks", MODEL, json.dumps(LONG)) as program:
         told = program.heard()
         assert told["chunks"] == 4
@@ -78,7 +78,7 @@ def test_an_abort_cancels_the_job_wherever_it_is(
     state: str,
     form: str,
 ) -> None:
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.05
     stage.script.pulls = state != "queued"
     stage.script.starts = state != "prefill"
     wait_until(lambda: stage.worker.is_parked == (state == "queued"), "the worker's attention")
@@ -154,7 +154,7 @@ def test_the_ai_sdk_generates_and_streams(stage: Stage) -> None:  # noqa: F811
 
 
 def test_the_ai_sdk_s_abort_cancels_the_job(stage: Stage) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.05
     kinds = node_says("ai_cases", stage.base_url, "abort", MODEL)
     assert "abort" in kinds
     wait_until(lambda: job_of(stage)["status"] == "cancelled", "the cancel", 60)

@@ -170,7 +170,7 @@ def test_a_client_that_leaves_the_proxy_leaves_its_job(
 ) -> None:
     if state == "queued":
         stop_pulling(service)
-    service.script.step_s = 0.02
+    service.script.step_s = 0.05
     body = {**CHAT, "max_tokens": 400}
     with curl(f"{proxy.base_url}/v1/chat/completions", body) as client:
         wait_until(lambda: '"role":"assistant"' in client.said, "the first chunk", PATIENCE_S)

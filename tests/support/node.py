@@ -15,7 +15,7 @@ from typing import Any
 PINS = Path(__file__).resolve().parents[1] / "clients/node"
 CACHE = Path(__file__).resolve().parents[2] / ".penstock/node"
 INSTALL_TIMEOUT_S = 300.0
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 110.0
 
 
 def installed_clients() -> Path:

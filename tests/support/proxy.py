@@ -19,6 +19,7 @@ START_TIMEOUT_S = 20.0
 
 # `proxy_pass` alone: HTTP/1.0 to the service, answers buffered unless they ask not to be.
 _CONFIG = """
+{user}
 daemon off;
 pid {directory}/nginx.pid;
 error_log {directory}/error.log;
@@ -68,6 +69,8 @@ def nginx(directory: Path, upstream: str, read_timeout_s: int) -> Iterator[Proxy
     config = directory / "nginx.conf"
     config.write_text(
         _CONFIG.format(
+            # Its own choice could not reach a directory that only root may enter.
+            user="user root;" if os.geteuid() == 0 else "",
             directory=directory,
             port=port,
             http2_port=port + 1,

@@ -50,6 +50,7 @@ class GrammarMasks:
         self._device = device
         self._vocab_size = compiler.vocab_size
         self._num_words = -(-compiler.vocab_size // 32)
+        self._addends = _addends(device)
         self._states: dict[int, _State] = {}
         self._executor: LLExecutor | None = None
 
@@ -142,18 +143,17 @@ class GrammarMasks:
     def _forbid(self, logits: Tensor, indices: Sequence[int], masks: NDArray[np.int32]) -> None:
         if not indices:
             return
-        if logits.is_cuda:
-            there = to_device(masks, self._device)
-            shifts = torch.arange(32, dtype=torch.int32, device=self._device)
-            forbidden = ((there[:, :, None] >> shifts) & 1 == 0).flatten(1)[:, : self._vocab_size]
-            index = to_device(np.array(indices, dtype=np.int64), self._device)
-            part = logits.index_select(0, index).masked_fill_(forbidden, -torch.inf)
-            logits.index_copy_(0, index, part)
-            return
-        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
-        forbidden = torch.from_numpy(bits[:, : self._vocab_size] == 0)
+        there = to_device(masks.view(np.uint8), self._device)
+        addends = self._addends.index_select(0, there.flatten().int())
+        added = addends.view(len(indices), -1)[:, : self._vocab_size]
         if len(indices) == logits.shape[0]:
-            logits.masked_fill_(forbidden, -torch.inf)
-            return
-        for i, row in zip(indices, forbidden, strict=True):
-            logits[i].masked_fill_(row, -torch.inf)
+            logits.add_(added)
+        else:
+            index = to_device(np.array(indices, dtype=np.int64), self._device)
+            logits.index_add_(0, index, added)
+
+
+def _addends(device: torch.device) -> Tensor:
+    """[256, 8] what the bits of a byte, the lowest first, add to the logits of eight tokens."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return to_device(np.where(bits == 1, 0.0, -np.inf).astype(np.float32), device)

@@ -21,6 +21,7 @@ from shared.text.grammar import (
     lark_grammar,
     regex_grammar,
 )
+from shared.text.string_formats import FORMATS
 from shared.text.tokenizer import FastTokenizer
 from tests.support.checkpoints import IM_END, IM_START, make_checkpoint
 from tests.support.engine_run import Generated, generate, new_engine
@@ -137,9 +138,10 @@ def test_every_whole_output_is_valid_by_its_schema(model: Model, engine: Engine)
     ends = Counter(result.finish_reason for result in results)
     assert set(ends) <= {FinishReason.STOP, FinishReason.LENGTH}
     assert ends[FinishReason.STOP] > 0.8 * NUM_SCHEMAS
+    check = Draft202012Validator.FORMAT_CHECKER
+    assert check.checkers.keys() >= FORMATS
     for schema, result in zip(schemas, results, strict=True):
         if result.finish_reason is FinishReason.STOP:
-            check = Draft202012Validator.FORMAT_CHECKER
             validator = Draft202012Validator(schema, format_checker=check)
             validator.validate(json.loads(model.text(result)))
 

@@ -164,7 +164,7 @@ def test_the_same_request_under_the_same_key_is_the_same_message(client: Anthrop
 
 
 def test_leaving_a_stream_cancels_the_job(client: Anthropic, stage: Stage) -> None:  # noqa: F811
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.05
     with client.messages.stream(**{**ASKED, "max_tokens": 400}) as stream:
         assert next(iter(stream.text_stream))
         name = stream.current_message_snapshot.id

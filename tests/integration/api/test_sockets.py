@@ -47,7 +47,7 @@ FUZZED = settings(
 @pytest.fixture(scope="module")
 def strict(redis_url: str, checkpoint: Path) -> Iterator[Stage]:  # noqa: F811
     """A service with small limits."""
-    limits = {"max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": 0.5}
+    limits = {"max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": PATIENCE_S}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api.unread_body, "LINGER_S", 0.3)
         with staged(redis_url, new_namespace(), checkpoint, **limits) as made:
@@ -163,19 +163,27 @@ def test_heads_that_trickle_in_on_a_used_connection_are_given_up(
         trickle(made, (bytes([byte]) for byte in head))
 
 
+@pytest.fixture
+def impatient(strict: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The service, with less time for bodies."""
+    hasty = strict.settings.model_copy(update={"body_timeout_s": 0.4})
+    monkeypatch.setattr(strict.app.state.frontend, "settings", hasty)
+    return strict
+
+
 @pytest.mark.parametrize("path", JSON_ROUTES)
-def test_a_body_that_trickles_in_is_given_up(strict: Stage, path: str) -> None:
+def test_a_body_that_trickles_in_is_given_up(impatient: Stage, path: str) -> None:
     head = post(path, body=b" " * 50_000).partition(b" " * 100)[0]
-    with connection(strict) as made:
+    with connection(impatient) as made:
         received = trickle(made, iter([head, *[b" "] * 40_000]))
     assert received.startswith(b"HTTP/1.1 408"), received
     assert b"x-should-retry: false" in received
     assert_refused(received)
 
 
-def test_chunks_that_trickle_in_are_given_up(strict: Stage) -> None:
+def test_chunks_that_trickle_in_are_given_up(impatient: Stage) -> None:
     head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with connection(strict) as made:
+    with connection(impatient) as made:
         received = trickle(made, iter([head, *[b"1\r\n \r\n"] * 40_000]))
     assert received.startswith(b"HTTP/1.1 408"), received
 

@@ -4,11 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import START, Cursor, FinishReason, SamplingParams, TokenLogprob
+from shared.messages import (
+    START,
+    Cursor,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    TokenLogprob,
+)
 from tests.unit.worker.fakes import EOS, ByteTokenizer
 from worker.output import OutputProcessor, Piece, ReplayMismatch, ended_already
 
 TOKENIZER = ByteTokenizer()
+KEPT = {"grammar": Grammar(GrammarKind.REGEX, "a*")}
 
 
 def processor(**sampling: object) -> OutputProcessor:
@@ -184,7 +193,9 @@ def test_a_history_that_ended_by_token_does_not_show_it() -> None:
         ([1, EOS], {}, (FinishReason.STOP, None)),
         ([1, EOS], {"ignore_eos": True}, None),
         ([1, EOS], {"min_tokens": 3}, None),
+        ([1, EOS], {"min_tokens": 3, "ignore_eos": True, **KEPT}, (FinishReason.STOP, None)),
         ([1, 9], {"stop_token_ids": (9,)}, (FinishReason.STOP, 9)),
+        ([1, 9], {"stop_token_ids": (9,), "min_tokens": 3, **KEPT}, None),
         ([1, 2, 3], {"max_tokens": 3}, (FinishReason.LENGTH, None)),
     ],
 )
