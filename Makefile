@@ -43,6 +43,10 @@ test: $(VENV)/.dev ## every test that needs no GPU
 	$(if $(NGINX),,@echo "penstock: no nginx and curl on PATH: the tests through a proxy are left out; apt-get install nginx-light curl brings them back")
 	@$(BIN)/python -m pytest -q $(if $(LEFT_OUT),-m 'not ($(subst $(space), or ,$(LEFT_OUT)))')
 
+.PHONY: test-failed
+test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more
+	@$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
+
 .PHONY: lint
 lint: $(VENV)/.dev ## formatting, lints, types, import rules
 	@$(BIN)/ruff format --check .

@@ -23,8 +23,10 @@ def start_deep(work: Callable[[], Result]) -> Future[Result]:
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:
+        except Exception as error:
             future.set_exception(error)
+        except BaseException as error:  # as a panic in Rust is told
+            future.set_exception(RuntimeError(f"native code failed: {error}"))
 
     thread = threading.Thread(target=run, name="deep-stack", daemon=True)
     # The size is the process's setting for threads to come: kept for as long as one start takes.

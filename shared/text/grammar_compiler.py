@@ -58,7 +58,7 @@ class GrammarCompiler:
         self._eos_token_ids = [i for i in eos_token_ids if 0 <= i < vocab_size]
         self._building = threading.Lock()
         self._built: LLTokenizer | None = None
-        self._keeping = threading.Lock()
+        self._keeping = threading.RLock()  # a future that is done calls back at once
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
 
     def build(self) -> LLTokenizer:
@@ -94,10 +94,18 @@ class GrammarCompiler:
             if compiled is None:
                 compiled = start_deep(lambda: _compile(self.build(), grammar))
                 self._compiled[grammar] = compiled
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > MAX_KEPT:
-                self._compiled.popitem(last=False)
+                if len(self._compiled) > MAX_KEPT:
+                    self._compiled.popitem(last=False)
+                compiled.add_done_callback(lambda done: self._forget_failed(grammar, done))
+            else:
+                self._compiled.move_to_end(grammar)
             return compiled
+
+    def _forget_failed(self, grammar: Grammar, done: Future[LLMatcher]) -> None:
+        """An exception that is raised again and again would grow with each time."""
+        if done.exception() is not None:
+            with self._keeping:
+                self._compiled.pop(grammar, None)
 
     def _build(self) -> LLTokenizer:
         if not self._eos_token_ids:

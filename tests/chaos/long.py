@@ -119,7 +119,7 @@ async def long_round(directory: Path, num_streams: int, seed: int) -> int:
     _end_orderly_on_sigterm()
     try:
         deployment.change_usual(
-            num_workers=WORKERS, ECHO_STEP_MS=5, MAX_NUM_SEQS=32, STALL_LIMIT_S=2
+            num_workers=WORKERS, ECHO_STEP_MS=5, MAX_NUM_SEQS=32, LEASE_MS=2000, STALL_LIMIT_S=2
         )
         await deployment.heal()
         load = Round(deployment, EchoText(checkpoint), num_streams, seed)

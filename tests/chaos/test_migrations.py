@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from shared.job_id import new_job_id
+from shared.messages import Job, OnDisconnect, SamplingParams
+from shared.text.grammar import json_schema_grammar, regex_grammar
+from shared.transport.base import AdmissionLimits, Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.reading import Reading
 from tests.chaos.harness.stage import Stage
@@ -56,6 +61,46 @@ async def test_sampling_penalties_and_stop_strings_go_on_as_if_nothing_had_happe
         assert usage[0]["prompt_tokens"] == usage[1]["prompt_tokens"]
     assert {(await stage.job(c.reading.job_id))["attempt"] for c in clients} & {"2"}
     await stage.settled()
+
+
+ROWS = {"type": "array", "items": {"enum": ["up", "down", 7, None]}, "minItems": 60, "maxItems": 90}
+REGEX = "([a-f]{4}-){30}"
+GRAMMARS = (json_schema_grammar(ROWS, "schema"), regex_grammar(REGEX, "regex"))
+
+
+async def test_structured_answers_move_and_stay_in_their_grammars(stage: Stage) -> None:
+    await stage.deployment.use_workers(
+        RUNNER="model", DTYPE="float32", DEVICE="cpu", NUM_KV_BLOCKS=256
+    )
+    undisturbed = await _whole(await _structured(stage))
+    clients = await _structured(stage)
+    async with stage.middle_of(clients, 15):
+        (await stage.worker_of(clients[0].reading.job_id)).kill()
+    moved = await _whole(clients)
+    for before, after in zip(undisturbed, moved, strict=True):
+        assert (after.token_ids, after.text) == (before.token_ids, before.text)
+        assert after.ends[0]["finish_reason"] == before.ends[0]["finish_reason"]
+    assert moved[0].text.startswith("[")
+    assert re.fullmatch(REGEX, moved[1].text)
+    assert {(await stage.job(c.reading.job_id))["attempt"] for c in clients} & {"2"}
+    await stage.settled()
+
+
+async def _structured(stage: Stage) -> list[Client]:
+    clients = []
+    for prompt, grammar in zip(PROMPTS, GRAMMARS, strict=False):
+        job = Job(
+            job_id=new_job_id(),
+            model=stage.deployment.model,
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(max_tokens=400, seed=3, temperature=1.0, grammar=grammar),
+            kind="generate",
+            on_disconnect=OnDisconnect.CONTINUE,
+        )
+        accepted = await stage.transport.store.submit(job, AdmissionLimits(), "")
+        assert accepted is Submitted.ACCEPTED
+        clients.append(stage.reader_of(job.job_id, list(prompt), 400))
+    return clients
 
 
 def _late_piece(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from worker.model.sampling_row import SamplingRow
 from worker.model.transfer import to_device
 
 MAX_THREADS = 8
+
+# [256, 8] what the logits of eight tokens may be at most, by the bits of a byte, the lowest first.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_CAPS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +52,12 @@ class GrammarMasks:
         compiler.build()
         self._compiler = compiler
         self._eos_token_ids = eos_token_ids
-        self._device = device
         self._vocab_size = compiler.vocab_size
         self._num_words = -(-compiler.vocab_size // 32)
-        self._addends = _addends(device)
         self._states: dict[int, _State] = {}
-        self._executor: LLExecutor | None = None
+        # Where the model runs on the processor its threads have the cores.
+        num_threads = min(MAX_THREADS, os.cpu_count() or 1)
+        self._executor = None if device.type == "cpu" else LLExecutor(num_threads)
 
     def expect(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Begins to compile what these will need, while the device computes their logits."""
@@ -83,7 +88,8 @@ class GrammarMasks:
         masks = masks[kept]
         for mask, i in zip(masks, indices, strict=True):
             self._hold_back_ends(mask, rows[i])
-        self._forbid(logits, indices, masks)
+        if indices:
+            (_cap_on_device if logits.is_cuda else _cap_on_host)(logits, indices, masks)
         for i, why in failed.items():
             log.warning("a grammar could not be followed", extra={"seq_id": rows[i].seq_id})
             failed[i] = f"{ErrorCode.GRAMMAR_FAILED.value}: {why}"
@@ -113,11 +119,10 @@ class GrammarMasks:
         """[matchers, ceil(vocab / 32)], one bit for each token that may come."""
         masks = np.zeros((len(matchers), self._num_words), dtype=np.int32)
         num_bytes = self._num_words * masks.itemsize
-        if len(matchers) == 1:
-            matchers[0].unsafe_compute_mask_ptr(masks.ctypes.data, num_bytes)
+        if self._executor is None:
+            for mask, matcher in zip(masks, matchers, strict=True):
+                matcher.unsafe_compute_mask_ptr(mask.ctypes.data, num_bytes)
         elif matchers:
-            if self._executor is None:
-                self._executor = LLExecutor(min(MAX_THREADS, torch.get_num_threads()))
             numbered = [(matcher, i) for i, matcher in enumerate(matchers)]
             self._executor.unsafe_compute_mask_ptr(
                 numbered, masks.ctypes.data, num_bytes, len(matchers)
@@ -140,20 +145,19 @@ class GrammarMasks:
         if others.any():
             mask[:] = others
 
-    def _forbid(self, logits: Tensor, indices: Sequence[int], masks: NDArray[np.int32]) -> None:
-        if not indices:
-            return
-        there = to_device(masks.view(np.uint8), self._device)
-        addends = self._addends.index_select(0, there.flatten().int())
-        added = addends.view(len(indices), -1)[:, : self._vocab_size]
-        if len(indices) == logits.shape[0]:
-            logits.add_(added)
-        else:
-            index = to_device(np.array(indices, dtype=np.int64), self._device)
-            logits.index_add_(0, index, added)
+
+def _cap_on_host(logits: Tensor, indices: Sequence[int], masks: NDArray[np.int32]) -> None:
+    """numpy and one thread: half the time of torch's, and nobody to wait for."""
+    for i, mask in zip(indices, masks.view(np.uint8), strict=True):
+        row = logits[i].numpy()
+        caps = _CAPS.take(mask, axis=0, mode="clip").reshape(-1)
+        np.minimum(row, caps[: row.size], out=row)
 
 
-def _addends(device: torch.device) -> Tensor:
-    """[256, 8] what the bits of a byte, the lowest first, add to the logits of eight tokens."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return to_device(np.where(bits == 1, 0.0, -np.inf).astype(np.float32), device)
+def _cap_on_device(logits: Tensor, indices: Sequence[int], masks: NDArray[np.int32]) -> None:
+    device = logits.device
+    index = to_device(np.array(indices, dtype=np.int64), device)
+    there = to_device(masks.view(np.uint8), device).flatten().int()
+    caps = to_device(_CAPS, device).index_select(0, there).view(len(indices), -1)
+    capped = torch.minimum(logits.index_select(0, index), caps[:, : logits.shape[1]])
+    logits.index_copy_(0, index, capped)

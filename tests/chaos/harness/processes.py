@@ -24,7 +24,7 @@ WORKER_SETTINGS = {
     "ECHO_STEP_MS": "10",
     "MAX_NUM_SEQS": "16",
     "NUM_KV_BLOCKS": "2048",
-    "LEASE_MS": "2000",
+    "LEASE_MS": "3000",  # a busy machine holds a process up for a good part of a second
     "BEAT_INTERVAL_MS": "200",
     "RECONCILE_INTERVAL_S": "1",
     "STALL_LIMIT_S": "20",  # where nothing hangs, nobody is to be taken for hanging

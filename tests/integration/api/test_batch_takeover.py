@@ -132,7 +132,7 @@ def end_in_the_middle(
 ) -> tuple[str, Process]:
     """A batch of which a part is done when its frontend ends; and that frontend."""
     stage.worker.seen.clear()
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.1
     with runner(stage, files_dir) as first:
         batch_id = begin(client)
         wait_until(lambda: num_done(client, batch_id) >= 15, "a part of the rows", LIMIT_S)
@@ -168,7 +168,7 @@ def test_frontends_killed_again_and_again_lose_and_double_nothing(
     stage: Stage, client: OpenAI, files_dir: Path, expected: dict[str, Any]
 ) -> None:
     stage.worker.seen.clear()
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.1
     batch_id = begin(client)
     for _ in range(3):
         done = num_done(client, batch_id)
@@ -189,7 +189,7 @@ def test_frontends_killed_again_and_again_lose_and_double_nothing(
 def test_a_frontend_that_was_taken_for_dead_writes_nothing_that_counts(
     stage: Stage, client: OpenAI, files_dir: Path, expected: dict[str, Any]
 ) -> None:
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.1
     with ExitStack() as stack:
         first = stack.enter_context(runner(stage, files_dir))
         batch_id = begin(client)
@@ -249,7 +249,7 @@ def test_a_batch_goes_on_after_an_outage_of_redis(
             staged(url, namespace, checkpoint, files_dir=files, batch_rows_in_flight=8) as stage,
             OpenAI(base_url=f"{stage.base_url}/v1", api_key="x", max_retries=50) as client,
         ):
-            stage.script.step_s = 0.02
+            stage.script.step_s = 0.1
             batch_id = begin(client)
             wait_until(lambda: num_done(client, batch_id) >= 10, "a part of the rows", LIMIT_S)
             server.stop()

@@ -142,7 +142,7 @@ def test_what_failed_is_tried_again_as_another_job(
     stage: Stage,  # noqa: F811
     key: dict[str, str],
 ) -> None:
-    stage.script.step_s = 0.02
+    stage.script.step_s = 0.5
     with client.stream("POST", "/generate", json=PROMPT, headers=key) as running:
         first = running.headers["x-request-id"]
         client.delete(f"/v1/jobs/{first}")

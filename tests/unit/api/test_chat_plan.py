@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from api.timing import Timing
 from api.turn.events import ToolCall
 from api.turn.parser import PlainParser
 from api.turn.reading import Thinking, thinking_after
-from shared.messages import InvalidParameter
+from shared.messages import GrammarKind, InvalidParameter
 from shared.text.card import card_from_checkpoint, load_text
 from shared.text.turn_formats import ReasoningFormat
 from tests.support.checkpoints import make_checkpoint
@@ -98,6 +99,45 @@ def test_a_grammar_is_used_where_something_has_to_hold(
     for model in (hermes, llama3):
         plan = plan_chat(model, ChatAsk(messages=[USER], **members))
         assert (plan.grammar is not None) is is_enforced
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+
+
+def test_a_structured_answer_is_a_grammar_of_the_turn(
+    hermes: ServedModel, plain: ServedModel
+) -> None:
+    alone = plan_chat(plain, ChatAsk(messages=[USER], response_format=FORMAT)).grammar
+    assert alone is not None
+    assert alone.kind is GrammarKind.JSON_SCHEMA
+    guided = plan_chat(plain, ChatAsk(messages=[USER], guided={"guided_json": CITY})).grammar
+    assert guided == alone
+    any_text = ChatAsk(messages=[USER], response_format={"type": "text"})
+    assert plan_chat(plain, any_text).grammar is None
+    for members in ({}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}):
+        ask = ChatAsk(messages=[USER], response_format=FORMAT, **members)
+        grammar = plan_chat(hermes, ask).grammar
+        assert grammar is not None
+        assert grammar.kind is GrammarKind.LARK  # around reasoning and calls
+        assert ("tool_0" in grammar.text) is bool(members)
+        assert ('"city"' in grammar.text) is (members.get("tool_choice") != "required")
+
+
+def test_what_no_grammar_can_be_made_of_is_named(hermes: ServedModel, plain: ServedModel) -> None:
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/nothing"}}}
+    for model in (hermes, plain):
+        error = refused(model, response_format=bad)
+        assert error.param == "response_format.json_schema.schema"
+        error = refused(model, response_format=FORMAT, guided={"guided_regex": "a"})
+        assert error.param == "response_format"
+    strict = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"$ref": "#/no"}}}}
+    assert refused(hermes, tools=[{"type": "function", "function": strict}]).param == "tools"
+    without = replace(plain, card=replace(plain.card, structured_output=False))
+    error = refused(without, response_format=FORMAT)
+    assert error.code == "structured_output_not_supported"
+    without = replace(hermes, card=replace(hermes.card, structured_output=False))
+    assert refused(without, tools=[TOOL], tool_choice="required").param == "tools"
 
 
 def test_allowed_tools_are_all_shown_and_only_they_are_called(hermes: ServedModel) -> None:

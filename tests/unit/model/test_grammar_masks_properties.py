@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.tokenizer import FastTokenizer
 from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, make_checkpoint
 from tests.support.torch_device import torch_device
-from worker.model.grammar_masks import GrammarMasks
+from worker.model.grammar_masks import GrammarMasks, _cap_on_device, _cap_on_host
 from worker.model.sampler import Sampler
 from worker.model.sampling_row import SamplingRow
 
@@ -78,6 +79,25 @@ def test_rows_together_and_alone_are_left_what_the_matcher_says(
     fresh = GrammarMasks(compiler, ENDS, torch_device())
     assert [left(fresh, one)[0] for one in rows] == expected
     assert all(max(part) < DEFAULT_VOCAB_SIZE for part in expected)
+
+
+def test_masks_made_on_threads_and_used_on_a_device_are_the_same(
+    masks: GrammarMasks, compiler: GrammarCompiler, tokenizer: FastTokenizer
+) -> None:
+    said = [tokenizer.encode(text) for text in ("", "w", "water", "the", "iron")]
+    rows = [row(LETTERS, ids, seq_id) for seq_id, ids in enumerate(said)]
+    threaded = GrammarMasks(compiler, ENDS, torch.device("cuda"))
+    assert left(threaded, *rows) == left(masks, *rows)
+    bits = np.random.default_rng(1).integers(-(2**31), 2**31, (3, -(-VOCAB // 32)), np.int32)
+    logits = torch.randn((5, VOCAB))
+    on_host, on_device = logits.clone(), logits.clone()
+    _cap_on_host(on_host, [0, 2, 3], bits)
+    _cap_on_device(on_device, [0, 2, 3], bits)
+    assert torch.equal(on_host, on_device)
+    for i, mask in zip((0, 2, 3), bits, strict=True):
+        for token_id in range(VOCAB):
+            is_set = bool(int(mask[token_id // 32]) >> token_id % 32 & 1)
+            assert on_host[i, token_id] == (logits[i, token_id] if is_set else -torch.inf)
 
 
 def test_only_the_named_rows_of_the_logits_change(masks: GrammarMasks) -> None:

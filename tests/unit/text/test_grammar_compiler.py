@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 from llguidance import LLMatcher
@@ -181,7 +182,7 @@ def test_what_does_not_compile_is_refused_with_the_compilers_reason(
     grammar: Grammar, words: str
 ) -> None:
     compiler = compiler_of("byte_level")
-    for _ in range(2):  # the second time from memory
+    for _ in range(2):
         with pytest.raises(InvalidParameter, match=words) as refused:
             compiler.check(grammar, "guided_regex")
         assert refused.value.param == "guided_regex"
@@ -237,6 +238,17 @@ def test_a_compiled_grammar_is_kept_and_the_least_used_goes() -> None:
     for i in range(MAX_KEPT):
         compiler.compiled(regex_grammar(f"c{{{i + 1}}}", "p"))
     assert compiler.compiled(first) is not kept
+
+
+def test_what_failed_is_not_kept() -> None:
+    compiler, wrong = compiler_of("bytes_only"), regex_grammar("a(", "p")
+    first = compiler.compiled(wrong)
+    with pytest.raises(GrammarInvalid):
+        first.result()
+    deadline_s = time.monotonic() + 30
+    while compiler.compiled(wrong) is first:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
 
 
 def test_many_threads_may_check_at_once() -> None:
