@@ -169,7 +169,7 @@ def test_a_given_redis_that_is_not_there_is_said_and_waited_for(tmp_path: Path) 
         server.start()
         starting.join(120)
         assert "Penstock is ready" in penstock.output
-        assert "penstock: Redis answers, after" in penstock.output
+        wait_for_output(penstock, "penstock: Redis answers, after")  # it looks once a second
         assert penstock.output.count("cannot be reached") == 1
     finally:
         assert penstock.stop() == 0
