@@ -37,7 +37,7 @@ class IntakeRoom:
     def __init__(self, jobs: RunningJobs, engine: EngineFigures) -> None:
         self._jobs = jobs
         self._engine = engine
-        self._usual_tokens = 0.0
+        self._usual_tokens = 0.0  # not known yet
 
     def __call__(self) -> int:
         """Choices; 0 is also the answer while a job that does not fit waits in the engine."""
@@ -45,6 +45,8 @@ class IntakeRoom:
         ready = self._engine.ready
         if places == 0 or ready is None:
             return places
+        if self._usual_tokens == 0.0:
+            return 1  # it will tell
         not_begun = sum(_tokens(job) for job in self._jobs if _has_not_begun(job))
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.block_size - not_begun
         usual = max(self._usual_tokens, ready.block_size)
