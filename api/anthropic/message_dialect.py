@@ -85,9 +85,7 @@ class MessageDialect:
         yield {"type": "message_stop"}
 
     def _count_thinking(self, delta: Delta) -> None:
-        spans = self._parser.spans
-        has_ended = spans is not None and spans.num_bytes > self._parser.reasoning_bytes
-        if self._thinking_tokens is not None and not has_ended:
+        if self._thinking_tokens is not None:
             self._thinking_tokens.push(delta.token_ids)
 
     def _usage(self, end: Finished) -> dict[str, Any]:

@@ -58,9 +58,7 @@ class ChatDialect(OpenAIAnswer):
         if not self._counters:
             return
         for part in choice_deltas(delta):
-            parser = self._parsers[part.choice]
-            if parser.spans is None or parser.spans.num_bytes <= parser.reasoning_bytes:
-                self._counters[part.choice].push(part.token_ids)  # it may not be over yet
+            self._counters[part.choice].push(part.token_ids)
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         counted = zip(self._counters, self._parsers, strict=False)

@@ -21,7 +21,7 @@ class ReasoningTokens:
         self._num_bytes = 0
 
     def push(self, token_ids: Sequence[int]) -> None:
-        """The choice's tokens, in order, at least up to the end of the reasoning."""
+        """All of the choice's tokens, in order: where the reasoning ends is known only later."""
         for token_id in token_ids:
             self._starts.append(self._num_bytes)
             self._num_bytes += len(self._detokenizer.push((token_id,)).encode())

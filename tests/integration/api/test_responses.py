@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import openai
-import pydantic
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response
@@ -25,8 +24,6 @@ from tests.integration.api.stage_fixtures import (  # noqa: F401
     shared_stage,
     stage,
 )
-from tests.support.checkpoints import make_checkpoint
-from tests.support.redis_server import new_namespace
 
 INPUT = "The keeper counts to sixty, héllo 😀."
 GO_ON = {"ignore_eos": True}  # the worker's echo of a chat has the template's end tokens
@@ -568,36 +565,6 @@ def test_a_bad_query_is_a_400_that_names_it(
     answer = create(client, max_output_tokens=1)
     refused = httpx.get(f"{stage.base_url}/v1/responses/{answer.id}?{query}")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-
-
-class Gate(pydantic.BaseModel):
-    number: int
-    is_open: bool
-
-
-def test_the_sdk_parses_what_has_the_format_that_it_asked_for(
-    redis_url: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    says_its_prompt = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
-    files = make_checkpoint(tmp_path / "plain", chat_template=says_its_prompt)
-    said = '{"number": 4, "is_open": true}'
-    with (
-        staged(redis_url, new_namespace(), files) as plain,
-        OpenAI(base_url=f"{plain.base_url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        whole = client.responses.parse(model=MODEL, input=said, text_format=Gate)
-        with client.responses.stream(model=MODEL, input=said, text_format=Gate) as told:
-            done = [event for event in told if event.type == "response.output_text.done"]
-            final = told.get_final_response()
-        stored = client.responses.retrieve(whole.id)
-    assert (
-        whole.output_parsed == final.output_parsed == done[0].parsed == Gate(number=4, is_open=True)
-    )
-    assert stored.text is not None
-    assert stored.text.format is not None
-    assert stored.text.format.to_dict() == whole.text.format.to_dict()
-    assert stored.text.format.type == "json_schema"
 
 
 async def test_the_async_client_does_the_same(stage: Stage, other_url: str) -> None:  # noqa: F811

@@ -194,3 +194,25 @@ def test_a_worker_that_cannot_keep_to_a_grammar_is_not_asked_to(client: OpenAI) 
         with pytest.raises(BadRequestError) as refused:
             client.chat.completions.create(**{**ASKED, "model": ECHO_HERMES, **members})
         assert refused.value.code == "structured_output_not_supported"
+
+
+def test_responses_are_kept_to_the_format_that_they_ask_for(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": ENFORCED,
+        "input": "Who?",
+        "max_output_tokens": 2000,
+        "temperature": 0,
+        "reasoning": {"effort": "none"},
+        "text_format": Gate,
+    }
+    whole = client.responses.parse(**asked)
+    with client.responses.stream(**asked) as told:
+        done = [event for event in told if event.type == "response.output_text.done"]
+        final = told.get_final_response()
+    stored = client.responses.retrieve(whole.id)
+    assert isinstance(whole.output_parsed, Gate)
+    assert whole.output_parsed == final.output_parsed == done[0].parsed
+    assert stored.text is not None
+    assert stored.text.format is not None
+    assert stored.text.format.to_dict() == whole.text.format.to_dict()
+    assert stored.text.format.type == "json_schema"
