@@ -12,6 +12,9 @@ Every answer that is an error, on every route, has the body
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import Response
@@ -127,6 +130,21 @@ def unsupported(param: str, why: str) -> InvalidParameter:
     return InvalidParameter(
         param, f"Unsupported parameter: '{param}': {why}.", "unsupported_parameter"
     )
+
+
+@contextmanager
+def renaming(table: Sequence[tuple[re.Pattern[str], str]]) -> Iterator[None]:
+    """Errors name the members that the caller sent: the first pattern that a param begins with
+    gives way to its name, which may refer to groups."""
+    try:
+        yield
+    except InvalidParameter as error:
+        for pattern, name in table:
+            if found := pattern.match(error.param):
+                renamed = found.expand(name) + error.param[found.end() :]
+                message = error.message.replace(f"'{error.param}'", f"'{renamed}'")
+                raise InvalidParameter(renamed, message, error.code) from None
+        raise
 
 
 def model_not_found(name: str) -> CallerError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from api.errors import unsupported
+from api.errors import renaming, unsupported
 from shared.messages import InvalidParameter
 
 _MISSING = "missing_required_parameter"
@@ -59,15 +59,6 @@ def explaining() -> Iterator[None]:
         raise
 
 
-@contextmanager
-def in_this_dialect() -> Iterator[None]:
+def in_this_dialect() -> AbstractContextManager[None]:
     """Errors of planning name the members that the caller sent."""
-    try:
-        yield
-    except InvalidParameter as error:
-        for pattern, name in _RENAMED:
-            renamed, count = pattern.subn(name, error.param, count=1)
-            if count:
-                message = error.message.replace(f"'{error.param}'", f"'{renamed}'")
-                raise InvalidParameter(renamed, message, error.code) from None
-        raise
+    return renaming(_RENAMED)

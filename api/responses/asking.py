@@ -7,12 +7,12 @@ completions, one level less deep.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from api.chat_plan import ChatAsk
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import MAX_ECHO_CHARS, renaming, unsupported
 from api.responses.conversation import chat_messages
 from api.responses.items import Item
 from api.responses.schemas import ResponseReasoning, ResponseRequest
@@ -58,18 +58,9 @@ def chat_ask(request: ResponseRequest, items: Sequence[Item], job_id: str) -> Ch
     )
 
 
-@contextmanager
-def in_this_dialect() -> Iterator[None]:
+def in_this_dialect() -> AbstractContextManager[None]:
     """Errors of planning name the members that the caller sent."""
-    try:
-        yield
-    except InvalidParameter as error:
-        for pattern, name in _RENAMED:
-            renamed, count = pattern.subn(name, error.param, count=1)
-            if count:
-                message = error.message.replace(f"'{error.param}'", f"'{renamed}'")
-                raise InvalidParameter(renamed, message, error.code) from None
-        raise
+    return renaming(_RENAMED)
 
 
 def _check_reasoning(reasoning: ResponseReasoning) -> None:
