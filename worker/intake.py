@@ -11,6 +11,7 @@ from shared.transport.base import Delivery, JobQueue, TransportError
 from worker.running_jobs import RunningJobs
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+LOOK_S = 0.1  # blocks come free without a word
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +31,19 @@ class Intake:
         admit: Callable[[Sequence[Delivery]], Awaitable[None]],
         repair: Callable[[], Awaitable[None]],
         *,
+        room: Callable[[], int],
         engine_up: asyncio.Event,
         pull_block_ms: int,
         reconcile_interval_s: float,
     ) -> None:
         """`admit` returns when the deliveries are in the table; `repair` sets the store up again
-        after trouble and may raise TransportError."""
+        after trouble and may raise TransportError; `room` says how many choices to take now."""
         self._queue = queue
         self._worker_id = worker_id
         self._jobs = jobs
         self._admit = admit
         self._repair = repair
+        self._room = room
         self._engine_up = engine_up
         self._pull_block_ms = pull_block_ms
         self._reconcile_interval_s = reconcile_interval_s
@@ -79,16 +82,18 @@ class Intake:
             if lost:
                 log.info("lost deliveries found", extra={"num_jobs": len(lost)})
                 await self._take(lost)
-        if self._jobs.room == 0:
+        room = self._room()
+        if room == 0:
             await self._wait_for_room()
             return
-        recovered = await self._queue.recover(self._worker_id, self._jobs.room)
+        recovered = await self._queue.recover(self._worker_id, room)
         if recovered:
             log.info("jobs recovered", extra={"num_jobs": len(recovered)})
             await self._take(recovered)
-        if self._jobs.room == 0:
+            room = self._room()
+        if room == 0:
             return
-        pulled = await self._queue.pull(self._worker_id, self._jobs.room, self._pull_block_ms)
+        pulled = await self._queue.pull(self._worker_id, room, self._pull_block_ms)
         if pulled:
             await self._take(pulled)
 
@@ -102,9 +107,11 @@ class Intake:
 
     async def _wait_for_room(self) -> None:
         self._jobs.changed.clear()
-        if self._jobs.room:
+        if self._room():
             return
         wait_s = max(0.0, self._reconcile_at_s - time.monotonic())
+        if self._jobs.room:
+            wait_s = min(wait_s, LOOK_S)
         try:
             await asyncio.wait_for(self._jobs.changed.wait(), wait_s)
         except TimeoutError:

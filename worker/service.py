@@ -28,6 +28,7 @@ from worker.engine_messages import RequestRejected, StepOutputs
 from worker.engine_supervisor import EngineGaveUp, EngineSupervisor
 from worker.heartbeat import Heartbeat
 from worker.intake import Intake
+from worker.intake_room import IntakeRoom
 from worker.job_runner import JobRunner
 from worker.load_report import LoadReport
 from worker.mailbox import Admit, Drop, Halt, Mailbox, Message, StopTokens, Surrender
@@ -104,12 +105,14 @@ class WorkerService:
             on_drop=lambda job_id, attempt: self._mailbox.post(Drop(job_id, attempt, "dropped")),
             on_trouble=self._suspect,
         )
+        self._room = IntakeRoom(self._jobs, self._supervisor)
         self._intake = Intake(
             queue,
             self.worker_id,
             self._jobs,
             self._admit,
             self._repair,
+            room=self._room,
             engine_up=self._supervisor.up,
             pull_block_ms=settings.pull_block_ms,
             reconcile_interval_s=settings.reconcile_interval_s,
@@ -252,6 +255,7 @@ class WorkerService:
             _handle(runner, await self._mailbox.get())
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> None:
+        self._room.took(deliveries)
         message = Admit(tuple(deliveries), asyncio.Event())
         self._mailbox.post(message)
         await message.done.wait()

@@ -387,6 +387,23 @@ async def test_a_real_model_answers_through_the_queue(
     await assert_idle(transport)
 
 
+async def test_prompts_that_find_no_blocks_stay_in_the_queue_for_others(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    """512 tokens hold two of these; the worker takes one more, which waits."""
+    prompts = [list(range(60 + i, 60 + i + 200)) for i in range(6)]
+    job_ids = [await frontend.submit(prompt, max_tokens=30) for prompt in prompts]
+    await start_worker(ECHO_STEP_MS=20, NUM_KV_BLOCKS=32, BLOCK_SIZE=16).ready()
+    most = 0
+    while JobState.QUEUED in (states := [await frontend.state(job_id) for job_id in job_ids]):
+        most = max(most, states.count(JobState.RUNNING))
+        await asyncio.sleep(0.005)
+    assert 0 < most <= 3
+    results = await asyncio.gather(*map(frontend.result, job_ids))
+    assert [result.token_ids for result in results] == [echo(prompt, 30) for prompt in prompts]
+    await assert_idle(transport)
+
+
 async def test_a_worker_that_still_waits_for_its_server_ends_when_told(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:

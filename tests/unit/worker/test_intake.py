@@ -25,6 +25,7 @@ class Bench:
             self.jobs,
             self._admit,
             self._repair,
+            room=lambda: self.jobs.room,
             engine_up=self.engine_up,
             pull_block_ms=10,
             reconcile_interval_s=3600,
