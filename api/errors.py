@@ -270,6 +270,10 @@ def queue_full(error: QueueFull) -> UnavailableError:
     why = "Too many requests are waiting."
     if error.scope == "deadline":
         why = "So many requests are waiting that this one would not be served before its deadline."
+    if error.scope == "queue_timeout":
+        why = (
+            "So many requests are waiting that none would begin this one within its queue timeout."
+        )
     return overloaded(f"{why} Try again later.", error.retry_after_s)
 
 
@@ -282,6 +286,7 @@ _JOB_ERRORS: dict[str, tuple[int, str, bool | None]] = {
     ErrorCode.PAYLOAD_LOST: (502, "server_error", True),
     ErrorCode.JOB_LOST: (503, "service_unavailable", True),
     ErrorCode.DEADLINE_EXCEEDED: (504, "timeout", False),
+    ErrorCode.QUEUE_TIMEOUT: (504, "timeout", False),
     ErrorCode.CANCELLED: (409, "cancelled", False),
     ErrorCode.DISCONNECTED: (409, "cancelled", False),
     ErrorCode.ORPHANED: (409, "cancelled", False),
@@ -299,7 +304,7 @@ def job_failed(end: Failed, *, delivered: bool) -> ApiError:
     status, kind, should_retry = known or (500, "server_error", False)
     code = end.code
     if code == ErrorCode.DEADLINE_EXCEEDED and not end.usage.completion_tokens:
-        code = "queue_timeout"  # its time ran out before its first token
+        code = ErrorCode.QUEUE_TIMEOUT  # its time ran out before its first token
     return ApiError(
         status,
         end.message or f"The job ended as {end.state.value}: {end.code}.",

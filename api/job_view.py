@@ -50,6 +50,7 @@ def job_payload(record: JobRecord) -> dict[str, Any]:
         "first_token_at": _seconds(record.first_token_ms),
         "ended_at": _seconds(record.ended_ms),
         "expires_at": _seconds(record.deadline_ms),
+        "queue_expires_at": _seconds(record.queue_deadline_ms),
         "timings": {
             "queue_ms": _between(record.submitted_ms, record.started_ms),
             "ttft_ms": _between(record.submitted_ms, record.first_token_ms),

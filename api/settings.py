@@ -83,6 +83,13 @@ class ApiSettings(SharedSettings):
         le=86_400,
         description="Seconds from submit to the end of a job, waiting included.",
     )
+    queue_timeout_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that a job may wait until a worker begins it, where its request does "
+        "not say; 0: as long as REQUEST_TIMEOUT_S. Not of jobs that go on without a reader.",
+    )
     response_ttl_s: float = Field(
         default=3600.0,
         ge=1,

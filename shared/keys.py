@@ -131,6 +131,10 @@ class Keys:
         return f"{self.prefix}live"
 
     @property
+    def unbegun(self) -> str:
+        return f"{self.prefix}unbegun"
+
+    @property
     def workers(self) -> str:
         return f"{self.prefix}workers"
 

@@ -68,6 +68,7 @@ class ErrorCode(StrEnum):
     DISCONNECTED = "disconnected"
     ORPHANED = "orphaned"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    QUEUE_TIMEOUT = "queue_timeout"
     STREAM_DIVERGED = "stream_diverged"
     JOB_LOST = "job_lost"
 
@@ -216,6 +217,7 @@ class Job:
     tenant: str = "default"
     lane: int = 0  # its priority: the first lane it may get; 0 goes first
     timeout_ms: int = 600_000  # from submit to terminal, in Redis time
+    queue_timeout_ms: int | None = None  # from submit to its first claim; None: its timeout alone
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     client_request_id: str | None = None
     num_choices: int = 1  # answers to the one prompt; `max_tokens` is for each of them

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from api.openai.schemas import QueueTimeout
 from shared.messages import OnDisconnect
 
 MAX_USER_ID_CHARS = 512
@@ -179,7 +180,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
 
 
 class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/messages. `on_disconnect` is an extension, as in the other dialects."""
+    """POST /v1/messages. `on_disconnect` and `queue_timeout` are extensions, as in the others."""
 
     max_tokens: int
     stream: bool = False
@@ -190,3 +191,4 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    queue_timeout: QueueTimeout | None = None

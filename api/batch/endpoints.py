@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from api.caller import Caller
+from api.errors import unsupported
 from api.frontend import Frontend
 from api.openai.parse import parse_json, parse_request
 from api.openai.schemas import ChatRequest, CompletionRequest
@@ -34,6 +35,8 @@ class Endpoint:
         for name in ("stream", "background"):
             if getattr(asked, name, False):
                 raise InvalidParameter(name, "cannot be true in a batch")
+        if getattr(asked, "queue_timeout", None) is not None:
+            raise unsupported("queue_timeout", "a row of a batch may wait until the batch expires")
         return asked
 
 

@@ -163,6 +163,7 @@ class RowRun:
                 lane=LANE,
                 on_disconnect=OnDisconnect.CONTINUE,
                 timeout_ms=max(1, room.time_left_ms()),
+                queue_timeout_ms=None,  # a row may wait until the batch expires
             )
             await room.frontend.store.submit(job, self._limits(job), "")
 

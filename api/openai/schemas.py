@@ -6,11 +6,14 @@ A member whose value is null counts as absent. Ranges are checked where Sampling
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from shared.messages import OnDisconnect
+
+# Seconds until a worker must have begun the job.
+QueueTimeout = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +58,7 @@ class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: str | None = None
     structured_outputs: dict[str, Any] | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    queue_timeout: QueueTimeout | None = None
 
 
 class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +102,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool = False
     stream: bool = True
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    queue_timeout: QueueTimeout | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

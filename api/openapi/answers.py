@@ -290,6 +290,7 @@ class JobAnswer(msgspec.Struct):
     first_token_at: float | None
     ended_at: float | None
     expires_at: float | None
+    queue_expires_at: float | None
     timings: JobTimings
     usage: UsageObject
     finish_reason: str | None

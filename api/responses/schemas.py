@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from api.errors import MAX_ECHO_CHARS, unsupported
+from api.openai.schemas import QueueTimeout
 from shared.messages import InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"
@@ -71,6 +72,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: str | None = None
 
     priority: int | None = None
+    queue_timeout: QueueTimeout | None = None
     seed: int | None = None
     stop: str | list[str] = []
     top_k: int = 0

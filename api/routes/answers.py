@@ -51,6 +51,7 @@ def new_job(
     token_ids: tuple[int, ...],
     sampling: SamplingParams,
     on_disconnect: OnDisconnect,
+    queue_timeout_s: float | None,
     num_choices: int = 1,
     lane: int = 0,
 ) -> tuple[Job, RequestNames]:
@@ -72,6 +73,7 @@ def new_job(
         tenant=caller.tenant,
         lane=lane,
         timeout_ms=max(1, round(frontend.settings.request_timeout_s * 1000)),
+        queue_timeout_ms=_queue_timeout_ms(frontend, queue_timeout_s, on_disconnect),
         on_disconnect=on_disconnect,
         client_request_id=names.client_request_id,
         num_choices=num_choices,
@@ -79,6 +81,15 @@ def new_job(
         idempotency=idempotency,
     )
     return job, names
+
+
+def _queue_timeout_ms(
+    frontend: Frontend, asked_s: float | None, on_disconnect: OnDisconnect
+) -> int | None:
+    """As the request asks; else the setting's, for a job that does not go on without readers."""
+    if asked_s is None and on_disconnect is not OnDisconnect.CONTINUE:
+        asked_s = frontend.settings.queue_timeout_s or None
+    return None if asked_s is None else max(1, round(asked_s * 1000))
 
 
 def sibling(first: Job, index: int, **changes: Any) -> Job:

@@ -64,6 +64,7 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
         token_ids=plan.token_ids,
         sampling=replace(chat_sampling(chat, room), grammar=plan.grammar),
         on_disconnect=chat.on_disconnect,
+        queue_timeout_s=chat.queue_timeout,
         num_choices=chat.n,
         lane=lane,
     )

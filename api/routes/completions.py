@@ -83,6 +83,7 @@ async def prepare_completions(
         token_ids=prompts[0].token_ids,
         sampling=samplings[0],
         on_disconnect=completion.on_disconnect,
+        queue_timeout_s=completion.queue_timeout,
         num_choices=best_of,
         lane=lane,
     )

@@ -75,7 +75,12 @@ async def _requeue(request: Request, name: str, job_id: str) -> str:
         raise _cannot_run(name, str(error)) from error
     if kept is None:
         raise _cannot_run(name, "Its request was not kept.")
-    job = replace(kept, job_id=new_job_id(), on_disconnect=OnDisconnect.CONTINUE)
+    job = replace(
+        kept,
+        job_id=new_job_id(),
+        on_disconnect=OnDisconnect.CONTINUE,
+        queue_timeout_ms=None,  # of whoever waited for the first one
+    )
     taken_by = await frontend.admission.requeue(job_id, job)
     if taken_by is None:  # thrown away a moment ago
         raise letter_not_found(name)

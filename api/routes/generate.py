@@ -38,6 +38,7 @@ async def generate(request: Request) -> Response:
         token_ids=token_ids,
         sampling=generate_sampling(asked, room),
         on_disconnect=asked.on_disconnect,
+        queue_timeout_s=asked.queue_timeout,
     )
     timing = Timing()
     dialect = GenerateDialect(names.request_id, model.card.name, timing)

@@ -64,6 +64,7 @@ async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequ
         token_ids=plan.token_ids,
         sampling=replace(message_sampling(asked, room), grammar=plan.grammar),
         on_disconnect=asked.on_disconnect,
+        queue_timeout_s=asked.queue_timeout,
     )
     facts = MessageFacts(
         id=names.request_id,

@@ -73,6 +73,7 @@ async def prepare_response(
         token_ids=plan.token_ids,
         sampling=replace(response_sampling(asked, room), grammar=plan.grammar),
         on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
+        queue_timeout_s=asked.queue_timeout,
         lane=lane,
     )
     facts = facts_of(asked, model.card, plan.new_parser, items, now_s())

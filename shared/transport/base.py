@@ -34,9 +34,9 @@ class QueueFull(TransportError):
     """Admission said no; nothing was written.
 
     `scope` says which limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
-    (Redis is full), "deadline" (it would wait past its own); of the job's tenant "tenant" and
-    "tenant_tokens" (waiting), "tenant_jobs" (waiting or running), "requests_per_minute" and
-    "tokens_per_minute".
+    (Redis is full), "deadline" (it would wait past its own), "queue_timeout" (it would not be
+    begun within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
+    (waiting or running), "requests_per_minute" and "tokens_per_minute".
     """
 
     def __init__(self, scope: str, retry_after_s: float) -> None:
@@ -120,6 +120,7 @@ class JobRecord:
     first_token_ms: int | None
     ended_ms: int | None
     deadline_ms: int
+    queue_deadline_ms: int | None = None  # until when it had to be begun; None: no such bound
     queue_position: int | None = None  # 0 is next; only while queued
     extra: Mapping[str, str] = field(default_factory=dict)  # hash fields of a newer release
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL

@@ -21,8 +21,8 @@ Hash = Mapping[bytes, bytes]
 # Everything that this release writes; what else a hash holds is shown as `extra`.
 _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths n b h prompt_tokens cached_tokens q "
-    b"qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms orphan_ms reason stop_reason "
-    b"message by fe og crid retain_ms choices lane work reserved idem".split()
+    b"qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms orphan_ms reason "
+    b"stop_reason message by fe og crid retain_ms choices lane work reserved idem".split()
 )
 # Fields of a worker's hash that are not its statistics.
 WORKER_FIELDS = frozenset({"beat_ms", "pull_ms", "taken", "models", "draining", "stalled"})
@@ -51,6 +51,7 @@ def job_record(job_id: str, fields: Hash, queue_position: int | None = None) -> 
             first_token_ms=_whole(fields, b"first_ms"),
             ended_ms=_whole(fields, b"end_ms"),
             deadline_ms=int(fields[b"deadline_ms"]),
+            queue_deadline_ms=_whole(fields, b"queue_deadline_ms"),
             queue_position=queue_position,
             extra={
                 name.decode(errors="replace"): value.decode(errors="replace")

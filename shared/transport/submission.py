@@ -21,6 +21,10 @@ def check_job(job: Job, partition: int) -> None:
         raise ValueError(f"not a job id of partition {partition}: {job.job_id[:80]}")
     if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:
         raise ValueError(f"timeout_ms is between 1 and {MAX_TIMEOUT_MS}: {job.timeout_ms}")
+    if job.queue_timeout_ms is not None and not 1 <= job.queue_timeout_ms <= MAX_TIMEOUT_MS:
+        raise ValueError(
+            f"queue_timeout_ms is between 1 and {MAX_TIMEOUT_MS}: {job.queue_timeout_ms}"
+        )
     if not 0 <= job.lane < NUM_LANES:
         raise ValueError(f"a lane is between 0 and {NUM_LANES - 1}: {job.lane}")
 
@@ -44,6 +48,7 @@ def submit_arguments(
         "kind": job.kind,
         "request": encode_job(job),
         "timeout_ms": job.timeout_ms,
+        "queue_timeout_ms": _or_none(job.queue_timeout_ms),
         "prompt_tokens": len(job.prompt_token_ids),
         "max_output": job.sampling.max_tokens * job.num_choices,
         "choices": "" if job.num_choices == 1 else job.num_choices,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from worker.model.config import ModelConfig
+from worker.model.cpu.huge_pages import huge_page_memory
 from worker.model.errors import KVCacheTooSmall
 
 
@@ -34,10 +35,14 @@ class KVCachePool:
             config.num_kv_heads,
             config.head_dim,
         )
+        size = num_blocks * block_bytes(config, block_size, dtype)
         try:
-            self.storage = torch.zeros(shape, dtype=dtype, device=device)
-        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError on the CPU
-            size = num_blocks * block_bytes(config, block_size, dtype)
+            if device.type == "cpu":
+                # A step reads small pieces all over it: with ordinary pages, each one is a miss.
+                self.storage = huge_page_memory(size).view(dtype).view(shape)
+            else:
+                self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        except (RuntimeError, MemoryError, OSError, ValueError, OverflowError) as error:
             raise KVCacheTooSmall(
                 f"a KV cache of {num_blocks} blocks ({size / 2**30:.2f} GiB) does not fit in the "
                 f"memory of {device}"

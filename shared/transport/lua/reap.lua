@@ -1,5 +1,5 @@
--- reap: end what is past its deadline, queued or running, and what nobody reads any more. Anybody may
--- call it at any time; everybody does, each second.
+-- reap: end what is past its deadline, queued or running, what nobody began within its queue timeout,
+-- and what nobody reads any more. Anybody may call it at any time; everybody does, each second.
 -- Returns the number of jobs that this call ended.
 -- Orphans are looked for in one page of the live jobs per call, the next page each time: a job that
 -- waits in the queue meets nobody else who would notice that its frontend died.
@@ -21,6 +21,18 @@ for _, id in ipairs(due) do
     ended = ended + 1
   else
     redis.call('ZREM', P .. 'live', id)
+  end
+end
+
+-- After the deadlines: of a job that has passed both it is the deadline that ends it, as at its claim.
+local waited = redis.call('ZRANGEBYSCORE', P .. 'unbegun', '-inf', whole(now_ms()), 'LIMIT', 0, PAGE)
+for _, id in ipairs(waited) do
+  local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'attempt')
+  if job[1] and not TERMINAL[job[1]] and job[2] == '0' then
+    latch(id, {state = 'expired', reason = 'queue_timeout', by = 'reaper'})
+    ended = ended + 1
+  else
+    redis.call('ZREM', P .. 'unbegun', id)
   end
 end
 

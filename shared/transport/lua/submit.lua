@@ -1,7 +1,8 @@
 -- submit: admit one job, or refuse it before anything is written.
 -- ARGV: names and values from 3 on. Of the job: id, model, lane (priority: the first it may get),
---   tenant, kind, request, timeout_ms, prompt_tokens, max_output (tokens of all choices), choices
---   ('' one), crid, facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
+--   tenant, kind, request, timeout_ms, queue_timeout_ms ('' as timeout_ms: until its first claim),
+--   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, facts ('' none),
+--   retain_ms (how long it is kept after its end; '' as all others).
 --   Who waits for it: reader ('' nobody), grace (policy), frontend_lease_ms.
 --   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_queued,
 --   max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute, tokens_per_minute.
@@ -23,6 +24,9 @@ local asked = {}
 for i = 3, #ARGV, 2 do asked[ARGV[i]] = ARGV[i + 1] end
 local id, model, tenant, reader = asked.id, asked.model, asked.tenant, asked.reader
 local prompt_tokens, timeout_ms = tonumber(asked.prompt_tokens), tonumber(asked.timeout_ms)
+-- One that is not shorter than the deadline can never pass first: it is none.
+local queue_timeout_ms = tonumber(asked.queue_timeout_ms)
+if queue_timeout_ms and queue_timeout_ms >= timeout_ms then queue_timeout_ms = nil end
 local reserved = prompt_tokens + tonumber(asked.max_output)
 local base, num_choices = tonumber(asked.lane), tonumber(asked.choices ~= '' and asked.choices or '1')
 local job_key, tenant_key, work_key = P .. 'job:' .. id, P .. 'tenant:' .. tenant, P .. 'work:' .. model
@@ -100,6 +104,9 @@ if over(asked.max_tenant_jobs, mine[1] + mine[2] + 1) then return full('tenant_j
 if asked.tok_s ~= '' and (ahead + own_work) * 1000 > tonumber(asked.tok_s) * timeout_ms then
   return full('deadline')
 end
+if queue_timeout_ms and asked.tok_s ~= '' and ahead * 1000 > tonumber(asked.tok_s) * queue_timeout_ms then
+  return full('queue_timeout')
+end
 local rates = {}  -- name, amount, per minute
 if asked.requests_per_minute ~= '' then
   rates[#rates + 1] = {'requests', 1, tonumber(asked.requests_per_minute)}
@@ -135,6 +142,11 @@ if asked.idem ~= '' then
 end
 redis.call('ZADD', P .. 'live', whole(now + timeout_ms), id)
 expire_at_least(P .. 'live', life_ms)
+if queue_timeout_ms then
+  redis.call('HSET', job_key, 'queue_deadline_ms', whole(now + queue_timeout_ms))
+  redis.call('ZADD', P .. 'unbegun', whole(now + queue_timeout_ms), id)
+  expire_at_least(P .. 'unbegun', life_ms)
+end
 count_job(id, nil, 'queued')
 redis.call('HSET', tenant_key, 'newest' .. base, lane)
 expire_at_least(tenant_key, life_ms)

@@ -142,6 +142,12 @@ class Stage:
         await self.redis.zadd(self.keys.live, {job_id: 1}, xx=True)
         return True
 
+    async def pass_queue_deadline(self, job_id: str) -> bool:
+        if "queue_deadline_ms" not in await self.hash(job_id):
+            return False
+        await self.redis.zadd(self.keys.unbegun, {job_id: 1}, xx=True)
+        return await self.set_if_live(job_id, "queue_deadline_ms", 1)
+
     async def set_if_live(self, job_id: str, field: str, value: int) -> bool:
         state = (await self.hash(job_id)).get("state")
         if state is None or state in TERMINAL_STATES:
@@ -195,7 +201,7 @@ class Stage:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
             elif kind in ("req", "probe", "f", "blob"):
                 found[key] = await self.redis.get(key)
-            elif kind in ("live", "ended", "models_seen"):
+            elif kind in ("live", "unbegun", "ended", "models_seen"):
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
             elif kind in ("q", "dlq"):
                 found[key] = [fields for _, fields in await self.redis.xrange(key)]
@@ -234,6 +240,13 @@ class Stage:
         immortal = [key for key, ms in (await self.lives_ms()).items() if ms < 0]
         assert not set(immortal) - allowed, f"{self.name}: without TTL: {immortal}"
         live = {job_id.decode() for job_id in await self.redis.zrange(self.keys.live, 0, -1)}
+        unbegun = {job_id.decode() for job_id in await self.redis.zrange(self.keys.unbegun, 0, -1)}
+        bounded = set()
+        for job_id in live:
+            fields = await self.hash(job_id)
+            if fields["attempt"] == "0" and "queue_deadline_ms" in fields:
+                bounded.add(job_id)
+        assert unbegun == bounded, f"{self.name}: {unbegun ^ bounded}"
         for queue in self._streams:
             entries = await self.redis.xrange(queue)
             queued = [fields[b"id"].decode() for _, fields in entries]
@@ -283,7 +296,7 @@ class Stage:
         """After the last job: no entries, no pending ones, no consumer of anybody who is gone."""
         names = {name.encode() for name in workers}
         assert set(await self.redis.hkeys(self.keys.workers)) == names, self.name
-        assert not await self.redis.exists(self.keys.live), self.name
+        assert not await self.redis.exists(self.keys.live, self.keys.unbegun), self.name
         for queue in self._streams:
             if not await self.redis.exists(queue):
                 continue

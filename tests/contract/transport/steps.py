@@ -133,9 +133,9 @@ class Steps:
         fields = await self.redis.hgetall(self.keys.job(job_id))
         return {name.decode(): value.decode() for name, value in fields.items()}
 
-    async def deadline_passed(self, job_id: str) -> None:
-        """Returns once the server's clock is past the job's deadline."""
-        deadline_ms = int((await self.hash(job_id))["deadline_ms"])
+    async def deadline_passed(self, job_id: str, name: str = "deadline_ms") -> None:
+        """Returns once the server's clock is past the job's deadline, or that of this name."""
+        deadline_ms = int((await self.hash(job_id))[name])
 
         async def passed() -> bool:
             seconds, microseconds = await self.redis.time()

@@ -111,6 +111,8 @@ async def test_concurrent_submits_never_exceed_the_limit(transport: RedisTranspo
         {"lane": 8},
         {"timeout_ms": 0},
         {"timeout_ms": 10**12},
+        {"queue_timeout_ms": 0},
+        {"queue_timeout_ms": 10**12},
     ],
 )
 async def test_what_cannot_be_queued_is_refused_in_words(

@@ -109,6 +109,7 @@ class Walk:
             tenant=rng.choice("abc"),
             lane=rng.choice((0, 0, 1, 3, 7)),
             timeout_ms=FAR_MS,
+            queue_timeout_ms=rng.choice((None, FAR_MS // 2)),
             on_disconnect=rng.choice(list(OnDisconnect)),
             client_request_id=rng.choice((None, "crid")),
             num_choices=rng.choice((1, 1, 2)),
@@ -329,6 +330,11 @@ class Walk:
     async def _pass_deadline(self) -> None:
         if job_id := self._any_job():
             await self.mirrors.everywhere(lambda stage: stage.pass_deadline(job_id))
+
+    async def _pass_queue_deadline(self) -> None:
+        """Nothing comes of it where the job was begun before."""
+        if job_id := self._any_job():
+            await self.mirrors.everywhere(lambda stage: stage.pass_queue_deadline(job_id))
 
     async def _pass_grace(self) -> None:
         if job_id := self._any_job():

@@ -22,6 +22,7 @@ WEIGHTS = {
     "replace_worker": 3,
     "retire": 1,
     "pass_deadline": 2,
+    "pass_queue_deadline": 2,
     "reap": 2,
     "attach": 3,
     "detach": 3,

@@ -35,6 +35,7 @@ MEMBERS = [
     "response_format", "tokens", "chat_template_kwargs", "add_special_tokens", "user", "metadata",
     "system", "tool_choice", "thinking", "stop_sequences", "input", "instructions", "text", "store",
     "previous_response_id", "background", "reasoning", "output_config", "service_tier",
+    "queue_timeout",
 ]  # fmt: skip
 SCALARS = (
     st.none()

@@ -148,11 +148,12 @@ def test_a_row_that_its_route_would_refuse_is_in_the_error_file(client: OpenAI) 
         row("nobody", model="nobody/nothing"),
         row("unknown", nonsense=1),
         row("streamed", stream=True),
+        row("hasty", queue_timeout=5),
     ]
     batch = ended(client, begin(client, *rows).id)
     assert batch.status == "completed"
     assert batch.request_counts is not None
-    assert batch.request_counts.to_dict() == {"total": 6, "completed": 1, "failed": 5}
+    assert batch.request_counts.to_dict() == {"total": 7, "completed": 1, "failed": 6}
     assert batch.model is None
     assert set(content(client, batch.output_file_id)) == {"good"}
     refused = {
@@ -165,10 +166,12 @@ def test_a_row_that_its_route_would_refuse_is_in_the_error_file(client: OpenAI) 
         "nobody": 404,
         "unknown": 400,
         "streamed": 400,
+        "hasty": 400,
     }
     assert refused["hot"][1]["param"] == "temperature"
     assert refused["long"][1]["code"] == "context_length_exceeded"
     assert refused["unknown"][1]["code"] == "unsupported_parameter"
+    assert refused["hasty"][1]["param"] == "queue_timeout"
 
 
 def test_a_file_with_bad_lines_fails_and_names_them(client: OpenAI, stage: Stage) -> None:

@@ -105,7 +105,7 @@ def finish(job: Job, bug: Bug | None = None) -> tuple[Job, Frames]:
 
 
 def reap(job: Job) -> tuple[Job, Frames]:
-    """Past its deadline; the model lets that be any time."""
+    """Past its deadline, or not begun in time; the model lets that be any time."""
     return latch(job, EXPIRED) if job.state in (QUEUED, RUNNING) else (job, ())
 
 

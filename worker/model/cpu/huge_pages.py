@@ -27,14 +27,18 @@ class HugePages:
         """A contiguous copy, aligned to 64 bytes."""
         size = tensor.numel() * tensor.element_size()
         if self._used + size > self._piece.numel():
-            self._piece = _new_piece(max(size, _PIECE_BYTES))
+            self._piece = huge_page_memory(max(size, _PIECE_BYTES))
             self._used = 0
         place = self._piece[self._used : self._used + size]
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def _new_piece(size: int) -> Tensor:
+def huge_page_memory(size: int) -> Tensor:
+    """`size` bytes of zeros, [size] uint8; they take memory as they are written.
+
+    Raises OSError where the system has not so much.
+    """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):  # a system without them: ordinary pages
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -253,8 +253,9 @@ API void norm_rope(bf16* qkv, i64 row_stride, const bf16* q_weight, const bf16* 
 // heads of a block lie one after the other; blocks are block_stride apart.
 
 constexpr int kBlock = 16;
-constexpr int kRows = 4;  // query rows (token, head of the group) that share one pass over the keys
+constexpr int kRows = 8;  // query rows (token, head of the group) that share one pass over the keys
 constexpr int kSpan = 64;  // keys of one pass over the values
+constexpr int kSpanBlocks = kSpan / kBlock;
 
 // slots [tokens]: block * 16 + offset, or negative for a token that is not kept.
 API void kv_store(const bf16* k, const bf16* v, i64 k_stride, i64 v_stride, bf16* keys,
@@ -288,8 +289,44 @@ struct Row {
   int num_keys;    // keys that it may see
 };
 
+// Scores of one span of at most kSpanBlocks blocks. BLOCKS of them go together, so that there are
+// enough independent sums to hide a product's latency. A block that the span lacks is the last one
+// again, and masked by the caller: nobody sees its keys.
+template <int ROWS, int BLOCKS>
+static void score_span(const Attention& a, const Row* rows, i64 first_block, int blocks,
+                       float (*score)[kSpan]) {
+  for (int j = 0; j < blocks; j += BLOCKS) {
+    const char *key[BLOCKS], *value[BLOCKS];
+    UNROLL for (int b = 0; b < BLOCKS; ++b) {
+      const i64 at = a.table[first_block + std::min(j + b, blocks - 1)] * a.block_stride;
+      key[b] = (const char*)(a.keys + at + a.head_offset);
+      value[b] = (const char*)(a.values + at + a.head_offset);
+    }
+    F s[ROWS][BLOCKS];
+    UNROLL for (int r = 0; r < ROWS; ++r)
+      UNROLL for (int b = 0; b < BLOCKS; ++b) s[r][b] = splat(0.0f);
+    for (i64 d = 0; d < a.dim; d += 2) {
+      W pairs[BLOCKS];
+      UNROLL for (int b = 0; b < BLOCKS; ++b) {
+        // The values of these keys are wanted next, and a block's page is nobody's neighbour: the
+        // hardware does not guess them.
+        _mm_prefetch(value[b] + d * kBlock * sizeof(bf16), _MM_HINT_T0);
+        pairs[b] = load_w(key[b] + d * kBlock * sizeof(bf16));
+      }
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        const W query = splat_w(a.q + rows[r].query + d);
+        UNROLL for (int b = 0; b < BLOCKS; ++b) s[r][b] = dot2(s[r][b], pairs[b], query);
+      }
+    }
+    UNROLL for (int r = 0; r < ROWS; ++r)
+      UNROLL for (int b = 0; b < BLOCKS; ++b)
+        store(score[r] + (j + b) * kBlock, mul(s[r][b], splat(a.scale)));
+  }
+}
+
 // CHUNK: vectors of the head that stay in registers during one pass over the values.
-template <int ROWS, int CHUNK> static void attend(const Attention& a, const Row* rows, int last) {
+template <int ROWS, int BLOCKS, int CHUNK>
+static void attend(const Attention& a, const Row* rows, int last) {
   alignas(64) float acc[ROWS][kMaxHeadDim];
   alignas(64) float score[ROWS][kSpan];
   alignas(64) bf16 weight[ROWS][kSpan];
@@ -299,33 +336,28 @@ template <int ROWS, int CHUNK> static void attend(const Attention& a, const Row*
     for (i64 d = 0; d < a.dim; d += 16) store(acc[r] + d, splat(0.0f));
   }
   for (int begin = 0; begin < last; begin += kSpan) {
-    const int blocks = std::min(kSpan, last - begin + kBlock - 1) / kBlock;
+    const int blocks = (std::min(kSpan, last - begin) + kBlock - 1) / kBlock;
     const i64 first_block = begin / kBlock;
-    for (int j = 0; j < blocks; ++j) {
-      const bf16* key = a.keys + a.table[first_block + j] * a.block_stride + a.head_offset;
-      F s[ROWS];
-      UNROLL for (int r = 0; r < ROWS; ++r) s[r] = splat(0.0f);
-      for (i64 d = 0; d < a.dim; d += 2) {
-        const W pairs = load_w(key + d * kBlock);
-        UNROLL for (int r = 0; r < ROWS; ++r)
-          s[r] = dot2(s[r], pairs, splat_w(a.q + rows[r].query + d));
-      }
-      UNROLL for (int r = 0; r < ROWS; ++r) {
-        const int seen = rows[r].num_keys - begin - j * kBlock;
-        store(score[r] + j * kBlock, first(seen, mul(s[r], splat(a.scale)), -INFINITY));
-      }
-    }
+    score_span<ROWS, BLOCKS>(a, rows, first_block, blocks, score);
+    const char* next[kSpanBlocks];  // the keys of the next span, fetched while values are summed
+    int num_next = std::max(0, std::min(kSpan, last - begin - kSpan) + kBlock - 1) / kBlock;
+    for (int j = 0; j < num_next; ++j)
+      next[j] = (const char*)(a.keys + a.table[first_block + kSpanBlocks + j] * a.block_stride +
+                              a.head_offset);
     for (int r = 0; r < ROWS; ++r) {
-      F most = splat(top[r]);
-      for (int j = 0; j < blocks; ++j) most = larger(most, load(score[r] + j * kBlock));
+      F s[kSpanBlocks], most = splat(top[r]);
+      for (int j = 0; j < blocks; ++j) {
+        const int seen = rows[r].num_keys - begin - j * kBlock;
+        s[j] = first(seen, load(score[r] + j * kBlock), -INFINITY);
+        most = larger(most, s[j]);
+      }
       const float now = largest(most);
       // Nothing to see yet is no reason for a NaN: -inf - -inf is one.
       const float base = now == -INFINITY ? 0.0f : now;
       F added = splat(0.0f);
       for (int j = 0; j < blocks; ++j) {
         const int seen = rows[r].num_keys - begin - j * kBlock;
-        const F e = exponential(add(load(score[r] + j * kBlock), splat(-base)));
-        const F p = first(seen, e, 0.0f);
+        const F p = first(seen, exponential(add(s[j], splat(-base))), 0.0f);
         added = add(added, p);
         store(weight[r] + j * kBlock, p);
       }
@@ -342,9 +374,13 @@ template <int ROWS, int CHUNK> static void attend(const Attention& a, const Row*
       UNROLL for (int r = 0; r < ROWS; ++r)
         UNROLL for (int c = 0; c < CHUNK; ++c) o[r][c] = load(acc[r] + d + 16 * c);
       for (int i = 0; i < keys; i += 2) {
-        const i64 block = a.table[first_block + i / kBlock];
-        const bf16* value =
-            a.values + block * a.block_stride + a.head_offset + (i % kBlock) * a.dim + 2 * d;
+        const int j = i / kBlock;
+        const bf16* value = a.values + a.table[first_block + j] * a.block_stride + a.head_offset +
+                            (i % kBlock) * a.dim + 2 * d;
+        if (j < num_next)
+          UNROLL for (int c = 0; c < CHUNK; ++c)
+            _mm_prefetch(next[j] + ((i % kBlock) * a.dim + 2 * d + 32 * c) * sizeof(bf16),
+                         _MM_HINT_T0);
         // The last pair may be half another sequence's: 0 * NaN is NaN, so it is masked.
         const uint32_t mask = i + 1 < keys ? 0xffffffff : 0x0000ffff;
         W v[CHUNK];
@@ -364,9 +400,9 @@ template <int ROWS, int CHUNK> static void attend(const Attention& a, const Row*
 }
 
 template <int ROWS> static void attend_by_dim(const Attention& a, const Row* rows, int last) {
-  if (a.dim % 64 == 0) return attend<ROWS, 4>(a, rows, last);
-  if (a.dim % 32 == 0) return attend<ROWS, 2>(a, rows, last);
-  attend<ROWS, 1>(a, rows, last);
+  constexpr int kBlocks = ROWS <= 2 ? 4 : 2, kChunk = ROWS <= 4 ? 4 : 2;
+  if (a.dim % (16 * kChunk) == 0) return attend<ROWS, kBlocks, kChunk>(a, rows, last);
+  attend<ROWS, kBlocks, 1>(a, rows, last);
 }
 
 // Causal attention of ragged queries. q, out: [tokens, heads, dim] with q_stride and contiguous;
@@ -378,7 +414,9 @@ API void paged_attention(const bf16* q, i64 q_stride, const bf16* keys, const bf
                          const int32_t* work, i64 num_work, i64 heads, i64 kv_heads, i64 dim,
                          float scale) {
   const i64 group = heads / kv_heads;
-#pragma omp parallel for schedule(dynamic, 1)
+  // The heads of a block are neighbours in memory: one thread reads them, where that is even enough.
+  const i64 together = num_work >= 4 * omp_get_max_threads() ? kv_heads : 1;
+#pragma omp parallel for schedule(dynamic, together)
   for (i64 item = 0; item < num_work * kv_heads; ++item) {
     const i64 head = item % kv_heads, sequence = work[item / kv_heads * 2];
     const i64 start = work[item / kv_heads * 2 + 1];
@@ -387,8 +425,10 @@ API void paged_attention(const bf16* q, i64 q_stride, const bf16* keys, const bf
     const Attention a{q, keys, values, out, table + sequence * table_stride, block_stride,
                       head * kBlock * dim, dim, scale};
     Row rows[kRows];
-    for (int r = 0; r < count; ++r) {
-      const i64 token = (start + r) / group, h = head * group + (start + r) % group;
+    for (int r = 0; r < kRows; ++r) {
+      // Rows that are not there are the last one again, so that there are fewer kinds of calls.
+      const i64 at_row = start + std::min(r, count - 1);
+      const i64 token = at_row / group, h = head * group + at_row % group;
       const i64 at = cu_q[sequence] + token;
       rows[r] = {at * q_stride + h * dim, (at * heads + h) * dim,
                  (int)(seq_lens[sequence] - queries + token + 1)};
@@ -398,7 +438,8 @@ API void paged_attention(const bf16* q, i64 q_stride, const bf16* keys, const bf
       case 1: attend_by_dim<1>(a, rows, last); break;
       case 2: attend_by_dim<2>(a, rows, last); break;
       case 3: attend_by_dim<3>(a, rows, last); break;
-      default: attend_by_dim<4>(a, rows, last);
+      case 4: attend_by_dim<4>(a, rows, last); break;
+      default: attend_by_dim<kRows>(a, rows, last);
     }
   }
 }

@@ -24,7 +24,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 
 # Query rows that one item of paged_attention's work list covers, and tokens in a block: constants
 # of kernels.cpp.
-ATTENTION_ROWS = 4
+ATTENTION_ROWS = 8
 ATTENTION_BLOCK = 16
 
 Kernel = Callable[..., None]

@@ -9,13 +9,20 @@ end
 
 local function claim(id, queue, entry, wid, blamed, max_crashes)
   local job_key = P .. 'job:' .. id
-  local job = redis.call('HMGET', job_key, 'state', 'deadline_ms', 'qid', 'fe', 'orphan_ms', 'og', 'v')
+  local job = redis.call('HMGET', job_key, 'state', 'deadline_ms', 'qid', 'fe', 'orphan_ms', 'og', 'v',
+    'attempt', 'queue_deadline_ms')
   local state = job[1]
   if not state or job[3] ~= entry then drop_entry(queue, entry); return {'GONE'} end
   if TERMINAL[state] then drop_entry(queue, entry); return {'DONE', state} end
   if tonumber(job[7] or '1') > SCHEMA_VERSION then return {'NEWER'} end
   if now_ms() >= tonumber(job[2]) then
     latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
+    return {'DONE', 'expired'}
+  end
+  -- Of one that nobody has begun; who was begun and put back has its deadline alone.
+  local queue_deadline_ms = job[8] == '0' and job[9] and tonumber(job[9])
+  if queue_deadline_ms and now_ms() >= queue_deadline_ms then
+    latch(id, {state = 'expired', reason = 'queue_timeout', by = wid})
     return {'DONE', 'expired'}
   end
   if orphaned(id, job[4], job[5], job[6]) then
@@ -32,6 +39,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes)
     return {'DONE', 'failed'}
   end
   local attempt = redis.call('HINCRBY', job_key, 'attempt', 1)
+  if queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
   if state == 'queued' then count_job(id, 'queued', 'running') end
   local claimed_ms = whole(now_ms())
   redis.call('HSET', job_key, 'state', 'running', 'owner', wid, 'claim_ms', claimed_ms)

@@ -6,6 +6,7 @@ local MEAN_OVER = 32   -- jobs that the mean of the outputs is moved by
 
 local MESSAGES = {
   deadline_exceeded = 'The deadline passed before the job was finished.',
+  queue_timeout = 'The job waited in vain: nobody began it within its queue timeout.',
   orphaned = 'Nobody was left to read the job.',
   disconnected = 'The client disconnected.',
   cancelled = 'The job was cancelled.',
@@ -33,7 +34,8 @@ end
 local function latch(id, ending)
   local job_key, log_key = P .. 'job:' .. id, P .. 'log:' .. id
   local job = read_job(id, 'state', 'n', 'b', 'q', 'qid', 'owner', 'prompt_tokens', 'cached_tokens',
-    'retain_ms', 'tenant', 'reserved', 'attempt', 'model', 'choices', 'idem')
+    'retain_ms', 'tenant', 'reserved', 'attempt', 'model', 'choices', 'idem',
+    'queue_deadline_ms')
   job.n, job.prompt_tokens = job.n or '0', job.prompt_tokens or '0'
   local old, n, b, queue, entry = job.state, job.n, job.b or '0', job.q, job.qid
   local owner, prompt, cached = job.owner or '', job.prompt_tokens, ending.cached or job.cached_tokens or '0'
@@ -42,6 +44,7 @@ local function latch(id, ending)
   if not message or message == '' then message = MESSAGES[ending.reason] or '' end
   local stop_reason = ending.stop_reason or ''
   redis.call('ZREM', P .. 'live', id)
+  if job.queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
   redis.call('DEL', P .. 'req:' .. id)
   if queue and entry then
     redis.call('XACK', queue, GROUP, entry)

@@ -1,0 +1,178 @@
+"""A request waits for a worker as long as it or the setting says, in every dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
+from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
+from tests.support.redis_server import new_namespace
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {"prompt": "a", "stream": False},
+    "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES, "max_tokens": 4},
+    "/v1/completions": {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 4},
+    "/v1/messages": {"model": MODEL, "messages": MESSAGES, "max_tokens": 4},
+    "/v1/responses": {"model": MODEL, "input": "a", "max_output_tokens": 4},
+}
+SETTING_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def shared_stage(
+    redis_url: str,  # noqa: F811
+    checkpoint: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stage]:
+    files_dir = str(tmp_path_factory.mktemp("files"))
+    with staged(
+        redis_url, new_namespace(), checkpoint, queue_timeout_s=SETTING_S, files_dir=files_dir
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def stage(shared_stage: Stage) -> Iterator[Stage]:
+    shared_stage.worker.script = Script()
+    shared_stage.worker.seen.clear()
+    yield shared_stage
+    shared_stage.worker.script = Script()
+
+
+@pytest.fixture
+def client(stage: Stage) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stage.base_url, timeout=60) as made:
+        yield made
+
+
+def park(stage: Stage) -> None:
+    """The worker lives and is busy: it takes nothing."""
+    stage.script.pulls = False
+    wait_until(lambda: stage.worker.is_parked, "the worker to stop pulling")
+
+
+def job_of(client: httpx.Client, name: str) -> dict[str, Any]:
+    return dict(client.get(f"/v1/jobs/{name}").json())
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_who_waited_in_vain_is_told_so_in_every_dialect(
+    client: httpx.Client, stage: Stage, path: str
+) -> None:
+    park(stage)
+    answer = client.post(path, json={**BODIES[path], "queue_timeout": 0.1})
+    assert answer.status_code == 504, answer.text
+    assert answer.headers["x-should-retry"] == "false"
+    error = answer.json()["error"]
+    assert "waited in vain" in error["message"]
+    if path == "/v1/messages":
+        assert error["type"] == "timeout_error"
+        assert error["details"]["error_code"] == "queue_timeout"
+    else:
+        assert (error["type"], error["code"]) == ("timeout", "queue_timeout")
+    job = job_of(client, answer.headers["x-request-id"])
+    assert (job["status"], job["attempt"]) == ("expired", 0)
+    assert job["error"]["code"] == "queue_timeout"
+    assert job["queue_expires_at"] == pytest.approx(job["created_at"] + 0.1)
+    assert job["expires_at"] > job["queue_expires_at"] + 60
+    assert job["ended_at"] >= job["queue_expires_at"]
+    assert stage.worker.seen == []
+
+
+def test_a_stream_that_waited_in_vain_ends_with_the_error(
+    client: httpx.Client, stage: Stage
+) -> None:
+    park(stage)
+    body = {**BODIES["/v1/chat/completions"], "stream": True}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    *_, last, done = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "queue_timeout"
+    assert done == "data: [DONE]"
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("value", [0, 0.09, -1, 86_401, "5", True, [1]])
+def test_a_value_out_of_bounds_is_a_400_that_names_it(
+    client: httpx.Client, path: str, value: object
+) -> None:
+    answer = client.post(path, json={**BODIES[path], "queue_timeout": value})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error.get("details", error)["param"] == "queue_timeout"
+
+
+def test_the_setting_holds_where_a_request_says_nothing_and_somebody_waits(
+    client: httpx.Client, stage: Stage
+) -> None:
+    park(stage)
+    going_on = client.post(
+        "/v1/responses", json={**BODIES["/v1/responses"], "background": True}
+    ).json()
+    assert going_on["status"] == "queued"
+    with client.stream(
+        "POST", "/generate", json={"prompt": "a", "on_disconnect": "continue"}
+    ) as plain:
+        continued = plain.headers["x-request-id"]
+    with ThreadPoolExecutor() as pool:
+        patient = pool.submit(
+            client.post, "/generate", json={**BODIES["/generate"], "queue_timeout": 600}
+        )
+        hasty = client.post("/generate", json=BODIES["/generate"])
+        assert hasty.status_code == 504
+        job = job_of(client, hasty.headers["x-request-id"])
+        assert job["queue_expires_at"] == pytest.approx(job["created_at"] + SETTING_S)
+        stage.script.pulls = True
+        assert patient.result().status_code == 200
+    for name in (going_on["id"], continued):
+        wait_until(lambda n=name: job_of(client, n)["status"] == "completed", "its end")
+        assert job_of(client, name)["queue_expires_at"] is None
+
+
+def test_a_job_that_was_begun_in_time_may_take_its_time(client: httpx.Client, stage: Stage) -> None:
+    stage.script.starts = False
+    with ThreadPoolExecutor() as pool:
+        begun = pool.submit(client.post, "/generate", json=BODIES["/generate"])
+        wait_until(lambda: stage.worker.seen, "the job to be begun")
+        park(stage)
+        # One that came later has waited too long: whoever looks for such jobs has passed by.
+        assert client.post("/generate", json=BODIES["/generate"]).status_code == 504
+        stage.script.starts = True
+        answer = begun.result()
+    assert answer.status_code == 200
+    assert job_of(client, answer.json()["id"])["attempt"] == 1
+
+
+def test_rows_of_a_batch_wait_as_long_as_the_batch_may(client: httpx.Client, stage: Stage) -> None:
+    park(stage)
+    row = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": MODEL, "prompt": "a", "max_tokens": 4},
+    }
+    upload = client.post(
+        "/v1/files", data={"purpose": "batch"}, files={"file": ("rows", json.dumps(row).encode())}
+    )
+    asked = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    made = client.post("/v1/batches", json={**asked, "input_file_id": upload.json()["id"]}).json()
+
+    def queued() -> list[dict[str, Any]]:
+        jobs = client.get("/v1/jobs", params={"state": "queued"}).json()["data"]
+        return [job for job in jobs if job["kind"] == "completion"]
+
+    wait_until(queued, "its row to wait in the queue")
+    assert client.post("/generate", json=BODIES["/generate"]).status_code == 504
+    assert [job["queue_expires_at"] for job in queued()] == [None]
+    stage.script.pulls = True
+    path = f"/v1/batches/{made['id']}"
+    wait_until(lambda: client.get(path).json()["status"] == "completed", "its end")
+    assert client.get(path).json()["request_counts"]["completed"] == 1
