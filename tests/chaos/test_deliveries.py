@@ -129,6 +129,28 @@ async def test_without_any_worker_a_job_expires_at_its_deadline(stage: Stage) ->
     await stage.settled()
 
 
+async def test_without_any_worker_only_what_was_never_begun_waits_in_vain(stage: Stage) -> None:
+    (only,) = await stage.deployment.use_workers(1)
+    stage.deployment.brake.apply(5)
+    begun = await stage.submit(PROMPT, 100, queue_timeout_ms=120_000)
+    first = stage.reader_of(begun, PROMPT, 100)
+
+    async def is_begun() -> bool:
+        return (await stage.job(begun))["attempt"] == "1"
+
+    await until(is_begun, "the job to be claimed")
+    only.kill()
+    stage.deployment.brake.release()
+    await stage.redis.hset(stage.transport.keys.job(begun), "queue_deadline_ms", 1)
+    late = await stage.submit(PROMPT, 100, queue_timeout_ms=500)
+    (reading,) = await stage.all_ended([stage.reader_of(late, PROMPT, 100)])
+    assert reading.error_code == "queue_timeout"
+    assert (await stage.job(late))["state"] == JobState.EXPIRED
+    await stage.deployment.use_workers()
+    await stage.all_finished([first])
+    await stage.settled()
+
+
 async def test_a_job_of_a_newer_release_waits_for_a_newer_worker(stage: Stage) -> None:
     await _no_workers(stage)
     job_id = await stage.submit(PROMPT, 20)

@@ -17,6 +17,7 @@ from tests.integration.api.stage_fixtures import (  # noqa: F401
 )
 
 PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8, "on_disconnect": "continue"}
+PATIENCE = {"queue_timeout": 300}
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def letter(client: httpx.Client, stage: Stage) -> str:  # noqa: F811
     wait_until(lambda: stage.worker.is_parked, "the worker to stop pulling")
     queue, worker_id = stage.transport.queue, stage.worker.worker_id
     redis: Any = stage.transport.connections.cmd
-    with client.stream("POST", "/generate", json=PROMPT) as answer:
+    with client.stream("POST", "/generate", json=PROMPT | PATIENCE) as answer:
         name = answer.headers["x-request-id"]
         (delivery,) = stage.call(queue.pull(worker_id, 1, 0))
         job_id = delivery.job.job_id
@@ -66,6 +67,8 @@ def test_a_letter_is_run_again_once(client: httpx.Client, letter: str) -> None:
     assert first.status_code == 200
     new = first.json()
     assert new["id"] != letter
+    assert client.get(f"/v1/jobs/{letter}").json()["queue_expires_at"] is not None
+    assert new["queue_expires_at"] is None  # nobody waits for this one
     assert letter not in names(client)
     again = client.post(f"/v1/jobs/{letter}/requeue").json()
     assert again["id"] == new["id"]

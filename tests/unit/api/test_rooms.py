@@ -131,7 +131,8 @@ async def test_a_submit_that_may_have_been_heard_is_cancelled_until_that_is_hear
 
 
 @pytest.mark.parametrize(
-    ("scope", "status"), [("total", 503), ("tokens", 503), ("memory", 503), ("tenant", 429)]
+    ("scope", "status"),
+    [("total", 503), ("tokens", 503), ("memory", 503), ("queue_timeout", 503), ("tenant", 429)],
 )
 async def test_a_full_queue_is_said_once_and_not_tried_again(scope: str, status: int) -> None:
     store = Store()
@@ -279,6 +280,7 @@ async def test_health_says_the_worst_that_it_knows() -> None:
     [
         (ErrorCode.WORKER_LOST, JobState.FAILED, 502, "server_error"),
         (ErrorCode.DEADLINE_EXCEEDED, JobState.EXPIRED, 504, "timeout"),
+        (ErrorCode.QUEUE_TIMEOUT, JobState.EXPIRED, 504, "timeout"),
         (ErrorCode.KV_CAPACITY_EXCEEDED, JobState.FAILED, 400, "invalid_request_error"),
         (ErrorCode.JOB_LOST, JobState.FAILED, 503, "service_unavailable"),
         (ErrorCode.CANCELLED, JobState.CANCELLED, 409, "cancelled"),
@@ -304,6 +306,7 @@ def test_every_error_code_has_a_status() -> None:
 
 def test_retry_after_is_a_whole_number_of_seconds() -> None:
     assert queue_full(QueueFull("total", 0.01)).headers["retry-after"] == "1"
+    assert "within its queue timeout" in queue_full(QueueFull("queue_timeout", 1.0)).message
 
 
 def test_public_ids_lead_back_to_the_job() -> None:
@@ -331,6 +334,11 @@ def test_settings_have_bounds_and_name_what_is_wrong(monkeypatch: pytest.MonkeyP
     assert load_settings(ApiSettings).allowed_origins == {
         "https://a.example", "https://b.example",
     }  # fmt: skip
-    monkeypatch.setenv("KEEPALIVE_S", "16")
-    with pytest.raises(SettingsError, match="KEEPALIVE_S"):
-        load_settings(ApiSettings)
+    assert load_settings(ApiSettings).queue_timeout_s == 0  # none
+    monkeypatch.setenv("QUEUE_TIMEOUT_S", "1.5")
+    assert load_settings(ApiSettings).queue_timeout_s == 1.5
+    for name, value in (("QUEUE_TIMEOUT_S", "-1"), ("KEEPALIVE_S", "16")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(SettingsError, match=name):
+            load_settings(ApiSettings)
+        monkeypatch.delenv(name)
