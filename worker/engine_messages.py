@@ -41,6 +41,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     echo_step_ms: float
     cpu_tier: str = "auto"
     quantization: str = "none"
+    step_target_ms: int | None = None
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):

@@ -129,6 +129,7 @@ def _build(
             max_model_len=options.max_model_len,
             prefix_caching=options.prefix_caching,
             lookahead=options.lookahead,
+            step_target_ms=options.step_target_ms,
             num_threads=options.num_threads,
             cpu_tier=options.cpu_tier,
             quantization=options.quantization,
@@ -157,6 +158,7 @@ def _build_echo(options: EngineOptions, begin_s: float) -> tuple[Engine, EngineR
         or int(facts.get("max_position_embeddings") or ECHO_MAX_MODEL_LEN),
         prefix_caching=options.prefix_caching,
         lookahead=options.lookahead or 0,
+        step_target_s=options.step_target_ms / 1000 if options.step_target_ms else None,
         policy=options.policy,
     )
     runner: ModelRunner = EchoModelRunner(vocab_size)

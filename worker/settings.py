@@ -158,6 +158,13 @@ class WorkerSettings(SharedSettings):
     lookahead: int | None = Field(
         default=None, ge=0, le=1, description="Steps launched ahead; unset: 0 on CPU, 1 on CUDA."
     )
+    step_target_ms: int | None = Field(
+        default=None,
+        ge=0,
+        le=60_000,
+        description="Milliseconds of a step that computes prompts while streams run; 0: any; "
+        "unset: 200 without lookahead, else any.",
+    )
     scheduling_policy: SchedulingPolicy = Field(
         default=SchedulingPolicy.FCFS, description="Order among waiting jobs."
     )
@@ -239,6 +246,7 @@ class WorkerSettings(SharedSettings):
             max_model_len=self.max_model_len,
             prefix_caching=self.prefix_caching,
             lookahead=self.lookahead,
+            step_target_ms=self.step_target_ms,
             num_threads=self.num_threads,
             policy=self.scheduling_policy.value,
             echo_step_ms=self.echo_step_ms,

@@ -42,7 +42,7 @@ def forced_logits(
     model.use(chosen.ops)
     width = -(-longest // _BLOCK_SIZE)
     pool = KVCachePool(config, width * len(texts), _BLOCK_SIZE, device=cpu, dtype=dtype)
-    backend = chosen.attention(pool)
+    stack = chosen.stack(model, pool)
     results: list[list[torch.Tensor]] = [[] for _ in texts]
     for start in range(0, longest, chunk):
         parts = [
@@ -73,8 +73,7 @@ def forced_logits(
             previous=PreviousSample(torch.empty(0, dtype=torch.int64), {}),
         )
         with torch.inference_mode():
-            backend.prepare(batch.metadata)
-            hidden = model(batch.input_ids, batch.positions, backend)
+            hidden = stack(batch.input_ids, batch.positions, batch.metadata)
             logits = model.logits(hidden).float()
         pieces = torch.split(logits, [end - start for _, _, end in parts])
         for (i, _, _), piece in zip(parts, pieces, strict=True):

@@ -15,12 +15,14 @@ Not safe for several threads: whoever made the engine calls it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
 from worker.engine.errors import EngineFull, IntegrityError, RequestRefused
+from worker.engine.pacer import ChunkPacer
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
 from worker.engine.scheduler import PlannedSequence, Schedule, Scheduler
 from worker.engine.sequence import Sequence
@@ -87,8 +89,18 @@ class _Launched:
 class Engine:
     """Runs many requests at once on one ModelRunner. Raises ValueError for an unknown policy."""
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock` tells seconds: it measures steps where the config has a target for them."""
         self.config = config
+        self._clock = clock
+        self._pacer = None
+        if config.step_target_s is not None:
+            self._pacer = ChunkPacer(config.step_target_s, config.max_num_batched_tokens)
         self._runner = runner
         self._scheduler = Scheduler(config)
         self._live: dict[str, Sequence] = {}
@@ -190,7 +202,8 @@ class Engine:
         """
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
-        schedule = self._scheduler.schedule()
+        begin_s = self._clock()
+        schedule = self._scheduler.schedule(self._pacer.tokens() if self._pacer else None)
         for sequence in schedule.outgrown:
             outputs.append(self._outgrew(sequence))
         launched: _Launched | None = None
@@ -205,6 +218,10 @@ class Engine:
             due, self._in_flight = self._in_flight, launched
         if due is not None:
             outputs += self._collect(due)
+            if self._pacer:
+                num_decodes = schedule.batch.num_decodes
+                num_prompt_tokens = schedule.batch.num_tokens - num_decodes
+                self._pacer.took(num_decodes, num_prompt_tokens, self._clock() - begin_s)
         if launch_error is not None:
             # After the collect: the step before may have tokens of the same sequences.
             self._scheduler.announce_again(schedule)

@@ -100,8 +100,11 @@ class Scheduler:
             self._launched_seq_ids.remove(sequence.seq_id)
             self._gone_seq_ids.append(sequence.seq_id)
 
-    def schedule(self) -> Schedule:
-        """Plans the next step; nothing planned means that there is nothing to launch now."""
+    def schedule(self, max_prompt_tokens: int | None = None) -> Schedule:
+        """Plans the next step; nothing planned means that there is nothing to launch now.
+
+        Beside decodes at most `max_prompt_tokens` others are planned.
+        """
         planned: list[PlannedSequence] = []
         outgrown: list[Sequence] = []
         left = self._budget
@@ -110,6 +113,8 @@ class Scheduler:
         ]
         decodes = [s for s in candidates if s.num_missing_tokens == 1]
         prefills = [s for s in candidates if s.num_missing_tokens > 1]
+        if decodes and max_prompt_tokens is not None:
+            left = min(left, len(decodes) + max_prompt_tokens)
         for sequence in (*decodes, *prefills):
             if left == 0:
                 break

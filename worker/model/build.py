@@ -29,6 +29,7 @@ from worker.model.errors import KVCacheTooSmall, ModelError
 from worker.model.kv_pool import KVCachePool, blocks_that_fit
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.placement import Placement
+from worker.model.layers.stack import LayerByLayer
 from worker.model.loader import fill_with_noise, load_weights
 from worker.model.registry import create_model
 from worker.model.runner import TorchModelRunner
@@ -44,6 +45,8 @@ Progress = Callable[[str, float], None]
 _HOST_SHARE = 0.5
 _HOST_LIMIT_BYTES = 4 << 30
 _CUDA_SHARE = 0.9
+# Streams wait so long for a step that computes somebody else's prompt; see worker.engine.pacer.
+_CPU_STEP_TARGET_MS = 200
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
 _CPU_WARM_UP_TOKENS = 16
 
@@ -64,6 +67,7 @@ class ModelOptions:
     max_model_len: int | None = None
     prefix_caching: bool = True
     lookahead: int | None = None
+    step_target_ms: int | None = None  # 0: none; by itself there is one on the CPU only
     num_threads: int | None = None  # of torch's CPU operators
     cpu_tier: str = "auto"  # auto, reference, packed, native; see worker.model.cpu.tiers
     quantization: str = "none"  # none, int8 (CPU only): weights per channel, activations per token
@@ -116,7 +120,7 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
     grammar_masks = _grammar_masks(directory, config, device) if options.structured_output else None
     runner = TorchModelRunner(
         model,
-        tier.attention(pool),
+        tier.stack(model, pool),
         block_size=block_size,
         max_num_seqs=options.max_num_seqs,
         grammar_masks=grammar_masks,
@@ -135,6 +139,7 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
         max_model_len=min(longest, capacity),
         prefix_caching=options.prefix_caching,
         lookahead=_lookahead(options, device),
+        step_target_s=_step_target_s(options, device),
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
     )
@@ -187,6 +192,8 @@ def _check(options: ModelOptions) -> None:
         )
     if options.lookahead not in (None, 0, 1):
         raise ModelError(f"lookahead must be 0 or 1, got {options.lookahead}")
+    if options.step_target_ms is not None and options.step_target_ms < 0:
+        raise ModelError(f"step_target_ms must not be negative, got {options.step_target_ms}")
 
 
 def _tier(
@@ -214,6 +221,13 @@ def _lookahead(options: ModelOptions, device: torch.device) -> int:
     if options.lookahead is not None:
         return options.lookahead
     return 1 if device.type == "cuda" else 0
+
+
+def _step_target_s(options: ModelOptions, device: torch.device) -> float | None:
+    target_ms = options.step_target_ms
+    if target_ms is None:
+        target_ms = _CPU_STEP_TARGET_MS if _lookahead(options, device) == 0 else 0
+    return target_ms / 1000 if target_ms else None
 
 
 def _grammar_masks(
@@ -301,7 +315,10 @@ def _free_bytes(options: ModelOptions, model: CausalLM, block_size: int, longest
         dtype=model.placement.dtype,
     )
     runner = TorchModelRunner(
-        model, SdpaAttention(pool), block_size=block_size, max_num_seqs=options.max_num_seqs
+        model,
+        LayerByLayer(model, SdpaAttention(pool)),
+        block_size=block_size,
+        max_num_seqs=options.max_num_seqs,
     )
     _run_prefill(runner, block_size, num_tokens)
     peak = torch.cuda.max_memory_allocated(device) - before

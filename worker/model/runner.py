@@ -11,9 +11,9 @@ from torch import Tensor
 from shared.messages import ErrorCode
 from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
-from worker.model.attention.base import AttentionBackend
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.layers.decoder import CausalLM
+from worker.model.layers.stack import DecoderStack
 from worker.model.sampler import Logprobs, Sampled, Sampler
 from worker.model.sampling_row import SamplingRow
 from worker.model.transfer import to_host
@@ -34,16 +34,17 @@ class TorchModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        backend: AttentionBackend,
+        stack: DecoderStack,
         *,
         block_size: int,
         max_num_seqs: int,
         grammar_masks: GrammarMasks | None = None,
     ) -> None:
-        """Without `grammar_masks` no sequence may have a grammar."""
+        """`stack` computes the model's layers. Without `grammar_masks` no sequence may have a
+        grammar."""
         self.vocab_size = model.config.vocab_size
         self._model = model
-        self._backend = backend
+        self._stack = stack
         self._block_size = block_size
         self._device = model.placement.device
         self._grammar_masks = grammar_masks
@@ -76,8 +77,7 @@ class TorchModelRunner:
         )
         if self._grammar_masks is not None:
             self._grammar_masks.expect(batch.sequences)
-        self._backend.prepare(forward.metadata)
-        hidden = self._model(forward.input_ids, forward.positions, self._backend)
+        hidden = self._stack(forward.input_ids, forward.positions, forward.metadata)
         if not forward.sampling:
             return TorchStepHandle({}, None)
         logits = self._model.logits(hidden.index_select(0, forward.logits_rows))

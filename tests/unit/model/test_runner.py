@@ -18,6 +18,7 @@ from worker.model.config import ModelConfig
 from worker.model.kv_pool import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.placement import Placement
+from worker.model.layers.stack import LayerByLayer
 from worker.model.loader import load_weights
 from worker.model.registry import create_model
 from worker.model.runner import TorchModelRunner
@@ -37,7 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CausalLM]:
 
 def new_runner(model: CausalLM) -> TorchModelRunner:
     pool = KVCachePool(model.config, 16, 4, device=torch_device(), dtype=torch.float32)
-    return TorchModelRunner(model, SdpaAttention(pool), block_size=4, max_num_seqs=8)
+    stack = LayerByLayer(model, SdpaAttention(pool))
+    return TorchModelRunner(model, stack, block_size=4, max_num_seqs=8)
 
 
 def part(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
-from worker.model.cpu.library import ATTENTION_BLOCK, ATTENTION_ROWS, NativeKernels
+from worker.model.cpu.library import ATTENTION_BLOCK, ATTENTION_ROWS, NativeKernels, Ragged
 from worker.model.kv_pool import KVCachePool
 
 
@@ -32,20 +32,21 @@ class NativeAttention:
         self._head_dim = pool.keys[0].shape[3]
         self._scale = self._head_dim**-0.5
         self._metadata: AttentionMetadata | None = None
-        self._work: dict[int, Tensor] = {}
+        self._ragged: dict[int, tuple[Ragged, Tensor]] = {}
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
-        self._work = {}
+        self._ragged = {}
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         metadata = self._metadata
         assert metadata is not None, "forward comes after prepare"
         num_tokens, num_heads = q.shape[0], q.shape[1]
-        work = self._work.get(num_heads)
-        if work is None:
+        if num_heads not in self._ragged:
             group = num_heads // self._num_kv_heads
-            work = self._work[num_heads] = work_list(metadata.query_lens, group)
+            work = work_list(metadata.query_lens, group)
+            self._ragged[num_heads] = (ragged(metadata, work), work)
+        there, _ = self._ragged[num_heads]
         keys, values = self._layers[layer]
         self._kernels.kv_store(
             k.data_ptr(),
@@ -67,17 +68,24 @@ class NativeAttention:
             values,
             self._block_stride,
             out.data_ptr(),
-            metadata.cu_q.data_ptr(),
-            metadata.seq_lens.data_ptr(),
-            metadata.block_table.data_ptr(),
-            metadata.block_table.stride(0),
-            work.data_ptr(),
-            work.shape[0],
+            there,
             num_heads,
             self._num_kv_heads,
             self._head_dim,
             self._scale,
         )
+
+
+def ragged(metadata: AttentionMetadata, work: Tensor) -> Ragged:
+    """The kernels' view of both, which must outlive it."""
+    return Ragged(
+        cu_q=metadata.cu_q.data_ptr(),
+        seq_lens=metadata.seq_lens.data_ptr(),
+        table=metadata.block_table.data_ptr(),
+        table_stride=metadata.block_table.stride(0),
+        work=work.data_ptr(),
+        num_work=work.shape[0],
+    )
 
 
 def work_list(query_lens: tuple[int, ...], group: int) -> Tensor:

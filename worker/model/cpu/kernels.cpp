@@ -59,8 +59,8 @@ struct Bf16 {
     F acc[M][2];
     UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = splat(0.0f);
     for (i64 k = 0; k < p.k; k += 2, w += 64, x += 2 * M) {
-      _mm_prefetch((const char*)w + 4096, _MM_HINT_T0);
-      _mm_prefetch((const char*)w + 4160, _MM_HINT_T0);
+      _mm_prefetch((const char*)w + 4096, _MM_HINT_T1);
+      _mm_prefetch((const char*)w + 4160, _MM_HINT_T1);
       const W w0 = load_w(w), w1 = load_w(w + 32);
       UNROLL for (int m = 0; m < M; ++m) {
         const W pair = splat_w(x + 2 * m);
@@ -81,8 +81,8 @@ struct Int8 {
     I acc[M][2];
     UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = zero_i();
     for (i64 k = 0; k < p.k; k += 4, w += 128, x += 4 * M) {
-      _mm_prefetch((const char*)w + 4096, _MM_HINT_T0);
-      _mm_prefetch((const char*)w + 4160, _MM_HINT_T0);
+      _mm_prefetch((const char*)w + 4096, _MM_HINT_T1);
+      _mm_prefetch((const char*)w + 4160, _MM_HINT_T1);
       const W w0 = load_w(w), w1 = load_w(w + 64);
       UNROLL for (int m = 0; m < M; ++m) {
         const W four = splat_w(x + 4 * m);
@@ -129,22 +129,14 @@ template <class Kind> static void multiply(const Product& p, const char* x, i64 
     }
 }
 
-// y [m, n] = x [m, k] @ w.T + bias, or silu(gate) * up of that; packed: room for m * k elements.
-API void linear_bf16(const bf16* x, const bf16* w, const float* bias, bf16* packed, bf16* y, i64 m,
-                     i64 n, i64 k, int gated) {
-  const Product p{w, bias, nullptr, nullptr, nullptr, y, n, k, gated != 0};
-#pragma omp parallel
-  {
-    if (m > 1) {
+// Rows of x [m, k] as tiles of pairs; inside a parallel region.
+static void pack_rows(const bf16* x, bf16* packed, i64 m, i64 k) {
 #pragma omp for schedule(static)
-      for (i64 tile = 0; tile < num_tiles(m); ++tile) {
-        const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
-        for (i64 r = 0; r < rows; ++r)
-          for (i64 i = 0; i < k / 2; ++i)
-            memcpy(packed + row * k + (i * rows + r) * 2, x + (row + r) * k + i * 2, 4);
-      }
-    }
-    multiply<Bf16>(p, (const char*)(m > 1 ? packed : x), m, k * sizeof(bf16));
+  for (i64 tile = 0; tile < num_tiles(m); ++tile) {
+    const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+    for (i64 r = 0; r < rows; ++r)
+      for (i64 i = 0; i < k / 2; ++i)
+        memcpy(packed + row * k + (i * rows + r) * 2, x + (row + r) * k + i * 2, 4);
   }
 }
 
@@ -166,84 +158,122 @@ static float quantize(const bf16* x, uint8_t* q, i64 k, i64 stride) {
   return amax / 127.0f + sum(poison);
 }
 
-// The same with int8 weights, and x quantized row by row. packed: m * k bytes; row_scales [m].
-API void linear_int8(const bf16* x, const int8_t* w, const float* scales, const int32_t* offset,
-                     const float* bias, uint8_t* packed, float* row_scales, bf16* y, i64 m, i64 n,
-                     i64 k, int gated) {
-  const Product p{w, bias, scales, offset, row_scales, y, n, k, gated != 0};
-#pragma omp parallel
-  {
+static void quantize_rows(const bf16* x, uint8_t* packed, float* row_scales, i64 m, i64 k) {
 #pragma omp for schedule(static)
-    for (i64 tile = 0; tile < num_tiles(m); ++tile) {
-      const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
-      for (i64 r = 0; r < rows; ++r)
-        row_scales[row + r] =
-            quantize(x + (row + r) * k, packed + row * k + r * 4, k, rows * 4);
-    }
-    multiply<Int8>(p, (const char*)packed, m, k);
+  for (i64 tile = 0; tile < num_tiles(m); ++tile) {
+    const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+    for (i64 r = 0; r < rows; ++r)
+      row_scales[row + r] = quantize(x + (row + r) * k, packed + row * k + r * 4, k, rows * 4);
   }
+}
+
+struct Weight {
+  const void* packed;
+  const float* bias;      // [panels * 32] or null
+  const float* scales;    // of an int8 weight's columns [panels * 32]; null for bf16
+  const int32_t* offset;  // of an int8 weight's columns [panels * 32]
+  i64 n, k;               // columns of y; of x
+  i64 gated;
+};
+
+struct Scratch {
+  void* rows;         // [m, k] of bf16 or uint8: x as the products read it
+  float* row_scales;  // [m]
+};
+
+// y [m, n] = x [m, k] @ w.T + bias, or silu(gate) * up of that; inside a parallel region.
+static void product(const Weight& w, const bf16* x, const Scratch& scratch, bf16* y, i64 m) {
+  const Product p{w.packed, w.bias, w.scales, w.offset, scratch.row_scales, y, w.n, w.k,
+                  w.gated != 0};
+  if (w.scales) {
+    quantize_rows(x, (uint8_t*)scratch.rows, scratch.row_scales, m, w.k);
+    multiply<Int8>(p, (const char*)scratch.rows, m, w.k);
+  } else if (m > 1) {
+    pack_rows(x, (bf16*)scratch.rows, m, w.k);
+    multiply<Bf16>(p, (const char*)scratch.rows, m, w.k * sizeof(bf16));
+  } else {
+    multiply<Bf16>(p, (const char*)x, m, w.k * sizeof(bf16));  // one row is packed as it is
+  }
+}
+
+API void linear(const Weight* w, const bf16* x, const Scratch* scratch, bf16* y, i64 m) {
+#pragma omp parallel
+  product(*w, x, *scratch, y, m);
 }
 
 // ---- between the products --------------------------------------------------------------------
 
 constexpr i64 kAlone = 8;  // fewer rows are not worth waking the other threads
 
+static void add_norm_row(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
+                         i64 size) {
+  F squares = splat(0.0f);
+  for (i64 i = 0; i < size; i += 16) {
+    if (delta) store(x + i, add(load(x + i), load(delta + i)));
+    const F v = load(x + i);  // as it was rounded: the residual stream is what later layers see
+    squares = fma(v, v, squares);
+  }
+  const F scale = splat(1.0f / std::sqrt(sum(squares) / size + eps));
+  for (i64 i = 0; i < size; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
+}
+
 // x += delta (where there is one); out = x / rms(x) * weight. All [rows, size]; size % 16 == 0.
 API void add_rms_norm(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
                       i64 rows, i64 size) {
 #pragma omp parallel for schedule(static) if (rows >= kAlone)
-  for (i64 row = 0; row < rows; ++row) {
-    bf16 *in = x + row * size, *to = out + row * size;
-    F squares = splat(0.0f);
-    for (i64 i = 0; i < size; i += 16) {
-      if (delta) store(in + i, add(load(in + i), load(delta + row * size + i)));
-      const F v = load(in + i);  // as it was rounded: the residual stream is what later layers see
-      squares = fma(v, v, squares);
-    }
-    const F scale = splat(1.0f / std::sqrt(sum(squares) / size + eps));
-    for (i64 i = 0; i < size; i += 16)
-      store(to + i, mul(mul(load(in + i), scale), load(weight + i)));
-  }
+  for (i64 row = 0; row < rows; ++row)
+    add_norm_row(x + row * size, delta ? delta + row * size : nullptr, weight, out + row * size,
+                 eps, size);
 }
 
 constexpr i64 kMaxHeadDim = 256;
 
-// Rotates, in place, the heads + kv_heads first heads of each row [row_stride] of qkv; before that
-// each is normalised where weights are given. cos, sin [tokens, dim / 2]; dim % 16 == 0.
+struct HeadNorms {
+  const bf16 *query, *key;  // [dim] or both null
+  float eps;
+};
+
+// Rotates, in place, the heads + kv_heads first heads of one token's row of qkv; before that each is
+// normalised where weights are given. cosines, sines [dim / 2]; dim % 16 == 0.
+static void norm_rope_row(bf16* qkv, const HeadNorms& norms, const bf16* cosines,
+                          const bf16* sines, i64 heads, i64 kv_heads, i64 dim) {
+  const i64 half = dim / 2;
+  // One place more than dim / 2 of them: whole vectors are loaded.
+  float c[kMaxHeadDim / 2 + 16], s[kMaxHeadDim / 2 + 16], a[kMaxHeadDim], b[kMaxHeadDim];
+  for (i64 i = 0; i < half; ++i) {
+    const uint32_t wide[2] = {(uint32_t)cosines[i] << 16, (uint32_t)sines[i] << 16};
+    memcpy(c + i, wide, 4), memcpy(s + i, wide + 1, 4);
+  }
+  for (i64 head = 0; head < heads + kv_heads; ++head) {
+    bf16* x = qkv + head * dim;
+    const bf16* weight = head < heads ? norms.query : norms.key;
+    F squares = splat(0.0f);
+    for (i64 i = 0; i < dim; i += 16) {
+      const F v = load(x + i);
+      store(a + i, v);
+      squares = fma(v, v, squares);
+    }
+    if (weight) {
+      const F scale = splat(1.0f / std::sqrt(sum(squares) / dim + norms.eps));
+      for (i64 i = 0; i < dim; i += 16)
+        store(a + i, mul(mul(load(a + i), scale), load(weight + i)));
+    }
+    for (i64 i = 0; i < half; ++i) {
+      b[i] = a[i] * c[i] - a[half + i] * s[i];
+      b[half + i] = a[half + i] * c[i] + a[i] * s[i];
+    }
+    for (i64 i = 0; i < dim; i += 16) store(x + i, load(b + i));
+  }
+}
+
+// The same for rows [tokens, row_stride]; cosines, sines [tokens, dim / 2].
 API void norm_rope(bf16* qkv, i64 row_stride, const bf16* q_weight, const bf16* k_weight,
                    float eps, const bf16* cosines, const bf16* sines, i64 tokens, i64 heads,
                    i64 kv_heads, i64 dim) {
-  const i64 half = dim / 2;
 #pragma omp parallel for schedule(static) if (tokens >= kAlone)
-  for (i64 token = 0; token < tokens; ++token) {
-    // One place more than dim / 2 of them: whole vectors are loaded.
-    float c[kMaxHeadDim / 2 + 16], s[kMaxHeadDim / 2 + 16], a[kMaxHeadDim], b[kMaxHeadDim];
-    for (i64 i = 0; i < half; ++i) {
-      const uint32_t wide[2] = {(uint32_t)cosines[token * half + i] << 16,
-                                (uint32_t)sines[token * half + i] << 16};
-      memcpy(c + i, wide, 4), memcpy(s + i, wide + 1, 4);
-    }
-    for (i64 head = 0; head < heads + kv_heads; ++head) {
-      bf16* x = qkv + token * row_stride + head * dim;
-      const bf16* weight = head < heads ? q_weight : k_weight;
-      F squares = splat(0.0f);
-      for (i64 i = 0; i < dim; i += 16) {
-        const F v = load(x + i);
-        store(a + i, v);
-        squares = fma(v, v, squares);
-      }
-      if (weight) {
-        const F scale = splat(1.0f / std::sqrt(sum(squares) / dim + eps));
-        for (i64 i = 0; i < dim; i += 16)
-          store(a + i, mul(mul(load(a + i), scale), load(weight + i)));
-      }
-      for (i64 i = 0; i < half; ++i) {
-        b[i] = a[i] * c[i] - a[half + i] * s[i];
-        b[half + i] = a[half + i] * c[i] + a[i] * s[i];
-      }
-      for (i64 i = 0; i < dim; i += 16) store(x + i, load(b + i));
-    }
-  }
+  for (i64 token = 0; token < tokens; ++token)
+    norm_rope_row(qkv + token * row_stride, {q_weight, k_weight, eps}, cosines + token * dim / 2,
+                  sines + token * dim / 2, heads, kv_heads, dim);
 }
 
 // ---- paged attention -------------------------------------------------------------------------
@@ -253,27 +283,53 @@ API void norm_rope(bf16* qkv, i64 row_stride, const bf16* q_weight, const bf16* 
 // heads of a block lie one after the other; blocks are block_stride apart.
 
 constexpr int kBlock = 16;
-constexpr int kRows = 8;  // query rows (token, head of the group) that share one pass over the keys
+constexpr int kRows = 8;     // query rows (token, head of the group) that share one pass over the keys
+constexpr int kFewRows = 4;  // so many serve several key heads in turn
+constexpr int kMaxHeads = 8;
 constexpr int kSpan = 64;  // keys of one pass over the values
 constexpr int kSpanBlocks = kSpan / kBlock;
 
-// slots [tokens]: block * 16 + offset, or negative for a token that is not kept.
+struct Cache {
+  bf16 *keys, *values;
+  i64 block_stride;
+};
+
+// Fetches what kv_store_row is going to write into: a key's pairs are 64 bytes apart, and stores that
+// miss wait for each other.
+static void kv_fetch_row(const Cache& cache, int32_t slot, i64 kv_heads, i64 dim) {
+  if (slot < 0) return;
+  const i64 at = slot / kBlock * cache.block_stride, place = slot % kBlock;
+  for (i64 i = 0; i < kv_heads * dim * kBlock; i += 2 * kBlock)
+    _mm_prefetch((const char*)(cache.keys + at + i), _MM_HINT_T0);
+  for (i64 head = 0; head < kv_heads; ++head)
+    for (i64 d = 0; d < 2 * dim; d += 32)
+      _mm_prefetch((const char*)(cache.values + at + head * kBlock * dim + place / 2 * 2 * dim + d),
+                   _MM_HINT_T0);
+}
+
+// One token's keys and values [kv_heads, dim] go to a slot: block * 16 + offset, or negative for a
+// token that is not kept.
+static void kv_store_row(const bf16* k, const bf16* v, const Cache& cache, int32_t slot,
+                         i64 kv_heads, i64 dim) {
+  if (slot < 0) return;
+  const i64 block = slot / kBlock, place = slot % kBlock;
+  for (i64 head = 0; head < kv_heads; ++head, k += dim, v += dim) {
+    const i64 at = block * cache.block_stride + head * kBlock * dim;
+    bf16 *to_k = cache.keys + at + place * 2;
+    bf16 *to_v = cache.values + at + (place / 2) * 2 * dim + place % 2;
+    for (i64 d = 0; d < dim; d += 2) memcpy(to_k + d * kBlock, k + d, 4);
+    for (i64 d = 0; d < dim; ++d) to_v[2 * d] = v[d];
+  }
+}
+
+// The same for rows [tokens] of keys and values, k_stride and v_stride apart.
 API void kv_store(const bf16* k, const bf16* v, i64 k_stride, i64 v_stride, bf16* keys,
                   bf16* values, i64 block_stride, const int32_t* slots, i64 tokens, i64 kv_heads,
                   i64 dim) {
 #pragma omp parallel for schedule(static) if (tokens >= kAlone)
-  for (i64 token = 0; token < tokens; ++token) {
-    if (slots[token] < 0) continue;
-    const i64 block = slots[token] / kBlock, place = slots[token] % kBlock;
-    for (i64 head = 0; head < kv_heads; ++head) {
-      const i64 at = block * block_stride + head * kBlock * dim;
-      const bf16 *from_k = k + token * k_stride + head * dim,
-                 *from_v = v + token * v_stride + head * dim;
-      bf16 *to_k = keys + at + place * 2, *to_v = values + at + (place / 2) * 2 * dim + place % 2;
-      for (i64 d = 0; d < dim; d += 2) memcpy(to_k + d * kBlock, from_k + d, 4);
-      for (i64 d = 0; d < dim; ++d) to_v[2 * d] = from_v[d];
-    }
-  }
+  for (i64 token = 0; token < tokens; ++token)
+    kv_store_row(k + token * k_stride, v + token * v_stride, {keys, values, block_stride},
+                 slots[token], kv_heads, dim);
 }
 
 struct Attention {
@@ -281,6 +337,7 @@ struct Attention {
   bf16* out;
   const int32_t* table;  // of the sequence
   i64 block_stride, head_offset, dim;
+  i64 group_dim;  // from a key head's queries to the next one's
   float scale;
 };
 
@@ -289,33 +346,37 @@ struct Row {
   int num_keys;    // keys that it may see
 };
 
-// Scores of one span of at most kSpanBlocks blocks. BLOCKS of them go together, so that there are
-// enough independent sums to hide a product's latency. A block that the span lacks is the last one
-// again, and masked by the caller: nobody sees its keys.
+// Where one head's piece of a span's blocks lies, and what to fetch while it is read. A block's
+// pieces follow each other head by head, and its values follow its keys, but blocks are anywhere:
+// the hardware guesses neither the next page nor the next block.
+struct Pieces {
+  const char *here[kSpanBlocks], *next[kSpanBlocks];
+};
+
+// Scores of one span for queries [dim/2][ROWS][2]. BLOCKS blocks go together, so that there are enough independent sums to hide
+// a product's latency. A block that the span lacks is its last one again: the caller masks it.
 template <int ROWS, int BLOCKS>
-static void score_span(const Attention& a, const Row* rows, i64 first_block, int blocks,
+static void score_span(const Attention& a, const bf16* query, const Pieces& keys, int blocks,
                        float (*score)[kSpan]) {
   for (int j = 0; j < blocks; j += BLOCKS) {
-    const char *key[BLOCKS], *value[BLOCKS];
+    const char *here[BLOCKS], *next[BLOCKS];
     UNROLL for (int b = 0; b < BLOCKS; ++b) {
-      const i64 at = a.table[first_block + std::min(j + b, blocks - 1)] * a.block_stride;
-      key[b] = (const char*)(a.keys + at + a.head_offset);
-      value[b] = (const char*)(a.values + at + a.head_offset);
+      here[b] = keys.here[std::min(j + b, blocks - 1)];
+      next[b] = keys.next[std::min(j + b, blocks - 1)];
     }
     F s[ROWS][BLOCKS];
     UNROLL for (int r = 0; r < ROWS; ++r)
       UNROLL for (int b = 0; b < BLOCKS; ++b) s[r][b] = splat(0.0f);
     for (i64 d = 0; d < a.dim; d += 2) {
+      const i64 line = d * kBlock * sizeof(bf16);
       W pairs[BLOCKS];
       UNROLL for (int b = 0; b < BLOCKS; ++b) {
-        // The values of these keys are wanted next, and a block's page is nobody's neighbour: the
-        // hardware does not guess them.
-        _mm_prefetch(value[b] + d * kBlock * sizeof(bf16), _MM_HINT_T0);
-        pairs[b] = load_w(key[b] + d * kBlock * sizeof(bf16));
+        _mm_prefetch(next[b] + line, _MM_HINT_T1);
+        pairs[b] = load_w(here[b] + line);
       }
       UNROLL for (int r = 0; r < ROWS; ++r) {
-        const W query = splat_w(a.q + rows[r].query + d);
-        UNROLL for (int b = 0; b < BLOCKS; ++b) s[r][b] = dot2(s[r][b], pairs[b], query);
+        const W pair = splat_w(query + d * ROWS + 2 * r);
+        UNROLL for (int b = 0; b < BLOCKS; ++b) s[r][b] = dot2(s[r][b], pairs[b], pair);
       }
     }
     UNROLL for (int r = 0; r < ROWS; ++r)
@@ -324,26 +385,46 @@ static void score_span(const Attention& a, const Row* rows, i64 first_block, int
   }
 }
 
-// CHUNK: vectors of the head that stay in registers during one pass over the values.
-template <int ROWS, int BLOCKS, int CHUNK>
-static void attend(const Attention& a, const Row* rows, int last) {
-  alignas(64) float acc[ROWS][kMaxHeadDim];
-  alignas(64) float score[ROWS][kSpan];
-  alignas(64) bf16 weight[ROWS][kSpan];
-  float top[ROWS], total[ROWS];
-  for (int r = 0; r < ROWS; ++r) {
-    top[r] = -INFINITY, total[r] = 0;
-    for (i64 d = 0; d < a.dim; d += 16) store(acc[r] + d, splat(0.0f));
+// acc += weights times values of one span. CHUNK vectors of the head stay in registers.
+template <int ROWS, int CHUNK>
+static void add_span(const Attention& a, const Pieces& values, int keys,
+                     const bf16 (*weight)[kSpan], float (*acc)[kMaxHeadDim]) {
+  for (i64 d = 0; d < a.dim; d += 16 * CHUNK) {
+    F o[ROWS][CHUNK];
+    UNROLL for (int r = 0; r < ROWS; ++r)
+      UNROLL for (int c = 0; c < CHUNK; ++c) o[r][c] = load(acc[r] + d + 16 * c);
+    for (int i = 0; i < keys; i += 2) {
+      const i64 line = ((i % kBlock) * a.dim + 2 * d) * sizeof(bf16);
+      const char* value = values.here[i / kBlock] + line;
+      const char* next = values.next[i / kBlock] + line;
+      // The last pair may be half another sequence's: 0 * NaN is NaN, so it is masked.
+      const uint32_t mask = i + 1 < keys ? 0xffffffff : 0x0000ffff;
+      W v[CHUNK];
+      UNROLL for (int c = 0; c < CHUNK; ++c) {
+        _mm_prefetch(next + 64 * c, _MM_HINT_T1);
+        v[c] = both(load_w(value + 64 * c), mask);
+      }
+      UNROLL for (int r = 0; r < ROWS; ++r) {
+        const W p = splat_w(weight[r] + i);
+        UNROLL for (int c = 0; c < CHUNK; ++c) o[r][c] = dot2(o[r][c], v[c], p);
+      }
+    }
+    UNROLL for (int r = 0; r < ROWS; ++r)
+      UNROLL for (int c = 0; c < CHUNK; ++c) store(acc[r] + d + 16 * c, o[r][c]);
   }
-  for (int begin = 0; begin < last; begin += kSpan) {
-    const int blocks = (std::min(kSpan, last - begin) + kBlock - 1) / kBlock;
-    const i64 first_block = begin / kBlock;
-    score_span<ROWS, BLOCKS>(a, rows, first_block, blocks, score);
-    const char* next[kSpanBlocks];  // the keys of the next span, fetched while values are summed
-    int num_next = std::max(0, std::min(kSpan, last - begin - kSpan) + kBlock - 1) / kBlock;
-    for (int j = 0; j < num_next; ++j)
-      next[j] = (const char*)(a.keys + a.table[first_block + kSpanBlocks + j] * a.block_stride +
-                              a.head_offset);
+}
+
+// Running softmax of some rows (Milakov and Gimelshein, arXiv:1805.02867).
+template <int ROWS> struct Softmax {
+  float top[ROWS], total[ROWS];
+
+  void begin() {
+    for (int r = 0; r < ROWS; ++r) top[r] = -INFINITY, total[r] = 0;
+  }
+
+  // Turns a span's scores into weights, and brings what was summed before to the new scale.
+  void take(const Attention& a, const Row* rows, int begin, int blocks, const float (*score)[kSpan],
+            bf16 (*weight)[kSpan], float (*acc)[kMaxHeadDim]) {
     for (int r = 0; r < ROWS; ++r) {
       F s[kSpanBlocks], most = splat(top[r]);
       for (int j = 0; j < blocks; ++j) {
@@ -368,78 +449,207 @@ static void attend(const Attention& a, const Row* rows, int last) {
         for (i64 d = 0; d < a.dim; d += 16)
           store(acc[r] + d, mul(load(acc[r] + d), splat(fix)));
     }
-    const int keys = std::min(kSpan, last - begin);
-    for (i64 d = 0; d < a.dim; d += 16 * CHUNK) {
-      F o[ROWS][CHUNK];
-      UNROLL for (int r = 0; r < ROWS; ++r)
-        UNROLL for (int c = 0; c < CHUNK; ++c) o[r][c] = load(acc[r] + d + 16 * c);
-      for (int i = 0; i < keys; i += 2) {
-        const int j = i / kBlock;
-        const bf16* value = a.values + a.table[first_block + j] * a.block_stride + a.head_offset +
-                            (i % kBlock) * a.dim + 2 * d;
-        if (j < num_next)
-          UNROLL for (int c = 0; c < CHUNK; ++c)
-            _mm_prefetch(next[j] + ((i % kBlock) * a.dim + 2 * d + 32 * c) * sizeof(bf16),
-                         _MM_HINT_T0);
-        // The last pair may be half another sequence's: 0 * NaN is NaN, so it is masked.
-        const uint32_t mask = i + 1 < keys ? 0xffffffff : 0x0000ffff;
-        W v[CHUNK];
-        UNROLL for (int c = 0; c < CHUNK; ++c) v[c] = both(load_w(value + 32 * c), mask);
-        UNROLL for (int r = 0; r < ROWS; ++r) {
-          const W p = splat_w(weight[r] + i);
-          UNROLL for (int c = 0; c < CHUNK; ++c) o[r][c] = dot2(o[r][c], v[c], p);
-        }
-      }
-      UNROLL for (int r = 0; r < ROWS; ++r)
-        UNROLL for (int c = 0; c < CHUNK; ++c) store(acc[r] + d + 16 * c, o[r][c]);
+  }
+};
+
+// `heads` key heads, at most HEADS, of the rows: all keys of a span first, then all its values, so
+// that each block is read from its beginning to its end.
+template <int ROWS, int HEADS, int BLOCKS, int CHUNK>
+static void attend(const Attention& a, const Row* rows, int last, int heads) {
+  alignas(64) float acc[HEADS][ROWS][kMaxHeadDim];
+  alignas(64) float score[ROWS][kSpan];
+  alignas(64) bf16 weight[HEADS][ROWS][kSpan];
+  bf16 query[HEADS][ROWS * kMaxHeadDim];
+  Softmax<ROWS> softmax[HEADS];
+  const i64 piece = kBlock * a.dim * sizeof(bf16);
+  for (int h = 0; h < heads; ++h) {
+    softmax[h].begin();
+    for (int r = 0; r < ROWS; ++r) {
+      const bf16* from = a.q + rows[r].query + h * a.group_dim;
+      for (i64 d = 0; d < a.dim; d += 2) memcpy(query[h] + d * ROWS + 2 * r, from + d, 4);
+      for (i64 d = 0; d < a.dim; d += 16) store(acc[h][r] + d, splat(0.0f));
     }
   }
-  for (int r = 0; r < ROWS; ++r)
-    for (i64 d = 0; d < a.dim; d += 16)
-      store(a.out + rows[r].out + d, mul(load(acc[r] + d), splat(1.0f / total[r])));
+  for (int begin = 0; begin < last; begin += kSpan) {
+    const int keys = std::min(kSpan, last - begin), blocks = (keys + kBlock - 1) / kBlock;
+    const int32_t* table = a.table + begin / kBlock;
+    Pieces k, v;
+    const char* after[kSpanBlocks];  // the first keys of the next span
+    for (int j = 0; j < blocks; ++j) {
+      const i64 at = table[j] * a.block_stride + a.head_offset;
+      // Behind the last span nothing follows: its own keys are at hand.
+      const bool follows = begin + kSpan + j * kBlock < last;
+      k.here[j] = (const char*)(a.keys + at);
+      v.here[j] = (const char*)(a.values + at);
+      after[j] = (const char*)(a.keys + (follows ? table[j + kSpanBlocks] * a.block_stride +
+                                                       a.head_offset
+                                                 : at));
+    }
+    for (int h = 0; h < heads; ++h) {
+      for (int j = 0; j < blocks; ++j)
+        k.next[j] = h + 1 < heads ? k.here[j] + piece : v.here[j];
+      score_span<ROWS, BLOCKS>(a, query[h], k, blocks, score);
+      softmax[h].take(a, rows, begin, blocks, score, weight[h], acc[h]);
+      for (int j = 0; j < blocks; ++j) k.here[j] += piece;
+    }
+    for (int h = 0; h < heads; ++h) {
+      for (int j = 0; j < blocks; ++j) v.next[j] = h + 1 < heads ? v.here[j] + piece : after[j];
+      add_span<ROWS, CHUNK>(a, v, keys, weight[h], acc[h]);
+      for (int j = 0; j < blocks; ++j) v.here[j] += piece;
+    }
+  }
+  for (int h = 0; h < heads; ++h)
+    for (int r = 0; r < ROWS; ++r) {
+      const F scale = splat(1.0f / softmax[h].total[r]);
+      for (i64 d = 0; d < a.dim; d += 16)
+        store(a.out + rows[r].out + h * a.group_dim + d, mul(load(acc[h][r] + d), scale));
+    }
 }
 
-template <int ROWS> static void attend_by_dim(const Attention& a, const Row* rows, int last) {
+template <int ROWS>
+static void attend_by_dim(const Attention& a, const Row* rows, int last, int heads) {
   constexpr int kBlocks = ROWS <= 2 ? 4 : 2, kChunk = ROWS <= 4 ? 4 : 2;
-  if (a.dim % (16 * kChunk) == 0) return attend<ROWS, kBlocks, kChunk>(a, rows, last);
-  attend<ROWS, kBlocks, 1>(a, rows, last);
+  constexpr int kHeads = ROWS <= kFewRows ? kMaxHeads : 1;
+  if (a.dim % (16 * kChunk) == 0) return attend<ROWS, kHeads, kBlocks, kChunk>(a, rows, last, heads);
+  attend<ROWS, kHeads, kBlocks, 1>(a, rows, last, heads);
 }
 
-// Causal attention of ragged queries. q, out: [tokens, heads, dim] with q_stride and contiguous;
-// cu_q [sequences + 1], seq_lens [sequences], table [sequences, table_stride]; work [num_work, 2]:
-// sequence and the first of the (token, head of the group) rows that one call of `attend` takes.
-API void paged_attention(const bf16* q, i64 q_stride, const bf16* keys, const bf16* values,
-                         i64 block_stride, bf16* out, const int32_t* cu_q,
-                         const int32_t* seq_lens, const int32_t* table, i64 table_stride,
-                         const int32_t* work, i64 num_work, i64 heads, i64 kv_heads, i64 dim,
-                         float scale) {
-  const i64 group = heads / kv_heads;
-  // The heads of a block are neighbours in memory: one thread reads them, where that is even enough.
-  const i64 together = num_work >= 4 * omp_get_max_threads() ? kv_heads : 1;
-#pragma omp parallel for schedule(dynamic, together)
-  for (i64 item = 0; item < num_work * kv_heads; ++item) {
-    const i64 head = item % kv_heads, sequence = work[item / kv_heads * 2];
-    const i64 start = work[item / kv_heads * 2 + 1];
-    const i64 queries = cu_q[sequence + 1] - cu_q[sequence];
+struct Ragged {
+  const int32_t* cu_q;      // [sequences + 1] where each one's queries begin
+  const int32_t* seq_lens;  // [sequences] keys of each one, its queries' own among them
+  const int32_t* table;     // [sequences, table_stride] blocks
+  i64 table_stride;
+  const int32_t* work;  // [num_work, 2] sequence, first of the rows that one call of `attend` takes
+  i64 num_work;
+};
+
+struct Heads {
+  i64 heads, kv_heads, dim;
+};
+
+// Causal attention of ragged queries; inside a parallel region. q, out: [tokens, heads, dim] with
+// q_stride and contiguous; a row is a (token, head of the group).
+static void attend_all(const bf16* q, i64 q_stride, const Cache& cache, bf16* out,
+                       const Ragged& ragged, const Heads& h, float scale) {
+  const i64 group = h.heads / h.kv_heads;
+  // Several heads of a block are one long piece of memory, and the longer the better it is read; but
+  // every thread wants its share of the work.
+  i64 together = std::min<i64>(kMaxHeads, h.kv_heads);
+  while (together > 1 && (h.kv_heads % together ||
+                          ragged.num_work * h.kv_heads / together < 2 * omp_get_num_threads()))
+    --together;
+  const i64 parts = h.kv_heads / together;
+#pragma omp for schedule(dynamic, 1)
+  for (i64 item = 0; item < ragged.num_work * parts; ++item) {
+    const i64 first_head = item % parts * together;
+    const i64 sequence = ragged.work[item / parts * 2];
+    const i64 start = ragged.work[item / parts * 2 + 1];
+    const i64 queries = ragged.cu_q[sequence + 1] - ragged.cu_q[sequence];
     const int count = (int)std::min<i64>(kRows, queries * group - start);
-    const Attention a{q, keys, values, out, table + sequence * table_stride, block_stride,
-                      head * kBlock * dim, dim, scale};
-    Row rows[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      // Rows that are not there are the last one again, so that there are fewer kinds of calls.
-      const i64 at_row = start + std::min(r, count - 1);
-      const i64 token = at_row / group, h = head * group + at_row % group;
-      const i64 at = cu_q[sequence] + token;
-      rows[r] = {at * q_stride + h * dim, (at * heads + h) * dim,
-                 (int)(seq_lens[sequence] - queries + token + 1)};
+    const auto attend_from = [&](i64 kv_head, int heads) {
+      const Attention a{q, cache.keys, cache.values, out,
+                        ragged.table + sequence * ragged.table_stride, cache.block_stride,
+                        kv_head * kBlock * h.dim, h.dim, group * h.dim, scale};
+      Row rows[kRows];
+      for (int r = 0; r < kRows; ++r) {
+        // Rows that are not there are the last one again: there are fewer kinds of calls.
+        const i64 at_row = start + std::min(r, count - 1);
+        const i64 token = at_row / group, head = kv_head * group + at_row % group;
+        const i64 at = ragged.cu_q[sequence] + token;
+        rows[r] = {at * q_stride + head * h.dim, (at * h.heads + head) * h.dim,
+                   (int)(ragged.seq_lens[sequence] - queries + token + 1)};
+      }
+      const int last = rows[count - 1].num_keys;  // rows are in order of their tokens
+      switch (count) {
+        case 1: return attend_by_dim<1>(a, rows, last, heads);
+        case 2: return attend_by_dim<2>(a, rows, last, heads);
+        case 3: return attend_by_dim<3>(a, rows, last, heads);
+        case 4: return attend_by_dim<4>(a, rows, last, heads);
+        default: return attend_by_dim<kRows>(a, rows, last, heads);
+      }
+    };
+    if (count <= kFewRows) {
+      attend_from(first_head, (int)together);
+    } else {
+      for (i64 head = 0; head < together; ++head) attend_from(first_head + head, 1);
     }
-    const int last = rows[count - 1].num_keys;  // rows are in order of their tokens
-    switch (count) {
-      case 1: attend_by_dim<1>(a, rows, last); break;
-      case 2: attend_by_dim<2>(a, rows, last); break;
-      case 3: attend_by_dim<3>(a, rows, last); break;
-      case 4: attend_by_dim<4>(a, rows, last); break;
-      default: attend_by_dim<kRows>(a, rows, last);
+  }
+}
+
+API void paged_attention(const bf16* q, i64 q_stride, bf16* keys, bf16* values, i64 block_stride,
+                         bf16* out, const Ragged* ragged, i64 heads, i64 kv_heads, i64 dim,
+                         float scale) {
+#pragma omp parallel
+  attend_all(q, q_stride, {keys, values, block_stride}, out, *ragged, {heads, kv_heads, dim},
+             scale);
+}
+
+// ---- a whole stack of layers -----------------------------------------------------------------
+
+struct Layer {
+  const bf16 *attention_norm, *mlp_norm;  // [hidden]
+  const bf16 *query_norm, *key_norm;      // [dim] or both null
+  Weight qkv, output, gate_up, down;
+  bf16 *keys, *values;  // of the layer, in the first block
+};
+
+struct Stack {
+  const Layer* layers;
+  i64 num_layers, hidden, heads, kv_heads, dim, block_stride;
+  const bf16* embedding;          // [vocab, hidden]
+  const bf16* final_norm;         // [hidden]
+  const bf16 *cosines, *sines;    // [positions, dim / 2]
+  float norm_eps, attention_scale;
+};
+
+struct Batch {
+  i64 tokens;
+  const int32_t *ids, *positions, *slots;  // [tokens]
+  Ragged ragged;
+  // Room for [tokens] rows: of hidden, hidden, qkv.n, heads * dim, gate_up.n and hidden.
+  bf16 *x, *normed, *qkv, *attended, *inner, *delta;
+  Scratch scratch;
+};
+
+// All layers in one parallel region: threads meet at the end of each phase and are never sent home
+// in between. What comes of it is in `normed`: the final hidden states.
+API void decoder_stack(const Stack* stack, const Batch* batch) {
+  const Stack& s = *stack;
+  const Batch& b = *batch;
+  const i64 tokens = b.tokens, half = s.dim / 2;
+  const Heads heads{s.heads, s.kv_heads, s.dim};
+#pragma omp parallel
+  {
+    const auto norm_rows = [&](const bf16* delta, const bf16* weight) {
+#pragma omp for schedule(static)
+      for (i64 row = 0; row < tokens; ++row)
+        add_norm_row(b.x + row * s.hidden, delta ? delta + row * s.hidden : nullptr, weight,
+                     b.normed + row * s.hidden, s.norm_eps, s.hidden);
+    };
+#pragma omp for schedule(static)
+    for (i64 row = 0; row < tokens; ++row)
+      memcpy(b.x + row * s.hidden, s.embedding + b.ids[row] * s.hidden, s.hidden * sizeof(bf16));
+    for (i64 l = 0; l < s.num_layers; ++l) {
+      const Layer& layer = s.layers[l];
+      const Cache cache{layer.keys, layer.values, s.block_stride};
+      norm_rows(l ? b.delta : nullptr, layer.attention_norm);
+      product(layer.qkv, b.normed, b.scratch, b.qkv, tokens);
+#pragma omp for schedule(static)
+      for (i64 row = 0; row < tokens; ++row) {
+        bf16* q = b.qkv + row * layer.qkv.n;
+        bf16 *k = q + s.heads * s.dim, *v = k + s.kv_heads * s.dim;
+        const i64 at = b.positions[row] * half;
+        kv_fetch_row(cache, b.slots[row], s.kv_heads, s.dim);
+        norm_rope_row(q, {layer.query_norm, layer.key_norm, s.norm_eps}, s.cosines + at,
+                      s.sines + at, s.heads, s.kv_heads, s.dim);
+        kv_store_row(k, v, cache, b.slots[row], s.kv_heads, s.dim);
+      }
+      attend_all(b.qkv, layer.qkv.n, cache, b.attended, b.ragged, heads, s.attention_scale);
+      product(layer.output, b.attended, b.scratch, b.delta, tokens);
+      norm_rows(b.delta, layer.mlp_norm);
+      product(layer.gate_up, b.normed, b.scratch, b.inner, tokens);
+      product(layer.down, b.inner, b.scratch, b.delta, tokens);
     }
+    norm_rows(b.delta, s.final_norm);
   }
 }

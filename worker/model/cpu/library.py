@@ -12,14 +12,105 @@ import torch  # noqa: F401
 
 from worker.model.errors import TierUnavailable
 
-_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class Weight(ctypes.Structure):
+    """A packed weight; `scales` and `offset` are an int8 one's."""
+
+    _fields_ = (
+        ("packed", _P),
+        ("bias", _P),
+        ("scales", _P),
+        ("offset", _P),
+        ("n", _N),
+        ("k", _N),
+        ("gated", _N),
+    )
+
+
+class Scratch(ctypes.Structure):
+    """Room for a product's rows as it reads them, and for their scales."""
+
+    _fields_ = (("rows", _P), ("row_scales", _P))
+
+
+class Ragged(ctypes.Structure):
+    """Whose queries and keys are where, and the attention's work list."""
+
+    _fields_ = (
+        ("cu_q", _P),
+        ("seq_lens", _P),
+        ("table", _P),
+        ("table_stride", _N),
+        ("work", _P),
+        ("num_work", _N),
+    )
+
+
+class Layer(ctypes.Structure):
+    """One layer's parameters and its part of the KV cache."""
+
+    _fields_ = (
+        ("attention_norm", _P),
+        ("mlp_norm", _P),
+        ("query_norm", _P),
+        ("key_norm", _P),
+        ("qkv", Weight),
+        ("output", Weight),
+        ("gate_up", Weight),
+        ("down", Weight),
+        ("keys", _P),
+        ("values", _P),
+    )
+
+
+class Stack(ctypes.Structure):
+    """All layers, with what is before and behind them."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(Layer)),
+        ("num_layers", _N),
+        ("hidden", _N),
+        ("heads", _N),
+        ("kv_heads", _N),
+        ("dim", _N),
+        ("block_stride", _N),
+        ("embedding", _P),
+        ("final_norm", _P),
+        ("cosines", _P),
+        ("sines", _P),
+        ("norm_eps", _F),
+        ("attention_scale", _F),
+    )
+
+
+class Batch(ctypes.Structure):
+    """One step's tokens, and room for what is computed of them."""
+
+    _fields_ = (
+        ("tokens", _N),
+        ("ids", _P),
+        ("positions", _P),
+        ("slots", _P),
+        ("ragged", Ragged),
+        ("x", _P),
+        ("normed", _P),
+        ("qkv", _P),
+        ("attended", _P),
+        ("inner", _P),
+        ("delta", _P),
+        ("scratch", Scratch),
+    )
+
+
 _SIGNATURES: dict[str, tuple[type, ...]] = {
-    "linear_bf16": (_P, _P, _P, _P, _P, _N, _N, _N, _I),
-    "linear_int8": (_P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _I),
+    "linear": (ctypes.POINTER(Weight), _P, ctypes.POINTER(Scratch), _P, _N),
     "add_rms_norm": (_P, _P, _P, _P, _F, _N, _N),
     "norm_rope": (_P, _N, _P, _P, _F, _P, _P, _N, _N, _N, _N),
     "kv_store": (_P, _P, _N, _N, _P, _P, _N, _P, _N, _N, _N),
-    "paged_attention": (*(_P, _N, _P, _P, _N, _P, _P, _P, _P, _N, _P, _N, _N, _N, _N, _F),),
+    "paged_attention": (_P, _N, _P, _P, _N, _P, ctypes.POINTER(Ragged), _N, _N, _N, _F),
+    "decoder_stack": (ctypes.POINTER(Stack), ctypes.POINTER(Batch)),
 }
 
 # Query rows that one item of paged_attention's work list covers, and tokens in a block: constants
@@ -46,9 +137,9 @@ class NativeKernels:
         for name, function in functions.items():
             function.argtypes = _SIGNATURES[name]
             function.restype = None
-        self.linear_bf16: Kernel = functions["linear_bf16"]
-        self.linear_int8: Kernel = functions["linear_int8"]
+        self.linear: Kernel = functions["linear"]
         self.add_rms_norm: Kernel = functions["add_rms_norm"]
         self.norm_rope: Kernel = functions["norm_rope"]
         self.kv_store: Kernel = functions["kv_store"]
         self.paged_attention: Kernel = functions["paged_attention"]
+        self.decoder_stack: Kernel = functions["decoder_stack"]

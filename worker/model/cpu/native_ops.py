@@ -9,7 +9,7 @@ from torch.nn import functional
 from worker.model.config import ModelConfig
 from worker.model.cpu.huge_pages import HugePages
 from worker.model.cpu.int8 import quantize_weight
-from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.library import NativeKernels, Scratch, Weight
 from worker.model.layers.ops import HeadNorm, Multiply
 
 _PANEL = (
@@ -52,6 +52,49 @@ class Workspace:
         return view
 
 
+class ProductScratch:
+    """What products need besides their operands; they use it one after the other."""
+
+    def __init__(self) -> None:
+        self._rows = Workspace(1)
+        self._scales = Workspace(1, torch.float32)
+
+    def of(self, num_rows: int, size_in: int) -> Scratch:
+        """Room for `num_rows` rows of `size_in` numbers. The next call may give the same memory."""
+        return Scratch(
+            self._rows.rows(num_rows * size_in).data_ptr(), self._scales.rows(num_rows).data_ptr()
+        )
+
+
+class NativeProduct:
+    """[rows, in] -> [rows, out] through a packed weight, which it keeps alive.
+
+    `weight` is the kernels' own view of it.
+    """
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        weight: Weight,
+        tensors: tuple[Tensor, ...],
+        results: Workspace,
+        scratch: ProductScratch,
+    ) -> None:
+        """`tensors` lie behind the weight's addresses."""
+        self.weight = weight
+        self._tensors = tensors
+        self._kernel = kernels.linear
+        self._results = results
+        self._scratch = scratch
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows, size_in = x.shape
+        out = self._results.rows(rows)
+        scratch = self._scratch.of(rows, size_in)
+        self._kernel(self.weight, x.data_ptr(), scratch, out.data_ptr(), rows)
+        return out
+
+
 class NativeOps:
     """Sums are float32 and rounded once, where TorchOps rounds after every operation.
 
@@ -62,8 +105,7 @@ class NativeOps:
         self._kernels = kernels
         self._is_int8 = is_int8
         self._memory = HugePages()
-        self._scratch = Workspace(1)
-        self._row_scales = Workspace(1, torch.float32)
+        self._scratch = ProductScratch()
         # Products of the same width share their memory, across layers: see Ops.
         self._results: dict[tuple[int, bool], Workspace] = {}
         self._normed: dict[int, Workspace] = {}
@@ -125,68 +167,25 @@ class NativeOps:
 
     def _product(
         self, weight: Tensor, bias: Tensor | None, num_columns: int, *, is_gated: bool
-    ) -> Multiply:
-        wide_bias = _padded(bias.float(), len(weight)) if bias is not None else None
+    ) -> NativeProduct:
+        there = Weight(n=num_columns, k=weight.shape[1], gated=is_gated)
+        tensors = []
+
+        def lend(tensor: Tensor) -> int:
+            tensors.append(tensor)
+            return tensor.data_ptr()
+
         if self._is_int8:
-            return self._int8_product(weight, wide_bias, num_columns, is_gated)
-        packed = self._memory.copy(_blocked(weight, 2))
-        size_in, weight_at = weight.shape[1], packed.data_ptr()
-        bias_at = wide_bias.data_ptr() if wide_bias is not None else None
-        kernel, scratch = self._kernels.linear_bf16, self._scratch
+            quantized = quantize_weight(weight)
+            there.packed = lend(self._memory.copy(_blocked(quantized.values, 4)))
+            there.scales = lend(quantized.scales)
+            there.offset = lend(128 * quantized.values.sum(dim=1, dtype=torch.int32))
+        else:
+            there.packed = lend(self._memory.copy(_blocked(weight, 2)))
+        if bias is not None:
+            there.bias = lend(_padded(bias.float(), len(weight)))
         results = self._workspace(num_columns, is_gated)
-
-        def multiply(
-            x: Tensor, _alive: tuple[Tensor, Tensor | None] = (packed, wide_bias)
-        ) -> Tensor:
-            rows = x.shape[0]
-            out = results.rows(rows)
-            kernel(
-                x.data_ptr(),
-                weight_at,
-                bias_at,
-                scratch.rows(rows * size_in).data_ptr(),
-                out.data_ptr(),
-                rows,
-                num_columns,
-                size_in,
-                is_gated,
-            )
-            return out
-
-        return multiply
-
-    def _int8_product(
-        self, weight: Tensor, bias: Tensor | None, num_columns: int, is_gated: bool
-    ) -> Multiply:
-        quantized = quantize_weight(weight)
-        packed = self._memory.copy(_blocked(quantized.values, 4))
-        offsets = 128 * quantized.values.sum(dim=1, dtype=torch.int32)
-        size_in, scales = weight.shape[1], quantized.scales
-        kernel, scratch, row_scales = self._kernels.linear_int8, self._scratch, self._row_scales
-        constants = (packed.data_ptr(), scales.data_ptr(), offsets.data_ptr())
-        bias_at = bias.data_ptr() if bias is not None else None
-        results = self._workspace(num_columns, is_gated)
-
-        def multiply(
-            x: Tensor, _alive: tuple[Tensor | None, ...] = (packed, scales, offsets, bias)
-        ) -> Tensor:
-            rows = x.shape[0]
-            out = results.rows(rows)
-            kernel(
-                x.data_ptr(),
-                *constants,
-                bias_at,
-                scratch.rows(rows * size_in).data_ptr(),
-                row_scales.rows(rows).data_ptr(),
-                out.data_ptr(),
-                rows,
-                num_columns,
-                size_in,
-                is_gated,
-            )
-            return out
-
-        return multiply
+        return NativeProduct(self._kernels, there, tuple(tensors), results, self._scratch)
 
     def _workspace(self, num_columns: int, is_gated: bool) -> Workspace:
         return self._results.setdefault((num_columns, is_gated), Workspace(num_columns))

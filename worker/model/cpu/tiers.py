@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.model.attention.base import AttentionBackend
-from worker.model.attention.native import NativeAttention
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.cpu import native_ops
@@ -23,11 +21,14 @@ from worker.model.cpu.features import cpu_features
 from worker.model.cpu.int8 import Int8Ops, OneDnnInt8Ops
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import NativeOps
+from worker.model.cpu.native_stack import NativeStack
 from worker.model.cpu.packed_ops import PackedOps
 from worker.model.cpu.probe import what_is_wrong
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_pool import KVCachePool
+from worker.model.layers.decoder import CausalLM
 from worker.model.layers.ops import Ops, TorchOps
+from worker.model.layers.stack import DecoderStack, LayerByLayer
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,14 @@ QUANTIZATIONS = ("none", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """`ops` for the model's layers, and what makes the attention over a pool."""
+    """`ops` for the model's layers, and what computes all of them over a pool.
+
+    `stack` is for a model that uses the `ops`.
+    """
 
     name: str
     ops: Ops
-    attention: Callable[[KVCachePool], AttentionBackend]
+    stack: Callable[[CausalLM, KVCachePool], DecoderStack]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ def choose_tier(wanted: str, request: TierRequest) -> Tier:
 def reference_tier(request: TierRequest) -> Tier:
     """Always there."""
     ops = Int8Ops() if request.quantization == "int8" else TorchOps()
-    return Tier("reference", ops, SdpaAttention)
+    return Tier("reference", ops, _layer_by_layer)
 
 
 def packed_tier(request: TierRequest) -> Tier:
@@ -84,7 +88,7 @@ def packed_tier(request: TierRequest) -> Tier:
     is_int8 = request.quantization == "int8"
     ops = OneDnnInt8Ops() if is_int8 else PackedOps()
     _check(ops, request)
-    return Tier("packed", ops, SdpaAttention)
+    return Tier("packed", ops, _layer_by_layer)
 
 
 def native_tier(request: TierRequest) -> Tier:
@@ -98,7 +102,11 @@ def native_tier(request: TierRequest) -> Tier:
     kernels = NativeKernels(build(cpu_flags(cpu_features())))
     ops = NativeOps(kernels, is_int8=request.quantization == "int8")
     _check(NativeOps(kernels, is_int8=request.quantization == "int8"), request)
-    return Tier("native", ops, lambda pool: NativeAttention(pool, kernels))
+    return Tier("native", ops, lambda model, pool: NativeStack(model, pool, kernels))
+
+
+def _layer_by_layer(model: CausalLM, pool: KVCachePool) -> DecoderStack:
+    return LayerByLayer(model, SdpaAttention(pool))
 
 
 def _check(ops: Ops, request: TierRequest) -> None:

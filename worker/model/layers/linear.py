@@ -35,6 +35,11 @@ class Linear(nn.Module):
         self._multiply = self._multiplier(ops)
         self.weight = self.bias = None
 
+    @property
+    def product(self) -> Multiply:
+        """What it multiplies with: for who computes whole layers."""
+        return self._multiply
+
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in_features] -> [rows, sum of parts]"""
         return self._multiply(x)

@@ -23,6 +23,11 @@ class RotaryEmbedding:
         self._cos = (angles.cos() * factor).to(placement.device, placement.dtype)
         self._sin = (angles.sin() * factor).to(placement.device, placement.dtype)
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, [max_model_len, head_dim / 2] each."""
+        return self._cos, self._sin
+
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens] -> cosine and sine, each [num_tokens, 1, head_dim / 2]"""
         cos = self._cos.index_select(0, positions)

@@ -1,0 +1,42 @@
+"""ChunkPacer: how much of waiting prompts a step may compute while others are being answered.
+
+A step is as long as its tokens, and every stream waits for it: with a whole budget of prompt
+tokens, a long prompt that comes in holds them all up for as long. The pacer learns from the steps
+how long a prompt token takes, and gives each step as many as fit a target.
+"""
+
+from __future__ import annotations
+
+_LEAST_TOKENS = 16  # a prompt gets on, however slow the machine is
+_NEWEST_SHARE = 0.5  # of the last step in what is expected of the next: contexts grow step by step
+
+
+class ChunkPacer:
+    """Told of each step; asked before the next one."""
+
+    def __init__(self, target_s: float, most: int) -> None:
+        """`target_s`: what a step may take while somebody decodes; `most`: its token budget."""
+        self._target_s = target_s
+        self._most = most
+        self._decoding_s = 0.0  # a step of the present decodes alone
+        self._token_s = 0.0  # a prompt token on top of them; 0.0: not known yet
+
+    def tokens(self) -> int:
+        """Prompt tokens that the next step may compute beside decodes; at least one."""
+        if self._token_s == 0.0:
+            return min(_LEAST_TOKENS, self._most)
+        fitting = int((self._target_s - self._decoding_s) / self._token_s)
+        return min(max(fitting, _LEAST_TOKENS), self._most)
+
+    def took(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
+        """A step's contents, and how long it took from launch to tokens."""
+        if num_prompt_tokens == 0:
+            self._decoding_s = seconds
+            return
+        if num_prompt_tokens < _LEAST_TOKENS:
+            return  # the rest of a prompt: it says more of the step than of its tokens
+        others_s = min(self._decoding_s, seconds / 2) if num_decodes else 0.0
+        token_s = (seconds - others_s) / num_prompt_tokens
+        if self._token_s == 0.0:
+            self._token_s = token_s
+        self._token_s += _NEWEST_SHARE * (token_s - self._token_s)

@@ -1,0 +1,101 @@
+"""NativeStack: all layers in one call of the kernels; nothing waits for Python in between."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from worker.model.attention.base import AttentionMetadata
+from worker.model.attention.native import ragged, work_list
+from worker.model.cpu.library import Batch, Layer, NativeKernels, Scratch, Stack, Weight
+from worker.model.cpu.native_ops import NativeProduct, ProductScratch, Workspace
+from worker.model.kv_pool import KVCachePool
+from worker.model.layers.decoder import CausalLM, DecoderLayer
+from worker.model.layers.linear import Linear
+
+
+class NativeStack:
+    """A DecoderStack over a model whose layers use NativeOps.
+
+    It says what LayerByLayer says with those ops and NativeAttention, bit for bit.
+    """
+
+    def __init__(self, model: CausalLM, pool: KVCachePool, kernels: NativeKernels) -> None:
+        config = model.config
+        layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
+        assert len(layers) == config.num_layers, "models are made of DecoderLayers"
+        self._kernel = kernels.decoder_stack
+        self._alive = (model, pool)  # what lies behind the addresses
+        self._group = config.num_heads // config.num_kv_heads
+        cosines, sines = model.rope.tables
+        self._stack = Stack(
+            layers=(Layer * len(layers))(
+                *(_layer(layer, pool, index) for index, layer in enumerate(layers))
+            ),
+            num_layers=len(layers),
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            dim=config.head_dim,
+            block_stride=pool.storage.stride(0),
+            embedding=model.embedding.weight.data_ptr(),
+            final_norm=model.norm.weight.data_ptr(),
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+            norm_eps=config.rms_norm_eps,
+            attention_scale=config.head_dim**-0.5,
+        )
+        first = self._stack.layers[0]
+        attended = config.num_heads * config.head_dim
+        self._widest = max(first.qkv.k, attended, first.down.k)
+        self._scratch = ProductScratch()
+        self._rooms = {
+            name: Workspace(width)
+            for name, width in {
+                "x": config.hidden_size,
+                "normed": config.hidden_size,
+                "qkv": first.qkv.n,
+                "attended": attended,
+                "inner": first.gate_up.n,
+                "delta": config.hidden_size,
+            }.items()
+        }
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        num_tokens = metadata.num_tokens
+        work = work_list(metadata.query_lens, self._group)
+        rooms = {name: room.rows(num_tokens) for name, room in self._rooms.items()}
+        scratch: Scratch = self._scratch.of(num_tokens, self._widest)
+        batch = Batch(
+            tokens=num_tokens,
+            ids=token_ids.data_ptr(),
+            positions=positions.data_ptr(),
+            slots=metadata.slots.data_ptr(),
+            ragged=ragged(metadata, work),
+            scratch=scratch,
+            **{name: room.data_ptr() for name, room in rooms.items()},
+        )
+        self._kernel(self._stack, batch)
+        return rooms["normed"]
+
+
+def _layer(layer: DecoderLayer, pool: KVCachePool, index: int) -> Layer:
+    attention, mlp = layer.attention, layer.mlp
+    query_norm, key_norm = attention.q_norm, attention.k_norm
+    return Layer(
+        attention_norm=layer.input_norm.weight.data_ptr(),
+        mlp_norm=layer.mlp_norm.weight.data_ptr(),
+        query_norm=query_norm.weight.data_ptr() if query_norm is not None else None,
+        key_norm=key_norm.weight.data_ptr() if key_norm is not None else None,
+        qkv=_weight(attention.qkv),
+        output=_weight(attention.output),
+        gate_up=_weight(mlp.gate_up),
+        down=_weight(mlp.down),
+        keys=pool.keys[index].data_ptr(),
+        values=pool.values[index].data_ptr(),
+    )
+
+
+def _weight(linear: Linear) -> Weight:
+    product = linear.product
+    assert isinstance(product, NativeProduct), "the model uses NativeOps"
+    return product.weight
