@@ -163,7 +163,7 @@ class WorkerSettings(SharedSettings):
         ge=0,
         le=60_000,
         description="Milliseconds of a step that computes prompts while streams run; 0: any; "
-        "unset: 200 without lookahead, else any.",
+        "unset: 180 without lookahead, else any.",
     )
     scheduling_policy: SchedulingPolicy = Field(
         default=SchedulingPolicy.FCFS, description="Order among waiting jobs."

@@ -46,7 +46,7 @@ _HOST_SHARE = 0.5
 _HOST_LIMIT_BYTES = 4 << 30
 _CUDA_SHARE = 0.9
 # Streams wait so long for a step that computes somebody else's prompt; see worker.engine.pacer.
-_CPU_STEP_TARGET_MS = 200
+_CPU_STEP_TARGET_MS = 180
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
 _CPU_WARM_UP_TOKENS = 16
 

@@ -13,7 +13,7 @@ import torch
 from shared.messages import SamplingParams
 from tests.support.sampling_exact import exact_distribution, noise_floor, total_variation
 from tests.support.torch_device import torch_device
-from worker.model.sampler import Sampled, Sampler
+from worker.model.sampler import Sampled, Sampler, best_of_rows
 from worker.model.sampling_row import SamplingRow
 
 VOCAB = 40
@@ -290,3 +290,27 @@ def test_forgotten_sequences_leave_nothing_behind() -> None:
     assert first.logprobs is not None
     assert again.logprobs is not None
     assert torch.equal(first.logprobs.chosen, again.logprobs.chosen)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 511, 1023, 1024, 1025, 1500, 4096])
+def test_the_best_of_rows_is_torchs_and_the_first_of_equals(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    random = torch.randn(16, vocab_size, generator=generator).to(torch.bfloat16)  # many are equal
+    flat = torch.zeros(2, vocab_size, dtype=torch.bfloat16)
+    last = flat.clone()
+    last[:, -1] = 1
+    impossible = torch.full((1, vocab_size), -torch.inf, dtype=torch.bfloat16)
+    logits = torch.cat([random, flat, last, impossible])
+    best, places = best_of_rows(logits)
+    assert torch.equal(best, logits.amax(dim=1))
+    expected = [(row == row.max()).nonzero()[0, 0].item() for row in logits.float()]
+    assert places.tolist() == expected
+
+
+@pytest.mark.parametrize("place", [0, 700, 1299])
+def test_a_nan_is_the_best_wherever_it_is(place: int) -> None:
+    logits = torch.randn(2, 1300)
+    logits[1, place] = torch.nan
+    best, places = best_of_rows(logits)
+    assert best.isnan().tolist() == [False, True]
+    assert places[1] == place

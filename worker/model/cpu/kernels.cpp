@@ -294,19 +294,6 @@ struct Cache {
   i64 block_stride;
 };
 
-// Fetches what kv_store_row is going to write into: a key's pairs are 64 bytes apart, and stores that
-// miss wait for each other.
-static void kv_fetch_row(const Cache& cache, int32_t slot, i64 kv_heads, i64 dim) {
-  if (slot < 0) return;
-  const i64 at = slot / kBlock * cache.block_stride, place = slot % kBlock;
-  for (i64 i = 0; i < kv_heads * dim * kBlock; i += 2 * kBlock)
-    _mm_prefetch((const char*)(cache.keys + at + i), _MM_HINT_T0);
-  for (i64 head = 0; head < kv_heads; ++head)
-    for (i64 d = 0; d < 2 * dim; d += 32)
-      _mm_prefetch((const char*)(cache.values + at + head * kBlock * dim + place / 2 * 2 * dim + d),
-                   _MM_HINT_T0);
-}
-
 // One token's keys and values [kv_heads, dim] go to a slot: block * 16 + offset, or negative for a
 // token that is not kept.
 static void kv_store_row(const bf16* k, const bf16* v, const Cache& cache, int32_t slot,
@@ -353,11 +340,11 @@ struct Pieces {
   const char *here[kSpanBlocks], *next[kSpanBlocks];
 };
 
-// Scores of one span for queries [dim/2][ROWS][2]. BLOCKS blocks go together, so that there are enough independent sums to hide
+// Scores of one span. BLOCKS blocks go together, so that there are enough independent sums to hide
 // a product's latency. A block that the span lacks is its last one again: the caller masks it.
 template <int ROWS, int BLOCKS>
-static void score_span(const Attention& a, const bf16* query, const Pieces& keys, int blocks,
-                       float (*score)[kSpan]) {
+static void score_span(const Attention& a, const Row* rows, i64 query, const Pieces& keys,
+                       int blocks, float (*score)[kSpan]) {
   for (int j = 0; j < blocks; j += BLOCKS) {
     const char *here[BLOCKS], *next[BLOCKS];
     UNROLL for (int b = 0; b < BLOCKS; ++b) {
@@ -375,7 +362,7 @@ static void score_span(const Attention& a, const bf16* query, const Pieces& keys
         pairs[b] = load_w(here[b] + line);
       }
       UNROLL for (int r = 0; r < ROWS; ++r) {
-        const W pair = splat_w(query + d * ROWS + 2 * r);
+        const W pair = splat_w(a.q + rows[r].query + query + d);
         UNROLL for (int b = 0; b < BLOCKS; ++b) s[r][b] = dot2(s[r][b], pairs[b], pair);
       }
     }
@@ -459,16 +446,12 @@ static void attend(const Attention& a, const Row* rows, int last, int heads) {
   alignas(64) float acc[HEADS][ROWS][kMaxHeadDim];
   alignas(64) float score[ROWS][kSpan];
   alignas(64) bf16 weight[HEADS][ROWS][kSpan];
-  bf16 query[HEADS][ROWS * kMaxHeadDim];
   Softmax<ROWS> softmax[HEADS];
   const i64 piece = kBlock * a.dim * sizeof(bf16);
   for (int h = 0; h < heads; ++h) {
     softmax[h].begin();
-    for (int r = 0; r < ROWS; ++r) {
-      const bf16* from = a.q + rows[r].query + h * a.group_dim;
-      for (i64 d = 0; d < a.dim; d += 2) memcpy(query[h] + d * ROWS + 2 * r, from + d, 4);
+    for (int r = 0; r < ROWS; ++r)
       for (i64 d = 0; d < a.dim; d += 16) store(acc[h][r] + d, splat(0.0f));
-    }
   }
   for (int begin = 0; begin < last; begin += kSpan) {
     const int keys = std::min(kSpan, last - begin), blocks = (keys + kBlock - 1) / kBlock;
@@ -488,7 +471,7 @@ static void attend(const Attention& a, const Row* rows, int last, int heads) {
     for (int h = 0; h < heads; ++h) {
       for (int j = 0; j < blocks; ++j)
         k.next[j] = h + 1 < heads ? k.here[j] + piece : v.here[j];
-      score_span<ROWS, BLOCKS>(a, query[h], k, blocks, score);
+      score_span<ROWS, BLOCKS>(a, rows, h * a.group_dim, k, blocks, score);
       softmax[h].take(a, rows, begin, blocks, score, weight[h], acc[h]);
       for (int j = 0; j < blocks; ++j) k.here[j] += piece;
     }
@@ -639,7 +622,6 @@ API void decoder_stack(const Stack* stack, const Batch* batch) {
         bf16* q = b.qkv + row * layer.qkv.n;
         bf16 *k = q + s.heads * s.dim, *v = k + s.kv_heads * s.dim;
         const i64 at = b.positions[row] * half;
-        kv_fetch_row(cache, b.slots[row], s.kv_heads, s.dim);
         norm_rope_row(q, {layer.query_norm, layer.key_norm, s.norm_eps}, s.cosines + at,
                       s.sines + at, s.heads, s.kv_heads, s.dim);
         kv_store_row(k, v, cache, b.slots[row], s.kv_heads, s.dim);
