@@ -203,7 +203,7 @@ class Engine:
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
         begin_s = self._clock()
-        schedule = self._scheduler.schedule(self._pacer.tokens() if self._pacer else None)
+        schedule = self._scheduler.schedule(self._pacer.tokens if self._pacer else None)
         for sequence in schedule.outgrown:
             outputs.append(self._outgrew(sequence))
         launched: _Launched | None = None

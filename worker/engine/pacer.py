@@ -2,12 +2,15 @@
 
 A step is as long as its tokens, and every stream waits for it: with a whole budget of prompt
 tokens, a long prompt that comes in holds them all up for as long. The pacer learns from the steps
-how long a prompt token takes, and gives each step as many as fit a target.
+how long a prompt token takes, and gives each step as many as fit a target; but never fewer than a
+few for each stream: where many streams make steps long by themselves, whoever waits would else wait
+for all of them to end, and steps with so little in them are inefficient.
 """
 
 from __future__ import annotations
 
 _LEAST_TOKENS = 16  # a prompt gets on, however slow the machine is
+_LEAST_PER_DECODE = 4
 _NEWEST_SHARE = 0.5  # of the last step in what is expected of the next: contexts grow step by step
 
 
@@ -21,12 +24,13 @@ class ChunkPacer:
         self._decoding_s = 0.0  # a step of the present decodes alone
         self._token_s = 0.0  # a prompt token on top of them; 0.0: not known yet
 
-    def tokens(self) -> int:
-        """Prompt tokens that the next step may compute beside decodes; at least one."""
+    def tokens(self, num_decodes: int) -> int:
+        """Prompt tokens that the next step may compute beside so many decodes; at least one."""
+        least = max(_LEAST_TOKENS, _LEAST_PER_DECODE * num_decodes)
         if self._token_s == 0.0:
-            return min(_LEAST_TOKENS, self._most)
+            return min(least, self._most)
         fitting = int((self._target_s - self._decoding_s) / self._token_s)
-        return min(max(fitting, _LEAST_TOKENS), self._most)
+        return min(max(fitting, least), self._most)
 
     def took(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """A step's contents, and how long it took from launch to tokens."""

@@ -27,7 +27,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
@@ -100,10 +100,10 @@ class Scheduler:
             self._launched_seq_ids.remove(sequence.seq_id)
             self._gone_seq_ids.append(sequence.seq_id)
 
-    def schedule(self, max_prompt_tokens: int | None = None) -> Schedule:
+    def schedule(self, prompt_tokens: Callable[[int], int] | None = None) -> Schedule:
         """Plans the next step; nothing planned means that there is nothing to launch now.
 
-        Beside decodes at most `max_prompt_tokens` others are planned.
+        Beside n decodes at most `prompt_tokens(n)` others are planned.
         """
         planned: list[PlannedSequence] = []
         outgrown: list[Sequence] = []
@@ -113,8 +113,8 @@ class Scheduler:
         ]
         decodes = [s for s in candidates if s.num_missing_tokens == 1]
         prefills = [s for s in candidates if s.num_missing_tokens > 1]
-        if decodes and max_prompt_tokens is not None:
-            left = min(left, len(decodes) + max_prompt_tokens)
+        if decodes and prompt_tokens is not None:
+            left = min(left, len(decodes) + prompt_tokens(len(decodes)))
         for sequence in (*decodes, *prefills):
             if left == 0:
                 break

@@ -61,30 +61,38 @@ def test_a_generous_target_leaves_the_budget_the_limit() -> None:
 
 
 def test_a_prompt_gets_on_even_where_nothing_fits() -> None:
-    chunks = prefills_beside_a_stream(0.001)
+    chunks = prefills_beside_a_stream(0.001, token_s=0.1)
     assert sum(chunks) == 1500
     assert set(chunks[:-1]) == {16}
+
+
+def test_each_stream_lets_a_few_tokens_of_a_prompt_through() -> None:
+    pacer = ChunkPacer(0.1, 512)
+    pacer.took(0, 100, 0.1)
+    pacer.took(30, 0, 0.2)  # more than the target by themselves
+    assert pacer.tokens(30) == 120
+    assert pacer.tokens(200) == 512
 
 
 def test_it_follows_tokens_that_become_slower() -> None:
     pacer = ChunkPacer(0.2, 512)
     pacer.took(0, 100, 0.1)
-    assert pacer.tokens() == 200
+    assert pacer.tokens(1) == 200
     for _ in range(8):
-        pacer.took(1, pacer.tokens(), pacer.tokens() * 0.002)
-    assert 95 <= pacer.tokens() <= 105
+        pacer.took(1, pacer.tokens(1), pacer.tokens(1) * 0.002)
+    assert 95 <= pacer.tokens(1) <= 105
 
 
 def test_before_anything_is_known_a_step_is_small() -> None:
-    assert ChunkPacer(0.2, 512).tokens() == 16
-    assert ChunkPacer(0.2, 8).tokens() == 8
+    assert ChunkPacer(0.2, 512).tokens(1) == 16
+    assert ChunkPacer(0.2, 8).tokens(1) == 8
 
 
 def test_the_end_of_a_prompt_teaches_nothing() -> None:
     pacer = ChunkPacer(0.2, 512)
     pacer.took(0, 100, 0.1)
     pacer.took(1, 2, 0.1)
-    assert pacer.tokens() == 200
+    assert pacer.tokens(1) == 200
 
 
 def test_alone_a_prompt_takes_the_whole_budget() -> None:
