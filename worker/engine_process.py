@@ -185,7 +185,8 @@ def _finish(
 ) -> tuple[Engine, EngineReady]:
     # The service sends jobs while a place is free, the last with all its choices: never refused.
     max_waiting = max(config.max_waiting, config.max_num_seqs + MAX_CHOICES)
-    engine = Engine(dataclasses.replace(config, max_waiting=max_waiting), runner)
+    config = dataclasses.replace(config, max_waiting=max_waiting)
+    engine = Engine(config, runner, clock=time.perf_counter)
     ready = EngineReady(
         max_model_len=config.max_model_len,
         vocab_size=runner.vocab_size,
