@@ -77,16 +77,17 @@ class TorchModelRunner:
         )
         if self._grammar_masks is not None:
             self._grammar_masks.expect(batch.sequences)
-        hidden = self._stack(forward.input_ids, forward.positions, forward.metadata)
+        rows = forward.logits_rows
+        hidden = self._stack(forward.input_ids, forward.positions, forward.metadata, rows)
         if not forward.sampling:
             return TorchStepHandle({}, None)
-        logits = self._model.logits(hidden.index_select(0, forward.logits_rows))
-        rows = [
+        logits = self._model.logits(hidden)
+        sampling = [
             SamplingRow.of(sequence, previous.index_of.get(sequence.seq_id))
             for sequence in forward.sampling
         ]
-        sampled = self._sampler.sample(logits, rows, previous.token_ids)
-        index_of = {row.seq_id: i for i, row in enumerate(rows)}
+        sampled = self._sampler.sample(logits, sampling, previous.token_ids)
+        index_of = {row.seq_id: i for i, row in enumerate(sampling)}
         self._previous = PreviousSample(sampled.token_ids, index_of)
         return TorchStepHandle(index_of, sampled)
 

@@ -7,10 +7,11 @@ import torch
 
 from shared.messages import SamplingParams
 from tests.support.cpu_kernels import kernels, variants
+from tests.support.native_attention import NativeAttention
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
-from worker.model.attention.native import NativeAttention, work_list
 from worker.model.config import ModelConfig
 from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.ragged import work_list
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_pool import KVCachePool
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.support.cpu_kernels import kernels, variants
+from tests.support.native_attention import NativeAttention
 from worker.model.attention.base import AttentionMetadata
-from worker.model.attention.native import NativeAttention
 from worker.model.config import ModelConfig
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import NativeOps
@@ -50,6 +50,13 @@ STEPS = {
     "decodes": [(5, 1), (40, 1), (16, 1), (1, 1), (31, 1)],
     "mixed": [(70, 1), (15, 1), (20, 13), (0, 50)],
 }
+# Sequences whose last token's state is wanted.
+WANTED: dict[str, list[list[int]]] = {
+    "one": [[0]],
+    "prefill": [[0], []],
+    "decodes": [[0, 1, 2, 3, 4]],
+    "mixed": [[0, 1, 2, 3], [0, 1, 3], [0, 1], [2], []],
+}
 
 
 @pytest.fixture(params=variants())
@@ -68,10 +75,12 @@ def test_the_stack_says_what_the_layers_say(
     by_layers = LayerByLayer(model, NativeAttention(pools[0], library))
     at_once = NativeStack(model, pools[1], library)
     for name, step in STEPS.items():  # one after the other: memory is used again, and grows
-        expected, seen = (_run(stack, step) for stack in (by_layers, at_once))
-        assert torch.equal(seen, expected), name
-        assert seen.isfinite().all()
-        assert torch.equal(pools[0].storage, pools[1].storage), name
+        for wanted in WANTED[name]:
+            expected, seen = (_run(stack, step, wanted) for stack in (by_layers, at_once))
+            assert seen.shape == (len(wanted), config.hidden_size)
+            assert torch.equal(seen, expected), (name, wanted)
+            assert seen.isfinite().all()
+            assert torch.equal(pools[0].storage, pools[1].storage), (name, wanted)
 
 
 def _model(family: str, ops: NativeOps) -> CausalLM:
@@ -94,8 +103,8 @@ def _pool(config: ModelConfig) -> KVCachePool:
     return pool
 
 
-def _run(stack: DecoderStack, step: list[tuple[int, int]]) -> torch.Tensor:
-    """[tokens, hidden]: the sequences have blocks of their own, in an order of no order."""
+def _run(stack: DecoderStack, step: list[tuple[int, int]], wanted: list[int]) -> torch.Tensor:
+    """[wanted, hidden]: the sequences have blocks of their own, in an order of no order."""
     lengths = [before + count for before, count in step]
     width = -(-max(lengths) // ATTENTION_BLOCK)
     blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1))
@@ -118,4 +127,5 @@ def _run(stack: DecoderStack, step: list[tuple[int, int]]) -> torch.Tensor:
     )
     token_ids = (positions * 7 + rows.to(torch.int32) * 31) % 211
     with torch.inference_mode():
-        return stack(token_ids.to(torch.int32), positions, metadata)
+        last = metadata.cu_q[1:] - 1
+        return stack(token_ids.to(torch.int32), positions, metadata, last[wanted])

@@ -510,53 +510,64 @@ struct Heads {
   i64 heads, kv_heads, dim;
 };
 
+// One item of the work list for the key heads [kv_head, kv_head + heads). A row is a (token, head of the
+// group).
+static void attend_item(const bf16* q, i64 q_stride, const Cache& cache, bf16* out,
+                        const Ragged& ragged, const Heads& h, float scale, const int32_t* item,
+                        i64 kv_head, int heads) {
+  const i64 group = h.heads / h.kv_heads, sequence = item[0], start = item[1];
+  const i64 queries = ragged.cu_q[sequence + 1] - ragged.cu_q[sequence];
+  const int count = (int)std::min<i64>(kRows, queries * group - start);
+  const Attention a{q, cache.keys, cache.values, out,
+                    ragged.table + sequence * ragged.table_stride, cache.block_stride,
+                    kv_head * kBlock * h.dim, h.dim, group * h.dim, scale};
+  Row rows[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    // Rows that are not there are the last one again: there are fewer kinds of calls.
+    const i64 at_row = start + std::min(r, count - 1);
+    const i64 token = at_row / group, head = kv_head * group + at_row % group;
+    const i64 at = ragged.cu_q[sequence] + token;
+    rows[r] = {at * q_stride + head * h.dim, (at * h.heads + head) * h.dim,
+               (int)(ragged.seq_lens[sequence] - queries + token + 1)};
+  }
+  const int last = rows[count - 1].num_keys;  // rows are in order of their tokens
+  switch (count) {
+    case 1: return attend_by_dim<1>(a, rows, last, heads);
+    case 2: return attend_by_dim<2>(a, rows, last, heads);
+    case 3: return attend_by_dim<3>(a, rows, last, heads);
+    case 4: return attend_by_dim<4>(a, rows, last, heads);
+    default: return attend_by_dim<kRows>(a, rows, last, heads);
+  }
+}
+
 // Causal attention of ragged queries; inside a parallel region. q, out: [tokens, heads, dim] with
-// q_stride and contiguous; a row is a (token, head of the group).
+// q_stride and contiguous.
 static void attend_all(const bf16* q, i64 q_stride, const Cache& cache, bf16* out,
                        const Ragged& ragged, const Heads& h, float scale) {
   const i64 group = h.heads / h.kv_heads;
-  // Several heads of a block are one long piece of memory, and the longer the better it is read; but
-  // every thread wants its share of the work.
+  const auto is_short = [&](i64 item) {
+    const int32_t sequence = ragged.work[item * 2];
+    return (ragged.cu_q[sequence + 1] - ragged.cu_q[sequence]) * group <= kFewRows;
+  };
+  i64 num_short = 0;
+  while (num_short < ragged.num_work && is_short(num_short)) ++num_short;
+  const i64 num_long = ragged.num_work - num_short;
+  const auto attend = [&](i64 item, i64 kv_head, i64 heads) {
+    attend_item(q, q_stride, cache, out, ragged, h, scale, ragged.work + item * 2, kv_head,
+                (int)heads);
+  };
+  // A sequence with few rows reads its keys once. Several heads of a block are one long piece of
+  // memory, and the longer the better it is read; but every thread wants its share of the work.
   i64 together = std::min<i64>(kMaxHeads, h.kv_heads);
   while (together > 1 && (h.kv_heads % together ||
-                          ragged.num_work * h.kv_heads / together < 2 * omp_get_num_threads()))
+                          num_short * h.kv_heads / together < 2 * omp_get_num_threads()))
     --together;
   const i64 parts = h.kv_heads / together;
+#pragma omp for schedule(dynamic, 1) nowait
+  for (i64 i = 0; i < num_short * parts; ++i) attend(i / parts, i % parts * together, together);
+  // One with many comes back to the same keys again and again: head by head, they stay in the cache.
 #pragma omp for schedule(dynamic, 1)
-  for (i64 item = 0; item < ragged.num_work * parts; ++item) {
-    const i64 first_head = item % parts * together;
-    const i64 sequence = ragged.work[item / parts * 2];
-    const i64 start = ragged.work[item / parts * 2 + 1];
-    const i64 queries = ragged.cu_q[sequence + 1] - ragged.cu_q[sequence];
-    const int count = (int)std::min<i64>(kRows, queries * group - start);
-    const auto attend_from = [&](i64 kv_head, int heads) {
-      const Attention a{q, cache.keys, cache.values, out,
-                        ragged.table + sequence * ragged.table_stride, cache.block_stride,
-                        kv_head * kBlock * h.dim, h.dim, group * h.dim, scale};
-      Row rows[kRows];
-      for (int r = 0; r < kRows; ++r) {
-        // Rows that are not there are the last one again: there are fewer kinds of calls.
-        const i64 at_row = start + std::min(r, count - 1);
-        const i64 token = at_row / group, head = kv_head * group + at_row % group;
-        const i64 at = ragged.cu_q[sequence] + token;
-        rows[r] = {at * q_stride + head * h.dim, (at * h.heads + head) * h.dim,
-                   (int)(ragged.seq_lens[sequence] - queries + token + 1)};
-      }
-      const int last = rows[count - 1].num_keys;  // rows are in order of their tokens
-      switch (count) {
-        case 1: return attend_by_dim<1>(a, rows, last, heads);
-        case 2: return attend_by_dim<2>(a, rows, last, heads);
-        case 3: return attend_by_dim<3>(a, rows, last, heads);
-        case 4: return attend_by_dim<4>(a, rows, last, heads);
-        default: return attend_by_dim<kRows>(a, rows, last, heads);
-      }
-    };
-    if (count <= kFewRows) {
-      attend_from(first_head, (int)together);
-    } else {
-      for (i64 head = 0; head < together; ++head) attend_from(first_head + head, 1);
-    }
-  }
+  for (i64 i = 0; i < num_long * h.kv_heads; ++i) attend(num_short + i % num_long, i / num_long, 1);
 }
 
 API void paged_attention(const bf16* q, i64 q_stride, bf16* keys, bf16* values, i64 block_stride,
@@ -589,20 +600,30 @@ struct Batch {
   i64 tokens;
   const int32_t *ids, *positions, *slots;  // [tokens]
   Ragged ragged;
+  const int32_t* rows;  // [num_rows] tokens whose final states are wanted, in order
+  i64 num_rows;
+  Ragged ragged_rows;  // the same sequences; the work list has only what `rows` needs
   // Room for [tokens] rows: of hidden, hidden, qkv.n, heads * dim, gate_up.n and hidden.
   bf16 *x, *normed, *qkv, *attended, *inner, *delta;
   Scratch scratch;
 };
 
+// Rows move up into places of rows that are not wanted, or of themselves.
+static void keep_row(bf16* x, i64 size, i64 row, i64 place) {
+  memmove(x + place * size, x + row * size, size * sizeof(bf16));
+}
+
 // All layers in one parallel region: threads meet at the end of each phase and are never sent home
-// in between. What comes of it is in `normed`: the final hidden states.
+// in between. What comes of it is in `normed`: the final hidden states of `rows`. Nothing comes after
+// the last layer's keys and values of the other tokens: a prompt's layer less is 1/28 of Qwen3-0.6B.
 API void decoder_stack(const Stack* stack, const Batch* batch) {
   const Stack& s = *stack;
   const Batch& b = *batch;
-  const i64 tokens = b.tokens, half = s.dim / 2;
+  const i64 half = s.dim / 2;
   const Heads heads{s.heads, s.kv_heads, s.dim};
 #pragma omp parallel
   {
+    i64 tokens = b.tokens;
     const auto norm_rows = [&](const bf16* delta, const bf16* weight) {
 #pragma omp for schedule(static)
       for (i64 row = 0; row < tokens; ++row)
@@ -626,7 +647,17 @@ API void decoder_stack(const Stack* stack, const Batch* batch) {
                       s.sines + at, s.heads, s.kv_heads, s.dim);
         kv_store_row(k, v, cache, b.slots[row], s.kv_heads, s.dim);
       }
-      attend_all(b.qkv, layer.qkv.n, cache, b.attended, b.ragged, heads, s.attention_scale);
+      const bool is_last = l + 1 == s.num_layers;
+      attend_all(b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged, heads,
+                 s.attention_scale);
+      if (is_last) {
+#pragma omp single
+        for (i64 i = 0; i < b.num_rows; ++i) {
+          keep_row(b.x, s.hidden, b.rows[i], i);
+          keep_row(b.attended, s.heads * s.dim, b.rows[i], i);
+        }
+        tokens = b.num_rows;
+      }
       product(layer.output, b.attended, b.scratch, b.delta, tokens);
       norm_rows(b.delta, layer.mlp_norm);
       product(layer.gate_up, b.normed, b.scratch, b.inner, tokens);

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
-from worker.model.attention.native import ragged, work_list
-from worker.model.cpu.library import Batch, Layer, NativeKernels, Scratch, Stack, Weight
+from worker.model.cpu.library import Batch, Layer, NativeKernels, Stack, Weight
 from worker.model.cpu.native_ops import NativeProduct, ProductScratch, Workspace
+from worker.model.cpu.ragged import last_token_work, ragged, work_list
 from worker.model.kv_pool import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
@@ -60,22 +60,27 @@ class NativeStack:
             }.items()
         }
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
         num_tokens = metadata.num_tokens
         work = work_list(metadata.query_lens, self._group)
+        last_work = last_token_work(metadata.query_lens, self._group, set(rows.tolist()))
         rooms = {name: room.rows(num_tokens) for name, room in self._rooms.items()}
-        scratch: Scratch = self._scratch.of(num_tokens, self._widest)
         batch = Batch(
             tokens=num_tokens,
             ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
             slots=metadata.slots.data_ptr(),
             ragged=ragged(metadata, work),
-            scratch=scratch,
+            rows=rows.data_ptr(),
+            num_rows=len(rows),
+            ragged_rows=ragged(metadata, last_work),
+            scratch=self._scratch.of(num_tokens, self._widest),
             **{name: room.data_ptr() for name, room in rooms.items()},
         )
         self._kernel(self._stack, batch)
-        return rooms["normed"]
+        return rooms["normed"][: len(rows)]
 
 
 def _layer(layer: DecoderLayer, pool: KVCachePool, index: int) -> Layer:

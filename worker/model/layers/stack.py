@@ -11,12 +11,15 @@ from worker.model.layers.decoder import CausalLM
 
 
 class DecoderStack(Protocol):
-    """One step of all layers; tokens and positions are int32."""
+    """One step of all layers; everything that is counted is int32."""
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """[num_tokens] twice -> final hidden states [num_tokens, hidden], until the next call.
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
+        """[num_tokens] twice -> final hidden states [N, hidden] of `rows` [N], until the next call.
 
-        Writes the tokens' keys and values to their slots.
+        Rows come in order, and each is the last token of its sequence in this step. Writes the keys
+        and values of all tokens to their slots.
         """
         ...
 
@@ -28,7 +31,9 @@ class LayerByLayer:
         self._model = model
         self._backend = backend
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
         self._backend.prepare(metadata)
         hidden: Tensor = self._model(token_ids, positions, self._backend)
-        return hidden
+        return hidden.index_select(0, rows)

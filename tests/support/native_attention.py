@@ -1,13 +1,16 @@
-"""Attention by the compiled CPU kernels, straight from the block table."""
+"""The compiled CPU kernels' attention as an AttentionBackend: one call a layer.
+
+NativeStack, which does all layers in one call, is compared with it.
+"""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
-from worker.model.cpu.library import ATTENTION_BLOCK, ATTENTION_ROWS, NativeKernels, Ragged
+from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, Ragged
+from worker.model.cpu.ragged import ragged, work_list
 from worker.model.kv_pool import KVCachePool
 
 
@@ -74,26 +77,3 @@ class NativeAttention:
             self._head_dim,
             self._scale,
         )
-
-
-def ragged(metadata: AttentionMetadata, work: Tensor) -> Ragged:
-    """The kernels' view of both, which must outlive it."""
-    return Ragged(
-        cu_q=metadata.cu_q.data_ptr(),
-        seq_lens=metadata.seq_lens.data_ptr(),
-        table=metadata.block_table.data_ptr(),
-        table_stride=metadata.block_table.stride(0),
-        work=work.data_ptr(),
-        num_work=work.shape[0],
-    )
-
-
-def work_list(query_lens: tuple[int, ...], group: int) -> Tensor:
-    """[items, 2] int32: sequence, and the first of the ATTENTION_ROWS rows of queries times heads
-    of a group that one item computes."""
-    items = [
-        (sequence, start)
-        for sequence, length in enumerate(query_lens)
-        for start in range(0, length * group, ATTENTION_ROWS)
-    ]
-    return torch.from_numpy(np.array(items, dtype=np.int32).reshape(-1, 2))
