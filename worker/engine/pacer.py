@@ -10,7 +10,7 @@ for all of them to end, and steps with so little in them are inefficient.
 from __future__ import annotations
 
 _LEAST_TOKENS = 16  # a prompt gets on, however slow the machine is
-_LEAST_PER_DECODE = 4
+_LEAST_PER_DECODE = 8  # what prompts are to their answers where prompts are long
 _NEWEST_SHARE = 0.5  # of the last step in what is expected of the next: contexts grow step by step
 
 
