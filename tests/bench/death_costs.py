@@ -34,8 +34,9 @@ from tests.support.checkpoints import make_checkpoint
 STREAMS = 4
 TOKENS = 200
 AFTER_TOKENS = 20
-# The service's own defaults, where the tests' are shorter.
+# The service's own defaults, where the tests' are shorter, and steps that last longer.
 WORKERS = {
+    "ECHO_STEP_MS": 10,
     "LEASE_MS": 10_000,
     "BEAT_INTERVAL_MS": 500,
     "RECONCILE_INTERVAL_S": 2,

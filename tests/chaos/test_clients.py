@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 from openai import AsyncOpenAI
 
 from shared.messages import JobState
-from tests.chaos.harness.clients import SlowClient
+from tests.chaos.harness.clients import Client, SlowClient
 from tests.chaos.harness.expected import random_prompt
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.stage import Stage
@@ -84,16 +86,17 @@ async def test_a_slow_reader_holds_nobody_up_and_costs_bounded_memory(stage: Sta
 async def test_clients_that_drop_and_resume_again_and_again_read_each_token_once(
     stage: Stage,
 ) -> None:
-    readers = []
-    for number in range(6):
+    async def read_in_pieces(number: int) -> Client:
         prompt = random_prompt(stage.rng)
         job_id = await stage.submit(prompt, 150)
         reader = stage.reader_of(job_id, prompt, 150)
-        readers.append(reader)
         for at in range(5, 120, 10 + number):
             await reader.tokens(at)
             await reader.close()
             reader.start()
+        return reader
+
+    readers = await asyncio.gather(*(read_in_pieces(number) for number in range(6)))
     await stage.all_finished(readers)
     await stage.settled()
 

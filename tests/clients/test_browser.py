@@ -15,12 +15,6 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.integration.api.stage import MODEL, Stage, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 from tests.support.browser import headless_chromium
 from tests.support.node import installed_clients
 
@@ -102,12 +96,12 @@ def text_of(events: str) -> str:
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
-def whole_text(stage: Stage) -> str:  # noqa: F811
+def whole_text(stage: Stage) -> str:
     answer = httpx.post(f"{stage.base_url}/v1/chat/completions", json=CHAT, timeout=30)
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-def test_a_stream_is_read_piece_by_piece(page: Page, stage: Stage) -> None:  # noqa: F811
+def test_a_stream_is_read_piece_by_piece(page: Page, stage: Stage) -> None:
     stage.script.stop_after = 10
     ask(page, f"{stage.base_url}/v1/chat/completions", {**CHAT, "stream": True})
     wait_until(lambda: text_of(told(page)["text"]), "the first text", PATIENCE_S)
@@ -124,7 +118,7 @@ def test_a_stream_is_read_piece_by_piece(page: Page, stage: Stage) -> None:  # n
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_an_abort_cancels_the_job_wherever_it_is(
     page: Page,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     state: str,
     stream: bool,
 ) -> None:
@@ -160,7 +154,7 @@ def test_an_abort_cancels_the_job_wherever_it_is(
     wait_until(lambda: not stage.worker.jobs, "the worker to drop it", PATIENCE_S)
 
 
-def test_a_page_that_goes_away_leaves_its_job(page: Page, stage: Stage, origin: str) -> None:  # noqa: F811
+def test_a_page_that_goes_away_leaves_its_job(page: Page, stage: Stage, origin: str) -> None:
     stage.script.step_s = 0.05
     ask(page, f"{stage.base_url}/v1/messages", {
         "model": MODEL, "messages": CHAT["messages"], "max_tokens": 400, "stream": True,
@@ -184,7 +178,7 @@ def test_a_page_that_goes_away_leaves_its_job(page: Page, stage: Stage, origin: 
 )
 def test_errors_can_be_read_across_origins(
     page: Page,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     path: str,
     members: dict[str, Any],
     status: int,
@@ -205,7 +199,7 @@ def test_errors_can_be_read_across_origins(
     assert answer["headers"]["x-request-id"]
 
 
-def test_an_event_source_follows_a_job_of_another_origin(page: Page, stage: Stage) -> None:  # noqa: F811
+def test_an_event_source_follows_a_job_of_another_origin(page: Page, stage: Stage) -> None:
     answer = httpx.post(f"{stage.base_url}/v1/chat/completions", json=CHAT, timeout=30).json()
     url = f"{stage.base_url}/v1/jobs/{answer['id']}/stream"
     page.evaluate("(url) => { source('it', url) }", url)
@@ -216,7 +210,7 @@ def test_an_event_source_follows_a_job_of_another_origin(page: Page, stage: Stag
 
 
 @pytest.mark.node
-def test_openai_s_sdk_runs_in_the_page_itself(page: Page, stage: Stage) -> None:  # noqa: F811
+def test_openai_s_sdk_runs_in_the_page_itself(page: Page, stage: Stage) -> None:
     page.evaluate(
         "([base, asked]) => { sdk('it', base, asked) }",
         [stage.base_url, {name: CHAT[name] for name in ("model", "messages", "max_tokens")}],

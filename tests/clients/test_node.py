@@ -11,12 +11,6 @@ import pytest
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.base import JobEnd
 from tests.integration.api.stage import MODEL, Stage, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 from tests.support.node import NodeProgram, node_says
 
 pytestmark = pytest.mark.node
@@ -25,17 +19,17 @@ SHORT = {"max_tokens": 40, "ignore_eos": True}
 LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
-def says(stage: Stage, case: str, **options: Any) -> Any:  # noqa: F811
+def says(stage: Stage, case: str, **options: Any) -> Any:
     return node_says("openai_cases", stage.base_url, case, MODEL, json.dumps(options or SHORT))
 
 
-def job_of(stage: Stage) -> dict[str, Any]:  # noqa: F811
+def job_of(stage: Stage) -> dict[str, Any]:
     """The newest job, as the service tells it."""
     jobs = httpx.get(f"{stage.base_url}/v1/jobs?limit=1").json()["data"]
     return dict(jobs[0]) if jobs else {}
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(stage: Stage) -> None:  # noqa: F811
+def test_a_stream_is_the_whole_answer_in_pieces(stage: Stage) -> None:
     whole, chunks = says(stage, "whole"), says(stage, "stream")
     assert whole["id"] == whole["request_id"]
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks[:-1])
@@ -45,7 +39,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(stage: Stage) -> None:  # noqa: 
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_the_stream_helper_and_the_older_route(stage: Stage) -> None:  # noqa: F811
+def test_the_stream_helper_and_the_older_route(stage: Stage) -> None:
     told = says(stage, "helper")
     assert told["seen"] == told["content"] != ""
     assert told["id"].startswith("chatcmpl-")
@@ -53,14 +47,14 @@ def test_the_stream_helper_and_the_older_route(stage: Stage) -> None:  # noqa: F
     assert told["streamed"] == told["whole"] != ""
 
 
-def test_responses_and_models(stage: Stage) -> None:  # noqa: F811
+def test_responses_and_models(stage: Stage) -> None:
     told = says(stage, "responses", **{"max_tokens": 20})
     assert told["streamed"] == told["whole"] != ""
     assert told["numbers"] == list(range(len(told["numbers"])))
     assert says(stage, "models") == {"ids": [MODEL], "retrieved": MODEL}
 
 
-def test_breaking_out_of_the_loop_cancels_the_job(stage: Stage) -> None:  # noqa: F811
+def test_breaking_out_of_the_loop_cancels_the_job(stage: Stage) -> None:
     stage.script.step_s = 0.05
     with NodeProgram("openai_cases", stage.base_url, "breaks", MODEL, json.dumps(LONG)) as program:
         told = program.heard()
@@ -74,7 +68,7 @@ def test_breaking_out_of_the_loop_cancels_the_job(stage: Stage) -> None:  # noqa
 @pytest.mark.parametrize("form", ["stream", "whole"])
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_an_abort_cancels_the_job_wherever_it_is(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     state: str,
     form: str,
 ) -> None:
@@ -114,7 +108,7 @@ def test_an_abort_cancels_the_job_wherever_it_is(
     wait_until(lambda: not stage.worker.jobs, "the worker to drop it")
 
 
-def test_errors_become_the_sdk_s_own(stage: Stage) -> None:  # noqa: F811
+def test_errors_become_the_sdk_s_own(stage: Stage) -> None:
     told = says(stage, "errors")
     bad = told["bad"]
     assert (bad["class"], bad["status"], bad["param"]) == ("BadRequestError", 400, "temperature")
@@ -130,7 +124,7 @@ def test_errors_become_the_sdk_s_own(stage: Stage) -> None:  # noqa: F811
     assert told["nowhere"]["code"] == "not_found"
 
 
-def test_a_job_that_fails_is_raised_streamed_and_whole(stage: Stage) -> None:  # noqa: F811
+def test_a_job_that_fails_is_raised_streamed_and_whole(stage: Stage) -> None:
     stage.script.stop_after = 3
     stage.script.end = JobEnd(
         JobState.FAILED, ErrorCode.ENGINE_ERROR, Usage(5, 3), message="the step failed"
@@ -143,7 +137,7 @@ def test_a_job_that_fails_is_raised_streamed_and_whole(stage: Stage) -> None:  #
     assert (told["whole"]["class"], told["whole"]["status"]) == ("InternalServerError", 500)
 
 
-def test_the_ai_sdk_generates_and_streams(stage: Stage) -> None:  # noqa: F811
+def test_the_ai_sdk_generates_and_streams(stage: Stage) -> None:
     told = node_says("ai_cases", stage.base_url, "text", MODEL)
     assert told["text"] == told["whole"] != ""
     assert len(set(told["reasons"])) == 1
@@ -153,7 +147,7 @@ def test_the_ai_sdk_generates_and_streams(stage: Stage) -> None:  # noqa: F811
     assert "nobody" in told["message"]
 
 
-def test_the_ai_sdk_s_abort_cancels_the_job(stage: Stage) -> None:  # noqa: F811
+def test_the_ai_sdk_s_abort_cancels_the_job(stage: Stage) -> None:
     stage.script.step_s = 0.05
     kinds = node_says("ai_cases", stage.base_url, "abort", MODEL)
     assert "abort" in kinds

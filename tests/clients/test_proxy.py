@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
 from tests.support.proxy import Proxy, nginx
 from tests.support.redis_server import new_namespace
 
@@ -36,7 +35,7 @@ KEPT_ALIVE = {"/v1/chat/completions": (CHAT, ": ka"), "/v1/messages": (MESSAGES,
 
 
 @pytest.fixture(scope="module")
-def service(redis_url: str, checkpoint: Path) -> Iterator[Stage]:  # noqa: F811
+def service(redis_url: str, checkpoint: Path) -> Iterator[Stage]:
     with staged(redis_url, new_namespace(), checkpoint, keepalive_s=KEEPALIVE_S) as made:
         yield made
 

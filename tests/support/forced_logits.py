@@ -29,7 +29,11 @@ def forced_logits(
     dtype: torch.dtype = torch.bfloat16,
     chunk: int = 1 << 30,
 ) -> list[torch.Tensor]:
-    """[tokens, vocab] float32 for each text; all texts run side by side, `chunk` tokens a step."""
+    """[tokens, vocab] float32 for each text; all texts run side by side, `chunk` tokens a step.
+
+    A stack says only what follows the last tokens of a step, so each step is run once for each of
+    its tokens, up to there: the keys and values before it are written again as they were.
+    """
     config = ModelConfig.from_directory(path)
     cpu = torch.device("cpu")
     longest = max(map(len, texts))
@@ -44,38 +48,35 @@ def forced_logits(
     pool = KVCachePool(config, width * len(texts), _BLOCK_SIZE, device=cpu, dtype=dtype)
     stack = chosen.stack(model, pool)
     results: list[list[torch.Tensor]] = [[] for _ in texts]
-    for start in range(0, longest, chunk):
-        parts = [
-            (i, text, min(start + chunk, len(text)))
-            for i, text in enumerate(texts)
-            if start < len(text)
-        ]
-        parts.sort(key=lambda part: part[2] - start > 1)  # decodes come first in a batch
-        sequences = tuple(
-            ScheduledSequence(
-                i,
-                start,
-                end - start,
-                list(text[start:end]),
-                range(i * width, (i + 1) * width),
-                False,
-                SamplingParams(),
-                list(text),
-                [],
-            )
-            for i, text, end in parts
-        )
+    for end in range(1, longest + 1):
+        start = (end - 1) // chunk * chunk
+        running = [i for i, text in enumerate(texts) if len(text) >= end]
         batch = ForwardBatch.build(
-            ScheduledBatch(sequences),
+            ScheduledBatch(
+                tuple(
+                    ScheduledSequence(
+                        i,
+                        start,
+                        end - start,
+                        list(texts[i][start:end]),
+                        range(i * width, (i + 1) * width),
+                        False,
+                        SamplingParams(),
+                        list(texts[i]),
+                        [],
+                    )
+                    for i in running
+                )
+            ),
             block_size=_BLOCK_SIZE,
             vocab_size=config.vocab_size,
             device=cpu,
             previous=PreviousSample(torch.empty(0, dtype=torch.int64), {}),
         )
+        last = batch.metadata.cu_q[1:] - 1
         with torch.inference_mode():
-            hidden = stack(batch.input_ids, batch.positions, batch.metadata)
+            hidden = stack(batch.input_ids, batch.positions, batch.metadata, last)
             logits = model.logits(hidden).float()
-        pieces = torch.split(logits, [end - start for _, _, end in parts])
-        for (i, _, _), piece in zip(parts, pieces, strict=True):
-            results[i].append(piece)
-    return [torch.cat(result) for result in results]
+        for i, row in zip(running, logits, strict=True):
+            results[i].append(row)
+    return [torch.stack(result) for result in results]

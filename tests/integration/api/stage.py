@@ -21,7 +21,7 @@ from api.main import create_app
 from api.server import make_server
 from api.settings import ApiSettings
 from api.tasks import stop_tasks
-from shared.messages import Cursor, Delta, FinishReason, JobState, TokenLogprob, Usage
+from shared.messages import Cursor, Delta, FinishReason, JobState, Segment, TokenLogprob, Usage
 from shared.text.card import ModelCard, TextModel, card_from_checkpoint, load_text
 from shared.text.stop_strings import StopStringMatcher
 from shared.transport.base import (
@@ -156,7 +156,8 @@ class ScriptedWorker:
         while job.delivery.job.job_id in self.jobs:
             end = self._scripted_end(job)
             fresh: list[int] = []
-            text, stop = "", None
+            texts: list[str] = []  # of each of them
+            stop = None
             while end is None and len(fresh) < self.script.tokens_per_step:
                 token = prompt[len(job.token_ids + fresh) % len(prompt)]
                 fresh.append(token)
@@ -166,7 +167,9 @@ class ScriptedWorker:
                 )
                 if not is_stop:
                     piece, stop = matcher.push(detokenizer.push((token,)))
-                    text += piece
+                else:
+                    piece = ""
+                texts.append(piece)
                 if is_stop or stop is not None:
                     reason = token if token in sampling.stop_token_ids else stop
                     end = self._finished(job, FinishReason.STOP, num_tokens, reason)
@@ -174,8 +177,8 @@ class ScriptedWorker:
                     end = self._finished(job, FinishReason.LENGTH, num_tokens, None)
             if end is not None and stop is None:
                 piece, _ = matcher.push(detokenizer.flush())
-                text += piece + matcher.flush()
-            if not await self._append(job, fresh, text, end) or end is not None:
+                texts[-1:] = ["".join((*texts[-1:], piece, matcher.flush()))]
+            if not await self._append(job, fresh, texts, end) or end is not None:
                 return
             await asyncio.sleep(self.script.step_s)
 
@@ -192,13 +195,16 @@ class ScriptedWorker:
         return JobEnd(JobState.FINISHED, reason, usage, stop)
 
     async def _append(
-        self, job: RunningJob, fresh: Sequence[int], text: str, end: JobEnd | None
+        self, job: RunningJob, fresh: Sequence[int], texts: Sequence[str], end: JobEnd | None
     ) -> bool:
+        """Says tokens, of which each gave one of the texts; as a worker does, piece by piece."""
         limit = self.script.stop_after
         if end is None and limit is not None and len(job.token_ids) >= limit:
             await asyncio.sleep(0.01)
             return True
-        start = Cursor(len(job.token_ids), job.num_bytes)
+        start, text, segments = Cursor(len(job.token_ids), job.num_bytes), "".join(texts), None
+        if len(fresh) > 1:
+            segments = tuple(Segment(0, 1, len(piece.encode())) for piece in texts)
         job.num_bytes += len(text.encode())
         job.token_ids.extend(fresh)
         chain = chain_hash(job.chain, fresh)
@@ -208,6 +214,7 @@ class ScriptedWorker:
             token_ids=tuple(fresh),
             text=text,
             logprobs=self._logprobs(job, fresh),
+            segments=segments,
         )
         job_id, attempt = job.delivery.job.job_id, job.delivery.attempt
         append = Append(job_id, attempt, delta, job.chain, chain, end)

@@ -16,7 +16,6 @@ from httpx_sse import connect_sse
 
 from api.api_keys import digest_of, new_key
 from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
 from tests.support.redis_server import new_namespace
 
 ACME, OTHER, OPERATOR, DISABLED, FEW, ONE, LITTLE = (new_key() for _ in range(7))
@@ -37,7 +36,7 @@ FREE = ("/", "/dashboard", "/static/service.js", "/health", "/ready", "/openapi.
 
 
 @pytest.fixture(scope="module")
-def keyed(redis_url: str, checkpoint: Path) -> Iterator[Stage]:  # noqa: F811
+def keyed(redis_url: str, checkpoint: Path) -> Iterator[Stage]:
     with staged(
         redis_url, new_namespace(), checkpoint, api_keys=LINES, metrics_key=METRICS_KEY
     ) as stage:

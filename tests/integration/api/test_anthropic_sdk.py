@@ -14,12 +14,6 @@ from anthropic import Anthropic, AsyncAnthropic
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.base import JobEnd
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 from tests.support.redis_server import new_namespace
 
 QUESTION: Any = [{"role": "user", "content": "The keeper counts to sixty, héllo 😀."}]
@@ -29,7 +23,7 @@ ECHOED = "user\nThe keeper counts to sixty, héllo 😀."
 
 
 @pytest.fixture
-def client(stage: Stage) -> Iterator[Anthropic]:  # noqa: F811
+def client(stage: Stage) -> Iterator[Anthropic]:
     with Anthropic(base_url=stage.base_url, api_key="none", max_retries=0) as made:
         yield made
 
@@ -63,7 +57,7 @@ def test_the_events_of_a_stream_come_in_their_order(client: Anthropic) -> None:
     assert set(kinds[2:-3]) == {"content_block_delta"}
 
 
-async def test_the_async_client_streams_too(stage: Stage) -> None:  # noqa: F811
+async def test_the_async_client_streams_too(stage: Stage) -> None:
     async with AsyncAnthropic(base_url=stage.base_url, api_key="none", max_retries=0) as client:
         whole = await client.messages.create(**ASKED)
         async with client.messages.stream(**ASKED) as stream:
@@ -97,7 +91,7 @@ def test_an_answer_ends_at_the_model_s_end_token_or_at_its_limit(client: Anthrop
 
 def test_more_tokens_than_the_context_holds_end_with_the_context(
     client: Anthropic,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.tokens_per_step = 64
     long: Any = [{"role": "user", "content": "water " * 120}]
@@ -132,7 +126,7 @@ def test_tokens_are_counted_as_the_prompt_has_them(client: Anthropic) -> None:
     assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
 
 
-def test_pings_keep_a_stream_alive_that_waits(client: Anthropic, stage: Stage) -> None:  # noqa: F811
+def test_pings_keep_a_stream_alive_that_waits(client: Anthropic, stage: Stage) -> None:
     stage.script.pulls = False
     wait_until(lambda: stage.worker.is_parked, "the worker's attention")
     body = {**ASKED, "stream": True}
@@ -163,7 +157,7 @@ def test_the_same_request_under_the_same_key_is_the_same_message(client: Anthrop
     assert caught.value.error_code == "idempotency_key_reuse"
 
 
-def test_leaving_a_stream_cancels_the_job(client: Anthropic, stage: Stage) -> None:  # noqa: F811
+def test_leaving_a_stream_cancels_the_job(client: Anthropic, stage: Stage) -> None:
     stage.script.step_s = 0.05
     with client.messages.stream(**{**ASKED, "max_tokens": 400}) as stream:
         assert next(iter(stream.text_stream))
@@ -218,7 +212,7 @@ def test_a_stream_is_refused_before_it_begins(client: Anthropic) -> None:
 
 def test_a_job_that_fails_is_an_api_error_whole_and_streamed(
     client: Anthropic,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.stop_after = 3
     stage.script.end = JobEnd(
@@ -241,7 +235,7 @@ def test_a_job_that_fails_is_an_api_error_whole_and_streamed(
     [("/v1/messages/batches", 404), ("/v1/messages/", 404), ("/v1/messages", 405)],
 )
 def test_routes_that_are_not_there_say_so_in_the_dialect(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     path: str,
     status: int,
 ) -> None:
@@ -253,7 +247,7 @@ def test_routes_that_are_not_there_say_so_in_the_dialect(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": NaN}', b"\xff"])
-def test_what_is_no_json_object_is_refused_in_the_dialect(stage: Stage, body: bytes) -> None:  # noqa: F811
+def test_what_is_no_json_object_is_refused_in_the_dialect(stage: Stage, body: bytes) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         answer = httpx.post(stage.base_url + path, content=body)
         assert answer.status_code == 400
@@ -261,8 +255,8 @@ def test_what_is_no_json_object_is_refused_in_the_dialect(stage: Stage, body: by
 
 
 def test_full_queues_outages_and_large_bodies_have_their_own_errors(
-    redis_url: str,  # noqa: F811
-    checkpoint: Any,  # noqa: F811
+    redis_url: str,
+    checkpoint: Any,
 ) -> None:
     limits = {"max_queued_jobs": 1, "max_queued_jobs_per_tenant": 1000, "max_body_bytes": 4096}
     with (
@@ -304,7 +298,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
 
 def test_a_mistake_of_ours_is_an_api_error(
     client: Anthropic,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(name: str) -> None:
@@ -320,7 +314,7 @@ def test_a_mistake_of_ours_is_an_api_error(
 # --- models ---
 
 
-def test_models_are_listed_in_the_shape_of_who_asks(client: Anthropic, stage: Stage) -> None:  # noqa: F811
+def test_models_are_listed_in_the_shape_of_who_asks(client: Anthropic, stage: Stage) -> None:
     (model,) = client.models.list(limit=5)
     assert (model.id, model.type, model.lifecycle) == (MODEL, "model", "active")
     assert model.max_tokens == stage.card.max_model_len
@@ -334,7 +328,7 @@ def test_models_are_listed_in_the_shape_of_who_asks(client: Anthropic, stage: St
     assert (plain["object"], plain["data"][0]["object"]) == ("list", "model")
 
 
-def test_a_browser_may_send_the_dialect_s_headers(stage: Stage) -> None:  # noqa: F811
+def test_a_browser_may_send_the_dialect_s_headers(stage: Stage) -> None:
     asked = "anthropic-version,anthropic-beta,anthropic-dangerous-direct-browser-access,x-api-key"
     answer = httpx.options(
         f"{stage.base_url}/v1/messages",

@@ -15,12 +15,6 @@ from hypothesis import strategies as st
 from api.openapi.operation import JSON
 from api.openapi.operations import OPERATIONS
 from tests.integration.api.stage import MODEL, Stage
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 
 ROUTES = [
     route.split()[1]
@@ -75,7 +69,7 @@ FUZZED = settings(
 
 
 @pytest.fixture
-def client(stage: Stage) -> Iterator[httpx.Client]:  # noqa: F811
+def client(stage: Stage) -> Iterator[httpx.Client]:
     stage.script.tokens_per_step = 64
     with httpx.Client(base_url=stage.base_url, timeout=30) as made:
         yield made

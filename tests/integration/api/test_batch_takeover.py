@@ -6,7 +6,6 @@ import collections
 import json
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import pytest
 from openai import OpenAI
 
 from shared.transport.private_server import PrivateServer
-from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
+from tests.integration.api.stage import MODEL, Stage, staged, wait_until
+from tests.integration.api.stage_fixtures import module_stage, openai_client
 from tests.integration.api.test_process import Process, process
 from tests.support.redis_server import new_namespace
 
@@ -25,37 +24,9 @@ LIMIT_S = 60.0
 NUM_ROWS = 60
 RUNNER = {"FRONTEND_LEASE_MS": "2000", "BATCH_ROWS_IN_FLIGHT": "8", "HEALTH_INTERVAL_S": "0.05"}
 
-
-@pytest.fixture(scope="module")
-def files_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("files")
-
-
-@pytest.fixture(scope="module")
-def shared_stage(
-    redis_url: str,  # noqa: F811
-    checkpoint: Path,  # noqa: F811
-    files_dir: Path,
-) -> Iterator[Stage]:
-    """A worker, and a frontend that takes batches in and leaves them to others."""
-    with staged(
-        redis_url, new_namespace(), checkpoint, files_dir=str(files_dir), batches_at_once=0
-    ) as stage:
-        yield stage
-
-
-@pytest.fixture
-def stage(shared_stage: Stage) -> Iterator[Stage]:
-    shared_stage.worker.script = Script()
-    shared_stage.worker.seen.clear()
-    yield shared_stage
-    shared_stage.worker.script = Script()
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{stage.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+# A worker, and a frontend that takes batches in and leaves them to others.
+shared_stage = module_stage(batches_at_once=0)
+client = openai_client
 
 
 def runner(stage: Stage, files_dir: Path, **settings: str) -> Any:
@@ -239,7 +210,7 @@ def test_a_row_larger_than_the_batches_share_waits_for_an_empty_queue(
 
 def test_a_batch_goes_on_after_an_outage_of_redis(
     tmp_path: Path,
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
 ) -> None:
     server = PrivateServer(tmp_path / "redis")
     url, namespace = server.start(), new_namespace()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,45 +13,19 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
-from tests.support.redis_server import new_namespace
+from tests.integration.api.stage import MODEL, Stage, wait_until
+from tests.integration.api.stage_fixtures import module_stage, openai_client
 
 LIMIT_S = 60.0
 MAX_FILE_BYTES = 300_000
 
-
-@pytest.fixture(scope="module")
-def shared_stage(
-    redis_url: str,  # noqa: F811
-    checkpoint: Path,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stage]:
-    with staged(
-        redis_url,
-        new_namespace(),
-        checkpoint,
-        files_dir=str(tmp_path_factory.mktemp("files")),
-        max_file_bytes=MAX_FILE_BYTES,
-        max_body_bytes=20_000,
-        max_files_per_tenant=100,
-        batch_rows_in_flight=8,
-    ) as stage:
-        yield stage
-
-
-@pytest.fixture
-def stage(shared_stage: Stage) -> Iterator[Stage]:
-    shared_stage.worker.script = Script()
-    shared_stage.worker.seen.clear()
-    yield shared_stage
-    shared_stage.worker.script = Script()
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{stage.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+shared_stage = module_stage(
+    max_file_bytes=MAX_FILE_BYTES,
+    max_body_bytes=20_000,
+    max_files_per_tenant=100,
+    batch_rows_in_flight=8,
+)
+client = openai_client
 
 
 def row(custom_id: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:

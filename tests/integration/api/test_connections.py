@@ -17,12 +17,6 @@ import pytest
 
 import api.http_protocol
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 from tests.support.redis_server import new_namespace
 
 BODY = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
@@ -37,7 +31,7 @@ FRAMINGS = {
 
 
 @contextmanager
-def connection(stage: Stage) -> Iterator[socket.socket]:  # noqa: F811
+def connection(stage: Stage) -> Iterator[socket.socket]:
     address = urlsplit(stage.base_url)
     with socket.create_connection((str(address.hostname), address.port or 0), 60) as made:
         yield made
@@ -70,7 +64,7 @@ def read_all(made: socket.socket) -> bytes:
 @pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("split", ["together", "apart", "byte by byte"])
 def test_a_client_that_would_like_http2_is_answered_in_http1(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     framing: str,
     split: str,
 ) -> None:
@@ -92,7 +86,7 @@ def test_a_client_that_would_like_http2_is_answered_in_http1(
         assert read_answer(made)[0] == 200
 
 
-def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection(stage: Stage) -> None:  # noqa: F811
+def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection(stage: Stage) -> None:
     body = b'{"prompt": "water", "max_tokens": 3}'
     with connection(stage) as made:
         made.sendall(b"POST /generate HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -107,7 +101,7 @@ def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX-Endless: ", b"\r\n"])
-def test_an_endless_head_is_refused(stage: Stage, start: bytes) -> None:  # noqa: F811
+def test_an_endless_head_is_refused(stage: Stage, start: bytes) -> None:
     with connection(stage) as made:
         made.sendall(start)
         answer = b""
@@ -121,7 +115,7 @@ def test_an_endless_head_is_refused(stage: Stage, start: bytes) -> None:  # noqa
         assert answer == b"" or b" 431 " in answer.splitlines()[0]
 
 
-def test_a_head_that_is_too_large_is_told_so(stage: Stage) -> None:  # noqa: F811
+def test_a_head_that_is_too_large_is_told_so(stage: Stage) -> None:
     with connection(stage) as made:
         made.sendall(b"GET / HTTP/1.1\r\n")
         for _ in range(3):
@@ -132,7 +126,7 @@ def test_a_head_that_is_too_large_is_told_so(stage: Stage) -> None:  # noqa: F81
 
 
 def test_a_head_that_never_ends_is_not_waited_for(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(api.http_protocol, "HEAD_TIMEOUT_S", 0.2)
@@ -150,7 +144,7 @@ def test_a_head_that_never_ends_is_not_waited_for(
         assert read_answer(made)[0] == 200
 
 
-def test_garbage_after_a_request_does_not_end_up_in_its_stream(stage: Stage) -> None:  # noqa: F811
+def test_garbage_after_a_request_does_not_end_up_in_its_stream(stage: Stage) -> None:
     stage.script.step_s = 0.01
     body = b'{"prompt": "water", "max_tokens": 400}'
     with connection(stage) as made:
@@ -173,7 +167,7 @@ def post(made: socket.socket, path: str, body: dict[str, object]) -> None:
     made.sendall(head.encode() + payload)
 
 
-def last_job(stage: Stage) -> dict[str, Any]:  # noqa: F811
+def last_job(stage: Stage) -> dict[str, Any]:
     wait_until(lambda: stage.worker.seen, "the job")
     job_id = stage.worker.seen[-1].job.job_id
     return dict(httpx.get(f"{stage.base_url}/v1/jobs/{job_id}").json())
@@ -181,7 +175,7 @@ def last_job(stage: Stage) -> dict[str, Any]:  # noqa: F811
 
 @pytest.mark.parametrize("when", ["with the request", "in the middle"])
 def test_who_only_closes_its_own_side_gets_its_whole_stream(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     when: str,
 ) -> None:
     stage.script.step_s = 0.01
@@ -199,7 +193,7 @@ def test_who_only_closes_its_own_side_gets_its_whole_stream(
 
 
 def test_who_closes_its_own_side_and_waits_for_a_whole_answer_counts_as_gone(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     """Nothing can be written into it before its end, so it looks like one who has left."""
     stage.script.stop_after = 2
@@ -211,7 +205,7 @@ def test_who_closes_its_own_side_and_waits_for_a_whole_answer_counts_as_gone(
     wait_until(lambda: last_job(stage)["status"] == "cancelled", "the cancel")
 
 
-def stop_reading(made: socket.socket, stage: Stage, **more: object) -> None:  # noqa: F811
+def stop_reading(made: socket.socket, stage: Stage, **more: object) -> None:
     """Asks for more than all buffers in between hold."""
     body = {
         "model": MODEL,
@@ -228,7 +222,7 @@ def stop_reading(made: socket.socket, stage: Stage, **more: object) -> None:  # 
 
 
 @contextmanager
-def narrow_connection(stage: Stage) -> Iterator[socket.socket]:  # noqa: F811
+def narrow_connection(stage: Stage) -> Iterator[socket.socket]:
     """One whose buffers, the server's kernel's too, hold little."""
     address = urlsplit(stage.base_url)
     with socket.socket() as made:
@@ -240,8 +234,8 @@ def narrow_connection(stage: Stage) -> Iterator[socket.socket]:  # noqa: F811
 
 @pytest.mark.parametrize(("policy", "status"), [("cancel", "cancelled"), ("continue", "completed")])
 def test_who_stops_reading_is_cut_off_and_has_left(
-    redis_url: str,  # noqa: F811
-    checkpoint: Path,  # noqa: F811
+    redis_url: str,
+    checkpoint: Path,
     policy: str,
     status: str,
 ) -> None:
@@ -258,8 +252,8 @@ def test_who_stops_reading_is_cut_off_and_has_left(
 
 
 def test_without_a_limit_a_stopped_reader_is_waited_for(
-    redis_url: str,  # noqa: F811
-    checkpoint: Path,  # noqa: F811
+    redis_url: str,
+    checkpoint: Path,
 ) -> None:
     with (
         staged(redis_url, new_namespace(), checkpoint, write_timeout_s=0) as patient,

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.integration.api.stage import Stage, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 
 PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8, "on_disconnect": "continue"}
 PATIENCE = {"queue_timeout": 300}
 
 
 @pytest.fixture
-def client(stage: Stage) -> Iterator[httpx.Client]:  # noqa: F811
-    with httpx.Client(base_url=stage.base_url, timeout=20) as made:
-        yield made
-
-
-@pytest.fixture
-def letter(client: httpx.Client, stage: Stage) -> str:  # noqa: F811
+def letter(client: httpx.Client, stage: Stage) -> str:
     """The public id of a job that killed its last engine a moment ago."""
     stage.script.pulls = False
     wait_until(lambda: stage.worker.is_parked, "the worker to stop pulling")
@@ -94,7 +81,7 @@ def test_a_letter_is_thrown_away(client: httpx.Client, letter: str) -> None:
 
 def test_a_letter_without_its_request_cannot_be_run_again(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     letter: str,
 ) -> None:
     redis: Any = stage.transport.connections.cmd

@@ -14,12 +14,6 @@ from redis import Redis
 
 from shared.keys import Keys
 from tests.integration.api.stage import MODEL, Stage, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 
 CHAT = {
     "model": MODEL,
@@ -32,7 +26,7 @@ CHAT = {
 class Caller:
     """One request over a connection that the test can drop at any moment."""
 
-    def __init__(self, stage: Stage, body: dict[str, Any]) -> None:  # noqa: F811
+    def __init__(self, stage: Stage, body: dict[str, Any]) -> None:
         address = urlsplit(stage.base_url)
         self._connection = http.client.HTTPConnection(str(address.hostname), address.port)
         self._connection.request(
@@ -48,24 +42,24 @@ class Caller:
         self._connection.close()
 
 
-def status_of(stage: Stage, job_id: str) -> str:  # noqa: F811
+def status_of(stage: Stage, job_id: str) -> str:
     return str(httpx.get(f"{stage.base_url}/v1/jobs/{job_id}").json()["status"])
 
 
-def enter_state(stage: Stage, state: str) -> None:  # noqa: F811
+def enter_state(stage: Stage, state: str) -> None:
     stage.script.step_s = 0.2  # so slowly that no answer ends before its test wants it to
     stage.script.pulls = state != "queued"
     stage.script.starts = state != "prefill"
     wait_until(lambda: stage.worker.is_parked == (state == "queued"), "the worker's attention")
 
 
-def jobs_of(stage: Stage) -> set[str]:  # noqa: F811
+def jobs_of(stage: Stage) -> set[str]:
     """All that there are before a test submits its own."""
     listed = httpx.get(f"{stage.base_url}/v1/jobs?limit=1000").json()["data"]
     return {job["job_id"] for job in listed}
 
 
-def job_in_state(stage: Stage, state: str, before: set[str]) -> str:  # noqa: F811
+def job_in_state(stage: Stage, state: str, before: set[str]) -> str:
     """The id of the new job, once it is where the test wants it."""
 
     def found() -> str | None:
@@ -89,7 +83,7 @@ def job_in_state(stage: Stage, state: str, before: set[str]) -> str:  # noqa: F8
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
-def test_leaving_cancels_the_job(stage: Stage, state: str, stream: bool) -> None:  # noqa: F811
+def test_leaving_cancels_the_job(stage: Stage, state: str, stream: bool) -> None:
     before = jobs_of(stage)
     enter_state(stage, state)
     caller = Caller(stage, {**CHAT, "stream": stream})
@@ -103,7 +97,7 @@ def test_leaving_cancels_the_job(stage: Stage, state: str, stream: bool) -> None
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_job_that_may_go_on_does(stage: Stage, stream: bool) -> None:  # noqa: F811
+def test_a_job_that_may_go_on_does(stage: Stage, stream: bool) -> None:
     before = jobs_of(stage)
     enter_state(stage, "decode")
     stage.script.step_s = 0.005
@@ -113,7 +107,7 @@ def test_a_job_that_may_go_on_does(stage: Stage, stream: bool) -> None:  # noqa:
     wait_until(lambda: status_of(stage, job_id) == "completed", "the end of the job")
 
 
-def test_a_job_with_a_grace_period_outlives_its_reader_for_now(stage: Stage) -> None:  # noqa: F811
+def test_a_job_with_a_grace_period_outlives_its_reader_for_now(stage: Stage) -> None:
     before = jobs_of(stage)
     enter_state(stage, "decode")
     caller = Caller(stage, {**CHAT, "stream": True, "on_disconnect": "grace"})
@@ -125,13 +119,13 @@ def test_a_job_with_a_grace_period_outlives_its_reader_for_now(stage: Stage) -> 
     wait_until(lambda: status_of(stage, job_id) == "completed", "the end of the job")
 
 
-def grace_has_begun(stage: Stage, job_id: str) -> bool:  # noqa: F811
+def grace_has_begun(stage: Stage, job_id: str) -> bool:
     keys = Keys(namespace=stage.settings.namespace)
     with Redis.from_url(stage.settings.redis_url) as server:
         return bool(server.hexists(keys.job(job_id), "orphan_ms"))
 
 
-def test_the_grace_period_begins_when_the_last_reader_leaves(stage: Stage) -> None:  # noqa: F811
+def test_the_grace_period_begins_when_the_last_reader_leaves(stage: Stage) -> None:
     before = jobs_of(stage)
     enter_state(stage, "decode")
     caller = Caller(stage, {**CHAT, "stream": True, "on_disconnect": "grace"})
@@ -154,7 +148,7 @@ def test_the_grace_period_begins_when_the_last_reader_leaves(stage: Stage) -> No
 
 
 def test_a_tail_that_leaves_begins_no_grace_period_of_a_job_with_another_reader(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     before = jobs_of(stage)
     enter_state(stage, "decode")
@@ -169,7 +163,7 @@ def test_a_tail_that_leaves_begins_no_grace_period_of_a_job_with_another_reader(
     caller.leave()
 
 
-def test_many_clients_that_leave_leave_nothing_behind(stage: Stage) -> None:  # noqa: F811
+def test_many_clients_that_leave_leave_nothing_behind(stage: Stage) -> None:
     stage.script.step_s = 0.01
     for number in range(40):
         caller = Caller(stage, {**CHAT, "stream": number % 2 == 0})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,12 +9,6 @@ import httpx
 import pytest
 
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 from tests.support.redis_server import new_namespace
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -38,12 +31,6 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert body["error"]["message"]
     assert body["error"]["type"]
     return dict(body["error"])
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[httpx.Client]:  # noqa: F811
-    with httpx.Client(base_url=stage.base_url, timeout=20) as made:
-        yield made
 
 
 BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
@@ -203,7 +190,7 @@ def test_unknown_routes_and_methods_have_error_objects(client: httpx.Client) -> 
 
 def test_an_unknown_model_is_a_404_before_anything_is_queued(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     error = error_of(client.post("/v1/completions", json={**COMPLETION, "model": "x/y"}), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
@@ -211,8 +198,8 @@ def test_an_unknown_model_is_a_404_before_anything_is_queued(
 
 
 def test_a_body_over_the_limit_is_a_413_announced_or_not(
-    redis_url: str,  # noqa: F811
-    checkpoint: Any,  # noqa: F811
+    redis_url: str,
+    checkpoint: Any,
 ) -> None:
     with (
         staged(redis_url, new_namespace(), checkpoint, max_body_bytes=2048) as small,
@@ -226,8 +213,8 @@ def test_a_body_over_the_limit_is_a_413_announced_or_not(
 
 
 def test_a_full_queue_is_a_503_and_a_tenants_own_limit_a_429(
-    redis_url: str,  # noqa: F811
-    checkpoint: Any,  # noqa: F811
+    redis_url: str,
+    checkpoint: Any,
 ) -> None:
     limits = {"max_queued_jobs": 2, "max_queued_jobs_per_tenant": 1}
     body = {"prompt": "a", "on_disconnect": "continue"}
@@ -251,8 +238,8 @@ def test_a_full_queue_is_a_503_and_a_tenants_own_limit_a_429(
 
 
 def test_a_deadline_that_passes_in_the_queue_is_a_504(
-    redis_url: str,  # noqa: F811
-    checkpoint: Any,  # noqa: F811
+    redis_url: str,
+    checkpoint: Any,
 ) -> None:
     with staged(redis_url, new_namespace(), checkpoint, request_timeout_s=0.3) as hasty:
         hasty.script.pulls = False
@@ -267,8 +254,8 @@ def test_a_deadline_that_passes_in_the_queue_is_a_504(
 
 
 def test_no_live_worker_is_a_503_at_once(
-    redis_url: str,  # noqa: F811
-    checkpoint: Any,  # noqa: F811
+    redis_url: str,
+    checkpoint: Any,
 ) -> None:
     with staged(redis_url, new_namespace(), checkpoint, with_worker=False) as alone:
         refused = httpx.post(f"{alone.base_url}/v1/completions", json=COMPLETION)
@@ -329,8 +316,8 @@ def test_a_preflight_allows_what_the_sdks_send(client: httpx.Client) -> None:
 
 
 def test_only_listed_origins_may_call_where_there_is_a_list(
-    redis_url: str,  # noqa: F811
-    checkpoint: Any,  # noqa: F811
+    redis_url: str,
+    checkpoint: Any,
 ) -> None:
     listed = "https://a.example, https://b.example"
     with staged(
@@ -350,7 +337,7 @@ def test_only_listed_origins_may_call_where_there_is_a_list(
 
 
 def test_a_mistake_of_ours_is_a_500_with_everything_an_error_has(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken() -> dict[str, Any]:
@@ -363,7 +350,7 @@ def test_a_mistake_of_ours_is_a_500_with_everything_an_error_has(
     assert answer.headers["access-control-allow-origin"] == "*"
 
 
-def test_a_slow_body_is_given_up(redis_url: str, checkpoint: Any) -> None:  # noqa: F811
+def test_a_slow_body_is_given_up(redis_url: str, checkpoint: Any) -> None:
     import socket
 
     with staged(

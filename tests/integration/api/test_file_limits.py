@@ -14,42 +14,29 @@ from openai import OpenAI
 
 from api.api_keys import digest_of, new_key
 from tests.integration.api.stage import Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
+from tests.integration.api.stage_fixtures import module_stage
 from tests.support.redis_server import new_namespace
 
 LIMIT_S = 60.0
 
-
-@pytest.fixture(scope="module")
-def stage(
-    redis_url: str,  # noqa: F811
-    checkpoint: Path,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stage]:
-    with staged(
-        redis_url,
-        new_namespace(),
-        checkpoint,
-        with_worker=False,
-        files_dir=str(tmp_path_factory.mktemp("files")),
-        max_file_bytes=4096,
-        max_files_per_tenant=3,
-        max_files_bytes_per_tenant=8192,
-        max_open_batches_per_tenant=2,
-        batches_at_once=0,
-    ) as made:
-        yield made
+shared_stage = module_stage(
+    with_worker=False,
+    max_file_bytes=4096,
+    max_files_per_tenant=3,
+    max_files_bytes_per_tenant=8192,
+    max_open_batches_per_tenant=2,
+    batches_at_once=0,
+)
 
 
 @pytest.fixture
-def client(stage: Stage) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{stage.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-        for batch in made.batches.list():
-            if batch.status == "validating":
-                made.batches.cancel(batch.id)
-        for file in made.files.list():
-            made.files.delete(file.id)
+def client(openai_client: OpenAI) -> Iterator[OpenAI]:
+    yield openai_client
+    for batch in openai_client.batches.list():
+        if batch.status == "validating":
+            openai_client.batches.cancel(batch.id)
+    for file in openai_client.files.list():
+        openai_client.files.delete(file.id)
 
 
 def upload(client: OpenAI, size: int = 10) -> str:
@@ -122,8 +109,8 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(client: OpenAI, stage
 
 
 def test_nobody_sees_the_files_and_batches_of_others(
-    redis_url: str,  # noqa: F811
-    checkpoint: Path,  # noqa: F811
+    redis_url: str,
+    checkpoint: Path,
     tmp_path: Path,
 ) -> None:
     keys = {tenant: new_key() for tenant in ("a", "b")}
@@ -175,8 +162,8 @@ def test_damage_is_never_taken_for_content(client: OpenAI, stage: Stage) -> None
 
 
 def test_a_frontend_without_a_directory_says_so(
-    redis_url: str,  # noqa: F811
-    checkpoint: Path,  # noqa: F811
+    redis_url: str,
+    checkpoint: Path,
 ) -> None:
     with (
         staged(redis_url, new_namespace(), checkpoint, with_worker=False) as bare,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,21 +13,9 @@ import pytest
 from httpx_sse import connect_sse
 
 from tests.integration.api.stage import MODEL, Stage, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 
 PROMPT = {"prompt": "a gate and a wheel 😀 ", "max_tokens": 30}
 WHOLE = {**PROMPT, "stream": False}
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[httpx.Client]:  # noqa: F811
-    with httpx.Client(base_url=stage.base_url, timeout=20) as made:
-        yield made
 
 
 @pytest.fixture
@@ -49,7 +36,7 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 def test_a_finished_answer_is_given_again(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     key: dict[str, str],
 ) -> None:
     first = client.post("/generate", json=WHOLE, headers=key)
@@ -63,7 +50,7 @@ def test_a_finished_answer_is_given_again(
 
 def test_a_running_answer_is_joined_from_its_start(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     key: dict[str, str],
 ) -> None:
     stage.script.step_s = 0.02
@@ -91,7 +78,7 @@ def test_a_running_answer_is_joined_from_its_start(
     assert len(stage.worker.seen) == 1
 
 
-def test_many_at_once_are_one_job(stage: Stage, key: dict[str, str]) -> None:  # noqa: F811
+def test_many_at_once_are_one_job(stage: Stage, key: dict[str, str]) -> None:
     stage.script.step_s = 0.005
 
     def ask(_: int) -> list[dict[str, Any]]:
@@ -123,7 +110,7 @@ def test_another_request_under_the_same_key_is_refused(
 
 def test_who_lost_the_connection_finds_the_job_by_its_key(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     key: dict[str, str],
 ) -> None:
     stage.script.step_s = 0.02
@@ -139,7 +126,7 @@ def test_who_lost_the_connection_finds_the_job_by_its_key(
 
 def test_what_failed_is_tried_again_as_another_job(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     key: dict[str, str],
 ) -> None:
     stage.script.step_s = 0.5
@@ -168,7 +155,7 @@ def test_a_key_that_is_none_is_refused(client: httpx.Client, bad: str) -> None:
 
 def test_every_prompt_of_a_list_keeps_its_job(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     key: dict[str, str],
 ) -> None:
     body = {"model": MODEL, "prompt": ["a gate", "a wheel", "water"], "max_tokens": 6}
@@ -186,7 +173,7 @@ def test_routes_that_make_no_job_ignore_the_key(client: httpx.Client, key: dict[
 
 def test_a_background_response_is_made_once(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     key: dict[str, str],
 ) -> None:
     body = {"model": MODEL, "input": "water and iron", "background": True, "max_output_tokens": 9}
@@ -205,7 +192,7 @@ def test_a_background_response_is_made_once(
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_openai_sdk_sends_a_key_of_its_callers(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     key: dict[str, str],
     streamed: bool,
 ) -> None:

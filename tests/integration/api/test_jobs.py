@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,20 +10,8 @@ import pytest
 from httpx_sse import connect_sse
 
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 
 PROMPT = {"prompt": "a gate and a wheel 😀 ", "max_tokens": 30}
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[httpx.Client]:  # noqa: F811
-    with httpx.Client(base_url=stage.base_url, timeout=20) as made:
-        yield made
 
 
 def tail(client: httpx.Client, job_id: str, **options: Any) -> tuple[list[str], list[Any]]:
@@ -57,7 +44,7 @@ def test_a_finished_job_tells_its_whole_story(client: httpx.Client) -> None:
     assert client.get(f"/v1/jobs/{job['job_id']}").json() == job
 
 
-def test_waiting_jobs_know_their_place(client: httpx.Client, stage: Stage) -> None:  # noqa: F811
+def test_waiting_jobs_know_their_place(client: httpx.Client, stage: Stage) -> None:
     stage.script.pulls = False
     wait_until(lambda: stage.worker.is_parked, "the worker to stop pulling")
     body = {**PROMPT, "on_disconnect": "continue"}
@@ -88,7 +75,7 @@ def test_lists_are_filtered_and_bounded(client: httpx.Client) -> None:
         assert refused.json()["error"]["param"] == query.partition("=")[0]
 
 
-def test_cancelling_is_idempotent_in_every_state(client: httpx.Client, stage: Stage) -> None:  # noqa: F811
+def test_cancelling_is_idempotent_in_every_state(client: httpx.Client, stage: Stage) -> None:
     stage.script.step_s = 0.2
     with client.stream("POST", "/generate", json={**PROMPT, "max_tokens": 400}) as running:
         name = running.headers["x-request-id"]
@@ -117,6 +104,23 @@ def test_an_unknown_job_is_a_404(client: httpx.Client, name: str) -> None:
         assert answer.json()["error"]["code"] == "job_not_found"
 
 
+def test_tokens_that_share_an_entry_of_the_log_are_told_one_by_one(
+    client: httpx.Client, stage: Stage
+) -> None:
+    told, name = [], ""
+    for tokens_per_step in (1, 7):
+        stage.script.tokens_per_step = tokens_per_step
+        with connect_sse(client, "POST", "/generate", json=PROMPT) as source:
+            events = [json.loads(event.data) for event in source.iter_sse() if event.data[0] == "{"]
+        name = events[0]["id"]
+        told.append(([event["text"] for event in events], *tail(client, name)))
+    assert told[0] == told[1]
+    _, ids, payloads = told[1]
+    for index, cursor in enumerate(ids[:-1]):  # most of them lie within an entry
+        _, rest = tail(client, name, headers={"last-event-id": cursor})
+        assert rest == payloads[index + 1 :]
+
+
 def test_a_finished_job_can_be_read_from_any_cursor(client: httpx.Client) -> None:
     answer = client.post("/generate", json={**PROMPT, "stream": False}).json()
     ids, payloads = tail(client, answer["id"])
@@ -143,7 +147,7 @@ def test_a_cursor_that_is_none_is_a_400(client: httpx.Client, cursor: str) -> No
     assert refused.json()["error"]["param"] == "Last-Event-ID"
 
 
-def test_reading_along_neither_disturbs_nor_cancels(client: httpx.Client, stage: Stage) -> None:  # noqa: F811
+def test_reading_along_neither_disturbs_nor_cancels(client: httpx.Client, stage: Stage) -> None:
     stage.script.step_s = 0.02
     with connect_sse(client, "POST", "/generate", json=PROMPT) as source:
         events = source.iter_sse()
@@ -158,9 +162,9 @@ def test_reading_along_neither_disturbs_nor_cancels(client: httpx.Client, stage:
 
 def test_a_stream_goes_on_at_another_frontend(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
-    redis_url: str,  # noqa: F811
-    checkpoint: Any,  # noqa: F811
+    stage: Stage,
+    redis_url: str,
+    checkpoint: Any,
 ) -> None:
     stage.script.step_s = 0.02
     body = {**PROMPT, "on_disconnect": "grace", "max_tokens": 60}
@@ -187,7 +191,7 @@ def test_a_stream_goes_on_at_another_frontend(
         assert other.get(f"/v1/jobs/{name}").json()["status"] == "completed"
 
 
-def test_the_end_of_a_cancelled_job_is_told_once(client: httpx.Client, stage: Stage) -> None:  # noqa: F811
+def test_the_end_of_a_cancelled_job_is_told_once(client: httpx.Client, stage: Stage) -> None:
     stage.script.step_s = 0.2
     with client.stream("POST", "/generate", json={**PROMPT, "max_tokens": 400}) as running:
         name = running.headers["x-request-id"]

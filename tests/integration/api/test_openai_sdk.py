@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -13,22 +12,13 @@ from openai import OpenAI
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.base import JobEnd
 from tests.integration.api.stage import MODEL, Stage, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
+from tests.integration.api.stage_fixtures import openai_client
 
 MESSAGES = [{"role": "user", "content": "The keeper counts to sixty, héllo 😀."}]
 GO_ON = {"ignore_eos": True}  # the worker's echo of a chat has the template's end tokens
 PROMPT = "The keeper counts to sixty, héllo 😀."
 
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[OpenAI]:  # noqa: F811
-    with OpenAI(base_url=f"{stage.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+client = openai_client
 
 
 def test_streamed_chat_is_the_whole_answer_in_pieces(client: OpenAI) -> None:
@@ -86,7 +76,7 @@ def test_the_stream_helper_accumulates_the_message(client: OpenAI) -> None:
     assert final.choices[0].message.content
 
 
-def test_completions_take_text_and_token_ids_alike(client: OpenAI, stage: Stage) -> None:  # noqa: F811
+def test_completions_take_text_and_token_ids_alike(client: OpenAI, stage: Stage) -> None:
     token_ids = stage.text.tokenizer.encode(PROMPT)
     answers = [
         client.completions.create(model=MODEL, prompt=prompt)
@@ -146,7 +136,7 @@ def test_completion_logprobs_have_the_older_shape(client: OpenAI) -> None:
     assert all(len(top) >= 2 for top in logprobs.top_logprobs or [])
 
 
-def test_token_ids_are_shown_on_request(client: OpenAI, stage: Stage) -> None:  # noqa: F811
+def test_token_ids_are_shown_on_request(client: OpenAI, stage: Stage) -> None:
     prompt = stage.text.tokenizer.encode("héllo 😀")
     extra = {"return_token_ids": True}
     answer = client.completions.create(
@@ -163,7 +153,7 @@ def test_token_ids_are_shown_on_request(client: OpenAI, stage: Stage) -> None:  
     assert streamed == prompt
 
 
-def test_closing_a_stream_cancels_the_job(client: OpenAI, stage: Stage) -> None:  # noqa: F811
+def test_closing_a_stream_cancels_the_job(client: OpenAI, stage: Stage) -> None:
     stage.script.step_s = 0.2
     stream = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=400, stream=True, extra_body=GO_ON
@@ -177,7 +167,7 @@ def test_closing_a_stream_cancels_the_job(client: OpenAI, stage: Stage) -> None:
 
 def test_an_error_after_the_first_bytes_is_raised_by_the_sdk(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.stop_after = 3
     stage.script.end = JobEnd(

@@ -20,11 +20,6 @@ from schemathesis.specs.openapi.checks import (
 
 from api.openapi.operations import OPERATIONS
 from tests.integration.api.stage import MODEL, Script, Stage
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-)
 
 CHECKS = [
     not_a_server_error,
@@ -53,14 +48,14 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def schema(shared_stage: Stage) -> BaseSchema:  # noqa: F811
+def schema(shared_stage: Stage) -> BaseSchema:
     """The document as the running service gives it."""
     shared_stage.worker.script = Script(tokens_per_step=64)
     return schemathesis.openapi.from_url(f"{shared_stage.base_url}/openapi.json")
 
 
 @pytest.fixture(scope="module")
-def names(shared_stage: Stage) -> dict[str, str]:  # noqa: F811
+def names(shared_stage: Stage) -> dict[str, str]:
     """Of things that are there, by the path under which they are."""
     shared_stage.worker.script = Script(tokens_per_step=64)
     url = shared_stage.base_url
@@ -113,7 +108,7 @@ def name_what_is_there(case: Case, names: dict[str, str]) -> None:
 
 
 def test_methods_that_are_not_documented_are_not_there(
-    shared_stage: Stage,  # noqa: F811
+    shared_stage: Stage,
     schema: BaseSchema,
 ) -> None:
     paths: dict[str, Any] = schema.raw_schema["paths"]

@@ -18,7 +18,6 @@ import pytest
 
 from shared.transport.private_server import PrivateServer
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
 from tests.support.redis_server import new_namespace
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -87,7 +86,7 @@ def process(redis: str, namespace: str, **settings: str) -> Iterator[Process]:
 
 
 @pytest.fixture
-def worker_stage(redis_url: str, checkpoint: Path) -> Iterator[Stage]:  # noqa: F811
+def worker_stage(redis_url: str, checkpoint: Path) -> Iterator[Stage]:
     """A worker (and a frontend that the test does not use)."""
     with staged(redis_url, new_namespace(), checkpoint) as stage:
         yield stage
@@ -196,7 +195,7 @@ def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(worker_stage: Stage)
     assert text == worker_stage.text.tokenizer.decode((prompt_ids * 80)[:80])
 
 
-def test_a_redis_restart_is_a_pause_not_an_end(tmp_path: Path, checkpoint: Path) -> None:  # noqa: F811
+def test_a_redis_restart_is_a_pause_not_an_end(tmp_path: Path, checkpoint: Path) -> None:
     server = PrivateServer(tmp_path / "redis")
     url = server.start()
     namespace = new_namespace()

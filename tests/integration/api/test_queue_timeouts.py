@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
-from tests.support.redis_server import new_namespace
+from tests.integration.api.stage import MODEL, Stage, wait_until
+from tests.integration.api.stage_fixtures import module_stage
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -25,32 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 SETTING_S = 0.3
 
-
-@pytest.fixture(scope="module")
-def shared_stage(
-    redis_url: str,  # noqa: F811
-    checkpoint: Path,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stage]:
-    files_dir = str(tmp_path_factory.mktemp("files"))
-    with staged(
-        redis_url, new_namespace(), checkpoint, queue_timeout_s=SETTING_S, files_dir=files_dir
-    ) as made:
-        yield made
-
-
-@pytest.fixture
-def stage(shared_stage: Stage) -> Iterator[Stage]:
-    shared_stage.worker.script = Script()
-    shared_stage.worker.seen.clear()
-    yield shared_stage
-    shared_stage.worker.script = Script()
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stage.base_url, timeout=60) as made:
-        yield made
+shared_stage = module_stage(queue_timeout_s=SETTING_S)
 
 
 def park(stage: Stage) -> None:

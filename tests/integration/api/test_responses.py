@@ -18,26 +18,17 @@ from api.responses import earlier
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.base import JobEnd
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
+from tests.integration.api.stage_fixtures import openai_client
 
 INPUT = "The keeper counts to sixty, héllo 😀."
 GO_ON = {"ignore_eos": True}  # the worker's echo of a chat has the template's end tokens
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[OpenAI]:  # noqa: F811
-    with OpenAI(base_url=f"{stage.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+client = openai_client
 
 
 @pytest.fixture(scope="module")
-def other_url(shared_stage: Stage, redis_url: str, checkpoint: Path) -> Iterator[str]:  # noqa: F811
+def other_url(shared_stage: Stage, redis_url: str, checkpoint: Path) -> Iterator[str]:
     """A frontend of its own over the same store."""
     namespace = shared_stage.settings.namespace
     with staged(redis_url, namespace, checkpoint, with_worker=False, keepalive_s=0.1) as made:
@@ -82,7 +73,7 @@ def raw_events(url: str, response_id: str, starting_after: int | None = None) ->
 def test_a_whole_answer_is_the_streamed_one_and_the_stored_one(
     client: OpenAI,
     other: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     other_url: str,
 ) -> None:
     whole = create(client, instructions="Echo.", metadata={"a": "b"}, temperature=0.5)
@@ -120,7 +111,7 @@ def test_the_stream_helper_builds_the_response(client: OpenAI) -> None:
 
 def test_keepalives_come_while_it_waits_and_the_sdk_reads_over_them(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.starts = False
     body = {"model": MODEL, "input": "abc", "stream": True}
@@ -140,7 +131,7 @@ def test_a_response_in_the_background_is_made_without_a_reader_and_read_anywhere
     client: OpenAI,
     other: OpenAI,
     other_url: str,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.starts = False
     begun = create(client, background=True)
@@ -165,7 +156,7 @@ def test_a_stream_that_breaks_off_goes_on_at_another_frontend(
     client: OpenAI,
     other: OpenAI,
     other_url: str,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.stop_after = 9
     head: list[dict[str, Any]] = []
@@ -192,7 +183,7 @@ def test_a_stream_that_breaks_off_goes_on_at_another_frontend(
 def test_a_stream_that_its_frontend_ends_says_where_to_go_on(
     client: OpenAI,
     other_url: str,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     is_tail: bool,
 ) -> None:
     stage.script.stop_after = 5
@@ -215,7 +206,7 @@ def test_a_stream_that_its_frontend_ends_says_where_to_go_on(
 
 def test_a_tail_that_ends_early_claims_nothing_back(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     """Its reader has more than the tail has counted by then."""
     stage.script.pulls = False
@@ -242,7 +233,7 @@ def test_the_stream_helper_takes_up_a_response_by_its_id(
 
 def test_a_plain_stream_that_is_left_is_cancelled_and_one_in_the_background_is_not(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.stop_after = 3
     ids = []
@@ -261,7 +252,7 @@ def test_cancel_ends_what_runs_in_the_background_and_may_be_repeated(
     client: OpenAI,
     other: OpenAI,
     other_url: str,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.stop_after = 3
     begun = create(client, background=True)
@@ -290,7 +281,7 @@ def test_cancel_ends_what_runs_in_the_background_and_may_be_repeated(
 def test_deleted_is_gone_everywhere_running_or_not(
     client: OpenAI,
     other: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     ended = create(client)
     stage.script.stop_after = 3
@@ -322,7 +313,7 @@ def test_what_is_not_stored_cannot_be_fetched(client: OpenAI) -> None:
 
 def test_a_stored_response_is_kept_for_its_time_and_others_as_before(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stored, plain = create(client), create(client, store=False)
     redis = stage.transport.connections.cmd
@@ -339,7 +330,7 @@ def test_a_stored_response_is_kept_for_its_time_and_others_as_before(
 def test_a_conversation_goes_on_from_the_response_before(
     client: OpenAI,
     other: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     first = client.responses.create(
         model=MODEL, input="abc", instructions="Echo.", max_output_tokens=300
@@ -390,7 +381,7 @@ def test_a_conversation_has_a_bound(client: OpenAI, monkeypatch: pytest.MonkeyPa
 
 def test_a_conversation_that_goes_on_is_kept_anew(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     first = create(client, max_output_tokens=1)
     second = create(client, max_output_tokens=1, previous_response_id=first.id)
@@ -408,7 +399,7 @@ def test_a_conversation_that_goes_on_is_kept_anew(
 
 def test_a_flexible_response_stands_back_and_says_so(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     assert create(client, service_tier="flex").service_tier == "flex"
     assert create(client, service_tier="auto").service_tier == "default"
@@ -417,7 +408,7 @@ def test_a_flexible_response_stands_back_and_says_so(
 
 def test_earlier_responses_must_have_ended_well(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.stop_after = 3
     running = create(client, background=True).id
@@ -437,7 +428,7 @@ def test_earlier_responses_must_have_ended_well(
 def test_a_job_that_fails_tells_so_in_the_stream_and_by_its_status(
     client: OpenAI,
     other_url: str,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.stop_after = 3
     stage.script.end = JobEnd(
@@ -491,7 +482,7 @@ def test_input_items_are_listed_in_pages(client: OpenAI) -> None:
 
 def test_the_job_behind_it_is_found_by_the_same_id(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     answer = create(client)
     job = httpx.get(f"{stage.base_url}/v1/jobs/{answer.id}").json()
@@ -558,7 +549,7 @@ def test_errors_have_the_codes_that_clients_branch_on(client: OpenAI) -> None:
 )
 def test_a_bad_query_is_a_400_that_names_it(
     client: OpenAI,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     query: str,
     param: str,
 ) -> None:
@@ -567,7 +558,7 @@ def test_a_bad_query_is_a_400_that_names_it(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-async def test_the_async_client_does_the_same(stage: Stage, other_url: str) -> None:  # noqa: F811
+async def test_the_async_client_does_the_same(stage: Stage, other_url: str) -> None:
     async with (
         AsyncOpenAI(base_url=f"{stage.base_url}/v1", api_key="none", max_retries=0) as client,
         AsyncOpenAI(base_url=f"{other_url}/v1", api_key="none", max_retries=0) as other,

@@ -5,25 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from api.observability import METRICS
 from tests.integration.api.stage import MODEL, Stage, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
-
-
-@pytest.fixture
-def client(stage: Stage) -> Iterator[httpx.Client]:  # noqa: F811
-    with httpx.Client(base_url=stage.base_url, timeout=20) as made:
-        yield made
 
 
 def test_text_becomes_tokens_and_text_again(client: httpx.Client) -> None:
@@ -40,7 +27,7 @@ def test_text_becomes_tokens_and_text_again(client: httpx.Client) -> None:
 
 def test_a_conversation_becomes_the_tokens_that_a_chat_has(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     messages = [{"role": "developer", "content": [{"type": "text", "text": "be brief"}]}]
     messages.append({"role": "user", "content": "hi"})
@@ -64,7 +51,7 @@ def test_a_bad_tokenize_request_is_refused(client: httpx.Client, body: dict[str,
 
 def test_a_chat_without_max_tokens_may_fill_the_context(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     client.post(
         "/v1/chat/completions",
@@ -78,7 +65,7 @@ def test_a_chat_without_max_tokens_may_fill_the_context(
 
 def test_health_counts_what_goes_on_and_says_when_an_engine_stalls(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     stage.script.starts = False
     with client.stream("POST", "/generate", json={"prompt": "a"}):
@@ -100,7 +87,7 @@ def test_health_counts_what_goes_on_and_says_when_an_engine_stalls(
 
 def test_every_metric_of_the_table_is_exposed_and_no_other(
     client: httpx.Client,
-    stage: Stage,  # noqa: F811
+    stage: Stage,
 ) -> None:
     client.post("/generate", json={"prompt": "abc", "stream": False})
     stage.script.step_s = 0.2
@@ -118,7 +105,7 @@ def test_every_metric_of_the_table_is_exposed_and_no_other(
     assert 'penstock:requests_total{kind="generate",outcome="length"}' in exposed.text
 
 
-def test_a_huge_prompt_does_not_hold_up_the_others(client: httpx.Client, stage: Stage) -> None:  # noqa: F811
+def test_a_huge_prompt_does_not_hold_up_the_others(client: httpx.Client, stage: Stage) -> None:
     """Parsed, rendered and tokenized beside the event loop: health answers meanwhile."""
     prompt = "the keeper writes the level " * 37_000
     answers: list[int] = []

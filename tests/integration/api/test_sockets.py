@@ -23,7 +23,6 @@ import api.unread_body
 from api.openapi.operation import JSON
 from api.openapi.operations import OPERATIONS
 from tests.integration.api.stage import Script, Stage, staged, wait_until
-from tests.integration.api.stage_fixtures import checkpoint, redis_url  # noqa: F401
 from tests.support.redis_server import new_namespace
 
 MAX_BODY_BYTES = 65_536
@@ -45,7 +44,7 @@ FUZZED = settings(
 
 
 @pytest.fixture(scope="module")
-def strict(redis_url: str, checkpoint: Path) -> Iterator[Stage]:  # noqa: F811
+def strict(redis_url: str, checkpoint: Path) -> Iterator[Stage]:
     """A service with small limits."""
     limits = {"max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": PATIENCE_S}
     with pytest.MonkeyPatch.context() as patch:

@@ -15,12 +15,6 @@ from httpx_sse import connect_sse
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.base import JobEnd
 from tests.integration.api.stage import MODEL, Stage, wait_until
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 
 CHAT = {
     "model": MODEL,
@@ -38,7 +32,7 @@ ROUTES = [
 ]
 
 
-def raw_post(stage: Stage, path: str, body: bytes, *headers: str) -> bytes:  # noqa: F811
+def raw_post(stage: Stage, path: str, body: bytes, *headers: str) -> bytes:
     """Everything the server sends for one request over a plain socket."""
     address = urlsplit(stage.base_url)
     with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
@@ -75,7 +69,7 @@ def data_events(text: bytes) -> list[Any]:
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_every_event_is_one_data_line_and_one_blank_line(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     path: str,
     body: dict[str, Any],
 ) -> None:
@@ -98,7 +92,7 @@ def test_every_event_is_one_data_line_and_one_blank_line(
     assert len(text.decode().splitlines()) == len(text.split(b"\n")) - 1  # no other line ends
 
 
-def test_httpx_sse_decodes_what_was_sent(stage: Stage) -> None:  # noqa: F811
+def test_httpx_sse_decodes_what_was_sent(stage: Stage) -> None:
     with (
         httpx.Client(base_url=stage.base_url) as client,
         connect_sse(client, "POST", "/v1/chat/completions", json=CHAT) as source,
@@ -111,7 +105,7 @@ def test_httpx_sse_decodes_what_was_sent(stage: Stage) -> None:  # noqa: F811
     assert "line one\nline two\u2028and three\u0085 😀" in text
 
 
-def test_the_role_and_keepalives_come_while_the_job_still_waits(stage: Stage) -> None:  # noqa: F811
+def test_the_role_and_keepalives_come_while_the_job_still_waits(stage: Stage) -> None:
     stage.script.pulls = False
     with httpx.stream(
         "POST", f"{stage.base_url}/v1/chat/completions", json=CHAT, timeout=20
@@ -130,7 +124,7 @@ def test_the_role_and_keepalives_come_while_the_job_still_waits(stage: Stage) ->
         stage.script.pulls = True
 
 
-def test_text_arrives_as_it_is_made_not_at_the_end(stage: Stage) -> None:  # noqa: F811
+def test_text_arrives_as_it_is_made_not_at_the_end(stage: Stage) -> None:
     stage.script.step_s = 0.1
     times = []
     with (
@@ -145,7 +139,7 @@ def test_text_arrives_as_it_is_made_not_at_the_end(stage: Stage) -> None:  # noq
     assert times[-1] - times[0] > 0.5
 
 
-def test_the_first_sign_of_life_does_not_wait_for_a_token(stage: Stage) -> None:  # noqa: F811
+def test_the_first_sign_of_life_does_not_wait_for_a_token(stage: Stage) -> None:
     stage.script.starts = False
     for path, body in ROUTES:
         with httpx.stream("POST", stage.base_url + path, json=body, timeout=20) as response:
@@ -154,7 +148,7 @@ def test_the_first_sign_of_life_does_not_wait_for_a_token(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_a_failure_in_the_stream_is_one_error_event_then_done(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     path: str,
     body: dict[str, Any],
 ) -> None:
@@ -179,7 +173,7 @@ def test_a_failure_in_the_stream_is_one_error_event_then_done(
     assert whole.headers["x-should-retry"] == "false"
 
 
-def test_a_cancel_by_somebody_else_is_an_error_not_a_stop(stage: Stage) -> None:  # noqa: F811
+def test_a_cancel_by_somebody_else_is_an_error_not_a_stop(stage: Stage) -> None:
     stage.script.step_s = 0.2
     with httpx.stream(
         "POST", f"{stage.base_url}/v1/chat/completions", json={**CHAT, "max_tokens": 400}
@@ -197,7 +191,7 @@ def test_a_cancel_by_somebody_else_is_an_error_not_a_stop(stage: Stage) -> None:
     )
 
 
-def test_generate_says_what_was_promised(stage: Stage) -> None:  # noqa: F811
+def test_generate_says_what_was_promised(stage: Stage) -> None:
     response = httpx.post(
         f"{stage.base_url}/generate",
         content=json.dumps(GENERATE),
@@ -228,14 +222,14 @@ def test_generate_says_what_was_promised(stage: Stage) -> None:  # noqa: F811
     assert whole["id"].startswith("gen-")
 
 
-def test_generate_has_the_defaults_of_its_own_dialect(stage: Stage) -> None:  # noqa: F811
+def test_generate_has_the_defaults_of_its_own_dialect(stage: Stage) -> None:
     httpx.post(f"{stage.base_url}/generate", json={"prompt": "a", "stream": False})
     sampling = stage.worker.seen[-1].job.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (64, 0.0, 0)
     assert (sampling.top_p, sampling.repetition_penalty) == (1.0, 1.0)
 
 
-def test_an_answer_without_text_is_still_first_and_last(stage: Stage) -> None:  # noqa: F811
+def test_an_answer_without_text_is_still_first_and_last(stage: Stage) -> None:
     eos = stage.card.eos_token_ids[0]
     events = data_events(httpx.post(f"{stage.base_url}/generate", json={"prompt": [eos]}).content)
     assert len(events) == 1
@@ -244,7 +238,7 @@ def test_an_answer_without_text_is_still_first_and_last(stage: Stage) -> None:  
     assert (events[0]["full_text"], events[0]["finish_reason"]) == ("", "stop")
 
 
-def test_a_stalled_reader_gets_everything_in_the_end(stage: Stage) -> None:  # noqa: F811
+def test_a_stalled_reader_gets_everything_in_the_end(stage: Stage) -> None:
     """More frames than any queue in between holds: the rest comes from the log."""
     stage.script.tokens_per_step = 1
     body = {"prompt": "stalled reader ", "max_tokens": 400}

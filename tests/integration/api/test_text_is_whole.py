@@ -17,12 +17,6 @@ import pytest
 
 from tests.integration.api.chat_service import ENFORCED, chat_service
 from tests.integration.api.stage import MODEL, Stage
-from tests.integration.api.stage_fixtures import (  # noqa: F401
-    checkpoint,
-    redis_url,
-    shared_stage,
-    stage,
-)
 
 TIMEOUT_S = 60
 TEXTS = {
@@ -122,7 +116,7 @@ def same_both_ways(name: str, base_url: str, prompt: Any, num_tokens: int, **mem
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("name", DIALECTS)
-def test_text_of_any_script_comes_whole(stage: Stage, name: str, kind: str) -> None:  # noqa: F811
+def test_text_of_any_script_comes_whole(stage: Stage, name: str, kind: str) -> None:
     text = TEXTS[kind]
     model = {"model": MODEL}
     for tokens_per_step, num_tokens in ((1, 150), (5, 150), (1, 31)):  # 31: within a character
@@ -136,7 +130,7 @@ def test_text_of_any_script_comes_whole(stage: Stage, name: str, kind: str) -> N
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if dialect.stop])
 def test_a_stop_of_any_script_cuts_both_at_one_place(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     name: str,
     kind: str,
 ) -> None:
@@ -157,7 +151,7 @@ def test_a_stop_of_any_script_cuts_both_at_one_place(
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["completion", "generate"])
 def test_tokens_that_are_no_text_come_out_the_same(
-    stage: Stage,  # noqa: F811
+    stage: Stage,
     name: str,
     seed: int,
 ) -> None:
@@ -177,7 +171,7 @@ def test_tokens_that_are_no_text_come_out_the_same(
 
 @pytest.fixture(scope="module")
 def random_model(
-    redis_url: str,  # noqa: F811
+    redis_url: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
     with chat_service(redis_url, tmp_path_factory.mktemp("random"), (ENFORCED,)) as url:

@@ -43,23 +43,23 @@ def test_a_line_says_whose_key_it_is_and_what_its_tenant_may() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (f"{KEY} tenant=a", "sha256:"),
+        ("{key} tenant=a", "sha256:"),
         ("sha256:abc tenant=a", "64 hex digits"),
-        (DIGEST, "tenant= is missing"),
-        (f"{DIGEST} tenant=", "tenant has 1 to 64"),
-        (f"{DIGEST} tenant=a/b", "tenant has 1 to 64"),
-        (f"{DIGEST} tenant=a requests_per_minute=0", "whole number"),
-        (f"{DIGEST} tenant=a max_jobs={MAX_LIMIT + 1}", "whole number"),
-        (f"{DIGEST} tenant=a max_jobs=1.5", "whole number"),
-        (f"{DIGEST} tenant=a colour=blue", "after the digest come"),
-        (f"{DIGEST} tenant=a max_jobs", "after the digest come"),
-        (f"{DIGEST} tenant=a\n{DIGEST} tenant=b", "line 2: this key is there already"),
-        (f"{DIGEST} tenant=a max_jobs=1\n{OTHER} tenant=a max_jobs=2", "differ in a limit"),
+        ("{digest}", "tenant= is missing"),
+        ("{digest} tenant=", "tenant has 1 to 64"),
+        ("{digest} tenant=a/b", "tenant has 1 to 64"),
+        ("{digest} tenant=a requests_per_minute=0", "whole number"),
+        (f"{{digest}} tenant=a max_jobs={MAX_LIMIT + 1}", "whole number"),
+        ("{digest} tenant=a max_jobs=1.5", "whole number"),
+        ("{digest} tenant=a colour=blue", "after the digest come"),
+        ("{digest} tenant=a max_jobs", "after the digest come"),
+        ("{digest} tenant=a\n{digest} tenant=b", "line 2: this key is there already"),
+        ("{digest} tenant=a max_jobs=1\n{other} tenant=a max_jobs=2", "differ in a limit"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_refused_in_words(line: str, said: str) -> None:
     with pytest.raises(KeysInvalid, match=said) as caught:
-        parse_keys(line, "keys.txt")
+        parse_keys(line.format(key=KEY, digest=DIGEST, other=OTHER), "keys.txt")
     assert str(caught.value).startswith("keys.txt")
     assert KEY not in str(caught.value)
 

@@ -34,7 +34,7 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        (f"redis://me:secret@127.0.0.1:{_refusing_port()}/0", "the connection is refused"),
+        ("redis://me:secret@127.0.0.1:{port}/0", "the connection is refused"),
         ("unix:///nonexistent/redis.sock", "there is no such socket"),
         ("redis://:secret@nobody.invalid:6379/0", "the host's name is not known"),
     ],
@@ -48,7 +48,7 @@ async def test_the_sentence_says_why_and_is_not_repeated(
     if "nobody" in url:  # a name server may take its time
         monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
     said: list[str] = []
-    transport = await open_transport(url)
+    transport = await open_transport(url.format(port=_refusing_port()))
     watch = RedisWatch(transport, said.append)
     assert watch.trouble is None
     looking = asyncio.create_task(watch.run())

@@ -1,0 +1,23 @@
+"""What every test runs under."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import httpcore2
+import httpx._transports.default
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """Each HTTP client would read all authorities of the system for itself: 25 ms, thousands of
+    times, to speak with a server on loopback."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (
+            (httpx._transports.default, "create_ssl_context"),
+            (httpcore2, "default_ssl_context"),  # of the SDKs' clients
+        ):
+            patch.setattr(module, name, functools.cache(getattr(module, name)))
+        yield

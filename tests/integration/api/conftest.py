@@ -1,0 +1,13 @@
+"""What every module of this room may use without an import."""
+
+from __future__ import annotations
+
+from tests.integration.api.stage_fixtures import (  # noqa: F401
+    checkpoint,
+    client,
+    files_dir,
+    openai_client,
+    redis_url,
+    shared_stage,
+    stage,
+)
