@@ -25,9 +25,10 @@ from api.errors import (
 from api.frontend import Frontend
 from api.job_stream import StreamInterrupted
 from api.open_requests import Ending, OpenRequest
+from api.pieces import told
 from api.timing import Timing
 from shared.messages import START, Cursor, Delta, Failed, Finished, Job
-from shared.transport.base import TransportError
+from shared.transport.base import Submitted, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,10 @@ class AnswerStream(Protocol):
     def cursor(self) -> Cursor: ...
     @property
     def started_s(self) -> float | None: ...
+    @property
+    def num_waiting(self) -> int:
+        """As JobStream.num_waiting."""
+        ...
 
     async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
         """As JobStream.get."""
@@ -71,6 +76,7 @@ class GenerationResponse(Response):
         self._timing = timing
         self._streamed = streamed
         self._reader_id = frontend.new_reader_id()
+        self._inter_token_s = frontend.metrics.inter_token_s.labels(job.kind)
         self._outcome = "interrupted"
         self._has_begun = False
         self._end: Finished | Failed | None = None
@@ -88,9 +94,9 @@ class GenerationResponse(Response):
     async def _open(self) -> AnswerStream:
         job, frontend = self._job, self._frontend
 
-        async def submit() -> None:
+        async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
-            await frontend.admission.submit(job, self._reader_id)
+            return await frontend.admission.submit(job, self._reader_id)
 
         try:
             stream = await frontend.relay.open(job.job_id, START, submit)
@@ -144,8 +150,13 @@ class GenerationResponse(Response):
                 await _write(send, framing.keepalive)
             elif isinstance(event, Delta):
                 self._observe(event)
-                if payloads := self._dialect.delta(event):
-                    await _write(send, b"".join(map(framing.event, payloads)))
+                said = [
+                    framing.event(payload)
+                    for piece in told(event, stream.num_waiting)
+                    for payload in self._dialect.delta(piece)
+                ]
+                if said:
+                    await _write(send, b"".join(said))
             else:
                 self._timing.started_s = stream.started_s
                 self._observe_end(event)
@@ -206,16 +217,15 @@ class GenerationResponse(Response):
         await _send_all(send, error.status, response.raw_headers, bytes(response.body))
 
     def _observe(self, delta: Delta) -> None:
-        metrics, kind = self._frontend.metrics, self._job.kind
+        metrics = self._frontend.metrics
         metrics.generation_tokens.inc(len(delta.token_ids))
-        is_first = self._timing.first_token_s is None
         gap_s = self._timing.token_came()
-        if is_first:
-            ttft_ms = self._timing.ttft_ms
-            assert ttft_ms is not None
-            metrics.ttft_s.labels(kind).observe(ttft_ms / 1000)
         if gap_s is not None:
-            metrics.inter_token_s.labels(kind).observe(gap_s)
+            self._inter_token_s.observe(gap_s)
+            return
+        ttft_ms = self._timing.ttft_ms
+        assert ttft_ms is not None
+        metrics.ttft_s.labels(self._job.kind).observe(ttft_ms / 1000)
 
     def _observe_end(self, event: Finished | Failed) -> None:
         self._end = event

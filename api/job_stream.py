@@ -85,7 +85,10 @@ class JobStream:
         idle_s: float,
         outage_s: float,
         submit: Callable[[], Awaitable[object]] | None = None,
+        *,
+        is_behind: bool = False,
     ) -> None:
+        """`is_behind`: the log may hold something already that no RESYNC will tell of."""
         self.job_id = job_id
         self.ended = False
         self.has_started = False  # a worker said so, or sent something
@@ -99,7 +102,7 @@ class JobStream:
         self._outage_s = outage_s
         self._resubmit = submit
         self._page: deque[Delta | JobEvent] = deque()
-        self._behind = False
+        self._behind = is_behind
         self._reading: asyncio.Task[bool] | None = None
         self._clock = asyncio.get_running_loop().time
         self._last_news = self._clock()
@@ -109,6 +112,11 @@ class JobStream:
     def cursor(self) -> Cursor:
         """How far the reader has got."""
         return self._delivered.cursor
+
+    @property
+    def num_waiting(self) -> int:
+        """Events that are here and were not taken: 0 for a reader who keeps up."""
+        return len(self._page) + self._subscription.num_waiting
 
     async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
         """The next event, or None when there is none within `timeout_s`.

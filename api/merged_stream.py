@@ -51,6 +51,11 @@ class MergedStream:
         cursors = [stream.cursor for stream in self._streams]
         return Cursor(sum(c.num_tokens for c in cursors), sum(c.num_bytes for c in cursors))
 
+    @property
+    def num_waiting(self) -> int:
+        """As JobStream's."""
+        return len(self._ready) + self._arrived.qsize()
+
     def has_ended(self, index: int) -> bool:
         """Whether the end of that job was told."""
         return index in self._ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import anyio
 from starlette.responses import Response
@@ -15,6 +16,7 @@ from api.frontend import Frontend
 from api.job_stream import JobStream, StreamInterrupted
 from api.native import tail_choice, tail_delta, tail_end, tail_error
 from api.open_requests import Ending
+from api.pieces import pieces_of
 from shared.messages import (
     START,
     TERMINAL_STATES,
@@ -37,9 +39,10 @@ class TailResponse(Response):
     Leaving it cancels nothing. But it is a reader of the job: while it is there the job is no
     orphan, and where the last one that leaves begins a grace period, this one does too.
 
-    An event's id is the cursor after it; the end has the id of the log's last entry. What is not
-    the job's own end (an outage, this frontend going down) has none, so that a reader that comes
-    back comes back to where it was.
+    There is an event for each piece, whoever reads and whenever: what a reader is told depends on
+    the log alone. An event's id is the cursor after it; the end has the id of the log's last entry.
+    What is not the job's own end (an outage, this frontend going down) has none, so that a reader
+    that comes back comes back to where it was.
     """
 
     def __init__(self, frontend: Frontend, record: JobRecord, after: Cursor) -> None:
@@ -49,6 +52,7 @@ class TailResponse(Response):
         self._after = after
         self._is_live = record.state not in TERMINAL_STATES
         self._policy = record.on_disconnect
+        self._has_several = record.num_choices > 1
         self._reader_id = frontend.new_reader_id()
         self._has_ended = False
         self._token_ids: list[int] = []  # without text so far
@@ -111,18 +115,27 @@ class TailResponse(Response):
             if event is None:
                 await _write(send, sse.KEEPALIVE)
             elif isinstance(event, Delta):
-                if event.segments is not None:
-                    await _write(send, _choice_events(event))
-                    continue
-                self._token_ids.extend(event.token_ids)
-                if event.text:
-                    payload = tail_delta(event.text, self._token_ids)
-                    self._token_ids = []
-                    await _write(send, sse.event(payload, str(event.end)))
+                if self._has_several and event.segments is not None:
+                    said = _choice_events(event)
+                else:
+                    said = self._text_events(pieces_of(event))
+                if said:
+                    await _write(send, said)
             else:
                 self._has_ended = True
                 await _write(send, self._last_event(event) + sse.DONE, more=False)
                 return
+
+    def _text_events(self, pieces: Sequence[Delta]) -> bytes:
+        """An event for each of them that has text, with an id of its own."""
+        events = []
+        for piece in pieces:
+            self._token_ids.extend(piece.token_ids)
+            if piece.text:
+                payload = tail_delta(piece.text, self._token_ids)
+                self._token_ids = []
+                events.append(sse.event(payload, str(piece.end)))
+        return b"".join(events)
 
     def _last_event(self, event: Finished | Failed) -> bytes:
         end_id = f"{event.end.num_tokens + 1}-0"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import ceil
 
 from shared.messages import Cursor, Delta, Segment, TokenLogprob
 from shared.transport.base import Append, JobEnd
 from shared.transport.segments import chain_links
 
 ChainHash = Callable[[str, Sequence[int]], str]
+
+MAX_PIECES = 128  # told apart in one append; of more than that, neighbours go together
 
 
 class Outbox:
@@ -122,7 +126,7 @@ class Outbox:
             last = stop.num_tokens - self._base.num_tokens
             token_ids = tuple(self._token_ids[first:last])
             logprobs = tuple(self._logprobs[first:last]) if self._logprobs else None
-            segments = _joined(self._segments[begin:end]) or None
+            segments = self._segments_between(begin, end)
             text = "".join(self._texts[begin:end])
             links = chain_links(token_ids, segments)
             self._in_flight = Append(
@@ -158,6 +162,19 @@ class Outbox:
         self._num_accepted = index
         self._accepted_hash = self._chain(self._base_hash, links)
         return True
+
+    def _segments_between(self, begin: int, end: int) -> tuple[Segment, ...] | None:
+        """Whose these pieces are, and where each ends; None for what needs neither."""
+        if self._segments:
+            segments = tuple(self._segments[begin:end])
+            return (segments if len(segments) <= MAX_PIECES else _joined(segments)) or None
+        if end - begin <= 1:
+            return None
+        cuts = [*range(begin, end, ceil((end - begin) / MAX_PIECES)), end]
+        return tuple(
+            Segment(0, after.num_tokens - before.num_tokens, after.num_bytes - before.num_bytes)
+            for before, after in pairwise(self._cursors[cut] for cut in cuts)
+        )
 
     def _truncate(self, num_pieces: int) -> None:
         num_tokens = self._cursors[num_pieces].num_tokens - self._base.num_tokens

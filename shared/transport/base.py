@@ -172,6 +172,11 @@ class Subscription(Protocol):
         """
         ...
 
+    @property
+    def num_waiting(self) -> int:
+        """Events that `get` would give at once."""
+        ...
+
 
 class Resync:
     """Sentinel class: catch up from the log now."""

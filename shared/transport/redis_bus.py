@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 
@@ -10,6 +9,7 @@ from shared.keys import Keys
 from shared.messages import JobEvent
 from shared.transport.base import RESYNC, Resync, Subscription
 from shared.transport.entries import decode_frame
+from shared.transport.long_wait import LongWait
 from shared.transport.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
@@ -28,26 +28,29 @@ class RedisSubscription:
         self.job_id = job_id
         self._events: deque[JobEvent] = deque()
         self._resync = False
-        self._wake = asyncio.Event()
+        self._waiting = LongWait()
 
     async def get(self, timeout_s: float) -> JobEvent | Resync | None:
         """As Subscription.get. One task at a time."""
         if not self._resync and not self._events:
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                return None
+            await self._waiting.wait(timeout_s)
         if self._resync:
             self._resync = False
             return RESYNC
-        return self._events.popleft()
+        return self._events.popleft() if self._events else None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._events)
+
+    def close(self) -> None:
+        """Nobody will wait any more."""
+        self._waiting.close()
 
     def on_confirmed(self) -> None:
         self._events.clear()
         self._resync = True
-        self._wake.set()
+        self._waiting.wake()
 
     def on_message(self, data: bytes) -> None:
         try:
@@ -62,7 +65,7 @@ class RedisSubscription:
             self.on_confirmed()
             return
         self._events.append(event)
-        self._wake.set()
+        self._waiting.wake()
 
 
 class RedisEventBus:
@@ -91,4 +94,5 @@ class RedisEventBus:
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         assert isinstance(subscription, RedisSubscription)
+        subscription.close()
         await self._subscriber.remove(self._keys.channel(subscription.job_id), subscription)

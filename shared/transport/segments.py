@@ -1,4 +1,4 @@
-"""Segments on the wire: which parts of a delta belong to which choice of its job.
+"""Segments on the wire: the pieces of a delta, and which choice of its job each belongs to.
 
 JSON without '|': `[[choice, tokens, bytes, finish reason, stop reason], ...]`, where what is None
 at the end of a segment is left out; '' for a delta without segments (all of it is choice 0's).
@@ -22,6 +22,8 @@ def encode_segments(segments: Sequence[Segment] | None) -> str:
     """'' for None."""
     if segments is None:
         return ""
+    if all(segment[3:] == (None, None) for segment in segments):
+        return f"[{','.join(f'[{s.choice},{s.num_tokens},{s.num_bytes}]' for s in segments)}]"
     rows = [_without_tail(segment) for segment in segments]
     text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
     return text.replace("|", "\\u007c")  # only ever inside a string
@@ -55,9 +57,12 @@ def chain_links(token_ids: Sequence[int], segments: Sequence[Segment] | None) ->
 def _links(token_ids: Sequence[int], segments: Sequence[Segment]) -> Iterator[int]:
     first = 0
     for segment in segments:
-        place = segment.choice << _CHOICE_SHIFT
-        for token_id in token_ids[first : first + segment.num_tokens]:
-            yield place + token_id
+        own = token_ids[first : first + segment.num_tokens]
+        if segment.choice:
+            place = segment.choice << _CHOICE_SHIFT
+            yield from (place + token_id for token_id in own)
+        else:
+            yield from own
         first += segment.num_tokens
 
 

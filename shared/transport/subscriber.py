@@ -72,6 +72,7 @@ class Subscriber:
         self._sending = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
+        self._heard_s = 0.0  # when the server last said anything
         self._outage = OutageLog(
             log, away="pub/sub connection lost, trying again", back="pub/sub connection is back"
         )
@@ -148,7 +149,7 @@ class Subscriber:
                     await connection.connect()  # type: ignore[no-untyped-call]
                     await self._open(connection)
                 backoff_s = 0.05
-                await self._read(connection)
+                await self._listen(connection)
             except _BROKEN as error:
                 self._trouble = f" ({type(error).__name__})"
                 self._outage.failed(error=type(error).__name__)
@@ -171,25 +172,37 @@ class Subscriber:
                 )
             self._connection = connection
 
+    async def _listen(self, connection: AbstractConnection) -> None:
+        """Until the connection breaks, which is raised.
+
+        One clock watches the silence: a time limit on each read would cost more than the read.
+        """
+        clock = asyncio.get_running_loop().time
+        self._heard_s = clock()
+        reading = asyncio.create_task(self._read(connection), name="redis-subscriber-reading")
+        try:
+            while not reading.done():
+                await asyncio.wait([reading], timeout=self._ping_s)
+                silent_s = clock() - self._heard_s
+                if silent_s >= self._dead_s:
+                    raise RedisConnectionError("silent in spite of PINGs")
+                if silent_s >= self._ping_s and not reading.done():
+                    await self._send("PING")
+            reading.result()
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+            if not reading.cancelled():
+                reading.exception()  # has been raised, or comes after what is being raised
+
     async def _read(self, connection: AbstractConnection) -> None:
         clock = asyncio.get_running_loop().time
-        heard_s = clock()
-        while True:
-            try:
-                reply = await connection.read_response(
-                    timeout=self._ping_s, disconnect_on_error=False
-                )
-            except TimeoutError:
-                reply = None
-            if reply is not None:
-                heard_s = clock()
-                self._trouble = ""
-                self._outage.works()  # not before: a half-open connection opens, and says nothing
-                self._dispatch(reply)
-            elif clock() - heard_s >= self._dead_s:
-                raise RedisConnectionError("silent in spite of PINGs")
-            else:
-                await self._send("PING")
+        while True:  # without a time limit: the profile sets none
+            reply = await connection.read_response(disconnect_on_error=False)
+            self._heard_s = clock()
+            self._trouble = ""
+            self._outage.works()  # not before: a half-open connection opens, and says nothing
+            self._dispatch(reply)
 
     def _dispatch(self, reply: Any) -> None:
         if not isinstance(reply, list) or len(reply) != 3:

@@ -4,8 +4,9 @@
 
 The bare relay is tests/bench/bare_relay.py, fed by pipelined PUBLISHes: pub/sub to SSE in one
 process and nothing else. Penstock's figure goes through submit, queue, worker, engine process, log,
-pub/sub and one frontend. Both are read by the same client, in turns. Prints one JSON line: medians;
-`tokens_s` counts tokens, of which a chunk may hold several when the machine cannot keep up.
+pub/sub and one frontend. Both are read by the same client, in turns. Prints one JSON line: medians.
+A chunk is one SSE event; `tokens_s` counts tokens, of which a chunk may hold several when the
+machine cannot keep up. Several events may share a write to the socket, on both sides.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import redis.asyncio as redis
 
 from shared.transport.private_server import PrivateServer
 from tests.bench.machine import cpu_name
+from tests.bench.stream_reader import read_stream
 from tests.support.launched import REPOSITORY, Launched, free_port
 
 PAYLOAD = b'{"text":" token","index":0,"finish_reason":null}'
@@ -106,7 +108,7 @@ async def _connectable(port: int) -> None:
 async def _through_relay(port: int, client: redis.Redis, arguments: argparse.Namespace) -> float:
     names = [f"c{i}" for i in range(arguments.streams)]
     path = f"/relay/{arguments.tokens}?channel="
-    tasks = [asyncio.create_task(_read(port, "GET", path + name)) for name in names]
+    tasks = [asyncio.create_task(read_stream(port, "GET", path + name)) for name in names]
     listening = {name.encode(): 1 for name in names}
     while dict(await client.pubsub_numsub(*names)) != listening:
         await asyncio.sleep(0.05)
@@ -116,8 +118,8 @@ async def _through_relay(port: int, client: redis.Redis, arguments: argparse.Nam
         for name in names:
             pipe.publish(name, PAYLOAD)
         await pipe.execute()
-    counts = await asyncio.gather(*tasks)
-    return sum(counts) / (time.perf_counter() - begin_s)
+    reads = await asyncio.gather(*tasks)
+    return sum(read.num_chunks for read in reads) / (time.perf_counter() - begin_s)
 
 
 async def _through_penstock(port: int, arguments: argparse.Namespace) -> tuple[float, float]:
@@ -132,24 +134,13 @@ async def _through_penstock(port: int, arguments: argparse.Namespace) -> tuple[f
         }
     ).encode()
     begin_s = time.perf_counter()
-    counts = await asyncio.gather(
-        *(_read(port, "POST", "/v1/completions", body) for _ in range(arguments.streams))
+    reads = await asyncio.gather(
+        *(read_stream(port, "POST", "/v1/completions", body) for _ in range(arguments.streams))
     )
     seconds = time.perf_counter() - begin_s
-    return sum(counts) / seconds, arguments.streams * arguments.tokens / seconds
-
-
-async def _read(port: int, method: str, path: str, body: bytes = b"") -> int:
-    """Chunks of one response: its `data:` lines."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    seen = 0
-    while data := await reader.read(1 << 18):
-        seen += data.count(b"data:")
-    writer.close()
-    return seen
+    return sum(
+        read.num_chunks for read in reads
+    ) / seconds, arguments.streams * arguments.tokens / seconds
 
 
 if __name__ == "__main__":

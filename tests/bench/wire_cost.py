@@ -11,15 +11,14 @@ both sides that change something: submits, pulls, appends, beats, reaps.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 import redis  # noqa: E402
 
+from tests.bench.stream_reader import read_stream  # noqa: E402
 from tests.support.launched import Launched, descendants_of  # noqa: E402
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, Launched(Path(directory), env) as penstock:
         socket = Path(directory) / ".penstock/redis/redis.sock"
         with redis.Redis(unix_socket_path=str(socket)) as server:
-            read_all(penstock.base_url, 4, 20)  # warm
+            asyncio.run(read_all(penstock.port, 4, 20))  # warm
             for streams in arguments.streams:
                 row = measure(penstock, server, streams, arguments.tokens)
                 print(json.dumps(conditions() | {"step_ms": arguments.step_ms} | row), flush=True)
@@ -58,7 +58,7 @@ def main() -> None:
 def measure(penstock: Launched, server: Any, streams: int, tokens: int) -> dict[str, Any]:
     before, cpu_before = counters(server), cpu_of(penstock)
     started = time.perf_counter()
-    generated = read_all(penstock.base_url, streams, tokens)
+    generated, chunks = asyncio.run(read_all(penstock.port, streams, tokens))
     wall_s = time.perf_counter() - started
     after, cpu_after = counters(server), cpu_of(penstock)
     per = {name: (after[name] - before[name]) / generated for name in before}
@@ -66,6 +66,7 @@ def measure(penstock: Launched, server: Any, streams: int, tokens: int) -> dict[
         "streams": streams,
         "tokens": generated,
         "tok_s": round(generated / wall_s, 1),
+        "chunks_per_token": round(chunks / generated, 3),
         "script_calls_per_token": round(per["scripts"], 4),
         "redis_cpu_us_per_token": round(per["cpu_s"] * 1e6, 2),
         "aof_bytes_per_token": round(per["aof_bytes"], 1),
@@ -104,26 +105,17 @@ def cpu_of(penstock: Launched) -> dict[str, float]:
     return found
 
 
-def read_all(base_url: str, streams: int, tokens: int) -> int:
-    """Reads that many streams at once; returns the tokens generated."""
-    counts = [0] * streams
-
-    def read(index: int) -> None:
-        body = {"prompt": f"stream {index} of the bench", "max_tokens": tokens}
-        request = urllib.request.Request(f"{base_url}/generate", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            for line in answer:
-                if line.startswith(b"data: {") and b'"done"' in line:
-                    counts[index] = json.loads(line[6:])["usage"]["completion_tokens"]
-
-    threads = [threading.Thread(target=read, args=(index,)) for index in range(streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if counts != [tokens] * streams:
-        raise SystemExit(f"streams were cut: {sorted(set(counts))} of {tokens} tokens")
-    return sum(counts)
+async def read_all(port: int, streams: int, tokens: int) -> tuple[int, int]:
+    """Reads that many streams at once; returns the tokens generated and the chunks they came in."""
+    bodies = [
+        json.dumps({"prompt": f"stream {index} of the bench", "max_tokens": tokens}).encode()
+        for index in range(streams)
+    ]
+    reads = await asyncio.gather(*(read_stream(port, "POST", "/generate", body) for body in bodies))
+    whole = f'"completion_tokens":{tokens},'.encode()
+    if cut := [read.tail for read in reads if whole not in read.tail]:
+        raise SystemExit(f"{len(cut)} streams were cut, one with {cut[0][-200:]!r}")
+    return streams * tokens, sum(read.num_chunks - 2 for read in reads)  # its end, and [DONE]
 
 
 def conditions() -> dict[str, Any]:

@@ -27,6 +27,10 @@ class FakeSubscription:
         self.items: deque[JobEvent | Resync] = deque([RESYNC])
         self.closed = False
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self.items)
+
     async def get(self, timeout_s: float) -> JobEvent | Resync | None:
         if self.items:
             return self.items.popleft()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from shared.messages import START, Cursor, FinishReason, JobState, Segment, TokenLogprob, Usage
 from shared.transport.base import JobEnd
 from shared.transport.chain import chain_hash
-from worker.outbox import Outbox
+from worker.outbox import MAX_PIECES, Outbox
 
 END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1))
 
@@ -104,7 +104,36 @@ def test_logprobs_travel_with_their_tokens() -> None:
     assert box.next_append().delta.logprobs == (entries[1],)
 
 
-def test_pieces_of_several_choices_are_told_apart_and_neighbours_joined() -> None:
+def test_pieces_of_one_choice_are_told_apart_where_there_are_several() -> None:
+    box = outbox()
+    box.add((1,), "a", None)
+    assert box.next_append().delta.segments is None
+    box.accept()
+    box.add((2, 3), "é", None)
+    box.add((4,), "", None)
+    box.add((5,), "bc", None)
+    delta = box.next_append().delta
+    assert delta.segments == (Segment(0, 2, 2), Segment(0, 1, 0), Segment(0, 1, 2))
+    assert box.next_append().end_hash == chain_hash("", (1, 2, 3, 4, 5))
+
+
+def test_of_what_has_fallen_far_behind_neighbours_go_together() -> None:
+    alone = outbox()
+    for token_id in range(MAX_PIECES + 1):
+        alone.add((token_id,), "a", None)
+    pairs = (Segment(0, 2, 2),) * (MAX_PIECES // 2)
+    assert alone.next_append().delta.segments == (*pairs, Segment(0, 1, 1))
+    several = outbox()
+    for token_id in range(MAX_PIECES + 1):
+        several.add((token_id,), "a", None, Segment(token_id // 100, 1, 1))
+    num_last = MAX_PIECES + 1 - 100
+    assert several.next_append().delta.segments == (
+        Segment(0, 100, 100),
+        Segment(1, num_last, num_last),
+    )
+
+
+def test_pieces_of_several_choices_are_told_apart() -> None:
     box = outbox()
     stop = FinishReason.STOP
     box.add((1,), "a", None, Segment(0, 1, 1))
@@ -112,7 +141,7 @@ def test_pieces_of_several_choices_are_told_apart_and_neighbours_joined() -> Non
     box.add((3,), "b", None, Segment(1, 1, 1))
     delta = box.next_append().delta
     assert (delta.token_ids, delta.text) == ((1, 2, 3), "aéb")
-    assert delta.segments == (Segment(0, 2, 3, stop, "x"), Segment(1, 1, 1))
+    assert delta.segments == (Segment(0, 1, 1), Segment(0, 1, 2, stop, "x"), Segment(1, 1, 1))
 
 
 def test_a_choices_end_without_a_token_waits_for_some_other_token() -> None:
