@@ -39,7 +39,7 @@ class Admission:
         self.limits_of = limits_of
         self._departures = departures
 
-    async def submit(self, job: Job, reader_id: str = "") -> None:
+    async def submit(self, job: Job, reader_id: str = "") -> Submitted:
         """Returns when the job is queued. Raises ApiError when it is not.
 
         `reader_id`: whose leaving, or whose frontend's death, ends it by its `on_disconnect`; ""
@@ -54,6 +54,7 @@ class Admission:
             if submitted is Submitted.DUPLICATE and reader_id:
                 # Of an earlier try, whose reader may have left: its grace is not to end now.
                 await self._store.attach([(job.job_id, reader_id)])
+            return submitted
         except QueueFull as error:
             raise queue_full(error) from error
         except KeyTaken as error:

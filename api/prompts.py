@@ -1,4 +1,5 @@
-"""Prompts to token ids. These functions take their time: call them on a thread of the TextPool."""
+"""Prompts to token ids. These functions take their time: call them on a thread of the TextPool, but
+for what `is_quick`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ NO_TOOLS = "This model's chat template has no tools in a format that is known he
 NO_TOOLS_CODE = "tools_not_supported"
 
 MAX_PROMPTS = 64  # of one request; each is a job of its own
+QUICK_CHARS = 512
+QUICK_IDS = 8192
 
 Prompt = str | Sequence[str | int | list[int]]
 
@@ -69,17 +72,30 @@ class EncodedPrompt:
 
     param: str  # the member it came in
     token_ids: tuple[int, ...]
-    text: str
+    text: str  # "" where it came as token ids and no text was asked for
 
 
-def encoded_prompts(model: ServedModel, prompt: Prompt) -> tuple[EncodedPrompt, ...]:
-    """Of one prompt or a list of them, in their order. Raises InvalidParameter."""
+def encoded_prompts(
+    model: ServedModel, prompt: Prompt, with_text: bool
+) -> tuple[EncodedPrompt, ...]:
+    """Of one prompt or a list of them, in their order; `with_text`: token ids are also to be told
+    as text. Raises InvalidParameter."""
     encoded = []
     for param, part in each_prompt(prompt):
         token_ids = _token_ids(model, part, param, add_special_tokens=True)
-        text = part if isinstance(part, str) else model.text.tokenizer.decode(token_ids)
+        text = part if isinstance(part, str) else ""
+        if with_text and not isinstance(part, str):
+            text = model.text.tokenizer.decode(token_ids)
         encoded.append(EncodedPrompt(param, token_ids, text))
     return tuple(encoded)
+
+
+def is_quick(prompt: Prompt) -> bool:
+    """Read in less time than it takes to hand it to a thread and back: one short text, or token
+    ids, which are only compared."""
+    if isinstance(prompt, str):
+        return len(prompt) <= QUICK_CHARS
+    return len(prompt) <= QUICK_IDS and all(isinstance(part, int) for part in prompt)
 
 
 def each_prompt(prompt: Prompt) -> tuple[tuple[str, str | list[int]], ...]:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from api.job_stream import JobStream, RelayCounts
 from shared.messages import Cursor
-from shared.transport.base import EventBus, JobStore
+from shared.transport.base import EventBus, JobStore, Submitted
 
 
 class EventRelay:
@@ -28,11 +28,17 @@ class EventRelay:
     async def open(
         self, job_id: str, after: Cursor, submit: Callable[[], Awaitable[object]] | None = None
     ) -> JobStream:
-        """Subscribes, then submits. Raises TransportError, or whatever `submit` raises."""
+        """Subscribes, then submits. Raises TransportError, or whatever `submit` raises.
+
+        Where `submit` returns ACCEPTED the job is new: what was confirmed before it was made has
+        missed nothing, and the log is not read for it.
+        """
         subscription = await self._bus.subscribe(job_id)
+        must_catch_up = False
         try:
             if submit is not None:
-                await submit()
+                await subscription.get(0.0)  # the RESYNC of the confirmation; later ones stay
+                must_catch_up = await submit() is not Submitted.ACCEPTED
         except BaseException:
             await self._bus.unsubscribe(subscription)
             raise
@@ -46,4 +52,5 @@ class EventRelay:
             self._idle_s,
             self._outage_s,
             submit,
+            is_behind=must_catch_up,
         )

@@ -17,7 +17,7 @@ from api.merged_stream import MergedStream
 from api.open_requests import Ending
 from api.timing import Timing
 from shared.messages import START, Delta, Failed, Finished, Job
-from shared.transport.base import TransportError
+from shared.transport.base import Submitted, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ class SeveralResponse(GenerationResponse):
         return MergedStream(streams, self._job.num_choices)
 
     async def _open_one(self, job: Job, reader_id: str) -> JobStream:
-        async def submit() -> None:
+        async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
-            await self._frontend.admission.submit(job, reader_id)
+            return await self._frontend.admission.submit(job, reader_id)
 
         try:
             stream = await self._frontend.relay.open(job.job_id, START, submit)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState, Segment
+from shared.messages import START, Cursor, ErrorCode, FinishReason, Job, JobState, Segment
 from shared.transport.base import AppendStatus, Delivery, JobEnd, LoggedChoice
 from shared.transport.segments import chain_links
 from worker.choice_seed import choice_seed
@@ -59,8 +59,7 @@ class JobRunner:
             self._forget(stale)
         running = RunningJob.of(delivery)
         self._jobs.add(running)
-        links = chain_links(delivery.output_token_ids, delivery.segments)
-        self._publisher.open(job.job_id, delivery.attempt, delivery.end, links)
+        self._start(running, delivery)
         log.info(
             "job started",
             extra={
@@ -72,16 +71,26 @@ class JobRunner:
                 "choices": job.num_choices,
             },
         )
-        self._start(running, delivery.choices)
 
-    def _start(self, running: RunningJob, logged: Sequence[LoggedChoice]) -> None:
+    def _start(self, running: RunningJob, delivery: Delivery) -> None:
         """The first choice that has not ended goes to the engine; the others follow when the
-        blocks of the prompt have been computed for it, and find them in the prefix cache."""
+        blocks of the prompt have been computed for it, and find them in the prefix cache.
+
+        The engine is told as soon as it can be: it computes while the rest is made ready here.
+        """
         job = running.job
         try:
             self._model.check(job)
-            starts = [self._take_up(job, choice) for choice in logged]
-        except (JobRefused, ReplayMismatch) as error:
+        except JobRefused as error:
+            self._open_outbox(delivery)
+            self._fail(running, error.code, str(error))
+            return
+        if delivery.end == START:
+            self._enter_engine(running)
+        self._open_outbox(delivery)
+        try:
+            starts = [self._take_up(job, choice) for choice in delivery.choices]
+        except ReplayMismatch as error:
             self._fail(running, error.code, str(error))
             return
         for choice, (processor, _) in zip(running.choices, starts, strict=True):
@@ -90,6 +99,16 @@ class JobRunner:
             if last is not None:
                 self._say(running, choice, last)
         self._finish_if_over(running)
+        if delivery.end != START:
+            self._enter_engine(running)
+
+    def _open_outbox(self, delivery: Delivery) -> None:
+        """From now on the job may say something."""
+        links = chain_links(delivery.output_token_ids, delivery.segments)
+        self._publisher.open(delivery.job.job_id, delivery.attempt, delivery.end, links)
+
+    def _enter_engine(self, running: RunningJob) -> None:
+        job = running.job
         waiting = [choice for choice in running.choices if choice.finish_reason is None]
         for choice in waiting:
             self._jobs.enter_engine(choice)

@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+import uvloop
+
 from shared.logs import start_logs
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
 from shared.transport.connect import RedisTransport, open_transport
@@ -34,7 +36,7 @@ def main() -> int:
         return 128 + signal.SIGINT
     logs = start_logs(settings.log_level, settings.log_format)
     try:
-        return asyncio.run(_run(settings, checkpoint))
+        return uvloop.run(_run(settings, checkpoint))
     except (UnsupportedUrl, UnsafeServer) as error:
         logs.stop()
         return _refuse(error)

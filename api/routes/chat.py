@@ -20,9 +20,10 @@ from api.openai.sampling import chat_sampling
 from api.openai.schemas import ChatRequest
 from api.openai.structured import structured_members
 from api.routes.answers import Prepared, check_stream_options, new_job, now_s
+from api.routes.plain_route import PlainRoute
 from api.timing import Timing
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post("/v1/chat/completions")

@@ -20,13 +20,14 @@ from api.openai.lanes import job_lane, served_tier
 from api.openai.sampling import check_choices, completion_sampling
 from api.openai.schemas import CompletionRequest
 from api.openai.structured import checked_grammar, structured_members
-from api.prompts import EncodedPrompt, encoded_prompts
+from api.prompts import EncodedPrompt, encoded_prompts, is_quick
 from api.routes.answers import Prepared, check_stream_options, new_job, now_s, sibling
+from api.routes.plain_route import PlainRoute
 from api.several_answering import SeveralResponse
 from api.timing import Timing
 from shared.messages import Grammar, Job, SamplingParams
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,17 @@ async def prepare_completions(
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     include_usage = check_stream_options(completion)
     model = await frontend.catalog.require(completion.model)
-    completion_sampling(completion, model.room())
+    is_at_once = is_quick(completion.prompt) and not completion.echo
+    if not is_at_once:
+        completion_sampling(completion, model.room())  # what is wrong is said before the long work
     best_of = check_choices(completion)
     lane = job_lane(completion)
-    prompts = await frontend.pool.run(encoded_prompts, model, completion.prompt)
+    if is_at_once:
+        prompts = encoded_prompts(model, completion.prompt, False)
+    else:
+        prompts = await frontend.pool.run(
+            encoded_prompts, model, completion.prompt, completion.echo
+        )
     asked = structured_members(completion)
     grammar = await frontend.pool.run(checked_grammar, model, asked) if asked else None
     samplings = [_sampling(completion, model, prompt, grammar) for prompt in prompts]

@@ -15,9 +15,10 @@ from api.openai.sampling import generate_sampling
 from api.openai.schemas import GenerateRequest
 from api.prompts import prompt_token_ids
 from api.routes.answers import new_job
+from api.routes.plain_route import PlainRoute
 from api.timing import Timing
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post("/generate")

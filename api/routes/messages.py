@@ -21,9 +21,10 @@ from api.chat_plan import ChatPlan, plan_chat
 from api.frontend import Frontend, frontend_of
 from api.json_answer import json_answer
 from api.routes.answers import Prepared, new_job
+from api.routes.plain_route import PlainRoute
 from api.turn.reasoning_tokens import ReasoningTokens
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post("/v1/messages")

@@ -9,12 +9,13 @@ from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, Response
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.transport.home import Home
+from shared.transport.packing import HiredisPacking
 
 # MovedError is an AskError, MasterDownError a ClusterDownError.
 _ELSEWHERE = (AskError, ClusterDownError, ReadOnlyError)
 
 
-class HomedConnection(Connection):
+class HomedConnection(HiredisPacking, Connection):
     """Looks for its home each time it connects, and notices when it is at a former one.
 
     A server that says it is not (any more) the one, or a home that another connection has found

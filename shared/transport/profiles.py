@@ -4,6 +4,7 @@ The client library's defaults are wrong for a queue: they send a command again a
 which is safe only for our idempotent transitions, and never notice a half-open subscriber.
 
 cmd   short time limits, a few quick retries: every script may be repeated
+calls the same for scripts, which every request waits for: a pool of their own that is quicker
 beat  leases and nothing else, so that no amount of other commands makes a beat wait for a
       connection; no retry: a beat is out of date before it could be repeated, the next one is due
 pull  waits at the server up to BLOCK_MS; no retry, its caller's loop handles errors
@@ -26,9 +27,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import RedisError
 
+from shared.transport.command_pool import CommandPool
 from shared.transport.home import Home
 from shared.transport.home_finders import ClusterFinder, SentinelFinder
 from shared.transport.homed_connection import HomedConnection, HomedSSLConnection
+from shared.transport.packing import PACKING
 from shared.transport.server_url import (
     Address,
     Deployment,
@@ -46,6 +49,7 @@ PULL_TIMEOUT_S = BLOCK_MS / 1000 + 2.0
 FIND_TIMEOUT_S = 1.0
 MAX_COMMAND_CONNECTIONS = 64
 MAX_BEAT_CONNECTIONS = 2  # the one in use, and its successor when it does not answer
+MAX_PULL_CONNECTIONS = 8  # one for each that pulls at once
 COMMAND_RETRIES = 2
 
 
@@ -73,10 +77,21 @@ class Connections:
             BlockingConnectionPool,
             {"max_connections": MAX_BEAT_CONNECTIONS, "timeout": BEAT_TIMEOUT_S},
         )
-        self.pull = self._client(
-            {"socket_timeout": PULL_TIMEOUT_S, "retry": never}, ConnectionPool, {}
-        )
+        # These lend connections that limit no reads to whoever has a limit of its own.
         self._sub = self._client({"socket_timeout": None, "retry": never}, ConnectionPool, {})
+        self._quick = self._client({"socket_timeout": None, "retry": often}, ConnectionPool, {})
+        self.calls = CommandPool(
+            partial(_new_connection, self._quick),
+            max_connections=MAX_COMMAND_CONNECTIONS,
+            timeout_s=COMMAND_TIMEOUT_S,
+            retry=often,
+        )
+        self.pull = CommandPool(
+            self.new_sub,
+            max_connections=MAX_PULL_CONNECTIONS,
+            timeout_s=PULL_TIMEOUT_S,
+            retry=never,
+        )
 
     @property
     def is_sharded(self) -> bool:
@@ -85,9 +100,7 @@ class Connections:
 
     def new_sub(self) -> AbstractConnection:
         """A connection of its own for pub/sub, not yet connected; the caller disconnects it."""
-        pool = self._sub.connection_pool
-        connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]
-        return connection
+        return _new_connection(self._sub)
 
     @asynccontextmanager
     async def reaching(self, key: str) -> AsyncIterator[Redis]:
@@ -107,7 +120,9 @@ class Connections:
             await client.aclose(close_connection_pool=True)
 
     async def aclose(self) -> None:
-        for client in (self.cmd, self.beat, self.pull, self._sub):
+        for pool in (self.calls, self.pull):
+            await pool.aclose()
+        for client in (self.cmd, self.beat, self._sub, self._quick):
             await client.aclose(close_connection_pool=True)
 
     def _client(
@@ -129,9 +144,11 @@ class Connections:
             server["connection_class"] = HomedSSLConnection if is_tls else HomedConnection
             return Redis.from_pool(pool_class(**server, **options, **pool_options, home=home))
         try:
-            return Redis.from_pool(pool_class.from_url(self._url, **options, **pool_options))
+            pool = pool_class.from_url(self._url, **options, **pool_options)
         except (ValueError, RedisError):  # its text repeats the URL
             raise _malformed() from None
+        pool.connection_class = PACKING[pool.connection_class]
+        return Redis.from_pool(pool)
 
     def _home_of(self, key: str) -> Home | None:
         if self.kind not in (ServerKind.SENTINEL, ServerKind.CLUSTER):
@@ -172,6 +189,12 @@ def _plain_connection(options: dict[str, Any], address: Address) -> AbstractConn
         retry=Retry(NoBackoff(), 0),
         **options,
     )
+
+
+def _new_connection(client: Redis) -> AbstractConnection:
+    pool = client.connection_pool
+    connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]
+    return connection
 
 
 def _malformed() -> UnsupportedUrl:

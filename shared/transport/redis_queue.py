@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from shared.codec import PayloadInvalid, decode_job
 from shared.keys import GROUP, Keys
 from shared.messages import Cursor, Delta, ErrorCode, JobState, Segment, TokenLogprob
 from shared.transport.append_items import append_arguments, append_result, refusal_of
 from shared.transport.base import Append, AppendResult, Beat, Delivery
+from shared.transport.command_pool import Command
 from shared.transport.entries import decode_entry
 from shared.transport.failures import group_is_missing, is_out_of_memory, translated
 from shared.transport.profiles import BLOCK_MS, Connections
@@ -33,6 +34,9 @@ LOG_PAGE = 1000
 POLL_S = 0.02
 RETRY_S = 0.05
 MAX_HINTS = 1024
+
+# Claims; whether there may be more at once; else the newest entry of each queue.
+Pulled = tuple[list[Any], bool, list[bytes]]
 
 
 class RedisJobQueue:
@@ -81,19 +85,21 @@ class RedisJobQueue:
         return [job_id.decode() for job_id in drops]
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
-        """As JobQueue. Waiting delivers nothing, so a wait whose reply is lost loses nothing."""
+        """As JobQueue. A reply that is lost may hold claims: `reconcile` finds them."""
         if count < 1:
             return []
         deadline = time.monotonic() + block_ms / 1000
         with translated("pull"):
+            claims, more, last = await self._pull_once(worker_id, count)
             while True:
-                claims, more, last = await self._pull_once(worker_id, count)
                 deliveries = await self._deliveries(worker_id, claims)
                 left_s = deadline - time.monotonic()
                 if deliveries or left_s <= 0:
                     return deliveries
-                if not (claims or more):
-                    await self._wait_for_work(last, left_s)
+                if claims or more:
+                    claims, more, last = await self._pull_once(worker_id, count)
+                else:
+                    claims, more, last = await self._wait_and_pull(worker_id, count, last, left_s)
 
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         claims: list[Any] = []
@@ -184,34 +190,56 @@ class RedisJobQueue:
                 name = digest.decode()
                 await self._redis.set(self._keys.blob(name), blobs[name], px=CARD_LIFE_MS)
 
-    async def _pull_once(self, worker_id: str, count: int) -> tuple[list[Any], bool, list[bytes]]:
-        """Claims; whether there may be more at once; else the newest entry of each queue."""
+    async def _pull_once(self, worker_id: str, count: int) -> Pulled:
         try:
-            reply = await self._call("pull", worker_id, count, MAX_CRASHES, *self._queues())
-        except RedisError as error:
-            if group_is_missing(error):
+            reply = await self._call("pull", *self._pull_arguments(worker_id, count))
+        except ResponseError as error:
+            reply = error
+        return await self._pulled(reply)
+
+    async def _wait_and_pull(
+        self, worker_id: str, count: int, last: list[bytes], left_s: float
+    ) -> Pulled:
+        """When something was queued after `last`, or a part of `left_s` has passed.
+
+        The server is given both commands at once: it pulls in the moment in which the wait ends,
+        instead of after a way here and back.
+        """
+        if not last:
+            await asyncio.sleep(min(RETRY_S, left_s))
+            return await self._pull_once(worker_id, count)
+        if self._connections.is_fake:
+            await asyncio.sleep(min(POLL_S, left_s))
+            return await self._pull_once(worker_id, count)
+        block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
+        wait: Command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *self._queues(), *last)
+        pull = self._scripts.command("pull", *self._pull_arguments(worker_id, count))
+        waited, reply = await self._connections.pull.exchange(wait, pull)
+        if isinstance(reply, NoScriptError):
+            return await self._pull_once(worker_id, count)
+        claims, more, newest = await self._pulled(reply)
+        if isinstance(waited, ResponseError) and not (claims or more):
+            raise waited  # else this would go round and round without waiting
+        return claims, more, newest
+
+    def _pull_arguments(self, worker_id: str, count: int) -> tuple[Argument, ...]:
+        return (worker_id, count, MAX_CRASHES, *self._queues())
+
+    async def _pulled(self, reply: Any) -> Pulled:
+        """What a pull's reply, or the error in its place, says. Raises ResponseError."""
+        if isinstance(reply, ResponseError):
+            if group_is_missing(reply):
                 await self.setup(self._models)
                 await asyncio.sleep(RETRY_S)
                 return [], True, []
-            if is_out_of_memory(error):
+            if is_out_of_memory(reply):
                 log.warning("the server is full: no new work is taken")
                 return [], False, []
-            raise
+            raise reply
         if reply[0] == b"NOLEASE":
             return [], False, []
         _, claims, more, last = reply
         return claims, bool(more), last
-
-    async def _wait_for_work(self, last: list[bytes], left_s: float) -> None:
-        """Until something was queued after `last`, or a part of `left_s` has passed."""
-        if not last:
-            await asyncio.sleep(min(RETRY_S, left_s))
-        elif self._connections.is_fake:
-            await asyncio.sleep(min(POLL_S, left_s))
-        else:
-            streams: dict[Any, Any] = dict(zip(self._queues(), last, strict=True))
-            block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
-            await self._connections.pull.xread(streams, count=1, block=block_ms)
 
     async def _pending(
         self, queue: str, worker_id: str, after: str
@@ -316,7 +344,7 @@ class RedisJobQueue:
         return tuple(queue for lane in lanes for queue in lane)
 
     async def _call(self, name: str, *arguments: Argument) -> Any:
-        return await self._scripts.call(self._redis, name, *arguments)
+        return await self._scripts.call(self._connections.calls, name, *arguments)
 
 
 def _segments_of(deltas: Sequence[Delta]) -> tuple[Segment, ...] | None:

@@ -72,6 +72,7 @@ class RedisJobStore:
     ) -> None:
         self._keys = keys
         self._redis = connections.cmd
+        self._calls = connections.calls
         self._beats = connections.beat
         self._scripts = scripts
         self._policy = policy
@@ -354,7 +355,7 @@ class RedisJobStore:
         return [place if place >= 0 else None for place in places]
 
     async def _call(self, name: str, *arguments: str | bytes | int) -> Any:
-        return await self._scripts.call(self._redis, name, *arguments)
+        return await self._scripts.call(self._calls, name, *arguments)
 
     def _is_ours(self, job_id: str) -> bool:
         try:

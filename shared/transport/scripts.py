@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from shared.keys import Keys
+from shared.transport.command_pool import Command, Commands, Word
 
 TRANSITIONS = (
     "announce",
@@ -46,7 +46,7 @@ _INCLUDE = re.compile(r"^--@include (\S+)$", re.MULTILINE)
 _BROADCAST = "local PUBLISH = 'PUBLISH'"
 _SHARDED = "local PUBLISH = 'SPUBLISH'"
 
-Argument = str | bytes | int
+Argument = Word
 
 
 def load_sources(*, is_sharded: bool = False) -> Mapping[str, str]:
@@ -83,10 +83,17 @@ class Scripts:
             for name, source in self._sources.items()
         }
 
-    async def call(self, redis: Redis, name: str, *arguments: Argument) -> Any:
+    async def call(self, commands: Commands, name: str, *arguments: Argument) -> Any:
         """The transition's reply, with byte strings as the server gave them."""
-        head = (self._keys.live, self._keys.prefix, self._retain_ms)
         try:
-            return await redis.evalsha(self._digests[name], 1, *head, *arguments)
+            return await commands.execute_command(*self.command(name, *arguments))
         except NoScriptError:
-            return await redis.eval(self._sources[name], 1, *head, *arguments)
+            source = self._sources[name]
+            return await commands.execute_command("EVAL", source, *self._words(arguments))
+
+    def command(self, name: str, *arguments: Argument) -> Command:
+        """The transition as one command; NoScriptError from a server that forgot it."""
+        return ("EVALSHA", self._digests[name], *self._words(arguments))
+
+    def _words(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        return (1, self._keys.live, self._keys.prefix, self._retain_ms, *arguments)

@@ -174,6 +174,29 @@ async def test_pull_waits_for_the_first_job_and_no_longer(transport: RedisTransp
     assert time.monotonic() - begin_s < 15
 
 
+async def test_a_pull_that_is_given_up_while_it_waits_takes_nothing(real: RedisTransport) -> None:
+    steps = Steps(real)
+    await steps.worker("w1")
+    await steps.worker("w2")
+    pulling = asyncio.create_task(steps.queue.pull("w1", 4, 20_000))
+
+    async def waits() -> bool:
+        return any(one["cmd"] == "xread" for one in await steps.redis.client_list())
+
+    await until(waits)
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling
+
+    async def is_gone() -> bool:
+        return not await waits()
+
+    await until(is_gone)
+    job = await steps.submit()
+    (delivery,) = await steps.pull("w2")
+    assert (delivery.job, delivery.attempt) == (job, 1)
+
+
 async def test_pull_returns_nothing_after_its_wait(transport: RedisTransport) -> None:
     steps = Steps(transport)
     await steps.worker("w1")

@@ -22,7 +22,7 @@ from shared.messages import (
     Started,
     Usage,
 )
-from shared.transport.base import RESYNC, QueueFull
+from shared.transport.base import RESYNC, QueueFull, Submitted
 from tests.unit.api.relay_fakes import (
     FakeBus,
     FakeStore,
@@ -74,6 +74,39 @@ async def test_subscribes_before_it_submits_and_unsubscribes_when_submit_fails()
     with pytest.raises(QueueFull):
         await relay_over(FakeStore(), bus).open("0-x", START, submit)
     assert bus.steps == ["subscribe", "submit", "unsubscribe"]
+
+
+async def test_of_a_new_job_the_log_is_read_only_when_something_may_be_missing() -> None:
+    bus, store, deltas = FakeBus(), FakeStore(), log_of(["a", "bc"])
+    events = [*deltas, finished_after(deltas)]
+
+    async def accepted() -> Submitted:
+        bus.subscription.items.extend(events)
+        return Submitted.ACCEPTED
+
+    got, end = await read_to_end(await relay_over(store, bus).open("0-x", START, accepted))
+    assert (got, end, store.reads) == (deltas, finished_after(deltas), 0)
+
+    async def confirmed_again() -> Submitted:
+        bus.subscription.items.extend([RESYNC, *events])
+        return Submitted.ACCEPTED
+
+    bus, store = FakeBus(), FakeStore(events)
+    got, end = await read_to_end(await relay_over(store, bus).open("0-x", START, confirmed_again))
+    assert (got, end) == (deltas, finished_after(deltas))
+    assert store.reads > 0
+
+
+async def test_of_a_job_that_was_there_before_the_log_is_read() -> None:
+    deltas = log_of(["a", "bc"])
+    bus, store = FakeBus(), FakeStore([*deltas, finished_after(deltas)])
+
+    async def duplicate() -> Submitted:
+        return Submitted.DUPLICATE
+
+    got, end = await read_to_end(await relay_over(store, bus).open("0-x", START, duplicate))
+    assert (got, end) == (deltas, finished_after(deltas))
+    assert store.reads > 0
 
 
 async def test_live_frames_come_without_reading_the_log_again() -> None:
