@@ -2,9 +2,9 @@
 
     python -m tests.bench.engine_alone --quantization none int8 --step-target-ms 0 180 --runs 3
 
-Random weights of a known shape, every step paced by the real clock. Prints one JSON line for each
-run: of W1 output tokens a second and the gaps between a stream's tokens, of W4 the worst gap of the
-streams and the long prompt's time to its first token.
+Random weights of a known shape, steps paced by the real clock where there is a target. Prints one
+JSON line for each run: of W1 output tokens a second and the gaps between a stream's tokens, of W4
+the worst gap of the streams and the long prompt's time to its first token.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from shared.messages import SamplingParams
+from tests.bench.forward_steps import COMMON
 from tests.bench.machine import busy_s, cpu_name
 from tests.bench.shapes import SHAPES
 from tests.bench.workloads import percentile
 from worker.engine.engine import Engine, EngineRequest
 from worker.model.build import BuiltModel, ModelOptions, build_model
 
-COMMON = {"tie_word_embeddings": True, "dtype": "bfloat16"}
 LONG = "long"
 
 

@@ -138,9 +138,8 @@ async def _through_penstock(port: int, arguments: argparse.Namespace) -> tuple[f
         *(read_stream(port, "POST", "/v1/completions", body) for _ in range(arguments.streams))
     )
     seconds = time.perf_counter() - begin_s
-    return sum(
-        read.num_chunks for read in reads
-    ) / seconds, arguments.streams * arguments.tokens / seconds
+    num_chunks = sum(read.num_chunks for read in reads)
+    return num_chunks / seconds, arguments.streams * arguments.tokens / seconds
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ async def test_who_waits_too_long_for_a_connection_or_an_answer_is_told(
     await pool.aclose()
 
 
-async def test_a_lost_answer_is_asked_for_again(
+async def test_after_a_cut_a_command_is_answered_all_the_same(
     redis_url: str, namespace: str, tmp_path: Path
 ) -> None:
     async with Proxy(redis_url, tmp_path / "proxy.sock") as proxy:
