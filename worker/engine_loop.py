@@ -147,6 +147,7 @@ def _request(message: AddRequest) -> EngineRequest:
         params=message.sampling,
         output_token_ids=message.output_token_ids,
         tenant=message.tenant,
+        job_id=message.job_id,
         priority=message.priority,
     )
 
@@ -159,6 +160,7 @@ def _requests(message: AddChoices) -> Iterator[EngineRequest]:
             params=replace(message.sampling, seed=choice.seed),
             output_token_ids=choice.output_token_ids,
             tenant=message.tenant,
+            job_id=message.job_id,
             priority=message.priority,
         )
 

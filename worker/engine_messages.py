@@ -56,6 +56,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """Run this; the answer is outputs under `request_id`, or one RequestRejected."""
 
     request_id: str
+    job_id: str
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -78,6 +79,7 @@ class AddChoices(msgspec.Struct, frozen=True, tag="add_choices"):
     computed, so that they find it in the prefix cache.
     """
 
+    job_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     tenant: str

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.logs import start_logs
-from shared.messages import MAX_CHOICES
 from shared.settings import LogFormat, LogLevel
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
@@ -35,6 +34,7 @@ from worker.engine_messages import (
     LoadProgress,
     Shutdown,
 )
+from worker.intake_room import max_waiting
 from worker.model.errors import ModelError
 from worker.paced_runner import PacedRunner
 
@@ -184,8 +184,7 @@ def _finish(
     dtype: str,
 ) -> tuple[Engine, EngineReady]:
     # The service sends jobs while a place is free, the last with all its choices: never refused.
-    max_waiting = max(config.max_waiting, config.max_num_seqs + MAX_CHOICES)
-    config = dataclasses.replace(config, max_waiting=max_waiting)
+    config = dataclasses.replace(config, max_waiting=max_waiting(config.max_num_seqs))
     engine = Engine(config, runner, clock=time.perf_counter)
     ready = EngineReady(
         max_model_len=config.max_model_len,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from shared.transport.base import Delivery, JobQueue, TransportError
+from worker.intake_room import Oversubscription
 from worker.running_jobs import RunningJobs
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -32,18 +33,21 @@ class Intake:
         repair: Callable[[], Awaitable[None]],
         *,
         room: Callable[[], int],
+        oversubscription: Callable[[], Oversubscription | None] = lambda: None,
         engine_up: asyncio.Event,
         pull_block_ms: int,
         reconcile_interval_s: float,
     ) -> None:
         """`admit` returns when the deliveries are in the table; `repair` sets the store up again
-        after trouble and may raise TransportError; `room` says how many choices to take now."""
+        after trouble and may raise TransportError; `room` says how many choices to take now,
+        `oversubscription` what to take when that is 0."""
         self._queue = queue
         self._worker_id = worker_id
         self._jobs = jobs
         self._admit = admit
         self._repair = repair
         self._room = room
+        self._oversubscription = oversubscription
         self._engine_up = engine_up
         self._pull_block_ms = pull_block_ms
         self._reconcile_interval_s = reconcile_interval_s
@@ -84,6 +88,7 @@ class Intake:
                 await self._take(lost)
         room = self._room()
         if room == 0:
+            await self._oversubscribe()
             await self._wait_for_room()
             return
         recovered = await self._queue.recover(self._worker_id, room)
@@ -96,6 +101,15 @@ class Intake:
         pulled = await self._queue.pull(self._worker_id, room, self._pull_block_ms)
         if pulled:
             await self._take(pulled)
+
+    async def _oversubscribe(self) -> None:
+        """Takes jobs that the engine finds seats for, of those who hold few."""
+        more = self._oversubscription()
+        if more is None:
+            return
+        taken = await self._queue.oversubscribe(self._worker_id, more.count, more.leave_out)
+        if taken:
+            await self._take(taken)
 
     async def _take(self, deliveries: Sequence[Delivery]) -> None:
         if self._engine_up.is_set():
@@ -110,7 +124,7 @@ class Intake:
         if self._room():
             return
         wait_s = max(0.0, self._reconcile_at_s - time.monotonic())
-        if self._jobs.room:
+        if self._jobs.room or self._oversubscription() is not None:
             wait_s = min(wait_s, LOOK_S)
         try:
             await asyncio.wait_for(self._jobs.changed.wait(), wait_s)

@@ -2,18 +2,40 @@
 
 A place in the batch is not enough: a job whose prompt finds no KV blocks would wait here, while
 another worker may have them. So one such job at most is taken, which keeps the engine fed.
+
+Nor is a place always needed: the engine takes seats from tenants and jobs that hold many and gives
+them to those that hold few (worker/engine/seats.py), which it can do for jobs that it has.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from shared.messages import MAX_CHOICES
 from shared.transport.base import Delivery
+from worker.engine.seats import MIN_GAP
 from worker.engine_messages import EngineReady
 from worker.running_jobs import RunningJob, RunningJobs
 
 MEMORY = 16  # prompts over which the usual length of one is averaged
+OVERSUBSCRIBED = 8  # places for each job that may be taken without one
+
+
+def max_waiting(max_num_seqs: int) -> int:
+    """Returns how many sequences may wait in an engine: bounded by what is taken for it."""
+    jobs_taken_at_once = max_num_seqs // OVERSUBSCRIBED + 1
+    return 2 * max_num_seqs + (jobs_taken_at_once + 1) * MAX_CHOICES
+
+
+@dataclass(frozen=True, slots=True)
+class Oversubscription:
+    """Jobs to take although all places are taken; none of these tenants, which get no seat."""
+
+    count: int
+    leave_out: tuple[str, ...]
 
 
 class EngineFigures(Protocol):
@@ -54,6 +76,30 @@ class IntakeRoom:
         if fitting < 1:
             return 0 if not_begun else 1
         return min(places, fitting)
+
+    def oversubscription(self) -> Oversubscription | None:
+        """Returns what to take while all places are taken; None: nothing would get a seat."""
+        ready, num_places = self._engine.ready, self._jobs.max_num_seqs
+        waiting = [job for job in self._jobs if _has_not_begun(job)]
+        count = max(1, num_places // OVERSUBSCRIBED) - len(waiting)
+        if ready is None or count < 1 or len(self._jobs) >= 2 * num_places:
+            return None
+        if self._jobs.num_in_engine >= 2 * num_places + MAX_CHOICES:
+            return None
+        free_tokens = self._engine.stats.get("free_blocks", 0) * ready.block_size
+        if free_tokens - sum(map(_tokens, waiting)) < max(self._usual_tokens, ready.block_size):
+            return None
+        seats, widest = Counter[str](), Counter[str]()
+        for job in self._jobs:
+            held = sum(choice.has_place for choice in job.choices)
+            tenant = job.job.tenant
+            seats[tenant] += held
+            widest[tenant] = max(widest[tenant], held)
+        most = max(seats.values(), default=0)
+        if most < MIN_GAP:
+            return None
+        leave_out = [t for t in seats if most - seats[t] < MIN_GAP and widest[t] < MIN_GAP]
+        return Oversubscription(count, tuple(leave_out))
 
     def took(self, deliveries: Sequence[Delivery]) -> None:
         """Remembers how long prompts are."""

@@ -117,6 +117,7 @@ class JobRunner:
             self._send(
                 AddRequest(
                     request_id=choice.request_id,
+                    job_id=job.job_id,
                     prompt_token_ids=job.prompt_token_ids,
                     output_token_ids=choice.resumed_token_ids,
                     sampling=replace(job.sampling, seed=_seed_of(job, choice)),
@@ -159,6 +160,7 @@ class JobRunner:
             choice.was_sent = True
         self._send(
             AddChoices(
+                job_id=job.job_id,
                 prompt_token_ids=job.prompt_token_ids,
                 sampling=job.sampling,
                 tenant=job.tenant,

@@ -88,7 +88,7 @@ class RunningJobs:
     def __init__(self, max_num_seqs: int) -> None:
         self._jobs: dict[str, RunningJob] = {}
         self._by_request_id: dict[str, tuple[RunningJob, RunningChoice]] = {}
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
         self.num_in_engine = 0  # choices, those that wait for their turn among them
         self.changed = asyncio.Event()  # something left; whoever waits clears it
 
@@ -113,8 +113,8 @@ class RunningJobs:
     def room(self) -> int:
         """Choices that may be taken now: free places in the engine; jobs that have ended and wait
         for the store take a place in the table, which holds twice as many."""
-        in_engine = self._max_num_seqs - self.num_in_engine
-        return max(0, min(in_engine, 2 * self._max_num_seqs - len(self._jobs)))
+        in_engine = self.max_num_seqs - self.num_in_engine
+        return max(0, min(in_engine, 2 * self.max_num_seqs - len(self._jobs)))
 
     def add(self, running: RunningJob) -> None:
         assert running.job.job_id not in self._jobs, "a job is claimed once at a time"

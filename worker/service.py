@@ -113,6 +113,7 @@ class WorkerService:
             self._admit,
             self._repair,
             room=self._room,
+            oversubscription=self._room.oversubscription,
             engine_up=self._supervisor.up,
             pull_block_ms=settings.pull_block_ms,
             reconcile_interval_s=settings.reconcile_interval_s,

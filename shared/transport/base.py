@@ -400,6 +400,16 @@ class JobQueue(Protocol):
         the last may have more choices than places were left."""
         ...
 
+    async def oversubscribe(
+        self, worker_id: str, count: int, leave_out: Sequence[str]
+    ) -> Sequence[Delivery]:
+        """Takes up to `count` jobs for a worker without a free place, without waiting.
+
+        Of each lane only the next job is looked at, and no job of the tenants in `leave_out` is
+        taken. A reply that is lost may hold claims, as with `pull`.
+        """
+        ...
+
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         """Claims again what the group says is ours and memory does not know (a lost reply)."""
         ...

@@ -101,6 +101,21 @@ class RedisJobQueue:
                 else:
                     claims, more, last = await self._wait_and_pull(worker_id, count, last, left_s)
 
+    async def oversubscribe(
+        self, worker_id: str, count: int, leave_out: Sequence[str]
+    ) -> Sequence[Delivery]:
+        tenants: tuple[Argument, ...] = (len(leave_out), *leave_out)
+        with translated("oversubscribe"):
+            try:
+                claims = await self._call(
+                    "oversubscribe", worker_id, count, MAX_CRASHES, *tenants, *self._queues()
+                )
+            except ResponseError as error:
+                if group_is_missing(error) or is_out_of_memory(error):
+                    return []  # `pull` sets up what is missing
+                raise
+            return await self._deliveries(worker_id, claims)
+
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         claims: list[Any] = []
         with translated("reconcile"):

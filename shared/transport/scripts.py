@@ -32,6 +32,7 @@ TRANSITIONS = (
     "finish",
     "forget",
     "letter_drop",
+    "oversubscribe",
     "position",
     "pull",
     "reap",

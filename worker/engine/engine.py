@@ -42,7 +42,8 @@ class EngineRequest:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
-    tenant: str = "default"  # prefixes are shared within a tenant only
+    tenant: str = "default"  # prefixes are shared within a tenant only, seats among tenants
+    job_id: str = ""  # choices of one job share its part of the seats; empty: a job of its own
     priority: int = 0  # smaller goes first, under a policy that looks at it
 
 
@@ -168,6 +169,7 @@ class Engine:
             max_model_len=self.config.max_model_len,
             output_token_ids=request.output_token_ids,
             tenant=request.tenant,
+            job_id=request.job_id,
             priority=request.priority,
         )
         self._next_seq_id += 1

@@ -6,7 +6,9 @@ batch.
 
     1. Running sequences that miss one token: a decode never waits behind somebody's prefill.
     2. Running sequences that miss more, as far as the budget goes.
-    3. Waiting sequences, while there are budget, seats and blocks.
+    3. Waiting sequences, while there are budget, seats and blocks: by their share of the seats
+       (see seats.py), then by rank. When all seats are taken, one is first taken from whoever holds
+       many.
 
 A newcomer takes budget that every running sequence has left over, so there are never more running
 than the budget has tokens, and every decode gets its token in every step.
@@ -34,6 +36,7 @@ from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
 from worker.engine.policy import make_policy
+from worker.engine.seats import SeatShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
 from worker.engine.sequence_queue import SequenceQueue
 
@@ -76,6 +79,9 @@ class Scheduler:
         )
         self.waiting = SequenceQueue(policy)
         self.running = SequenceQueue(policy)
+        self._shares = SeatShares()
+        self._shares_changed = False  # since it was last looked who takes a seat from whom
+        self._rank = policy.rank
         self.num_preemptions = 0
         self.num_prefix_hit_tokens = 0
         self._budget = config.max_num_batched_tokens
@@ -85,6 +91,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
+        self._shares_changed = True
 
     def finish(self, sequence: Sequence) -> None:
         """Ends it in any state and frees its blocks; for a finished one nothing happens."""
@@ -93,7 +100,7 @@ class Scheduler:
         if sequence.status in QUEUED_STATUSES:
             self.waiting.remove(sequence)
         else:
-            self.running.remove(sequence)
+            self._stop_running(sequence)
         sequence.status = SequenceStatus.FINISHED
         self.blocks.release(sequence)
         if sequence.seq_id in self._launched_seq_ids:
@@ -105,6 +112,7 @@ class Scheduler:
 
         Beside n decodes at most `prompt_tokens(n)` others are planned.
         """
+        self._share_seats()
         planned: list[PlannedSequence] = []
         outgrown: list[Sequence] = []
         left = self._budget
@@ -177,8 +185,35 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _share_seats(self) -> None:
+        """Takes one seat from a large holder for the sequence that is next, where there is cause.
+
+        Only when the blocks for it are free as well: else nobody would gain by it. One in a step,
+        which the step then admits.
+        """
+        if not self._shares_changed or len(self.running) < self._num_seats or not self.waiting:
+            return
+        newcomer = self._next_waiting()
+        blocks = self.blocks
+        giver = None if newcomer.in_flight else self._shares.giver(newcomer, self.running)
+        hits = blocks.match(newcomer)
+        if giver is None or not blocks.can_allocate(
+            newcomer, newcomer.num_tokens, hits, len(self.running)
+        ):
+            self._shares_changed = newcomer.in_flight > 0
+            return
+        self._preempt(giver)
+
+    def _next_waiting(self) -> Sequence:
+        return min(self.waiting, key=lambda s: self._shares.turn(s, self._rank(s)))
+
+    def _stop_running(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._shares.give_back(sequence)
+        self._shares_changed = True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop_running(sequence)
         self.blocks.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_computed_tokens = 0
@@ -190,7 +225,7 @@ class Scheduler:
     def _admit(self, planned: list[PlannedSequence], left: int, outgrown: list[Sequence]) -> None:
         blocks = self.blocks
         while self.waiting and left and len(self.running) < self._num_seats:
-            sequence = self.waiting.first
+            sequence = self._next_waiting()
             if sequence.in_flight:
                 break  # it has to know its last token first; order is kept
             if blocks.num_blocks_for(sequence.num_tokens) > blocks.num_blocks:
@@ -210,6 +245,7 @@ class Scheduler:
                 sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
             sequence.status = SequenceStatus.RUNNING
             self.running.add(sequence)
+            self._shares.take(sequence)
             end = min(sequence.num_tokens, num_hit_tokens + left)
             planned.append(self._plan(sequence, end))
             left -= planned[-1].num_tokens

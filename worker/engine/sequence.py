@@ -40,6 +40,7 @@ class Sequence:
         "block_hashes",
         "block_table",
         "in_flight",
+        "job_id",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -68,9 +69,12 @@ class Sequence:
         max_model_len: int,
         output_token_ids: tuple[int, ...] = (),
         tenant: str = "default",
+        job_id: str = "",
         priority: int = 0,
     ) -> None:
+        """`job_id`: sequences that share it are choices of one job; empty: it is a job alone."""
         self.seq_id = seq_id
+        self.job_id = job_id or request_id
         self.request_id = request_id
         self.tenant = tenant
         self.priority = priority

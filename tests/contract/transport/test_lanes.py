@@ -146,3 +146,34 @@ async def test_what_waits_in_a_lane_is_counted_as_work(transport: RedisTransport
     third = await steps.submit(tenant="b")  # expected to give what others gave
     assert (await steps.hash(third.job_id))["work"] == "6"
     assert await steps.redis.pttl(steps.keys.work(MODEL)) > 0
+
+
+async def test_a_full_worker_takes_the_next_job_of_a_lane_unless_its_tenant_is_left_out(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    for _ in range(4):
+        await steps.submit(tenant="flood")  # lanes 0, 1, 1, 2
+    small = (await steps.submit(tenant="small")).job_id  # lane 0, behind the flood's first
+    assert await steps.queue.oversubscribe("w1", 2, ["flood"]) == []
+    (first,) = await steps.pull("w1", 1)
+    assert first.job.tenant == "flood"
+    (taken,) = await steps.queue.oversubscribe("w1", 2, ["flood"])
+    assert (taken.job.job_id, taken.attempt) == (small, 1)
+    assert await steps.queue.oversubscribe("w1", 2, ["flood"]) == []
+    two = await steps.queue.oversubscribe("w1", 2, [])
+    assert [delivery.job.tenant for delivery in two] == ["flood", "flood"]
+    await steps.assert_counters_true()
+
+
+async def test_a_worker_without_a_lease_or_queues_takes_nothing_beyond_its_places(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.queue.setup([MODEL])
+    await steps.submit()
+    assert await steps.queue.oversubscribe("w1", 1, []) == []
+    await steps.worker("w2")
+    await steps.redis.delete(*(steps.keys.queue(MODEL, lane) for lane in range(8)))
+    assert await steps.queue.oversubscribe("w2", 1, []) == []

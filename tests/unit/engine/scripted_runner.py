@@ -100,6 +100,7 @@ def make_request(
     *,
     outputs: Iterable[int] = (),
     tenant: str = "default",
+    job_id: str = "",
     priority: int = 0,
     **params: object,
 ) -> EngineRequest:
@@ -108,6 +109,7 @@ def make_request(
         prompt_token_ids=tuple(prompt),
         output_token_ids=tuple(outputs),
         tenant=tenant,
+        job_id=job_id,
         priority=priority,
         params=SamplingParams(**{"max_tokens": 4, "seed": 0, **params}),  # type: ignore[arg-type]
     )

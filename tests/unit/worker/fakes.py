@@ -90,6 +90,17 @@ class FakeQueue:
             taken.append(self.deliveries.popleft())
         return taken
 
+    async def oversubscribe(
+        self, worker_id: str, count: int, leave_out: Sequence[str]
+    ) -> Sequence[Delivery]:
+        self._called("oversubscribe")
+        taken: list[Delivery] = []
+        while self.deliveries and len(taken) < count:
+            if self.deliveries[0].job.tenant in leave_out:
+                break
+            taken.append(self.deliveries.popleft())
+        return taken
+
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         self._called("reconcile")
         lost, self.lost = [d for d in self.lost if d.job.job_id not in known], []

@@ -36,7 +36,7 @@ from worker.engine_messages import (
 
 def add(request_id: str, prompt: tuple[int, ...] = (1, 2, 3), **sampling: object) -> AddRequest:
     params = SamplingParams(**({"max_tokens": 5, "seed": 1} | sampling))  # type: ignore[arg-type]
-    return AddRequest(request_id, prompt, (), params, "default", 0)
+    return AddRequest(request_id, request_id, prompt, (), params, "default", 0)
 
 
 class Service:
@@ -116,7 +116,7 @@ def test_the_choices_of_one_message_run_apart_and_share_what_their_prompt_comput
     with loop(block_size=8) as (service, _):
         service.say(add("r/0", prompt, max_tokens=3))
         service.outputs_of("r/0")
-        service.say(AddChoices(prompt, params, "default", 0, starts))
+        service.say(AddChoices("0-job", prompt, params, "default", 0, starts))
         heard: dict[str, list[TokensOut]] = {"r/1": [], "r/2": []}
         rejected: list[str] = []
         while not all(those and those[-1].finish_reason for those in heard.values()):

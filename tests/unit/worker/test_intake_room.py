@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import pytest
@@ -106,3 +107,53 @@ def test_an_engine_that_has_not_spoken_is_asked_for_nothing_more_than_places(
     jobs: RunningJobs,
 ) -> None:
     assert IntakeRoom(jobs, Engine(ready=None))() == 8
+
+
+def place(
+    jobs: RunningJobs, engine: Engine, job_id: str, tenant: str, num_choices: int = 1
+) -> None:
+    job = dataclasses.replace(make_job(job_id, num_choices=num_choices), tenant=tenant)
+    begin(take(jobs, IntakeRoom(jobs, engine), Delivery(job, 1)), engine)
+
+
+@pytest.mark.parametrize(
+    ("held", "left_out"),
+    [
+        ([("wide", "a", 8)], ()),  # others of the same tenant get seats of a wide job
+        ([(f"{i}", "a", 1) for i in range(8)], ("a",)),
+        ([*((f"{i}", "a", 1) for i in range(6)), ("7", "b", 1), ("8", "c", 1)], ("a",)),
+        ([(f"{i}", "ab"[i % 2], 1) for i in range(8)], ("a", "b")),
+    ],
+)
+def test_without_a_free_place_jobs_are_taken_that_get_a_seat_of_somebody(
+    jobs: RunningJobs, held: list[tuple[str, str, int]], left_out: tuple[str, ...]
+) -> None:
+    engine = Engine()
+    for job_id, tenant, num_choices in held:
+        place(jobs, engine, f"0-{job_id}", tenant, num_choices)
+    assert jobs.room == 0
+    more = IntakeRoom(jobs, engine).oversubscription()
+    assert more is not None
+    assert (more.count, more.leave_out) == (1, left_out)
+
+
+def test_nothing_is_taken_without_a_place_when_nobody_could_give_one(jobs: RunningJobs) -> None:
+    engine = Engine()
+    for index in range(8):
+        place(jobs, engine, f"0-{index}", f"tenant-{index}")
+    assert IntakeRoom(jobs, engine).oversubscription() is None
+
+
+def test_nothing_more_is_taken_without_a_place_than_has_begun_or_than_fits(
+    jobs: RunningJobs,
+) -> None:
+    engine = Engine()
+    place(jobs, engine, "0-wide", "a", num_choices=8)
+    room = IntakeRoom(jobs, engine)
+    assert room.oversubscription() is not None
+    running = take(jobs, room, delivery("0-1", 16))
+    assert room.oversubscription() is None  # the last one has not begun
+    begin(running, engine)
+    assert room.oversubscription() is not None
+    engine.stats["free_blocks"] = 0
+    assert room.oversubscription() is None

@@ -1,0 +1,74 @@
+"""SeatShares: who holds the seats of the batch, and who takes one from whom.
+
+A seat is one running sequence. Seats are shared among tenants first and among the jobs of a tenant
+next (max-min fairness): of the waiting sequences the one whose tenant holds the fewest seats is
+admitted first, and among those of one tenant the one whose job holds the fewest; the policy's rank
+decides between equals. When all seats are taken, a waiting sequence takes one from a tenant, or
+from a job of its own tenant, that holds at least two more. Each such move makes the shares more
+equal, so a fixed set of sequences settles after finitely many.
+
+A job of many choices, or a tenant of many jobs, so uses every seat while it is alone, and gives
+seats up within steps when others come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from worker.engine.policy import Rank
+from worker.engine.sequence import Sequence
+
+MIN_GAP = 2  # seats; with one the two would only change places
+
+
+class SeatShares:
+    """Counts of the running sequences by tenant and by job."""
+
+    def __init__(self) -> None:
+        self._of_tenant: Counter[str] = Counter()
+        self._of_job: Counter[tuple[str, str]] = Counter()
+
+    def take(self, sequence: Sequence) -> None:
+        """Counts a sequence that begins to run."""
+        self._of_tenant[sequence.tenant] += 1
+        self._of_job[sequence.tenant, sequence.job_id] += 1
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Counts off a sequence that ran."""
+        self._of_tenant -= Counter((sequence.tenant,))  # which also drops what reaches zero
+        self._of_job -= Counter(((sequence.tenant, sequence.job_id),))
+
+    def turn(self, sequence: Sequence, rank: Rank) -> Rank:
+        """Returns the place of a waiting sequence: the smallest is admitted first.
+
+        A policy's classes (all of a rank but its last number) go before shares.
+        """
+        tenant, job = self._held(sequence)
+        return (*rank[:-1], tenant, job, rank[-1])
+
+    def giver(self, newcomer: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+        """Returns the running sequence that gives its seat to `newcomer`, or None.
+
+        It is the last of `running` that belongs to the largest holder: to the largest job of the
+        largest other tenant, else to the largest other job of its own tenant. Sequences of a
+        smaller `priority` than the newcomer's keep their seats.
+        """
+        tenant, job = self._held(newcomer)
+        others, siblings = [], []
+        for place, sequence in enumerate(running):
+            if sequence.priority < newcomer.priority:
+                continue
+            of_tenant, of_job = self._held(sequence)
+            if sequence.tenant != newcomer.tenant:
+                others.append((of_tenant, of_job, place, sequence))
+            elif sequence.job_id != newcomer.job_id:
+                siblings.append((of_job, of_tenant, place, sequence))
+        for holders, own in ((others, tenant), (siblings, job)):
+            if holders and (largest := max(holders))[0] >= own + MIN_GAP:
+                return largest[3]
+        return None
+
+    def _held(self, sequence: Sequence) -> tuple[int, int]:
+        key = (sequence.tenant, sequence.job_id)
+        return self._of_tenant[sequence.tenant], self._of_job[key]
