@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,14 @@ from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 
+_NOT_WRITABLE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -55,7 +64,7 @@ def _require_files(path: Path, what: str) -> None:
 
 def _from_hub(model: str) -> Path:
     # Here and not above: it takes most of a second, and a local directory does not need it.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     try:
@@ -69,6 +78,12 @@ def _from_hub(model: str) -> Path:
             f"MODEL={model!r} is neither a directory here nor a model on the hub."
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+            raise CheckpointNotFound(
+                f"MODEL={model!r} cannot be stored in the cache {constants.HF_HUB_CACHE}: "
+                f"{error.strerror} ({error.filename or 'file unknown'}). Give the worker's user "
+                "write permission and room there, or set HF_HOME to another directory."
+            ) from None
         first_line = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
         raise CheckpointNotFound(
             f"MODEL={model!r} is not a directory here and the hub cannot be reached "

@@ -58,6 +58,45 @@ def test_compose_shows_the_frontend_to_nobody_else_without_being_told_to() -> No
     assert frontend["environment"]["ALLOW_WITHOUT_KEYS"] == "${ALLOW_WITHOUT_KEYS:-}"
 
 
+def test_compose_answers_for_the_name_that_other_containers_use() -> None:
+    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    names = services["frontend"]["environment"]["ALLOWED_HOSTS"]
+    # Without keys `frontend`; with keys also any other name, as without the variable.
+    assert names == "${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend}"
+
+
+@pytest.mark.parametrize("room", ["api", "worker"])
+def test_what_a_service_writes_into_volumes_belongs_to_its_user(room: str) -> None:
+    """A new volume takes its owner from the directory in the image; one that is not there, and
+    every directory above it that Docker has to make, is root's."""
+    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    text = re.sub(r"\\\n\s*", " ", (REPOSITORY / room / "Dockerfile").read_text())
+    (user,) = re.findall(r"^USER (\S+)", text, re.M)
+    made = re.findall(r"install -d (.+?)(?: &&|$)", text, re.M)
+    owned = set()
+    for options_and_paths in made:
+        parts = shlex.split(options_and_paths)
+        if parts[parts.index("-o") + 1] == user:
+            owned |= {part for part in parts if part.startswith("/")}
+    named = [
+        service
+        for service in services.values()
+        if service.get("build", {}).get("dockerfile") == f"{room}/Dockerfile"
+    ]
+    assert named
+    targets = {
+        volume.split(":")[1]
+        for service in named
+        for volume in service["volumes"]
+        if not volume.endswith(":ro")
+    }
+    assert targets == owned
+    for target in targets:
+        above = {str(parent) for parent in Path(target).parents}
+        # The home is the user's by --create-home, the rest is there in every image.
+        assert above <= {"/", "/var", "/var/lib", "/var/lib/penstock", "/home", f"/home/{user}"}
+
+
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     out = tmp_path_factory.mktemp("wheel")

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import errno
+import http.server
+import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,7 @@ from worker.checkpoint_source import CheckpointNotFound, find_checkpoint
 from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME, Device, RunnerKind, WorkerSettings
 
 ROOT = Path(__file__).parents[3]
+SHA = "a" * 40
 
 
 @pytest.fixture(autouse=True)
@@ -156,24 +162,75 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path), "")
 
 
-def test_without_a_network_a_hub_id_is_refused_in_one_sentence() -> None:
+class TinyHub(http.server.BaseHTTPRequestHandler):
+    """A hub with one model of one file."""
+
+    def do_GET(self) -> None:
+        content = b"{}"
+        if self.path.startswith("/api/models/"):
+            siblings = [{"rfilename": "config.json"}]
+            content = json.dumps(
+                {"id": "acme/tiny", "modelId": "acme/tiny", "sha": SHA, "siblings": siblings}
+            ).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(content)))
+        self.send_header("etag", '"e"')
+        self.send_header("x-repo-commit", SHA)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        return
+
+
+def hub_sentence(hub_url: str, home: str) -> str:
+    """What a worker prints that finds no checkpoint: its hub and the hub's directory are given."""
     script = (
         "from worker.checkpoint_source import *\n"
-        "try:\n    find_checkpoint('someone/some-model', '')\n"
+        "try:\n    find_checkpoint('acme/tiny', '')\n"
         "except CheckpointNotFound as e:\n    print(e)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "HF_ENDPOINT": "http://127.0.0.1:9",
-            "HF_HOME": "/nonexistent",
-        },
+        env={"PATH": "/usr/bin:/bin", "HF_ENDPOINT": hub_url, "HF_HOME": home},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    assert done.stdout.startswith("MODEL='someone/some-model' "), done.stderr
-    assert done.stdout.count("\n") == 1
+    assert done.stdout.count("\n") == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_cache_that_cannot_be_written_is_named_and_the_hub_is_not_blamed() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), TinyHub) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        sentence = hub_sentence(url, "/dev/null/hub")  # root may write everywhere else
+        server.shutdown()
+    assert "/dev/null/hub" in sentence
+    assert "HF_HOME" in sentence
+    assert "reached" not in sentence
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_why_a_cache_cannot_be_written_is_in_the_sentence(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def denied(*arguments: object, **options: object) -> str:
+        raise OSError(code, os.strerror(code), "/cache/models--acme--tiny")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", denied)
+    with pytest.raises(CheckpointNotFound, match="HF_HOME") as caught:
+        find_checkpoint("acme/tiny", "")
+    assert f"{os.strerror(code)} (/cache/models--acme--tiny)" in str(caught.value)
+
+
+def test_without_a_network_a_hub_id_is_refused_in_one_sentence() -> None:
+    sentence = hub_sentence("http://127.0.0.1:9", "/nonexistent")
+    assert sentence.startswith("MODEL='acme/tiny' ")
+    assert "reached" in sentence
