@@ -15,17 +15,19 @@ class Access:
     """Made by AccessMiddleware for every request that it lets in.
 
     `scope` is the tenant whose jobs can be seen; None sees all: a server without keys has no
-    tenants to keep apart.
+    tenants to keep apart. `sees_details`: of the deployment, at /health.
     """
 
     tenant: str = DEFAULT_TENANT
     scope: str | None = None
+    sees_details: bool = True
 
     def sees(self, tenant: str) -> bool:
         return self.scope in (None, tenant)
 
 
 OPEN = Access()
+LIVENESS = Access(sees_details=False)  # a probe's: /health without a key, where there are keys
 
 
 def set_access(scope: Scope, access: Access) -> None:

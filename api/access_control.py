@@ -8,7 +8,7 @@ import re
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.access import OPEN, Access, set_access
+from api.access import LIVENESS, OPEN, Access, set_access
 from api.api_keys import ApiKey
 from api.errors import invalid_api_key, key_disabled
 from api.frontend import Frontend
@@ -16,7 +16,8 @@ from api.key_ring import KeyRing
 from api.public_id import parse_job_id
 
 # Of the service itself, for load balancers, browsers and tools; and preflights, which have no key.
-_FREE = re.compile(r"/|/dashboard|/static/[^/]*|/health|/ready|/openapi\.json")
+_FREE = re.compile(r"/|/dashboard|/static/[^/]*|/ready|/openapi\.json")
+_HEALTH = "/health"
 _METRICS = "/metrics"
 _STREAM = re.compile(r"/v1/jobs/([^/]+)/stream")
 TOKEN = "token"  # the query parameter that opens one stream without a key
@@ -28,10 +29,13 @@ class AccessMiddleware:
     A key is a bearer token or, as Anthropic's clients send it, `x-api-key`.
     """
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, metrics_key: str) -> None:
+    def __init__(
+        self, app: ASGIApp, ring: KeyRing, metrics_key: str, *, monitoring_without_keys: bool
+    ) -> None:
         self._app = app
         self._ring = ring
         self._metrics_key = metrics_key.encode()
+        self._open_monitoring = (_HEALTH, _METRICS) if monitoring_without_keys else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -42,12 +46,14 @@ class AccessMiddleware:
         path: str = scope["path"]
         if _FREE.fullmatch(path):
             return OPEN
-        if path == _METRICS:
+        if path == _METRICS and self._metrics_key:
             self._check_metrics_key(scope)
             return OPEN
-        if self._ring.is_open:
+        if self._ring.is_open or path in self._open_monitoring:
             return OPEN
         presented = _presented(scope)
+        if presented is None and path == _HEALTH:
+            return LIVENESS
         if presented is None:
             access = await self._by_token(scope, path)
             if access is not None:
@@ -59,8 +65,6 @@ class AccessMiddleware:
         return _access_of(key)
 
     def _check_metrics_key(self, scope: Scope) -> None:
-        if not self._metrics_key:
-            return
         presented = (_presented(scope) or "").encode()
         if not hmac.compare_digest(presented, self._metrics_key):
             raise invalid_api_key("The metrics have a key of their own (METRICS_KEY).")

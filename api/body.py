@@ -1,4 +1,4 @@
-"""The JSON body of a request, whatever its content type says."""
+"""The JSON body of a request."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from api.openai.parse import parse_json, parse_request
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 PLAIN_CODING = "identity"
+JSON = "application/json"
 INLINE_BYTES = 16_384  # larger bodies are parsed by a thread
 
 
@@ -24,9 +25,10 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
 
     A request with an idempotency key has its name from then on: ask for its caller afterwards.
     Raises CallerError (400 for what is no JSON object, 408 for a body that never comes, 415 for one
-    that is compressed) and InvalidParameter.
+    that is compressed or has another media type) and InvalidParameter.
     """
     frontend = frontend_of(request)
+    _require_json(request)
     coding = request.headers.get("content-encoding", PLAIN_CODING).strip().lower()
     if coding != PLAIN_CODING:
         raise CallerError(
@@ -53,3 +55,20 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
         return parse_request(parse_json(raw), kind, schema)
 
     return parse() if len(raw) <= INLINE_BYTES else await frontend.pool.run(parse)
+
+
+def _require_json(request: Request) -> None:
+    """A page may send text/plain, forms and bodies without a type to any server, unasked. What
+    says that it is JSON goes out only after a preflight."""
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == JSON or (media_type.startswith("application/") and media_type[-5:] == "+json"):
+        return
+    was = f"not '{media_type[:MAX_ECHO_CHARS]}'" if media_type else "this request has none"
+    raise CallerError(
+        f"The body must have the Content-Type 'application/json'; {was}.",
+        status=415,
+        code="unsupported_media_type",
+        param="Content-Type",
+        should_retry=False,
+    )

@@ -1,12 +1,19 @@
-"""CorsMiddleware: browsers of allowed origins may call, and may read the errors too."""
+"""Origins: which sites' pages may call this server from a browser, and read its answers.
+
+CorsMiddleware adds the headers with which a browser lets a page read. OriginMiddleware refuses the
+other pages' requests: those that need no preflight arrive whether or not the answer can be read.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import CallerError
+from api.authority import host_of, is_loopback
+from api.errors import MAX_ECHO_CHARS, CallerError
 
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (
@@ -24,12 +31,26 @@ ALLOWED_PREFIXES = ("x-stainless-", "openai-", "anthropic-")  # what the SDKs sa
 EXPOSED_HEADERS = "x-request-id, request-id, retry-after, x-should-retry"
 MAX_AGE_S = 600
 MAX_ASKED_HEADERS = 64
+_WEB = ("http", "https")
+
+
+class AllowedOrigins:
+    """A list of origins as browsers send them, `*` for any; `loopback` adds those of this machine:
+    http and https, on every port."""
+
+    def __init__(self, origins: Collection[str], *, loopback: bool = False) -> None:
+        self.any = "*" in origins
+        self._origins = frozenset(origins)
+        self._loopback = loopback
+
+    def allows(self, origin: str) -> bool:
+        return self.any or origin in self._origins or (self._loopback and _is_loopback(origin))
 
 
 class CorsMiddleware:
     """Pure ASGI. Stands outside of the error answers, so that those carry its headers as well."""
 
-    def __init__(self, app: ASGIApp, origins: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
         self._app = app
         self._origins = origins
 
@@ -55,12 +76,12 @@ class CorsMiddleware:
         await self._app(scope, receive, open_send)
 
     def _allowed(self, origin: str) -> str | None:
-        if "*" in self._origins:
+        if self._origins.any:
             return "*"
-        return origin if origin in self._origins else None
+        return origin if self._origins.allows(origin) else None
 
     def _open(self, headers: MutableHeaders, allowed: str | None) -> None:
-        if "*" not in self._origins:
+        if not self._origins.any:
             headers.add_vary_header("Origin")
         if allowed is not None:
             headers["access-control-allow-origin"] = allowed
@@ -68,10 +89,7 @@ class CorsMiddleware:
 
     def _preflight(self, headers: Headers, allowed: str | None) -> Response:
         if allowed is None:
-            error = CallerError(
-                "This origin may not call from a browser.", status=403, code="origin_not_allowed"
-            )
-            return error.response()
+            return _not_allowed(headers["origin"]).response()
         asked = headers.get("access-control-request-headers", "").lower().split(",")
         names = [name.strip() for name in asked[:MAX_ASKED_HEADERS]]
         ours = [name for name in names if name.startswith(ALLOWED_PREFIXES) and _is_token(name)]
@@ -81,6 +99,52 @@ class CorsMiddleware:
         response.headers["access-control-allow-headers"] = ", ".join((*ALLOWED_HEADERS, *ours))
         response.headers["access-control-max-age"] = str(MAX_AGE_S)
         return response
+
+
+class OriginMiddleware:
+    """Pure ASGI. Raises CallerError (403) for a request of a page whose origin is not allowed.
+
+    The server's own pages are always allowed: a browser calls them same-origin, or their origin is
+    the request's host. A request without an origin comes from no page, or can change nothing.
+    """
+
+    def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._origins.any:
+            headers = Headers(scope=scope)
+            origin = headers.get("origin")
+            if origin is not None and not self._origins.allows(origin) and not _is_own(headers):
+                raise _not_allowed(origin)
+        await self._app(scope, receive, send)
+
+
+def _is_own(headers: Headers) -> bool:
+    # Behind a proxy the host may be another one than the browser's, so the browser's word counts
+    # too; no page can write this header.
+    if headers.get("sec-fetch-site") == "same-origin":
+        return True
+    scheme, _, authority = headers["origin"].lower().partition("://")
+    return scheme in _WEB and authority == headers.get("host", "").lower()
+
+
+def _is_loopback(origin: str) -> bool:
+    scheme, _, authority = origin.partition("://")
+    host = host_of(authority)
+    return scheme in _WEB and host is not None and is_loopback(host)
+
+
+def _not_allowed(origin: str) -> CallerError:
+    return CallerError(
+        f"Pages of the origin '{origin[:MAX_ECHO_CHARS]}' may not call this server. Its operator "
+        "can add the origin to CORS_ORIGINS.",
+        status=403,
+        code="origin_not_allowed",
+        param="Origin",
+        should_retry=False,
+    )
 
 
 def _is_token(name: str) -> bool:

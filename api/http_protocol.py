@@ -141,6 +141,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._end_head()
             self._asked_s = self.loop.time()
             self._body.begins()
+            self._take_host_of_target()
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -152,6 +153,22 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._body.ends()
             super().on_message_complete()
+
+    def _take_host_of_target(self) -> None:
+        """Puts the host of an absolute-form target in the place of the header's: RFC 9112, 3.2.2.
+
+        Raises HttpParserInvalidURLError.
+        """
+        if self.url.startswith(b"/"):
+            return
+        target = httptools.parse_url(self.url)
+        if target.host is None:
+            return
+        host = b"[%s]" % target.host if b":" in target.host else target.host
+        authority = host if target.port is None else b"%s:%d" % (host, target.port)
+        self.headers[:] = [
+            (name, authority if name == b"host" else value) for name, value in self.headers
+        ]
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         app = self._noting(app)

@@ -10,10 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import FastAPI
 
 from api.access_control import AccessMiddleware
+from api.allowed_hosts import AllowedHostsMiddleware
 from api.anthropic.answers import AnthropicAnswersMiddleware
 from api.batch.runner import BatchRunner
 from api.body_limit import BodyLimitMiddleware
-from api.cors import CorsMiddleware
+from api.cors import CorsMiddleware, OriginMiddleware
 from api.error_answers import ErrorAnswersMiddleware, answer_framework_errors
 from api.frontend import Frontend, Transport
 from api.key_ring import KeyRing
@@ -90,10 +91,20 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         max_bytes=settings.max_body_bytes,
         larger={("POST", files.PATH): settings.max_file_bytes + FORM_BYTES},
     )
-    app.add_middleware(AccessMiddleware, ring=ring, metrics_key=settings.metrics_key)
+    app.add_middleware(
+        AccessMiddleware,
+        ring=ring,
+        metrics_key=settings.metrics_key,
+        monitoring_without_keys=settings.monitoring_without_keys,
+    )
+    origins = settings.origins_for(has_keys=not ring.is_open)
+    app.add_middleware(OriginMiddleware, origins=origins)
+    app.add_middleware(
+        AllowedHostsMiddleware, allowed=settings.hosts_for(has_keys=not ring.is_open)
+    )
     app.add_middleware(ErrorAnswersMiddleware)
     app.add_middleware(AnthropicAnswersMiddleware)
-    app.add_middleware(CorsMiddleware, origins=settings.allowed_origins)
+    app.add_middleware(CorsMiddleware, origins=origins)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     rooms = (
         chat,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
+import re
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from api.allowed_hosts import ANY, AllowedHosts
+from api.authority import host_of, is_loopback
+from api.cors import AllowedOrigins
 from shared.settings import SharedSettings
 
 
@@ -144,9 +147,18 @@ class ApiSettings(SharedSettings):
         description="Seconds between looks at workers, queue and models; /health shows the last.",
     )
     cors_origins: str = Field(
-        default="*",
+        default="",
         max_length=4096,
-        description="Origins that browsers may call from, separated by commas; * is any.",
+        description="Origins whose pages may call from a browser, separated by commas; * is any. "
+        "Unset: where there are keys any, else those of this machine (localhost, 127.0.0.1, "
+        "[::1]). The server's own pages always may.",
+    )
+    allowed_hosts: str = Field(
+        default="",
+        max_length=4096,
+        description="Names that requests may have in Host, separated by commas; *.example.com is "
+        "every name below example.com, * is any. IP addresses, localhost, HOST and PUBLISHED_HOST "
+        "are always allowed. Unset: where there are keys any name is.",
     )
 
     files_dir: str = Field(
@@ -240,7 +252,13 @@ class ApiSettings(SharedSettings):
         default="",
         max_length=512,
         repr=False,
-        description="What GET /metrics asks for as a bearer token; empty: nothing.",
+        description="What GET /metrics asks for as a bearer token; empty: a key, where there are "
+        "keys.",
+    )
+    monitoring_without_keys: bool = Field(
+        default=False,
+        description="Answer GET /metrics (without METRICS_KEY) and all of GET /health without a "
+        "key, where there are keys.",
     )
     stream_token_s: int = Field(
         default=600,
@@ -254,32 +272,58 @@ class ApiSettings(SharedSettings):
     def _origins(cls, value: str) -> str:
         for origin in value.split(","):
             name = origin.strip()
-            if name not in ("", "*") and not name.startswith(("http://", "https://")):
-                raise ValueError("each origin is * or begins with http:// or https://")
+            if name not in ("", "*") and not _ORIGIN.match(name):
+                raise ValueError("each origin is * or begins with a scheme, such as https://")
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names(cls, value: str) -> str:
+        for item in value.split(","):
+            name = item.strip()
+            if name not in ("", ANY) and _host_name(name) is None:
+                raise ValueError("each name is *, a host name without a port, or *. and a name")
         return value
 
     @model_validator(mode="after")
     def _who_is_let_in(self) -> Self:
         host = self.published_host or self.host
         has_keys = bool(self.api_keys.strip() or self.api_keys_file)
-        if not (has_keys or self.allow_without_keys or _is_loopback(host)):
+        if not (has_keys or self.allow_without_keys or is_loopback(host)):
             raise ValueError(
                 f"{host[:80]} is reachable by others and there are no keys: set API_KEYS or "
                 "API_KEYS_FILE, or ALLOW_WITHOUT_KEYS=true to serve whoever reaches the port"
             )
         return self
 
-    @property
-    def allowed_origins(self) -> frozenset[str]:
-        """Origins as browsers send them; {"*"} for any."""
-        names = (origin.strip().rstrip("/") for origin in self.cors_origins.split(","))
-        return frozenset(name for name in names if name)
+    def origins_for(self, *, has_keys: bool) -> AllowedOrigins:
+        """Returns what CORS_ORIGINS says, or the default of a server with or without keys."""
+        listed = (origin.strip().rstrip("/") for origin in self.cors_origins.split(","))
+        origins = [origin for origin in listed if origin]
+        if not origins:
+            return AllowedOrigins(["*"] if has_keys else [], loopback=True)
+        return AllowedOrigins(origins)
+
+    def hosts_for(self, *, has_keys: bool) -> AllowedHosts:
+        """Returns what ALLOWED_HOSTS says, or the default of a server with or without keys."""
+        listed = [item.strip() for item in self.allowed_hosts.split(",") if item.strip()]
+        if not listed and has_keys:
+            return AllowedHosts([ANY])
+        names = (_host_name(name) for name in (*listed, self.host, self.published_host))
+        return AllowedHosts([name for name in names if name is not None])
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.")
+
+
+def _host_name(item: str) -> str | None:
+    """An item of ALLOWED_HOSTS as a Host header has it: IDNA, lower case; None for no name."""
+    if item == ANY:
+        return ANY
+    is_below = item.startswith("*.")
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        name = item.removeprefix("*.").encode("idna").decode("ascii")
+    except UnicodeError:
+        return None
+    host = None if ":" in name or "*" in name else host_of(name)
+    return f"*.{host}" if is_below and host is not None else host

@@ -340,15 +340,16 @@ class DeadLetterDeleted(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """Always 200; `status` says how the deployment is."""
+    """Always 200; `status` says how the deployment is. Without a key it comes alone, where there
+    are keys."""
 
     status: Literal["ok", "stalled", "no_workers", "degraded"]
-    running: int
-    waiting: int
-    queued_tokens: int
-    redis: dict[str, Any]
-    age_ms: float | None
-    workers: list[dict[str, Any]]
+    running: int | Unset = UNSET
+    waiting: int | Unset = UNSET
+    queued_tokens: int | Unset = UNSET
+    redis: dict[str, Any] | Unset = UNSET
+    age_ms: float | Unset | None = UNSET
+    workers: list[dict[str, Any]] | Unset = UNSET
 
 
 class Readiness(msgspec.Struct):

@@ -13,10 +13,11 @@ JSON = "application/json"
 FORM = "multipart/form-data"
 
 # Statuses by what a route does. Some come from before any route: a head that is too large or no
-# HTTP (400, 431), a body over the limit (413), a key that is missing (401, 403) or used too often
-# (429).
-FREE = frozenset({400, 413, 431, 500})  # asks for no key
-ANY = FREE | {401, 403, 429}
+# HTTP (400, 431), an origin or a host that is not allowed (403, 421), a body over the limit (413),
+# a key that is missing (401, 403) or used too often (429).
+FREE = frozenset({400, 403, 413, 421, 431, 500})  # asks for no key
+KEYED = FREE | {401}
+ANY = KEYED | {429}
 STORE = ANY | {503}  # looks into the store
 FINDS = STORE | {404}  # something with a name
 BODY = FINDS | {408, 415}  # reads a body, which names a model
@@ -85,7 +86,7 @@ def finds(tag: str, answer: type) -> Operation:
     return Operation(tag=tag, answer=answer, errors=FINDS)
 
 
-def free(answer: type | None = None, *, media: str = JSON) -> Operation:
+def free(answer: type | None = None) -> Operation:
     """A route of the service itself; without an answer it is a HEAD's."""
-    medias = (media,) if answer is not None or media != JSON else ()
+    medias = () if answer is None else (JSON,)
     return Operation(tag="Service", answer=answer, media=medias, errors=FREE)

@@ -16,6 +16,7 @@ from api.openapi.operation import (
     FINDS,
     FORM,
     JSON,
+    KEYED,
     STORE,
     STREAM,
     Operation,
@@ -181,10 +182,10 @@ OPERATIONS: Table = {
         tag="Jobs", answer=answers.DeadLetterList, parameters=(_LIMIT,)
     ),
     "DELETE /v1/dead-letters/{name}": finds("Jobs", answers.DeadLetterDeleted),
-    "GET /health": free(answers.Health),
-    "HEAD /health": free(),
+    "GET /health": replace(free(answers.Health), errors=KEYED),
+    "HEAD /health": replace(free(), errors=KEYED),
     "GET /ready": replace(free(answers.Readiness), others=_NOT_READY),
     "HEAD /ready": replace(free(), others=_NOT_READY),
-    "GET /metrics": free(media="text/plain"),
+    "GET /metrics": Operation(tag="Service", media=("text/plain",), errors=KEYED),
     "GET /openapi.json": free(dict),
 }

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.access import access_of
 from api.frontend import frontend_of
 from api.json_answer import json_answer
 
@@ -14,8 +15,12 @@ router = APIRouter()
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> Response:
-    """This process lives: always 200. `status` says how the deployment is."""
-    return json_answer(frontend_of(request).health.payload())
+    """This process lives: 200. `status` says how the deployment is; the rest needs a key, where
+    there are keys."""
+    payload = frontend_of(request).health.payload()
+    if not access_of(request).sees_details:
+        payload = {"status": payload["status"]}
+    return json_answer(payload)
 
 
 @router.api_route("/ready", methods=["GET", "HEAD"])

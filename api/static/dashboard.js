@@ -73,6 +73,7 @@ function showTotals(totals) {
 
 async function lookAtHealth() {
   const health = await getHealth();
+  if (health.workers === undefined) return health.status; // without a key; the form comes up
   showTotals(totalsOf(health));
   workers.show(health.workers);
   page.noWorkers.hidden = health.workers.length > 0;

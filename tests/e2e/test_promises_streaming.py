@@ -176,8 +176,8 @@ async def through(proxy: ImpatientProxy, body: str) -> str:
     server = await asyncio.start_server(proxy, "127.0.0.1", 0)
     async with server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        head = "POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close"
-        head += f"\r\nContent-Length: {len(body)}"
+        head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close"
+        head += f"\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         writer.write(f"{head}\r\n\r\n{body}".encode())
         received = await reader.read()
         writer.close()
@@ -216,7 +216,8 @@ def test_a_reader_that_stops_reading_holds_up_nobody(door: FrontDoor) -> None:
     with socket.socket() as stopped:
         stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         stopped.connect(("127.0.0.1", door.penstock.port))
-        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: %d\r\n\r\n" % len(body)
         stopped.sendall(head + body)
 
         def running() -> list[dict[str, Any]]:

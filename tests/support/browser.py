@@ -18,19 +18,24 @@ CHROMIUM_ARGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 PATIENCE_MS = 30_000
 
 
 @contextmanager
-def headless_chromium() -> Iterator[Browser]:
-    """The Chromium on PATH with a profile of its own. Fails, never skips, where there is none."""
+def headless_chromium(*loopback_names: str) -> Iterator[Browser]:
+    """Starts the Chromium on PATH with a new profile. Fails, never skips, where there is none.
+
+    `loopback_names` resolve to 127.0.0.1. No other name resolves.
+    """
     paths = [path for name in CHROMIUM_NAMES if (path := shutil.which(name))]
     assert paths, f"none of {', '.join(CHROMIUM_NAMES)} is on PATH: apt-get install chromium"
     expect.set_options(timeout=PATIENCE_MS)  # a busy machine shows things later, not others
+    rules = [f"MAP {name} 127.0.0.1" for name in loopback_names]
+    rules += ["MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1"]
+    arguments = [*CHROMIUM_ARGS, f"--host-resolver-rules={', '.join(rules)}"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=paths[0], args=CHROMIUM_ARGS)
+        browser = playwright.chromium.launch(executable_path=paths[0], args=arguments)
         yield browser
         browser.close()
 

@@ -168,7 +168,7 @@ class SlowClient:
             await loop.sock_connect(connection, self._address)
             # HTTP/1.0 is answered without chunks, and the connection is closed at the end.
             head = (
-                "POST /generate HTTP/1.0\r\nHost: chaos\r\nContent-Type: application/json\r\n"
+                "POST /generate HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(self._body)}\r\n\r\n"
             )
             await loop.sock_sendall(connection, head.encode() + self._body)

@@ -32,7 +32,7 @@ LINES = "\n".join(
 )
 METRICS_KEY = "for the scraper alone"
 PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8}
-FREE = ("/", "/dashboard", "/static/service.js", "/health", "/ready", "/openapi.json")
+FREE = ("/", "/dashboard", "/static/service.js", "/ready", "/openapi.json")
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,61 @@ def test_metrics_have_a_key_of_their_own(nobody: httpx.Client, acme: httpx.Clien
     headers = {"authorization": f"Bearer {METRICS_KEY}"}
     assert nobody.get("/metrics", headers=headers).status_code == 200
     assert nobody.get("/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_health_without_a_key_is_for_probes_alone(
+    nobody: httpx.Client, acme: httpx.Client, method: str
+) -> None:
+    assert nobody.request(method, "/health").status_code == 200
+    assert acme.request(method, "/health").status_code == 200
+    assert nobody.get("/health").json() == {"status": "ok"}
+    assert acme.get("/health").json()["workers"][0]["id"] == "w-scripted"
+    for headers in ({"x-api-key": "wrong"}, {"authorization": f"Bearer {METRICS_KEY}"}):
+        assert nobody.request(method, "/health", headers=headers).status_code == 401
+    disabled = nobody.request(method, "/health", headers={"x-api-key": DISABLED})
+    assert disabled.status_code == 403
+
+
+def test_metrics_without_a_key_of_their_own_have_the_others(
+    redis_url: str, checkpoint: Path
+) -> None:
+    with (
+        staged(redis_url, new_namespace(), checkpoint, with_worker=False, api_keys=LINES) as closed,
+        client_of(closed, None) as nobody,
+        client_of(closed, ACME) as acme,
+    ):
+        refused = nobody.get("/metrics")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert acme.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("metrics_key", ["", METRICS_KEY])
+def test_monitoring_may_be_opened(redis_url: str, checkpoint: Path, metrics_key: str) -> None:
+    with (
+        staged(
+            redis_url,
+            new_namespace(),
+            checkpoint,
+            with_worker=False,
+            api_keys=LINES,
+            metrics_key=metrics_key,
+            monitoring_without_keys=True,
+        ) as opened,
+        client_of(opened, None) as nobody,
+    ):
+        assert nobody.get("/health").json()["workers"] == []
+        assert nobody.get("/metrics").status_code == (401 if metrics_key else 200)
+        assert nobody.get("/v1/models").status_code == 401
+
+
+def test_with_keys_any_origin_and_any_host_may_come(nobody: httpx.Client) -> None:
+    """A page of a foreign site has no key, and its browser keeps none for it."""
+    headers = {"host": "penstock.example", "origin": "https://app.example"}
+    assert nobody.get("/ready", headers=headers).status_code == 200
+    asked = nobody.get("/v1/models", headers=headers | {"x-api-key": ACME})
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == "*"
 
 
 def test_a_key_comes_as_either_header(keyed: Stage, nobody: httpx.Client) -> None:

@@ -249,7 +249,8 @@ def test_routes_that_are_not_there_say_so_in_the_dialect(
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": NaN}', b"\xff"])
 def test_what_is_no_json_object_is_refused_in_the_dialect(stage: Stage, body: bytes) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        answer = httpx.post(stage.base_url + path, content=body)
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(stage.base_url + path, content=body, headers=headers)
         assert answer.status_code == 400
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -333,15 +334,19 @@ def test_a_browser_may_send_the_dialect_s_headers(stage: Stage) -> None:
     answer = httpx.options(
         f"{stage.base_url}/v1/messages",
         headers={
-            "origin": "https://app.example",
+            "origin": "http://localhost:3000",
             "access-control-request-method": "POST",
             "access-control-request-headers": asked,
         },
     )
     allowed = set(answer.headers["access-control-allow-headers"].split(", "))
     assert set(asked.split(",")) <= allowed
-    refused = httpx.post(
-        f"{stage.base_url}/v1/messages", content=b"", headers={"origin": "https://app.example"}
-    )
-    assert refused.headers["access-control-allow-origin"] == "*"
+    url, origin = f"{stage.base_url}/v1/messages", "http://localhost:3000"
+    refused = httpx.post(url, content=b"", headers={"origin": origin})
+    assert refused.headers["access-control-allow-origin"] == origin
+    for headers, status in (({"origin": "https://evil.example"}, 403), ({"host": "evil"}, 421)):
+        stranger = httpx.post(url, json={}, headers=headers)
+        assert stranger.status_code == status
+        assert stranger.json()["type"] == "error"
+        assert stranger.json()["request_id"] == stranger.headers["request-id"]
     assert "request-id" in refused.headers["access-control-expose-headers"].split(", ")

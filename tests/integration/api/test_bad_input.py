@@ -59,6 +59,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
 }
+JSON = {"content-type": "application/json"}
 FUZZED = settings(
     max_examples=200,
     derandomize=True,  # every run is the same run
@@ -91,13 +92,13 @@ def test_random_members_are_answered(
     client: httpx.Client, path: str, members: dict[str, Any]
 ) -> None:
     body = json.dumps({**GOOD.get(path, {}), **members})  # NaN and lone surrogates included
-    assert_answered(client.post(path, content=body))
+    assert_answered(client.post(path, content=body, headers=JSON))
 
 
 @given(path=st.sampled_from(ROUTES), body=st.binary(max_size=60))
 @FUZZED
 def test_random_bytes_are_answered(client: httpx.Client, path: str, body: bytes) -> None:
-    answer = client.post(path, content=body)
+    answer = client.post(path, content=body, headers=JSON)
     assert_answered(answer)
     assert answer.status_code == 400
 
@@ -109,7 +110,7 @@ def test_damaged_bodies_are_answered(client: httpx.Client, data: st.DataObject) 
     body = bytearray(json.dumps(GOOD.get(path, {})).encode())
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    assert_answered(client.post(path, content=bytes(body)))
+    assert_answered(client.post(path, content=bytes(body), headers=JSON))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_damaged_bodies_are_answered(client: httpx.Client, data: st.DataObject) 
 )
 def test_hostile_bodies_are_refused(client: httpx.Client, body: bytes) -> None:
     for path in ROUTES:
-        answer = client.post(path, content=body)
+        answer = client.post(path, content=body, headers=JSON)
         assert_answered(answer)
         assert answer.status_code == 400 or b"aaaa" in body, path
 
@@ -179,24 +180,46 @@ def test_a_compressed_body_is_refused_by_the_name_of_its_coding(
         ("identity, gzip", body),
         ("x" * 5000, body),
     ):
-        answer = client.post(path, content=content, headers={"content-encoding": coding})
+        headers = {**JSON, "content-encoding": coding}
+        answer = client.post(path, content=content, headers=headers)
         assert_answered(answer)
         assert answer.status_code == 415
         assert coding[:20] in answer.json()["error"]["message"]
-    answer = client.post(path, content=body, headers={"content-encoding": "Identity"})
+    answer = client.post(path, content=body, headers={**JSON, "content-encoding": "Identity"})
     assert answer.is_success == (path in GOOD)
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["", "text/plain", "application/json; charset=utf-16", "multipart/form-data", "é"],
+    ("kind", "is_json"),
+    [
+        ("application/json", True),
+        ("Application/JSON ; charset=utf-16", True),
+        ("application/vnd.acme+json", True),
+        (None, False),
+        ("", False),
+        ("text/plain", False),
+        ("text/json", False),
+        ("text/plain; application/json", False),
+        ("application/x-www-form-urlencoded", False),
+        ("application/jsonp", False),
+        ("application/octet-stream", False),
+        ("multipart/form-data", False),
+        ("é", False),
+        ("x" * 5000, False),
+    ],
 )
-def test_a_body_is_read_whatever_its_type_says(client: httpx.Client, kind: str) -> None:
+def test_a_body_that_is_not_called_json_is_refused(
+    client: httpx.Client, kind: str | None, is_json: bool
+) -> None:
+    """A browser sends the others to any server, without asking it first."""
     for path in ROUTES:
         body = json.dumps(GOOD.get(path, {})).encode()
-        answer = client.post(path, content=body, headers={"content-type": kind.encode()})
+        headers = {} if kind is None else {"content-type": kind.encode()}
+        answer = client.post(path, content=body, headers=headers)
         assert_answered(answer)
-        assert answer.is_success == (path in GOOD), path
+        assert answer.is_success == (is_json and path in GOOD), path
+        assert (answer.status_code == 415) is not is_json, path
+        assert is_json or "application/json" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,10 @@ def test_what_cannot_be_a_file_is_refused_by_name(client: OpenAI, stage: Stage) 
     huge = httpx.post(url, headers=form, content=b"x" * (2 * MAX_FILE_BYTES))
     assert (huge.status_code, huge.json()["error"]["code"]) == (413, "request_too_large")
     other_route = httpx.post(
-        f"{stage.base_url}/v1/completions", content=b"x" * 20_001, timeout=LIMIT_S
+        f"{stage.base_url}/v1/completions",
+        content=b"x" * 20_001,
+        headers={"content-type": "application/json"},
+        timeout=LIMIT_S,
     )
     assert other_route.status_code == 413
 

@@ -21,6 +21,8 @@ from tests.support.redis_server import new_namespace
 
 BODY = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
 H2C = b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+JSON = b"Content-Type: application/json\r\n"
+TO_GENERATE = b"POST /generate HTTP/1.1\r\nHost: localhost\r\n" + JSON
 FRAMINGS = {
     "length": (b"Content-Length: %d\r\n" % len(BODY), BODY),
     "chunks": (
@@ -69,7 +71,7 @@ def test_a_client_that_would_like_http2_is_answered_in_http1(
     split: str,
 ) -> None:
     header, body = FRAMINGS[framing]
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\n" + H2C + header + b"\r\n"
+    head = TO_GENERATE + H2C + header + b"\r\n"
     pieces = {
         "together": [head + body],
         "apart": [head, body],
@@ -82,14 +84,16 @@ def test_a_client_that_would_like_http2_is_answered_in_http1(
                 made.sendall(piece)
             status, answer = read_answer(made)
             assert (status, json.loads(answer)["finish_reason"]) == (200, "length")
-        made.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n" + H2C + b"\r\n")
+        made.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n" + H2C + b"\r\n")
         assert read_answer(made)[0] == 200
 
 
 def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection(stage: Stage) -> None:
     body = b'{"prompt": "water", "max_tokens": 3}'
     with connection(stage) as made:
-        made.sendall(b"POST /generate HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        made.sendall(
+            b"POST /generate HTTP/1.0\r\n" + JSON + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
         head, _, answer = read_all(made).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head.lower()
     assert b"connection: close" in head.lower()
@@ -163,8 +167,8 @@ STREAM = {"prompt": "water and iron", "max_tokens": 60}
 
 def post(made: socket.socket, path: str, body: dict[str, object]) -> None:
     payload = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n\r\n"
-    made.sendall(head.encode() + payload)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(payload)}\r\n"
+    made.sendall(head.encode() + JSON + b"\r\n" + payload)
 
 
 def last_job(stage: Stage) -> dict[str, Any]:

@@ -176,8 +176,10 @@ def test_members_that_ask_for_nothing_are_accepted(client: httpx.Client) -> None
     [b"", b"{", b"[]", b"7", b'"x"', b"null", b'{"prompt": NaN}', b"\xff\xfe", b"{}x"],
 )
 def test_a_body_that_is_no_json_object_is_a_400(client: httpx.Client, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
     for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/tokenize"):
-        assert error_of(client.post(path, content=body), 400)["code"] == "invalid_json"
+        answer = client.post(path, content=body, headers=headers)
+        assert error_of(answer, 400)["code"] == "invalid_json"
 
 
 def test_unknown_routes_and_methods_have_error_objects(client: httpx.Client) -> None:
@@ -203,7 +205,7 @@ def test_a_body_over_the_limit_is_a_413_announced_or_not(
 ) -> None:
     with (
         staged(redis_url, new_namespace(), checkpoint, max_body_bytes=2048) as small,
-        httpx.Client(base_url=small.base_url) as http,
+        httpx.Client(base_url=small.base_url, headers={"content-type": "application/json"}) as http,
     ):
         announced = http.post("/v1/chat/completions", content=b" " * 3000)
         assert error_of(announced, 413)["code"] == "request_too_large"
@@ -289,8 +291,9 @@ def test_what_is_not_even_http_gets_an_error_object(client: httpx.Client) -> Non
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/jobs/none", "/nope"])
 def test_a_browser_may_read_every_answer(client: httpx.Client, path: str) -> None:
-    answer = client.get(path, headers={"origin": "https://app.example"})
-    assert answer.headers["access-control-allow-origin"] == "*"
+    answer = client.get(path, headers={"origin": "http://localhost:3000"})
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert answer.headers["vary"] == "Origin"
     exposed = answer.headers["access-control-expose-headers"]
     assert {"x-request-id", "retry-after", "x-should-retry"} <= set(exposed.split(", "))
 
@@ -303,7 +306,7 @@ def test_a_preflight_allows_what_the_sdks_send(client: httpx.Client) -> None:
     answer = client.options(
         "/v1/chat/completions",
         headers={
-            "origin": "https://app.example",
+            "origin": "http://localhost:3000",
             "access-control-request-method": "POST",
             "access-control-request-headers": asked + ",x-evil",
         },
@@ -327,8 +330,10 @@ def test_only_listed_origins_may_call_where_there_is_a_list(
         friend = httpx.get(url, headers={"origin": "https://b.example"})
         assert friend.headers["access-control-allow-origin"] == "https://b.example"
         assert friend.headers["vary"] == "Origin"
-        stranger = httpx.get(url, headers={"origin": "https://c.example"})
-        assert "access-control-allow-origin" not in stranger.headers
+        for origin in ("https://c.example", "http://localhost:3000", "null"):
+            stranger = httpx.get(url, headers={"origin": origin})
+            assert error_of(stranger, 403)["code"] == "origin_not_allowed"
+            assert "access-control-allow-origin" not in stranger.headers
         preflight = httpx.options(
             url,
             headers={"origin": "https://c.example", "access-control-request-method": "GET"},
@@ -344,10 +349,11 @@ def test_a_mistake_of_ours_is_a_500_with_everything_an_error_has(
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(stage.app.state.frontend.health, "payload", broken)
-    answer = httpx.get(f"{stage.base_url}/health", headers={"origin": "https://app.example"})
+    origin = "http://localhost:3000"
+    answer = httpx.get(f"{stage.base_url}/health", headers={"origin": origin})
     assert error_of(answer, 500)["type"] == "server_error"
     assert "secret" not in answer.text
-    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-origin"] == origin
 
 
 def test_a_slow_body_is_given_up(redis_url: str, checkpoint: Any) -> None:
@@ -358,7 +364,10 @@ def test_a_slow_body_is_given_up(redis_url: str, checkpoint: Any) -> None:
     ) as impatient:
         address = urlsplit(impatient.base_url)
         with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
-            connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            connection.sendall(
+                b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            )
             answer = connection.recv(65536)
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"x-should-retry: false" in answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 
@@ -115,9 +114,7 @@ def test_a_huge_prompt_does_not_hold_up_the_others(client: httpx.Client, stage: 
             ("/generate", {"prompt": prompt}),
             ("/tokenize", {"messages": [{"role": "user", "content": prompt}]}),
         ):
-            answers.append(
-                httpx.post(stage.base_url + path, content=json.dumps(body), timeout=60).status_code
-            )
+            answers.append(httpx.post(stage.base_url + path, json=body, timeout=60).status_code)
 
     thread = threading.Thread(target=post)
     thread.start()

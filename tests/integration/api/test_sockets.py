@@ -91,9 +91,17 @@ def exchange(stage: Stage, sent: bytes, *, shut: bool = True) -> bytes:
         return read_all(made)
 
 
+def to(path: str) -> bytes:
+    """The head of a POST of JSON, but for its framing."""
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+
+
+TO_GENERATE = to("/generate")
+
+
 def post(path: str, headers: str = "", body: bytes = GENERATE) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
-    return head.encode() + body
+    head = to(path) + f"Content-Length: {len(body)}\r\n{headers}\r\n".encode()
+    return head + body
 
 
 def assert_refused(received: bytes) -> None:
@@ -146,7 +154,7 @@ def test_a_head_that_trickles_in_is_given_up(
     strict: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api.http_protocol, "HEAD_TIMEOUT_S", 0.4)
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\n" + b"X-Slow: " + b"a" * 100_000
+    head = TO_GENERATE + b"X-Slow: " + b"a" * 100_000
     with connection(strict) as made:
         assert trickle(made, (bytes([byte]) for byte in head)) == b""
 
@@ -156,7 +164,7 @@ def test_heads_that_trickle_in_on_a_used_connection_are_given_up(
 ) -> None:
     monkeypatch.setattr(api.http_protocol, "HEAD_TIMEOUT_S", 0.4)
     with connection(strict) as made:
-        made.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert made.recv(65536).startswith(b"HTTP/1.1 200")
         head = b"GET /health HTTP/1.1\r\n" + b"X-Slow: " + b"a" * 100_000
         trickle(made, (bytes([byte]) for byte in head))
@@ -181,7 +189,7 @@ def test_a_body_that_trickles_in_is_given_up(impatient: Stage, path: str) -> Non
 
 
 def test_chunks_that_trickle_in_are_given_up(impatient: Stage) -> None:
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n"
     with connection(impatient) as made:
         received = trickle(made, iter([head, *[b"1\r\n \r\n"] * 40_000]))
     assert received.startswith(b"HTTP/1.1 408"), received
@@ -202,7 +210,7 @@ def test_silent_connections_do_not_keep_others_out(strict: Stage) -> None:
 def test_a_body_over_the_limit_is_refused_announced_or_not(strict: Stage, path: str) -> None:
     large = post(path, "Connection: close\r\n", b" " * (MAX_BODY_BYTES + 1))
     announced = exchange(strict, large, shut=False)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = to(path) + b"Transfer-Encoding: chunked\r\n\r\n"
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
     chunked = exchange(strict, head + chunk * (MAX_BODY_BYTES // 4096 + 2), shut=False)
     for received in (announced, chunked):
@@ -213,7 +221,7 @@ def test_a_body_over_the_limit_is_refused_announced_or_not(strict: Stage, path: 
 
 def test_a_length_beyond_all_numbers_is_refused(strict: Stage) -> None:
     for length in ("9" * 18, "9" * 30, "9" * 5000):
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
+        head = TO_GENERATE.decode() + f"Content-Length: {length}\r\n\r\n"
         assert_refused(exchange(strict, head.encode() + b"{", shut=False))
 
 
@@ -227,7 +235,7 @@ def test_as_many_headers_as_fit_are_read(strict: Stage) -> None:
 
 @pytest.mark.parametrize("line", [b"X-More: " + b"a" * 100 + b"\r\n", b"a" * 64 + b"\r\n"])
 def test_trailers_without_end_are_not_kept(strict: Stage, line: bytes) -> None:
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n"
     with connection(strict) as made:
         made.sendall(head + b"2\r\n{}\r\n0\r\n")
         taken = 0
@@ -241,7 +249,7 @@ def test_trailers_without_end_are_not_kept(strict: Stage, line: bytes) -> None:
 
 @pytest.mark.parametrize("start", [b"2;x=", b"0" * 100])
 def test_a_chunk_s_size_without_end_is_not_read_for_ever(strict: Stage, start: bytes) -> None:
-    head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n"
     with connection(strict) as made:
         made.sendall(head + start)
         taken = 0
@@ -255,7 +263,7 @@ def test_a_chunk_s_size_without_end_is_not_read_for_ever(strict: Stage, start: b
 
 # --- broken ---
 
-CHUNKED = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n"
 BROKEN_FRAMINGS = {
     "a size that is no number": CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
     "a negative size": CHUNKED + b"-2\r\n{}\r\n0\r\n\r\n",
@@ -264,31 +272,29 @@ BROKEN_FRAMINGS = {
     "a chunk longer than its size": CHUNKED + b"1\r\n{}\r\n0\r\n\r\n",
     "no size": CHUNKED + b"\r\n\r\n",
     "chunks that end too soon": CHUNKED + b"5\r\n{}",
-    "two lengths": b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
-    b"Content-Length: 3\r\n\r\n{}x",
-    "a length and chunks": b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+    "two lengths": TO_GENERATE + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
+    "a length and chunks": TO_GENERATE + b"Content-Length: 2\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-    "chunks that are not the last coding": b"POST /generate HTTP/1.1\r\nHost: x\r\n"
-    b"Transfer-Encoding: chunked, gzip\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-    "a coding nobody knows": b"POST /generate HTTP/1.1\r\nHost: x\r\n"
-    b"Transfer-Encoding: zebra\r\n\r\n{}",
-    "a negative length": b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -2\r\n\r\n{}",
-    "a length in words": b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: two\r\n\r\n{}",
-    "a length with a sign": b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: +2\r\n\r\n{}",
-    "a body that ends too soon": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
-    "another version": b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
+    "chunks that are not the last coding": TO_GENERATE
+    + b"Transfer-Encoding: chunked, gzip\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "a coding nobody knows": TO_GENERATE + b"Transfer-Encoding: zebra\r\n\r\n{}",
+    "a negative length": TO_GENERATE + b"Content-Length: -2\r\n\r\n{}",
+    "a length in words": TO_GENERATE + b"Content-Length: two\r\n\r\n{}",
+    "a length with a sign": TO_GENERATE + b"Content-Length: +2\r\n\r\n{}",
+    "a body that ends too soon": TO_GENERATE + b"Content-Length: 9\r\n\r\n{",
+    "another version": b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n",
     "another protocol": b"SSH-2.0-OpenSSH_9.9\r\n",
     "a secure greeting": bytes.fromhex("16030100c8010000c40303") + b"\x00" * 190,
-    "a method nobody knows": b"ZEBRA /health HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a method nobody knows": b"ZEBRA /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a tunnel": b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n",
-    "no path": b"GET HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a path with spaces": b"GET /a b c HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a path with a null": b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a header without a colon": b"GET /health HTTP/1.1\r\nHost x\r\n\r\n",
-    "a header with a null": b"GET /health HTTP/1.1\r\nHost: x\r\nX: \x00\r\n\r\n",
-    "a header name with a space": b"GET /health HTTP/1.1\r\nHost: x\r\nX y: 1\r\n\r\n",
-    "a folded header": b"POST /generate HTTP/1.1\r\nHost: x\r\nX: 1\r\n Content-Length: 2\r\n\r\n",
-    "a lone return in a header": b"GET /health HTTP/1.1\r\nHost: x\r\nX: a\rb\r\n\r\n",
+    "no path": b"GET HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a path with spaces": b"GET /a b c HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a path with a null": b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a header without a colon": b"GET /health HTTP/1.1\r\nHost localhost\r\n\r\n",
+    "a header with a null": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n",
+    "a header name with a space": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX y: 1\r\n\r\n",
+    "a folded header": TO_GENERATE + b"X: 1\r\n Content-Length: 2\r\n\r\n",
+    "a lone return in a header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\rb\r\n\r\n",
 }
 
 
@@ -318,9 +324,106 @@ def test_a_damaged_request_is_answered_or_closed(strict: Stage, data: st.DataObj
     "target", ["*", "http://elsewhere.example/health", "//health", "/health#x", "/" + "a" * 60_000]
 )
 def test_odd_targets_are_answered(strict: Stage, target: str) -> None:
-    raw = f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    raw = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     received = exchange(strict, raw.encode(), shut=False)
     assert int(received.split()[1]) < 500
+
+
+# --- hosts ---
+
+
+def host_answer(stage: Stage, *lines: str, target: str = "/health", version: str = "1.1") -> bytes:
+    head = [f"GET {target} HTTP/{version}", *lines, "Connection: close"]
+    return exchange(stage, "\r\n".join(head).encode("latin-1") + b"\r\n\r\n", shut=False)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("Host: localhost", "Host: localhost"),
+        ("Host: localhost", "HOST: evil.example"),
+        ("Host:",),
+        ("Host: localhost, evil.example",),
+        ("Host: evil.example localhost",),
+        ("Host: http://localhost",),
+        ("Host: someone@localhost",),
+        ("Host: localhost/",),
+        ("Host: localhost:http",),
+        ("Host: localhost:65536",),
+        ("Host: localhost:8000:8000",),
+        ("Host: ::1",),
+        ("Host: [::1",),
+        ("Host: [localhost]",),
+        ("Host: [1:2]",),
+        ("Host: b\u00fccher.example",),
+        ("Host: " + "a" * 301,),
+    ],
+)
+def test_a_request_has_one_well_formed_host(strict: Stage, lines: tuple[str, ...]) -> None:
+    received = host_answer(strict, *lines)
+    assert received.split()[1] == b"400", received
+    assert_refused(received)
+    error = json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["code"], error["param"]) == ("invalid_host", "Host")
+
+
+def test_http_1_0_may_come_without_a_host_and_never_with_two(strict: Stage) -> None:
+    assert host_answer(strict, version="1.0").split()[1] == b"200"
+    twice = ("Host: localhost", "Host: localhost")
+    assert host_answer(strict, *twice, version="1.0").split()[1] == b"400"
+    assert host_answer(strict, "Host: evil.example", version="1.0").split()[1] == b"421"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("localhost:8000", 200), ("LocalHost:80", 200), ("localhost.", 200),
+        ("localhost.:8000", 200), ("localhost:", 200), ("app.localhost", 200), ("127.0.0.1", 200),
+        ("127.0.0.1:9", 200), ("127.9.9.9", 200), ("[::1]", 200), ("[::1]:8000", 200),
+        ("192.0.2.7:8000", 200), ("[2001:DB8::7]", 200), ("[::ffff:127.0.0.1]", 200),
+        ("evil.example", 421), ("evil.example:8000", 421), ("localhost.evil.example", 421),
+        ("localhost.localdomain", 421), ("notlocalhost", 421), ("127.0.0.1.evil.example", 421),
+        ("xn--bcher-kva.example", 421), ("localhost..", 421), (".localhost.evil", 421),
+        ("%6cocalhost", 421), ("2130706433", 421), ("0x7f.1", 421), ("127.1", 421), ("x", 421),
+    ],
+)  # fmt: skip
+def test_without_keys_a_host_is_a_loopback_name_or_an_address(
+    strict: Stage, host: str, status: int
+) -> None:
+    received = host_answer(strict, f"Host: {host}")
+    assert received.split()[1] == str(status).encode(), received
+    if status == 421:
+        assert_refused(received)
+        error = json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == "host_not_allowed"
+        assert "ALLOWED_HOSTS" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/health", "evil.example", b"200"),
+        ("http://127.0.0.1:8000/health", "evil.example", b"200"),
+        ("http://[::1]:8000/health", "evil.example", b"200"),
+        ("http://evil.example/health", "localhost", b"421"),
+        ("HTTP://EVIL.EXAMPLE:80/health", "localhost", b"421"),
+        ("http://localhost@evil.example/health", "localhost", b"421"),
+        ("//evil.example/health", "localhost", b"404"),
+    ],
+)
+def test_the_host_of_an_absolute_target_counts(
+    strict: Stage, target: str, host: str, status: bytes
+) -> None:
+    """RFC 9112: not that of the header, which proxies may have kept from elsewhere."""
+    assert host_answer(strict, f"Host: {host}", target=target).split()[1] == status
+
+
+def test_a_refused_host_is_answered_in_its_turn(strict: Stage) -> None:
+    stranger = b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n"
+    last = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    sent = post("/generate") + stranger + post("/generate") + last
+    assert answers_in(exchange(strict, sent, shut=False)) == [200, 421, 200, 200]
 
 
 # --- cut off, half-closed, and all at once ---
@@ -349,15 +452,15 @@ def test_a_client_that_closes_its_half_is_answered_or_has_left(strict: Stage) ->
 
 
 def test_requests_behind_one_another_are_answered_in_order(strict: Stage) -> None:
-    good, unknown = post("/generate"), b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"
-    last = b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    good, unknown = post("/generate"), b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     sent = good + unknown + post("/generate", body=b"{") + good + unknown + last
     assert answers_in(exchange(strict, sent, shut=False)) == [200, 404, 400, 200, 404, 200]
 
 
 def test_thousands_of_requests_behind_one_another_are_answered(strict: Stage) -> None:
-    one = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-    last = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    one = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with connection(strict) as made:
         writer = threading.Thread(target=made.sendall, args=(one * 2000 + last,))
         writer.start()

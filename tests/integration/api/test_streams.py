@@ -39,6 +39,7 @@ def raw_post(stage: Stage, path: str, body: bytes, *headers: str) -> bytes:
         lines = [
             f"POST {path} HTTP/1.1",
             f"Host: {address.netloc}",
+            "Content-Type: application/json",
             f"Content-Length: {len(body)}",
             "Connection: close",
             *headers,
@@ -73,7 +74,7 @@ def test_every_event_is_one_data_line_and_one_blank_line(
     path: str,
     body: dict[str, Any],
 ) -> None:
-    received = raw_post(stage, path, json.dumps(body).encode(), "Content-Type: text/plain")
+    received = raw_post(stage, path, json.dumps(body).encode())
     head, _, framed = received.partition(b"\r\n\r\n")
     headers = head.decode().lower()
     assert headers.startswith("http/1.1 200")
@@ -192,11 +193,7 @@ def test_a_cancel_by_somebody_else_is_an_error_not_a_stop(stage: Stage) -> None:
 
 
 def test_generate_says_what_was_promised(stage: Stage) -> None:
-    response = httpx.post(
-        f"{stage.base_url}/generate",
-        content=json.dumps(GENERATE),
-        headers={"content-type": "application/x-www-form-urlencoded"},
-    )
+    response = httpx.post(f"{stage.base_url}/generate", json=GENERATE)
     events = data_events(response.content)
     assert all(isinstance(event["text"], str) for event in events)
     assert events[0]["is_first"] is True
@@ -249,7 +246,8 @@ def test_a_stalled_reader_gets_everything_in_the_end(stage: Stage) -> None:
         connection.connect((address.hostname, address.port))
         connection.settimeout(60)
         connection.sendall(
-            b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n" % len(payload) + payload
         )
         wait_until(lambda: stage.worker.seen, "the job")

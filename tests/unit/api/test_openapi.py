@@ -26,7 +26,7 @@ def app() -> FastAPI:
 @pytest.fixture(scope="module")
 def document(app: FastAPI) -> dict[str, Any]:
     """As it is served; the route needs nothing of a running frontend."""
-    answer = TestClient(app).get("/openapi.json")
+    answer = TestClient(app, base_url="http://localhost").get("/openapi.json")
     assert answer.status_code == 200
     served: dict[str, Any] = answer.json()
     return served

@@ -22,7 +22,7 @@ MAX_SCRIPT_LINES = 210
 def client() -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(pages_router())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://penstock")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 @pytest.mark.parametrize(
