@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 TORCH_PIP_ARGS ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+CHECK_PYTHON := import sys; sys.exit(sys.version_info < (3, 11) and "penstock: needs Python 3.11 or newer; $(PYTHON) is %s, PYTHON=python3.11 chooses another" % sys.version.split()[0])
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -15,7 +17,7 @@ help: ## list the targets
 # torch comes first and by its exact pin: a bare `torch` in a later resolution would pull the
 # registry's newest build with gigabytes of CUDA packages.
 $(VENV)/.run: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { $(PYTHON) -c '$(CHECK_PYTHON)' && $(PYTHON) -m venv $(VENV); }
 	@echo "penstock: installing into $(VENV)"
 	@$(PIP_INSTALL) $(shell grep '^torch==' constraints.txt) $(TORCH_PIP_ARGS)
 	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server]'
@@ -31,35 +33,37 @@ run: $(VENV)/.run ## start Redis, a worker and a frontend; Ctrl-C stops everythi
 
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
-NODE := $(and $(shell command -v node),$(shell command -v npm))
-NGINX := $(and $(shell PATH="$$PATH:/usr/sbin:/sbin" command -v nginx),$(shell command -v curl))
+# The programs that are missing, by their packages' names.
+missing = $(strip $(foreach name,$(1),$(if $(shell PATH="$$PATH:/usr/sbin:/sbin" command -v $(name)),,$(or $(package_$(name)),$(name)))))
+package_node := nodejs
+package_nginx := nginx-light
+NO_NODE := $(call missing,node npm)
+NO_NGINX := $(call missing,nginx curl)
+left_out = @echo "penstock: not installed: $(1). The tests $(2) are left out; apt-get install $(1) brings them back"
 space := $(subst ,, )
 # Two files at a time: first those that compute, then those that start and break processes and wait
 # for most of their time. What looks at times and at the processor's share has the machine to itself.
-# Where more went wrong than a test (status 2 and up), `test-failed` finds nothing and fails too.
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
 ALONE := $(patsubst %,tests/e2e/test_promises_%.py,engine health load streaming)
-LEFT_OUT := $(strip $(if $(CHROMIUM),,browser) $(if $(NODE),,node) $(if $(NGINX),,nginx))
-PYTEST := $(BIN)/python -m pytest -q $(if $(LEFT_OUT),-m 'not ($(subst $(space), or ,$(LEFT_OUT)))')
+LEFT_OUT := $(strip $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx))
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no GPU
-	$(if $(CHROMIUM),,@echo "penstock: no chromium on PATH: the page tests are left out; apt-get install chromium brings them back")
-	$(if $(NODE),,@echo "penstock: no node and npm on PATH: the tests with clients for Node are left out; apt-get install nodejs npm brings them back")
-	$(if $(NGINX),,@echo "penstock: no nginx and curl on PATH: the tests through a proxy are left out; apt-get install nginx-light curl brings them back")
-	@worst=0; \
-	for tests in '$(TWO_AT_A_TIME) $(COMPUTING)' \
-		'$(TWO_AT_A_TIME) $(addprefix --ignore=,$(COMPUTING) $(ALONE))' '$(ALONE)'; do \
-		$(PYTEST) $$tests; status=$$?; \
-		[ $$status -le $$worst ] || worst=$$status; \
-	done; \
-	[ $$worst -le 1 ] || rm -f .pytest_cache/v/cache/lastfailed; \
-	exit $$worst
+test: $(VENV)/.dev ## every test that needs no GPU; 20 to 30 minutes on two cores
+	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
+	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
+	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
+	@$(BIN)/python -m tests.suite run $(if $(LEFT_OUT),-m 'not ($(subst $(space), or ,$(LEFT_OUT)))') \
+		'$(TWO_AT_A_TIME) $(COMPUTING)' \
+		'$(TWO_AT_A_TIME) $(addprefix --ignore=,$(COMPUTING) $(ALONE))' '$(ALONE)'
+
+.PHONY: test-quick
+test-quick: $(VENV)/.dev ## the tests of single parts, and of the documents: a few minutes
+	@$(BIN)/python -m tests.suite run '$(TWO_AT_A_TIME) tests/unit tests/arch/test_docs.py tests/arch/test_imports.py'
 
 .PHONY: test-failed
 test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more
-	@$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
+	@$(BIN)/python -m tests.suite failed
 
 .PHONY: lint
 lint: $(VENV)/.dev ## formatting, lints, types, import rules

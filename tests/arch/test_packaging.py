@@ -8,7 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -171,9 +174,19 @@ class Image:
         return words[1:]
 
 
+@contextmanager
+def built(room: str) -> Iterator[Image]:
+    """A room's image, on the repository's disk: the worker's takes 5 GB, and the temporary folder
+    may be memory. It is removed in any case."""
+    (REPOSITORY / ".penstock").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="image-", dir=REPOSITORY / ".penstock") as root:
+        yield Image(REPOSITORY / room / "Dockerfile", Path(root)).build()
+
+
 @pytest.fixture(scope="module")
-def api_image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    return Image(REPOSITORY / "api/Dockerfile", tmp_path_factory.mktemp("api")).build()
+def api_image() -> Iterator[Image]:
+    with built("api") as image:
+        yield image
 
 
 def test_the_api_extra_alone_imports_the_app_and_brings_no_torch(api_image: Image) -> None:
@@ -193,10 +206,16 @@ def test_the_api_image_starts_and_says_what_is_wrong_with_a_setting(api_image: I
     assert "Traceback" not in ended.stderr
 
 
+@pytest.fixture(scope="module")
+def worker_image() -> Iterator[Image]:
+    with built("worker") as image:
+        yield image
+
+
 def test_the_worker_image_installs_and_says_what_is_wrong_with_a_setting(
-    tmp_path: Path,
+    worker_image: Image,
 ) -> None:
-    image = Image(REPOSITORY / "worker/Dockerfile", tmp_path).build()
+    image = worker_image
     ended = image.python(
         *image.start_command(), REDIS_URL="redis://127.0.0.1:1/0", MODEL="/no/such/model"
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,8 +36,13 @@ def headless_chromium(*loopback_names: str) -> Iterator[Browser]:
     rules = [f"MAP {name} 127.0.0.1" for name in loopback_names]
     rules += ["MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1"]
     arguments = [*CHROMIUM_ARGS, f"--host-resolver-rules={', '.join(rules)}"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=paths[0], args=arguments)
+    with (
+        tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as home,
+        sync_playwright() as playwright,
+    ):
+        # Its crash reports and caches would otherwise stay in the user's home.
+        env = {**os.environ, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home}
+        browser = playwright.chromium.launch(executable_path=paths[0], args=arguments, env=env)
         yield browser
         browser.close()
 

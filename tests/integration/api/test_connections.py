@@ -142,7 +142,7 @@ def test_a_head_that_never_ends_is_not_waited_for(
     monkeypatch.setattr(api.http_protocol, "HEAD_TIMEOUT_S", 2.0)
     with connection(stage) as made:  # the timeout is of the head alone
         body = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
-        made.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body))
+        made.sendall(TO_GENERATE + b"Content-Length: %d\r\n\r\n" % len(body))
         time.sleep(2.5)
         made.sendall(body)
         assert read_answer(made)[0] == 200
@@ -152,7 +152,7 @@ def test_garbage_after_a_request_does_not_end_up_in_its_stream(stage: Stage) -> 
     stage.script.step_s = 0.01
     body = b'{"prompt": "water", "max_tokens": 400}'
     with connection(stage) as made:
-        made.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        made.sendall(TO_GENERATE + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         received = b""
         while b"is_first" not in received:
             received += made.recv(65536)

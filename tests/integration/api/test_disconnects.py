@@ -33,7 +33,10 @@ class Caller:
             "POST",
             "/v1/chat/completions",
             json.dumps(body),
-            {"x-client-request-id": threading.current_thread().name},
+            {
+                "content-type": "application/json",
+                "x-client-request-id": threading.current_thread().name,
+            },
         )
 
     def leave(self) -> None:

@@ -97,7 +97,7 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(client: OpenAI, stage
     before = on_disk(stage)
     address = urlsplit(stage.base_url)
     head = (
-        "POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n"
+        "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000\r\n"
         "content-type: multipart/form-data; boundary=xyz\r\n\r\n"
         '--xyz\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     )

@@ -1,0 +1,114 @@
+"""What `make test` prints last: all counts, the failed tests by name, and what was left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(300)
+
+GOOD = "def test_good(tmp_path):\n    (tmp_path / 'x').write_text('x')\n"
+BAD = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("name", ["a::b", "c"])
+def test_bad(name):
+    assert name == "c" or pathlib.Path("mended").exists()
+
+@pytest.fixture
+def torn():
+    yield
+    raise RuntimeError("torn down badly")
+
+def test_fails_twice(torn):
+    assert pathlib.Path("mended").exists()
+
+@pytest.mark.skip
+def test_skipped(): ...
+"""
+LEAVES = "import tempfile\n\ndef test_leaves():\n    tempfile.mkdtemp(prefix='forgotten-')\n"
+BROKEN = "import no_such_module\n"
+
+
+def suite(directory: Path, *arguments: str) -> tuple[int, list[str]]:
+    """The exit status and the lines of output of the suite in a directory of tests."""
+    temporary = directory / "tmp"
+    temporary.mkdir(exist_ok=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.suite", *arguments],
+        cwd=directory,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a second each, and there are many runs
+            "TMPDIR": str(temporary),
+        },
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert list(temporary.iterdir()) == [], "the suite's own folder stayed"
+    assert "Traceback" not in ended.stderr
+    return ended.returncode, ended.stdout.splitlines()
+
+
+def test_the_last_lines_name_the_failures_of_every_run(tmp_path: Path) -> None:
+    (tmp_path / "test_good.py").write_text(GOOD)
+    (tmp_path / "test_bad.py").write_text(BAD)
+    status, lines = suite(tmp_path, "run", "-q test_good.py", "-q test_bad.py", "-q test_good.py")
+    assert status == 1
+    counts, *failed = lines[-3:]
+    assert counts.startswith("6 tests in 3 runs, ")
+    assert counts.endswith(": 3 passed, 2 failed, 1 skipped")
+    assert failed == [
+        "failed: test_bad.py::test_bad[a::b]",
+        "failed: test_bad.py::test_fails_twice",
+    ]
+
+
+def test_what_fails_is_run_again_and_named(tmp_path: Path) -> None:
+    (tmp_path / "test_bad.py").write_text(BAD.replace("torn)", ")"))
+    assert suite(tmp_path, "run", "test_bad.py")[0] == 1
+    status, lines = suite(tmp_path, "failed")
+    assert status == 1
+    twice = ["test_bad.py::test_bad[a::b]", "test_bad.py::test_fails_twice"]
+    assert lines[-2:] == [f"run twice: {name} (failed, then failed)" for name in twice]
+    (tmp_path / "mended").touch()
+    status, lines = suite(tmp_path, "failed")
+    assert status == 0
+    assert lines[-2:] == [f"run twice: {name} (failed, then passed)" for name in twice]
+
+
+def test_what_a_test_leaves_behind_is_named_and_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_leaves.py").write_text(LEAVES)
+    status, lines = suite(tmp_path, "run", "test_leaves.py")
+    assert status == 1
+    assert lines[-2].startswith("left in the temporary folder: forgotten-")
+    assert lines[-1].endswith("1 passed, 0 failed")
+    assert suite(tmp_path, "failed")[0] != 0  # running none again must not pass
+
+
+def test_more_than_a_failed_test_is_not_passed_by_running_again(tmp_path: Path) -> None:
+    (tmp_path / "test_broken.py").write_text(BROKEN)
+    (tmp_path / "test_good.py").write_text(GOOD)
+    status, lines = suite(tmp_path, "run", "test_broken.py", "test_good.py")
+    assert status == 2
+    assert "1 passed, 1 failed" in lines[-2]
+    assert "test_broken" in lines[-1]
+    assert suite(tmp_path, "failed")[0] != 0
+    status, lines = suite(tmp_path, "run", "test_nowhere.py", "test_good.py")
+    assert status == 4
+    assert lines[-1] == "pytest ended with status 4: see above"
+
+
+def test_everything_passed(tmp_path: Path) -> None:
+    (tmp_path / "test_good.py").write_text(GOOD)
+    status, lines = suite(tmp_path, "run", "-m", "not browser", "-p no:cacheprovider test_good.py")
+    assert status == 0
+    assert lines[-1].endswith(": 1 passed, 0 failed")

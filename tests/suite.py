@@ -1,0 +1,152 @@
+"""`make test`: pytest runs one after the other, in a temporary folder of this run, and one summary.
+
+    python -m tests.suite run [-m EXPRESSION] 'ARGUMENTS OF THE FIRST RUN' 'OF THE SECOND' ...
+    python -m tests.suite failed
+
+Both run in the repository's root.
+
+The last lines are the counts of all runs and the names of the tests that failed. `failed` runs
+those once more. What is left in the temporary folder is named and counts as a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FAILED = Path(".pytest_cache/failed-tests")  # a name in each line, of the last `run` here
+NOTHING_TO_RUN = 5  # pytest's status where no test was found
+MOST_NAMES = 50
+
+
+@dataclass
+class Outcome:
+    """What several pytest runs came to. `status` is the worst of theirs."""
+
+    status: int = 0
+    num_runs: int = 0
+    num_tests: int = 0
+    num_skipped: int = 0
+    seconds: float = 0.0
+    failed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def take_report(self, report: Path) -> None:
+        """Adds a report in JUnit's format. A test that fails and whose teardown fails is one."""
+        cases: dict[str, bool] = {}
+        for case in ET.parse(report).getroot().iter("testcase"):
+            path, name = case.get("file"), case.get("name", "")
+            test = f"{path}::{name}" if path else name or case.get("classname", "")
+            is_failed = case.find("failure") is not None or case.find("error") is not None
+            cases[test] = cases.get(test, False) or is_failed
+            self.num_skipped += case.find("skipped") is not None
+        self.num_tests += len(cases)
+        self.failed += [test for test, is_failed in cases.items() if is_failed]
+
+    def lines(self) -> list[str]:
+        """The summary: the names of failed tests are the last lines."""
+        num_passed = self.num_tests - len(self.failed) - self.num_skipped
+        skipped = f", {self.num_skipped} skipped" if self.num_skipped else ""
+        lines = [f"left in the temporary folder: {name}" for name in self.left]
+        lines.append(
+            f"{self.num_tests} tests in {self.num_runs} runs, {self.seconds / 60:.0f} min: "
+            f"{num_passed} passed, {len(self.failed)} failed{skipped}"
+        )
+        if self.status and not self.failed and not self.left:
+            lines.append(f"pytest ended with status {self.status}: see above")
+        lines += [f"failed: {test}" for test in self.failed[:MOST_NAMES]]
+        if len(self.failed) > MOST_NAMES:
+            lines.append(f"... and {len(self.failed) - MOST_NAMES} more: {FAILED}")
+        return lines
+
+
+def run(argument_lists: Sequence[Sequence[str]]) -> Outcome:
+    """Runs pytest once for each list of arguments. An interrupted run is the last one."""
+    outcome, begin_s = Outcome(), time.monotonic()
+    # Short: the paths of Unix sockets below it have about a hundred characters.
+    folder = Path(tempfile.mkdtemp(prefix="pst-"))
+    try:
+        for number, arguments in enumerate(argument_lists):
+            report = folder / f"report-{number}.xml"
+            status, is_interrupted = _pytest(folder, arguments, report)
+            outcome.num_runs += 1
+            outcome.status = max(outcome.status, status)
+            if report.exists():
+                outcome.take_report(report)
+                report.unlink()
+            if is_interrupted:
+                break
+        outcome.left = sorted(path.name for path in folder.iterdir())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if outcome.left:
+        outcome.status = max(outcome.status, 1)
+    outcome.seconds = time.monotonic() - begin_s
+    return outcome
+
+
+def _pytest(folder: Path, arguments: Sequence[str], report: Path) -> tuple[int, bool]:
+    """Returns pytest's status, and whether Ctrl-C ended it."""
+    is_interrupted = False
+    tests = folder / "t"
+    words = [f"--basetemp={tests}", f"--junitxml={report}", "-o", "junit_family=xunit1"]
+    ended = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", *words, *arguments],
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    while True:
+        try:
+            status = ended.wait()
+            break
+        except KeyboardInterrupt:  # pytest has it too, and ends by itself
+            is_interrupted = True
+    shutil.rmtree(tests, ignore_errors=True)  # pytest's own, kept for failed tests
+    return status, is_interrupted
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    actions = parser.add_subparsers(dest="action", required=True)
+    all_tests = actions.add_parser("run")
+    all_tests.add_argument("-m", dest="marks", default="")
+    all_tests.add_argument("arguments", nargs="+")
+    actions.add_parser("failed")
+    asked = parser.parse_args()
+    if asked.action == "failed":
+        return _run_failed()
+    marks = ["-m", asked.marks] if asked.marks else []
+    outcome = run([[*marks, *shlex.split(arguments)] for arguments in asked.arguments])
+    FAILED.parent.mkdir(exist_ok=True)
+    # Where more went wrong than tests, running some of them again would show nothing.
+    names = outcome.failed if outcome.status == 1 and not outcome.left else []
+    FAILED.write_text("".join(f"{name}\n" for name in names))
+    print("", *outcome.lines(), sep="\n", flush=True)
+    return outcome.status
+
+
+def _run_failed() -> int:
+    """The status is 0 where every test passed now. The names say which had failed before."""
+    names = FAILED.read_text().splitlines() if FAILED.exists() else []
+    if not names:
+        print("no test failed in the last `make test`: there is nothing to run again")
+        return NOTHING_TO_RUN
+    outcome = run([[f"@{FAILED}"]])
+    print("", *outcome.lines(), sep="\n")
+    again = set(outcome.failed)
+    for name in names:
+        print(f"run twice: {name} (failed, then {'failed' if name in again else 'passed'})")
+    return outcome.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
