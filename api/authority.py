@@ -33,6 +33,7 @@ def _host_of(authority: str) -> str | None:
     return found["ipv6"].lower() if is_address(found["ipv6"]) else None
 
 
+@lru_cache(1024)
 def is_address(host: str) -> bool:
     """Whether the host is an IP address as browsers write it."""
     try:
@@ -42,6 +43,7 @@ def is_address(host: str) -> bool:
     return True
 
 
+@lru_cache(1024)
 def is_loopback(host: str) -> bool:
     """Whether the host means this machine: a loopback address, localhost or a name below it."""
     if is_address(host):

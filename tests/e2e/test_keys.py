@@ -46,7 +46,7 @@ def test_with_keys_the_printed_line_needs_one_and_works_with_it(penstock: Launch
         )
         assert ("data: [DONE]" in answer.stdout) is is_answer
         assert ("invalid_api_key" in answer.stdout) is not is_answer
-    assert httpx.get(f"{penstock.base_url}/health").status_code == 200
+    assert httpx.get(f"{penstock.base_url}/health").json() == {"status": "ok"}
 
 
 @pytest.mark.browser
@@ -67,6 +67,22 @@ def test_the_pages_ask_for_a_key_once(penstock: Launched) -> None:
         page.goto("/dashboard")
         expect(page.get_by_text("All is well.")).to_be_visible()
         expect(page.locator("#jobs").get_by_text("completed").first).to_be_visible()
+        tab.expect_complaint("401")
+        tab.close()
+
+
+@pytest.mark.browser
+def test_the_dashboard_asks_for_a_key_and_then_shows_the_workers(penstock: Launched) -> None:
+    with headless_chromium() as browser:
+        tab = Tab(browser, penstock.base_url)
+        tab.page.goto("/dashboard")
+        field = tab.page.get_by_label("API key")
+        expect(field).to_be_visible()
+        expect(tab.page.locator("#workers tr")).to_have_count(0)
+        field.fill(KEY)
+        tab.page.get_by_role("button", name="Use this key").click()
+        expect(tab.page.locator("#workers tr")).to_have_count(1)
+        expect(tab.page.get_by_text("All is well.")).to_be_visible()
         tab.expect_complaint("401")
         tab.close()
 
