@@ -58,7 +58,7 @@ test: $(VENV)/.dev ## every test that needs no GPU; 20 to 30 minutes on two core
 		'$(TWO_AT_A_TIME) $(addprefix --ignore=,$(COMPUTING) $(ALONE))' '$(ALONE)'
 
 .PHONY: test-quick
-test-quick: $(VENV)/.dev ## the tests of single parts, and of the documents: a few minutes
+test-quick: $(VENV)/.dev ## the tests of single parts (tests/unit), and of the documents
 	@$(BIN)/python -m tests.suite run '$(TWO_AT_A_TIME) tests/unit tests/arch/test_docs.py tests/arch/test_imports.py'
 
 .PHONY: test-failed
