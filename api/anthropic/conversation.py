@@ -35,9 +35,10 @@ from api.anthropic.schemas import (
 from api.catalog import ServedModel
 from api.chat_plan import ChatAsk
 from api.errors import unsupported
+from api.openai.messages import MAX_MESSAGES, PartCount
 from shared.messages import InvalidParameter
 
-MAX_MESSAGES = 10_000
+_THOUGHTS = "reasoning_content"
 ENABLE_THINKING = "enable_thinking"  # what templates call it
 FAILED_PREFIX = "Error: "  # of the result of a call that failed
 
@@ -77,20 +78,29 @@ def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
         raise InvalidParameter(
             "messages", "must end with the user's turn: an answer is not continued from its start"
         )
+    count = PartCount("messages")
+    for message in request.messages:
+        if not isinstance(message.content, str):
+            count.add(len(message.content))
+            for block in message.content:
+                if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
+                    count.add(len(block.content or ()))
     if request.system:
+        if not isinstance(request.system, str):
+            PartCount("system").add(len(request.system))
         yield {"role": "system", "content": _text(request.system)}
     names: dict[str, str] = {}  # id of a call -> name of its tool
     turn: dict[str, Any] | None = None
     for index, message in enumerate(request.messages):
         for part in _parts(message, f"messages.{index}", names):
             if turn is not None and _same_turn(turn, part):
-                turn = _joined(turn, part)
+                _join(turn, part)
                 continue
             if turn is not None:
-                yield turn
+                yield _whole(turn)
             turn = part
     if turn is not None:
-        yield turn
+        yield _whole(turn)
 
 
 def _parts(message: Message, path: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -148,7 +158,7 @@ def _assistant(message: AssistantMessage, path: str, names: dict[str, str]) -> d
     if texts:
         said["content"] = texts
     if thoughts:
-        said["reasoning_content"] = "\n".join(thoughts)
+        said[_THOUGHTS] = thoughts  # a list until the turn is whole
     if calls:
         said["tool_calls"] = calls
     elif not texts:
@@ -167,18 +177,22 @@ def _same_turn(turn: dict[str, Any], part: dict[str, Any]) -> bool:
     return role != "tool" and role == part["role"]
 
 
-def _joined(turn: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    joined = {"role": turn["role"]}
-    contents = [_as_parts(one["content"]) for one in (turn, part) if "content" in one]
-    if contents:
-        joined["content"] = [piece for content in contents for piece in content]
-    thoughts = [one["reasoning_content"] for one in (turn, part) if "reasoning_content" in one]
-    if thoughts:
-        joined["reasoning_content"] = "\n".join(thoughts)
-    calls = [call for one in (turn, part) for call in one.get("tool_calls", ())]
-    if calls:
-        joined["tool_calls"] = calls
-    return joined
+def _join(turn: dict[str, Any], part: dict[str, Any]) -> None:
+    """Extends `turn` in place: the work for a turn is linear in its blocks."""
+    if "content" in turn:
+        turn["content"] = _as_parts(turn["content"])
+    if "content" in part:
+        turn.setdefault("content", []).extend(_as_parts(part["content"]))
+    if _THOUGHTS in part:
+        turn.setdefault(_THOUGHTS, []).extend(part[_THOUGHTS])
+    if "tool_calls" in part:
+        turn.setdefault("tool_calls", []).extend(part["tool_calls"])
+
+
+def _whole(turn: dict[str, Any]) -> dict[str, Any]:
+    if _THOUGHTS in turn:
+        turn[_THOUGHTS] = "\n".join(turn[_THOUGHTS])
+    return turn
 
 
 def _as_parts(content: Content) -> list[dict[str, str]]:

@@ -17,9 +17,26 @@ ROLES = {
     "tool": "tool",
 }
 MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000  # content parts and calls of all messages of a request together
 MAX_CALLS = 128  # in one message
 
 _REASONING = ("reasoning_content", "reasoning")  # one thing under the two names in use
+
+
+class PartCount:
+    """Counts the parts of a conversation, in any dialect. `param` is the member that has them."""
+
+    def __init__(self, param: str) -> None:
+        self._param = param
+        self._count = 0
+
+    def add(self, num_parts: int) -> None:
+        """Raises InvalidParameter when there are more than MAX_PARTS."""
+        self._count += num_parts
+        if self._count > MAX_PARTS:
+            raise InvalidParameter(
+                self._param, f"must have at most {MAX_PARTS} content parts and calls in all"
+            )
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -30,6 +47,12 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     """
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
+    count = PartCount("messages")
+    for message in messages:
+        for member in ("content", "tool_calls"):
+            parts = message.get(member)
+            if isinstance(parts, list):
+                count.add(len(parts))
     called: dict[str, str] = {}  # id of a call -> name of its tool
     return [
         _message(message, f"messages.{index}", called) for index, message in enumerate(messages)

@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from api.errors import MAX_ECHO_CHARS, unsupported
+from api.openai.messages import MAX_MESSAGES, PartCount
 from shared.messages import InvalidParameter
 
 Item = dict[str, Any]
 
-MAX_ITEMS = 10_000
+MAX_ITEMS = MAX_MESSAGES
 ROLES = ("user", "system", "developer", "assistant")
 STATUSES = ("in_progress", "completed", "incomplete")
 
 _TEXT_PARTS = frozenset({"input_text", "output_text"})
+_LISTS = ("content", "output", "summary")  # members of items that have parts
 _LABELS = frozenset({"id", "type", "status"})  # of any item; accepted, and not kept
 
 
@@ -28,6 +30,13 @@ def input_items(asked: str | Sequence[Any], job_id: str) -> list[Item]:
         asked = [{"role": "user", "content": asked}]
     if not 0 < len(asked) <= MAX_ITEMS:
         raise InvalidParameter("input", f"must have 1 to {MAX_ITEMS} items")
+    count = PartCount("input")
+    for item in asked:
+        if isinstance(item, dict):
+            for member in _LISTS:
+                parts = item.get(member)
+                if isinstance(parts, list):
+                    count.add(len(parts))
     return [
         _item(item, f"input.{index}", f"{job_id}_in{index}") for index, item in enumerate(asked)
     ]
