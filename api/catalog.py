@@ -19,6 +19,7 @@ from api.text_pool import TextPool
 from shared.messages import InvalidParameter
 from shared.text.card import ModelCard, TextModel, load_text
 from shared.text.errors import TextInvalid
+from shared.text.rendering import RenderingProcesses
 from shared.transport.base import JobStore, TransportError
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class ModelCatalog:
     def __init__(self, store: JobStore, pool: TextPool) -> None:
         self._store = store
         self._pool = pool
+        self._rendering = RenderingProcesses()
         self._served: dict[str, ServedModel] = {}
         self._texts: OrderedDict[object, TextModel] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
@@ -112,6 +114,7 @@ class ModelCatalog:
     async def aclose(self) -> None:
         if self._looking is not None:
             await stop_tasks(self._looking)
+        self._rendering.close()
 
     async def _look_now(self) -> None:
         if self._looking is None and time.monotonic() - self._looked_s < MIN_REFRESH_S:
@@ -172,7 +175,7 @@ class ModelCatalog:
                 blob = await self._store.get_blob(digest)
                 if blob is not None:
                     blobs[digest] = blob
-            text = await self._pool.run(load_text, card, blobs)
+            text = await self._pool.run(load_text, card, blobs, self._rendering)
             self._texts[key] = text
             log.info("model text loaded", extra={"model": card.name})
         self._texts.move_to_end(key)

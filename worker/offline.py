@@ -29,7 +29,7 @@ from shared.messages import (
     TokenLogprob,
 )
 from shared.text.base import Tokenizer
-from shared.text.card import card_from_checkpoint, load_text
+from shared.text.card import card_from_checkpoint, load_card_tokenizer
 from shared.text.errors import TextInvalid
 from worker.checkpoint_source import CheckpointNotFound, find_checkpoint
 from worker.choice_seed import choice_seed
@@ -97,7 +97,7 @@ class LLM:
             num_parameters=built.num_parameters,
         )
         self._engine = Engine(built.engine_config, built.runner)
-        self._tokenizer = load_text(card, blobs).tokenizer
+        self._tokenizer: Tokenizer = load_card_tokenizer(card, blobs)
 
     @classmethod
     def from_parts(cls, engine: Engine, tokenizer: Tokenizer) -> LLM:

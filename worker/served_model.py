@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shared.messages import ErrorCode, Job
 from shared.text.base import Tokenizer
-from shared.text.card import AUTO, ModelCard, card_from_checkpoint, load_text
+from shared.text.card import AUTO, ModelCard, card_from_checkpoint, load_card_tokenizer
 from worker.engine_messages import EngineReady
 
 
@@ -61,7 +61,7 @@ class ServedModel:
             name=name,
             card=card,
             blobs=blobs,
-            tokenizer=load_text(card, blobs).tokenizer,
+            tokenizer=load_card_tokenizer(card, blobs),
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
             eos_token_ids=frozenset(ready.eos_token_ids),

@@ -21,6 +21,7 @@ from shared.text.chat_template import JinjaChatTemplate
 from shared.text.checkpoint_text import MAX_TOKENIZER_BYTES, CheckpointText, read_checkpoint_text
 from shared.text.errors import TextInvalid
 from shared.text.grammar_compiler import GrammarCompiler
+from shared.text.rendering import RenderingProcesses
 from shared.text.tokenizer import FastTokenizer, TokenizerFacts
 from shared.text.turn_formats import (
     find_reasoning_format,
@@ -136,18 +137,26 @@ def card_from_checkpoint(
     return card, blobs
 
 
-def load_text(card: ModelCard, blobs: Mapping[str, bytes]) -> TextModel:
+def load_card_tokenizer(card: ModelCard, blobs: Mapping[str, bytes]) -> FastTokenizer:
     """Raises TextInvalid when a blob is missing, is not what its digest says, or cannot be used."""
-    tokenizer = FastTokenizer.from_bytes(
+    return FastTokenizer.from_bytes(
         _verified(blobs, card.tokenizer_digest),
         _facts(_verified(blobs, card.facts_digest)),
         card.markers,
     )
+
+
+def load_text(
+    card: ModelCard, blobs: Mapping[str, bytes], processes: RenderingProcesses | None = None
+) -> TextModel:
+    """Raises TextInvalid as `load_card_tokenizer` does. `processes` render the chat template."""
+    tokenizer = load_card_tokenizer(card, blobs)
     grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
     if card.template_digest is None:
         return TextModel(tokenizer, None, grammars)
     source = _decoded(_verified(blobs, card.template_digest), dict[str, str])
-    return TextModel(tokenizer, JinjaChatTemplate(source, card.special_tokens), grammars)
+    template = JinjaChatTemplate(source, card.special_tokens, processes=processes)
+    return TextModel(tokenizer, template, grammars)
 
 
 def load_tokenizer(path: Path | str) -> FastTokenizer:
@@ -200,16 +209,25 @@ def _canonical_json(value: object) -> bytes:
 
 
 def _tool_format(text: CheckpointText, asked: str) -> str | None:
-    template = None
-    if text.chat_templates:  # compiled in any case: what cannot serve is refused now
-        template = JinjaChatTemplate(text.chat_templates, text.special_tokens)
-    if asked == NONE:
-        return None
-    if asked == AUTO:
-        return None if template is None else find_tool_format(template)
-    if template is None or not shows_tools(template):
-        raise TextInvalid(f"no chat template has a place for tools: the format cannot be {asked}")
-    return asked
+    if not text.chat_templates:
+        if asked in (AUTO, NONE):
+            return None
+        raise _without_tools(asked)
+    processes = RenderingProcesses()  # a worker renders nothing afterwards
+    try:
+        # Compiled in any case: what cannot serve is refused now.
+        template = JinjaChatTemplate(text.chat_templates, text.special_tokens, processes=processes)
+        if asked == AUTO:
+            return find_tool_format(template)
+        if asked != NONE and not shows_tools(template):
+            raise _without_tools(asked)
+    finally:
+        processes.close()
+    return None if asked == NONE else asked
+
+
+def _without_tools(asked: str) -> TextInvalid:
+    return TextInvalid(f"no chat template has a place for tools: the format cannot be {asked}")
 
 
 def _reasoning_format(text: CheckpointText, asked: str) -> str | None:

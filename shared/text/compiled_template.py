@@ -1,0 +1,219 @@
+"""CompiledChatTemplate: a chat template that is rendered in this process.
+
+Only a rendering process may do that (`shared.text.rendering_process`): the sandbox bounds loops,
+products and joins, but filters and methods of strings may still take any memory and any time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError
+
+from shared.messages import InvalidParameter
+from shared.text.conversation import ContentForm, TemplateTraits, prepare_messages
+from shared.text.errors import TextInvalid
+from shared.text.sandbox import BUDGET, MAX_CHARS, ChatSandbox, WorkBudget
+
+_MAX_REASON_CHARS = 500
+_OURS = frozenset({"messages", "tools", "add_generation_prompt"})
+_PROBE = "probe"
+_PROBE_PARTS = [{"type": "text", "text": _PROBE}]
+_MARK, _OTHER_MARK = "qzxj", "jxzq"  # short, lest a template cut it; in no template's own text
+_PROBE_STEPS, _PROBE_CPU_SECONDS = 10_000, 0.5
+_PROBE_CALL_ID = "call00001"  # nine letters and digits: what Mistral's templates insist on
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "probe",
+        "parameters": {"type": "object", "properties": {"probe": {"type": "string"}}},
+    },
+}
+
+
+class CompiledChatTemplate:
+    """A checkpoint's chat template, compiled once.
+
+    `source` is a template, or several by name, of which "tool_use" serves requests with tools and
+    "default" the others. `special_tokens` are variables of the template ("bos_token", ...).
+    Raises TextInvalid for a source that does not compile.
+    """
+
+    def __init__(
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        now: Callable[[], datetime] = datetime.now,
+        max_chars: int = MAX_CHARS,
+    ) -> None:
+        sources = {"default": source} if isinstance(source, str) else source
+        if "default" not in sources:
+            raise TextInvalid(
+                f"the chat templates {sorted(sources)} have no one named 'default' among them"
+            )
+        sandbox = ChatSandbox(now)
+        self._default = _NamedTemplate(sandbox, "default", sources, special_tokens, max_chars)
+        self._tool_use = self._default
+        if "tool_use" in sources:
+            self._tool_use = _NamedTemplate(sandbox, "tool_use", sources, special_tokens, max_chars)
+        self.variables = self._default.variables | self._tool_use.variables
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text, with the special tokens in it: encode it without adding any.
+
+        `extra` are further variables, such as `documents` or `enable_thinking`. Raises
+        InvalidParameter for "messages" when the template refuses the conversation or it is too
+        much work, and for "chat_template_kwargs" when a variable's name is not the caller's to set.
+        """
+        variables = dict(extra or {})
+        for name in variables:
+            if name in _OURS or name.startswith("_"):
+                raise InvalidParameter("chat_template_kwargs", f"{name!r} cannot be set")
+        template = self._default if tools is None else self._tool_use
+        conversation = prepare_messages(messages, template.traits)
+        variables.update(messages=conversation, add_generation_prompt=add_generation_prompt)
+        variables["tools"] = None if tools is None else _prepare_tools(tools)
+        return template.render(variables, WorkBudget())
+
+
+def _prepare_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidParameter("tools", "each tool must be an object")
+    return [dict(tool) for tool in tools]
+
+
+class _NamedTemplate:
+    """One compiled template and what it was found to understand."""
+
+    def __init__(
+        self,
+        sandbox: ChatSandbox,
+        name: str,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        max_chars: int,
+    ) -> None:
+        try:
+            self._template = sandbox.compile_chat(sources[name])
+            self.variables = sandbox.variables_of(sources[name])
+        except (TemplateError, RecursionError) as error:
+            raise TextInvalid(f"chat template {name!r} does not compile: {error}") from error
+        self._special_tokens = dict(special_tokens)
+        self._max_chars = max_chars
+        budget = WorkBudget(_PROBE_STEPS, _PROBE_CPU_SECONDS)  # one for all probes
+        self.traits = _probe(functools.partial(self._try, budget))
+
+    def render(self, variables: Mapping[str, Any], budget: WorkBudget) -> str:
+        context = {"documents": None, **self._special_tokens, **variables}
+        context[BUDGET] = budget.step
+        parts: list[str] = []
+        num_chars = 0
+        try:
+            for part in self._template.generate(context):
+                num_chars += len(part)
+                if num_chars > self._max_chars:
+                    raise InvalidParameter("messages", "the rendered prompt is too long")
+                parts.append(part)
+            text = "".join(parts)
+            text.encode()  # half a surrogate pair would fail later, where nobody knows its origin
+        except (InvalidParameter, MemoryError):
+            raise
+        except UnicodeEncodeError as error:
+            raise InvalidParameter("messages", "text has a lone surrogate") from error
+        except Exception as error:  # a template is a program: anything may be raised in it
+            reason = str(error)[:_MAX_REASON_CHARS] or type(error).__name__
+            raise InvalidParameter("messages", f"refused by the chat template: {reason}") from error
+        return text
+
+    def _try(
+        self,
+        budget: WorkBudget,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+    ) -> str:
+        """'' where the template refuses."""
+        variables = {"messages": messages, "tools": tools, "add_generation_prompt": False}
+        try:
+            return self.render(variables, budget)
+        except InvalidParameter:
+            return ""
+
+
+_Messages = list[dict[str, Any]]
+_Try = Callable[[_Messages, "list[dict[str, Any]] | None"], str]
+
+
+def _probe(attempt: _Try) -> TemplateTraits:
+    """Finds out by rendering tiny conversations, since no declaration says it.
+
+    A template that loops over content parts is given them as they are, as transformers would; one
+    that cannot would raise, or print Python's notation of a list into the prompt.
+    """
+    user = _probe_content(attempt, lambda content: [{"role": "user", "content": content}])
+    opening: Any = _PROBE_PARTS if user is ContentForm.PARTS else _PROBE
+    begin = [{"role": "user", "content": opening}]
+    forms = {"user": user}
+    forms["system"] = _probe_content(
+        attempt, lambda content: [{"role": "system", "content": content}, *begin]
+    )
+    forms["assistant"] = _probe_content(
+        attempt, lambda content: [*begin, {"role": "assistant", "content": content}, *begin]
+    )
+    forms["tool"] = _probe_content(
+        attempt, lambda content: [*begin, _asking({}, ""), _answering(content)]
+    )
+    return TemplateTraits(content=forms, arguments_as_text=_probe_arguments(attempt, begin))
+
+
+def _probe_content(attempt: _Try, conversation: Callable[[Any], _Messages]) -> ContentForm:
+    text = attempt(conversation(_MARK), None).casefold()
+    part = {"type": "text", "text": _MARK, _OTHER_MARK: ""}  # seen where a list is printed whole
+    parts = attempt(conversation([part]), None).casefold()
+    takes_parts = _MARK in parts and _OTHER_MARK not in parts
+    if _MARK in text:
+        return ContentForm.EITHER if takes_parts else ContentForm.TEXT
+    return ContentForm.PARTS if takes_parts else ContentForm.TEXT
+
+
+def _probe_arguments(attempt: _Try, begin: _Messages) -> bool:
+    """True when arguments come out as JSON only if they go in as text."""
+    as_object = _probe_call(attempt, begin, {_MARK: "x"})
+    if _MARK in as_object and f"'{_MARK}'" not in as_object:
+        return False
+    return f'"{_MARK}"' in _probe_call(attempt, begin, json.dumps({_MARK: "x"}))
+
+
+def _probe_call(attempt: _Try, begin: _Messages, arguments: object) -> str:
+    for content in ("", None):
+        for tools in ([_PROBE_TOOL], None):
+            text = attempt([*begin, _asking(arguments, content), _answering("ok")], tools)
+            if text:
+                return text
+    return ""
+
+
+def _asking(arguments: object, content: str | None) -> dict[str, Any]:
+    call = {
+        "id": _PROBE_CALL_ID,
+        "type": "function",
+        "function": {"name": "probe", "arguments": arguments},
+    }
+    message: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+    return message if content is None else {**message, "content": content}
+
+
+def _answering(content: object) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": _PROBE_CALL_ID, "name": "probe", "content": content}

@@ -1,0 +1,202 @@
+"""RenderingProcesses: chat templates are rendered in processes that can be killed.
+
+A template is a program of whoever made the checkpoint, and it runs over what callers send. The
+sandbox keeps it from Python; its memory and its time are bounded by a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import msgspec
+
+from shared.messages import InvalidParameter
+from shared.text.errors import TextInvalid
+from shared.text.rendering_process import (
+    END_OF_TIME,
+    RenderReply,
+    RenderRequest,
+    TemplateSource,
+    receive,
+    send,
+)
+
+# The bound on processor time is the process's own. This one is for a machine that stands still.
+MAX_WALL_SECONDS = 20.0
+MAX_TEMPLATES = 64  # of one process, which is replaced then
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")  # no secrets in it
+
+TOO_LONG = "refused by the chat template: it takes too long over this conversation"
+TOO_LARGE = "refused by the chat template: it needs more memory than a rendering may have"
+
+
+class RenderingProcesses:
+    """As many processes as threads render at once, started when they are needed and kept.
+
+    Safe on several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._is_closed = False
+        weakref.finalize(self, _end, self._all)  # where `close` is not called, at exit
+
+    def ask(self, request: RenderRequest, template: TemplateSource) -> RenderReply:
+        """Raises InvalidParameter for "messages" where the process was killed over the request.
+
+        One that ends for another reason, such as the kernel's lack of memory, may have been ended
+        before the request came: the request is tried once more.
+        """
+        data = _encoded(request)
+        for is_last in (False, True):
+            process = self._taken()
+            try:
+                reply = process.ask(data, request, template)
+            except (OSError, EOFError, msgspec.MsgspecError) as error:
+                code = self._dropped(process)
+                if code == -END_OF_TIME or isinstance(error, TimeoutError):
+                    raise InvalidParameter("messages", TOO_LONG) from None
+                if is_last or self._is_closed:
+                    raise InvalidParameter("messages", f"{TOO_LARGE} (process: {code})") from None
+                continue
+            except BaseException:
+                self._dropped(process)
+                raise
+            if reply.out_of_memory:
+                self._dropped(process)
+                raise InvalidParameter("messages", TOO_LARGE)
+            self._given_back(process)
+            return reply
+        raise AssertionError("unreachable")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(process.pid for process in self._all)
+
+    def close(self) -> None:
+        """Kills all processes, also those that render."""
+        with self._lock:
+            self._is_closed = True
+            processes = tuple(self._all)
+            self._all.clear()
+            self._idle.clear()
+        for process in processes:
+            process.end()
+
+    def _taken(self) -> _Process:
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the rendering processes are closed")
+            if self._idle:
+                return self._idle.pop()
+        process = _Process()  # takes some ten milliseconds: not under the lock
+        with self._lock:
+            self._all.add(process)
+        return process
+
+    def _given_back(self, process: _Process) -> None:
+        with self._lock:
+            if not self._is_closed and process.num_templates < MAX_TEMPLATES:
+                self._idle.append(process)
+                return
+        self._dropped(process)
+
+    def _dropped(self, process: _Process) -> int:
+        with self._lock:
+            self._all.discard(process)
+        return process.end()
+
+
+@functools.cache
+def shared_processes() -> RenderingProcesses:
+    """Those of this process, for templates that were given none."""
+    return RenderingProcesses()
+
+
+def _end(processes: set[_Process]) -> None:
+    for process in tuple(processes):
+        process.end()
+
+
+class _Process:
+    """One rendering process. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shared.text.rendering_process"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # a traceback may have a prompt in it
+                env={**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                start_new_session=True,  # a signal to the frontend's group leaves it alone
+            )
+        self._known: set[int] = set()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_templates(self) -> int:
+        return len(self._known)
+
+    def ask(self, data: bytes, request: RenderRequest, template: TemplateSource) -> RenderReply:
+        """Raises OSError or EOFError when the process ends, TimeoutError when it takes too long."""
+        deadline_s = time.monotonic() + MAX_WALL_SECONDS
+        if request.number not in self._known:
+            first = RenderRequest(number=template.number, template=template)
+            reply = self._asked(msgspec.json.encode(first), deadline_s)
+            if reply.error is not None or reply.out_of_memory or request.messages is None:
+                return reply
+            self._known.add(request.number)
+        return self._asked(data, deadline_s)
+
+    def _asked(self, data: bytes, deadline_s: float) -> RenderReply:
+        self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        send(self._connection, data)
+        answer = receive(self._connection)
+        if answer is None:
+            raise EOFError
+        return msgspec.json.decode(answer, type=RenderReply)
+
+    def end(self) -> int:
+        """Kills it; what it had ended with, if it had, is the result: as Popen.returncode."""
+        self._connection.close()
+        try:
+            self._process.wait(0.1)  # one that closed its connection is about to be reaped
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        return self._process.wait()
+
+
+def _encoded(request: RenderRequest) -> bytes:
+    try:
+        return msgspec.json.encode(request)
+    except UnicodeEncodeError as error:
+        raise InvalidParameter("messages", "text has a lone surrogate") from error
+    except RecursionError as error:
+        raise InvalidParameter("messages", "the conversation nests too deeply") from error
+    except TypeError as error:
+        raise InvalidParameter("messages", str(error)) from error
+
+
+def checked(reply: RenderReply) -> RenderReply:
+    """Raises the error that a reply has: InvalidParameter or TextInvalid."""
+    if reply.error is None:
+        return reply
+    if reply.param is None:
+        raise TextInvalid(reply.error)
+    raise InvalidParameter(reply.param, reply.error, reply.code)
