@@ -12,6 +12,7 @@ from api.errors import MAX_ECHO_CHARS, CallerError
 from api.frontend import frontend_of
 from api.idempotency import settle_names
 from api.openai.parse import parse_json, parse_request
+from api.text_pool import request_bytes
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
@@ -50,6 +51,7 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
         ) from None
 
     await settle_names(request, raw)
+    request_bytes.set(len(raw))
 
     def parse() -> RequestT:
         return parse_request(parse_json(raw), kind, schema)

@@ -63,7 +63,7 @@ class Frontend:
         self.dead_letters = transport.dead_letters
         self.metrics = metrics
         self.open_requests = open_requests
-        self.pool = TextPool(settings.text_threads, settings.max_waiting_texts)
+        self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes)
         self.catalog = ModelCatalog(store, self.pool)
         self.health = HealthMonitor(store)
         self.departures = Departures(store)

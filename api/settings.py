@@ -128,11 +128,12 @@ class ApiSettings(SharedSettings):
     text_threads: int = Field(
         default=2, ge=1, le=64, description="Threads that render templates and tokenize."
     )
-    max_waiting_texts: int = Field(
-        default=256,
-        ge=1,
-        le=100_000,
-        description="Requests waiting for such a thread; more are answered 503.",
+    max_waiting_text_bytes: int = Field(
+        default=64 * 2**20,
+        ge=4096,
+        le=2**40,
+        description="Bytes of the requests that wait for such a thread, at least 4096 each; more "
+        "are answered 503, and so is one that waits for longer than 30 seconds.",
     )
     frontend_lease_ms: int = Field(
         default=10_000,

@@ -23,6 +23,7 @@ from api.public_id import public_id
 from api.relay import EventRelay
 from api.request_id import RequestNames
 from api.routes.answers import Prepared
+from api.text_pool import request_bytes
 from shared.keys import NUM_LANES
 from shared.messages import (
     START,
@@ -113,6 +114,7 @@ class RowRun:
     async def _prepared(self) -> Prepared | None:
         """None when the batch stops before this can be done. Raises ApiError, InvalidParameter."""
         room, retry_s = self._room, FIRST_RETRY_S
+        request_bytes.set(len(self._row.body))
         names = RequestNames(self._request_id, self._job_id, _shown(self._row.custom_id))
         caller = Caller(names, room.tenant)
         while True:

@@ -53,7 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pool() -> Iterator[TextPool]:
-    made = TextPool(threads=1, max_waiting=4)
+    made = TextPool(threads=1, max_waiting_bytes=2**20)
     yield made
     made.close()
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from api import text_pool
 from api.admission import Admission
 from api.departures import Departures
 from api.errors import ApiError, UnavailableError, job_failed, queue_full
@@ -19,7 +20,7 @@ from api.open_requests import Ending, OpenRequests
 from api.public_id import parse_job_id, public_id
 from api.settings import ApiSettings
 from api.tasks import stop_tasks
-from api.text_pool import TextPool
+from api.text_pool import MIN_BYTES, TextPool, request_bytes
 from shared.job_id import new_job_id
 from shared.messages import (
     START,
@@ -210,8 +211,8 @@ def test_open_requests_are_bounded_and_can_be_closed() -> None:
 
 
 async def test_the_text_pool_refuses_what_it_cannot_hold() -> None:
-    pool, release = TextPool(threads=1, max_waiting=1), threading.Event()
-    waiting = [asyncio.create_task(pool.run(release.wait)) for _ in range(2)]
+    pool, release = TextPool(threads=1, max_waiting_bytes=2 * MIN_BYTES), threading.Event()
+    waiting = [asyncio.create_task(pool.run(release.wait, 20)) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(UnavailableError):
         await pool.run(len, "abc")
@@ -225,6 +226,45 @@ async def test_the_text_pool_refuses_what_it_cannot_hold() -> None:
         while pool._num_taken:
             await asyncio.sleep(0.001)
     assert await pool.run(len, "abc") == 3
+    pool.close()
+
+
+async def test_what_waits_for_a_text_thread_is_bounded_in_bytes_and_one_may_always_wait() -> None:
+    pool, release = TextPool(threads=1, max_waiting_bytes=10 * MIN_BYTES), threading.Event()
+    waiting = [asyncio.create_task(pool.run(release.wait, 20))]
+    await asyncio.sleep(0)
+
+    async def large() -> int:
+        request_bytes.set(20 * MIN_BYTES)
+        return await pool.run(len, "large")
+
+    waiting.append(asyncio.create_task(large()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError) as full:
+        await pool.run(len, "abc")
+    assert full.value.code == "server_overloaded"
+    release.set()
+    assert await asyncio.gather(*waiting) == [True, 5]
+    pool.close()
+
+
+async def test_what_waits_too_long_for_a_text_thread_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_pool, "MAX_WAIT_S", 0.05)
+    pool, release = TextPool(threads=1, max_waiting_bytes=10 * MIN_BYTES), threading.Event()
+    at_work = asyncio.create_task(pool.run(release.wait, 20))
+    await asyncio.sleep(0)
+    begun: list[int] = []
+    with pytest.raises(UnavailableError):
+        await pool.run(begun.append, 1)
+    with anyio.fail_after(10):
+        while len(pool) > 1:  # what was given up leaves its place
+            await asyncio.sleep(0.001)
+    release.set()
+    assert await at_work, "what a thread is at is not given up"
+    assert await pool.run(len, "abc") == 3
+    assert not begun
     pool.close()
 
 
