@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from api.main import create_app
@@ -26,6 +27,13 @@ def main() -> int:
         make_server(app, settings).run()
     finally:
         logs.stop()
+    frontend = getattr(app.state, "frontend", None)
+    if frontend is not None and frontend.pool.num_busy:
+        # A thread in native code would meet an interpreter that is being taken down. All that has
+        # an end has ended.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

@@ -126,7 +126,11 @@ class ApiSettings(SharedSettings):
         description="Seconds that open streams may go on after SIGTERM before they are cut.",
     )
     text_threads: int = Field(
-        default=2, ge=1, le=64, description="Threads that render templates and tokenize."
+        default=2,
+        ge=1,
+        le=64,
+        description="Threads that render templates and tokenize; of two or more, one takes only "
+        "requests of at most 64 KiB.",
     )
     max_waiting_text_bytes: int = Field(
         default=64 * 2**20,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from api.errors import overloaded
+from api.text_threads import SMALL_BYTES, TextThreads
 
 Result = TypeVar("Result")
 
@@ -20,36 +21,54 @@ MAX_WAIT_S = 30.0  # that work waits for a thread
 request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
 
 
+@dataclass(slots=True)
+class _Taken:
+    """What waits and what is at work in one lane of the threads."""
+
+    num: int = 0
+    num_bytes: int = 0
+
+
 class TextPool:
-    """At most `threads` at work. What waits is bounded in bytes (`max_waiting_bytes` of requests)
-    and in time (MAX_WAIT_S); more is refused. One request may always wait, however large."""
+    """At most `threads` at work. What waits is bounded in bytes (`max_waiting_bytes` of requests in
+    each lane) and in time (MAX_WAIT_S); more is refused. One request may always wait, however
+    large.
+
+    Small requests have a lane and a thread apart (TextThreads): they neither wait for large ones
+    nor are refused because of them.
+    """
 
     def __init__(self, threads: int, max_waiting_bytes: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self._text_threads = TextThreads(threads)
         self._threads = threads
         self._max_waiting_bytes = max_waiting_bytes
-        self._num_taken = 0
-        self._num_bytes = 0  # of what waits and what is at work
+        self._small, self._large = _Taken(), _Taken()
 
     def __len__(self) -> int:
         """How much work waits or is at work."""
         return self._num_taken
 
+    @property
+    def num_busy(self) -> int:
+        """Threads that are at work now, also for callers that have left."""
+        return self._text_threads.num_busy
+
     async def run(self, work: Callable[..., Result], *args: Any) -> Result:
         """Raises UnavailableError (503) when too much waits or no thread is free in time, and
         whatever `work` raises."""
         num_bytes = max(MIN_BYTES, request_bytes.get())
-        is_full = self._num_bytes + num_bytes > self._max_waiting_bytes
-        if is_full and self._num_taken > self._threads:
+        lane = self._small if num_bytes <= SMALL_BYTES else self._large
+        is_full = lane.num_bytes + num_bytes > self._max_waiting_bytes
+        if is_full and lane.num > self._threads:
             raise overloaded("Too many prompts are being read at once.", RETRY_AFTER_S)
-        self._num_taken += 1
-        self._num_bytes += num_bytes
-        begun = self._executor.submit(work, *args)
+        lane.num += 1
+        lane.num_bytes += num_bytes
+        begun = self._text_threads.submit(num_bytes, work, *args)
         future = asyncio.wrap_future(begun)
 
         def given_back(done: asyncio.Future[Any]) -> None:
-            self._num_taken -= 1
-            self._num_bytes -= num_bytes
+            lane.num -= 1
+            lane.num_bytes -= num_bytes
             if not done.cancelled():
                 done.exception()  # its caller has it; one that left does not want it
 
@@ -61,5 +80,9 @@ class TextPool:
         return await asyncio.shield(future)
 
     def close(self) -> None:
-        """Waiting work is dropped; threads end after what they are at."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Waiting work is dropped. Threads end after what they are at, and are not waited for."""
+        self._text_threads.close()
+
+    @property
+    def _num_taken(self) -> int:
+        return self._small.num + self._large.num

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from api.public_id import parse_job_id, public_id
 from api.settings import ApiSettings
 from api.tasks import stop_tasks
 from api.text_pool import MIN_BYTES, TextPool, request_bytes
+from api.text_threads import SMALL_BYTES
 from shared.job_id import new_job_id
 from shared.messages import (
     START,
@@ -238,14 +240,61 @@ async def test_what_waits_for_a_text_thread_is_bounded_in_bytes_and_one_may_alwa
         request_bytes.set(20 * MIN_BYTES)
         return await pool.run(len, "large")
 
-    waiting.append(asyncio.create_task(large()))  # type: ignore[arg-type]
+    waiting += [asyncio.create_task(large()) for _ in range(2)]  # type: ignore[misc]
     await asyncio.sleep(0)
     with pytest.raises(UnavailableError) as full:
-        await pool.run(len, "abc")
+        await asyncio.create_task(large())
     assert full.value.code == "server_overloaded"
+    small = asyncio.create_task(pool.run(len, "abc"))  # large ones do not take its place
     release.set()
-    assert await asyncio.gather(*waiting) == [True, 5]
+    assert await asyncio.gather(*waiting, small) == [True, 5, 5, 3]
     pool.close()
+
+
+async def test_small_text_does_not_wait_for_large_text() -> None:
+    pool, release = TextPool(threads=2, max_waiting_bytes=2**20), threading.Event()
+
+    async def large() -> bool:
+        request_bytes.set(SMALL_BYTES + 1)
+        return await pool.run(release.wait, 20)
+
+    waiting = [asyncio.create_task(large()) for _ in range(4)]
+    await asyncio.sleep(0)
+    with anyio.fail_after(10):
+        assert [await pool.run(len, "abc") for _ in range(20)] == [3] * 20
+    assert not any(task.done() for task in waiting)
+    release.set()
+    assert all(await asyncio.gather(*waiting))
+    pool.close()
+
+
+async def test_small_text_does_not_starve_large_text() -> None:
+    pool, is_over = TextPool(threads=2, max_waiting_bytes=2**20), threading.Event()
+
+    async def flood() -> None:
+        while not is_over.is_set():
+            await pool.run(time.sleep, 0.001)
+
+    floods = [asyncio.create_task(flood()) for _ in range(8)]
+    await asyncio.sleep(0.01)
+    request_bytes.set(SMALL_BYTES + 1)
+    with anyio.fail_after(10):
+        assert [await pool.run(len, "abc") for _ in range(20)] == [3] * 20
+    is_over.set()
+    await asyncio.gather(*floods)
+    pool.close()
+
+
+async def test_a_closed_text_pool_cancels_what_waits() -> None:
+    pool, release = TextPool(threads=1, max_waiting_bytes=2**20), threading.Event()
+    at_work, waits = (asyncio.create_task(pool.run(release.wait, 20)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    pool.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    assert pool.num_busy == 1
+    release.set()
+    assert await at_work
 
 
 async def test_what_waits_too_long_for_a_text_thread_is_refused(
