@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +17,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shared.text.card import load_tokenizer
 from shared.transport.private_server import PrivateServer
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+WORK_S = 24.0  # of the largest text here; twice what an end may take
 ABSENT = "unix:///nonexistent/penstock.sock"
 
 
@@ -159,6 +162,41 @@ def test_a_signal_drains_streams_and_refuses_new_work(
         assert lines[-1] == "data: [DONE]"
         assert json.loads(lines[-2].removeprefix("data: "))["done"]
         assert frontend.popen.wait(60) == 0
+
+
+def test_a_text_thread_at_work_does_not_hold_up_the_end(
+    worker_stage: Stage, checkpoint: Path
+) -> None:
+    """A thread cannot be ended, and the interpreter would wait for it."""
+    tokenizer = load_tokenizer(checkpoint)
+    begin = time.monotonic()
+    tokenizer.encode("ab " * 100_000)
+    text = "ab " * round(100_000 * WORK_S / (time.monotonic() - begin))
+    settings = worker_stage.settings
+    asked: list[str] = []
+
+    def ask(base_url: str) -> None:
+        try:
+            answer = httpx.post(
+                f"{base_url}/tokenize", json={"model": MODEL, "prompt": text}, timeout=120
+            )
+            asked.append(f"answered {answer.status_code}")
+        except httpx.TransportError:
+            asked.append("cut off")
+
+    with process(settings.redis_url, settings.namespace, MAX_BODY_BYTES=str(2**27)) as frontend:
+        wait_until(lambda: frontend.answers("/ready", 200), "readiness", 60)
+        thread = threading.Thread(target=ask, args=(frontend.base_url,))
+        thread.start()
+        time.sleep(1.5)  # until its thread is at it
+        frontend.popen.send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        assert frontend.popen.wait(120) == 0
+        end_s = time.monotonic() - begin
+        thread.join()
+    assert len(asked) == 1
+    assert "answered 200" not in asked, "it ended before it was asked to: nothing was shown"
+    assert end_s < WORK_S / 2
 
 
 def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(worker_stage: Stage) -> None:
