@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -24,12 +26,40 @@ _UTF8_BYTES = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 # Far more than the largest published schemas need; the library's own let one grammar hold a thread
 # for seconds. Messages without the compiler's state: they reach callers and logs.
-LIMITS = LLParserLimits(
+ADMISSION_LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
+    step_lexer_fuel=200_000,
     max_lexer_states=20_000,
     max_grammar_size=50_000,
+    max_items_in_row=7_000,
+    step_max_items=100_000,
     verbose_errors=False,
 )
+# Of a run: more than what was admitted has been seen to need, so that what the probes of admission
+# do not meet has room too.
+RUN_LIMITS = LLParserLimits(
+    initial_lexer_fuel=600_000,
+    step_lexer_fuel=1_000_000,
+    max_lexer_states=60_000,
+    max_grammar_size=60_000,
+    max_items_in_row=14_000,
+    step_max_items=250_000,
+    verbose_errors=False,
+)
+# Of a Lark grammar without its schemas. A row has one and a half items for each symbol at most, but
+# for grammars in which one text can be read in many ways: those are for the probes to meet.
+LARK_LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000,
+    max_lexer_states=20_000,
+    max_grammar_size=3_000,
+    verbose_errors=False,
+)
+PROBE_WALKS = 4  # outputs that are begun at admission
+PROBE_TOKENS = 24  # of each
+PROBE_CPU_SECONDS = 0.2  # of all of them together
+
+
+_TOO_MANY_WAYS = ("Current row has", "too many expressions", "Too many items", "too many states")
 
 
 class Vocabulary(Protocol):
@@ -59,7 +89,7 @@ class GrammarCompiler:
         self._building = threading.Lock()
         self._built: LLTokenizer | None = None
         self._keeping = threading.RLock()  # a future that is done calls back at once
-        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Grammar, bool], Future[LLMatcher]] = OrderedDict()
 
     def build(self) -> LLTokenizer:
         """The vocabulary's tree. Raises GrammarInvalid where there can be none.
@@ -73,9 +103,10 @@ class GrammarCompiler:
             return self._built
 
     def check(self, grammar: Grammar, param: str) -> None:
-        """For the edge. Raises InvalidParameter(param) with a sentence."""
+        """For the edge: compiles it within the limits of admission, which are tighter than those
+        of a run, and begins some outputs. Raises InvalidParameter(param) with a sentence."""
         try:
-            self.compiled(grammar).result()
+            self._kept(grammar, True).result()
         except GrammarInvalid as error:
             raise InvalidParameter(param, str(error)) from error
 
@@ -89,23 +120,41 @@ class GrammarCompiler:
         Compiled on a thread of its own unless it is there, in bounded time whoever wrote it. The
         future raises GrammarInvalid.
         """
+        return self._kept(grammar, False)
+
+    def _kept(self, grammar: Grammar, is_admission: bool) -> Future[LLMatcher]:
+        key = (grammar, is_admission)
         with self._keeping:
-            compiled = self._compiled.get(grammar)
+            compiled = self._compiled.get(key)
             if compiled is None:
-                compiled = start_deep(lambda: _compile(self.build(), grammar))
-                self._compiled[grammar] = compiled
+                work = self._admitted if is_admission else self._runnable
+                compiled = start_deep(lambda: work(grammar))
+                self._compiled[key] = compiled
                 if len(self._compiled) > MAX_KEPT:
                     self._compiled.popitem(last=False)
-                compiled.add_done_callback(lambda done: self._forget_failed(grammar, done))
+                compiled.add_done_callback(lambda done: self._forget_failed(key, done))
             else:
-                self._compiled.move_to_end(grammar)
+                self._compiled.move_to_end(key)
             return compiled
 
-    def _forget_failed(self, grammar: Grammar, done: Future[LLMatcher]) -> None:
+    def _runnable(self, grammar: Grammar) -> LLMatcher:
+        _check_size(grammar)
+        return _compile(self.build(), _source(grammar), RUN_LIMITS)
+
+    def _admitted(self, grammar: Grammar) -> LLMatcher:
+        tree = self.build()
+        _check_size(grammar)
+        if grammar.kind is GrammarKind.LARK:
+            _compile(tree, _without_schemas(grammar.text), LARK_LIMITS, with_mask=False)
+        matcher = _compile(tree, _source(grammar), ADMISSION_LIMITS)
+        _probe(matcher, frozenset(self._eos_token_ids))
+        return matcher
+
+    def _forget_failed(self, key: tuple[Grammar, bool], done: Future[LLMatcher]) -> None:
         """An exception that is raised again and again would grow with each time."""
         if done.exception() is not None:
             with self._keeping:
-                self._compiled.pop(grammar, None)
+                self._compiled.pop(key, None)
 
     def _build(self) -> LLTokenizer:
         if not self._eos_token_ids:
@@ -199,15 +248,62 @@ def _lark_texts(text: str) -> list[str]:
         raise GrammarInvalid("several grammars in one are a list of Lark texts") from error
 
 
-def _compile(tree: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    """Knows the tokens that an output may begin with. Raises GrammarInvalid."""
-    _check_size(grammar)
-    matcher = LLMatcher(tree, _source(grammar), log_level=0, limits=LIMITS)
-    if not matcher.is_error():
+def _compile(
+    tree: LLTokenizer, source: str, limits: LLParserLimits, *, with_mask: bool = True
+) -> LLMatcher:
+    """With the mask it knows the tokens that an output may begin with. Raises GrammarInvalid."""
+    matcher = LLMatcher(tree, source, log_level=0, limits=limits)
+    if with_mask and not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarInvalid(matcher_error(matcher))
     return matcher
+
+
+def _probe(matcher: LLMatcher, ends: frozenset[int]) -> None:
+    """Begins outputs, the same ones each time. Raises GrammarInvalid where one cannot go on.
+
+    A bound that only a later token meets would end the generation.
+    """
+    deadline_s = time.thread_time() + PROBE_CPU_SECONDS
+    for seed in range(PROBE_WALKS):
+        chooser, walked = random.Random(seed), matcher.deep_copy()
+        for _ in range(PROBE_TOKENS):
+            token_id = _chosen(walked.compute_bitmask(), ends, chooser)
+            if walked.is_error():
+                raise GrammarInvalid(matcher_error(walked))
+            if token_id is None or time.thread_time() > deadline_s:
+                break
+            walked.consume_token(token_id)
+
+
+def _chosen(mask: bytes, ends: frozenset[int], chooser: random.Random) -> int | None:
+    """One of the tokens in the mask that is no end; None where there is no other."""
+    begin = chooser.randrange(len(mask))
+    for first, last in ((begin, len(mask)), (0, begin)):
+        at = first
+        while rest := mask[at:last].lstrip(b"\0"):
+            at = last - len(rest)
+            for bit in range(8):
+                token_id = at * 8 + bit
+                if mask[at] >> bit & 1 and token_id not in ends:
+                    return token_id
+            at += 1
+    return None
+
+
+def _without_schemas(text: str) -> str:
+    """A LARK grammar with a number in place of each JSON schema."""
+    if not text.lstrip().startswith("{"):
+        return "".join(
+            part if isinstance(part, str) else '{"const": 0}' for part in lark_parts(text)
+        )
+    whole = _decoded(text)
+    parts = [
+        {**part, "lark_grammar": _without_schemas(part["lark_grammar"])}
+        for part in whole["grammars"]
+    ]
+    return json.dumps({**whole, "grammars": parts})
 
 
 def _source(grammar: Grammar) -> str:
@@ -221,6 +317,11 @@ def _source(grammar: Grammar) -> str:
 def matcher_error(matcher: LLMatcher) -> str:
     """Why a matcher gave up, as one sentence for a caller."""
     text = matcher.get_error().partition("<non-verbose/>")[0]
+    if any(sign in text for sign in _TOO_MANY_WAYS):
+        return (
+            "the grammar is too large: too many ways on at one place of an output, such as "
+            "optional parts in a row or parts that can be read in several ways"
+        )
     if text.startswith("panic"):
         return "the grammar is larger than the compiler can handle"
     if "coerce_one_of" in text:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any, TypeGuard
 
 from shared.messages import InvalidParameter
+from shared.text.schema_rows import MAX_ROW_ITEMS, RowCount
 from shared.text.string_formats import FORMATS, MAX_LENGTHS, PATTERNS, WITHOUT_RULES
 
 MAX_DEPTH = 50  # of schemas within schemas
@@ -70,6 +71,14 @@ def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict
     if not isinstance(schema, Mapping):
         raise InvalidParameter(param, "the schema must be an object")
     walked = _Walk(param, lenient).root(schema)
+    items, at = RowCount(walked).largest()
+    if items > MAX_ROW_ITEMS:
+        where = "the schema" if at == "#" else f"the schema at {_shown(at)}"
+        raise InvalidParameter(
+            param,
+            f"{where} has too many optional properties and alternatives at one place: "
+            f"{items} ways on are followed, and at most {MAX_ROW_ITEMS} can be",
+        )
     return {**walked, "x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
