@@ -16,7 +16,7 @@ from api.errors import unsupported
 from api.openai.structured import AskedGrammar, check_grammar, grammar_of
 from api.openai.tools import ToolUse, read_tool_use
 from api.openai.turn_grammar import answer_grammar, tool_grammar
-from api.prompts import NO_TOOLS, NO_TOOLS_CODE, chat_text, chat_token_ids
+from api.prompts import NO_TOOLS, NO_TOOLS_CODE, chat_text, chat_token_ids, check_text_fits
 from api.turn.call_ids import random_seed
 from api.turn.reading import Thinking, TurnReading, thinking_after
 from shared.messages import Grammar, InvalidParameter
@@ -63,8 +63,10 @@ class ChatPlan:
     counts_reasoning: bool = False
 
 
-def plan_chat(model: ServedModel, ask: ChatAsk) -> ChatPlan:
-    """Takes its time: call it on a thread of the TextPool. Raises InvalidParameter."""
+def plan_chat(model: ServedModel, ask: ChatAsk, *, must_fit: bool = True) -> ChatPlan:
+    """`must_fit`: the prompt must fit into the model's context; else it may be counted only.
+
+    Takes its time: call it on a thread of the TextPool. Raises InvalidParameter."""
     use = read_tool_use(ask.tools, ask.tool_choice, ask.parallel_tool_calls)
     tool_format = tool_format_of(model.card.tool_format)
     if use.tools and tool_format is None:
@@ -75,6 +77,8 @@ def plan_chat(model: ServedModel, ask: ChatAsk) -> ChatPlan:
     answer = grammar_of(asked)
     definitions = [tool.definition() for tool in use.tools]
     text = chat_text(model, ask.messages, _variables(model, ask), tools=definitions or None)
+    if must_fit:
+        check_text_fits(model, text, "messages")
     reasoning_format = reasoning_format_of(model.card.reasoning_format)
     thinking = thinking_after(text, reasoning_format)
     reading = TurnReading(

@@ -48,6 +48,13 @@ def chat_text(
     )
 
 
+def check_text_fits(model: ServedModel, text: str, param: str) -> None:
+    """Refuses a text that is far too long before it is tokenized. Raises InvalidParameter."""
+    least = model.text.tokenizer.least_tokens(text)
+    if least > model.context_tokens:
+        model.room(least).check_prompt(param, is_least=True)
+
+
 def chat_token_ids(
     model: ServedModel, text: str, add_special_tokens: bool = False
 ) -> tuple[int, ...]:
@@ -56,13 +63,22 @@ def chat_token_ids(
 
 
 def prompt_token_ids(
-    model: ServedModel, prompt: Prompt, add_special_tokens: bool = True
+    model: ServedModel,
+    prompt: Prompt,
+    add_special_tokens: bool = True,
+    *,
+    must_fit: bool = True,
 ) -> tuple[int, ...]:
-    """Text, token ids, or a list with exactly one of these. Raises InvalidParameter."""
+    """Text, token ids, or a list with exactly one of these. `must_fit`: into the model's context.
+
+    Raises InvalidParameter.
+    """
     parts = each_prompt(prompt)
     if len(parts) > 1:
         raise unsupported("prompt", "here a request has one prompt")
     param, part = parts[0]
+    if must_fit and isinstance(part, str):
+        check_text_fits(model, part, param)
     return _token_ids(model, part, param, add_special_tokens)
 
 
@@ -82,6 +98,8 @@ def encoded_prompts(
     as text. Raises InvalidParameter."""
     encoded = []
     for param, part in each_prompt(prompt):
+        if isinstance(part, str):
+            check_text_fits(model, part, param)
         token_ids = _token_ids(model, part, param, add_special_tokens=True)
         text = part if isinstance(part, str) else ""
         if with_text and not isinstance(part, str):

@@ -34,15 +34,19 @@ class Room:
     def left(self) -> int:
         return self.context_tokens - self.prompt_tokens
 
-    def check_prompt(self, param: str) -> None:
-        """Raises InvalidParameter when the prompt leaves no place for an answer, or is empty."""
+    def check_prompt(self, param: str, *, is_least: bool = False) -> None:
+        """Raises InvalidParameter when the prompt leaves no place for an answer, or is empty.
+
+        `is_least`: the prompt has at least so many tokens; they were not counted.
+        """
         if self.prompt_tokens < 1:
             raise InvalidParameter(param, "must have at least one token")
         if self.left < 1:
+            prompt = f"at least {self.prompt_tokens}" if is_least else f"{self.prompt_tokens}"
             raise InvalidParameter(
                 param,
                 f"This model's maximum context length is {self.context_tokens} tokens, but the "
-                f"prompt alone has {self.prompt_tokens}. Please shorten it.",
+                f"prompt alone has {prompt}. Please shorten it.",
                 "context_length_exceeded",
             )
 

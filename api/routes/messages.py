@@ -46,7 +46,7 @@ async def count_tokens(request: Request) -> Response:
     with explaining():
         asked = await read_request(request, MessageDialect.kind, CountTokensRequest)
     model = await frontend.catalog.require(asked.model)
-    plan = await frontend.pool.run(_planned, model, asked)
+    plan = await frontend.pool.run(_planned, model, asked, "", False)
     return json_answer({"input_tokens": len(plan.token_ids)})
 
 
@@ -77,8 +77,10 @@ async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequ
     return Prepared(job, MessageDialect(facts, plan.new_parser, counter))
 
 
-def _planned(model: ServedModel, asked: CountTokensRequest, call_id_seed: str = "") -> ChatPlan:
+def _planned(
+    model: ServedModel, asked: CountTokensRequest, call_id_seed: str, must_fit: bool = True
+) -> ChatPlan:
     check_thinking(model, asked)
     ask = replace(chat_ask(asked), call_id_seed=call_id_seed)
     with in_this_dialect():
-        return plan_chat(model, ask)
+        return plan_chat(model, ask, must_fit=must_fit)

@@ -52,7 +52,9 @@ def _tokenized(model: ServedModel, asked: TokenizeRequest) -> dict[str, Any]:
         )
         token_ids = chat_token_ids(model, text, bool(special))
     else:
-        token_ids = prompt_token_ids(model, asked.prompt or "", special is not False)
+        token_ids = prompt_token_ids(
+            model, asked.prompt or "", special is not False, must_fit=False
+        )
     payload = {
         "tokens": token_ids,
         "count": len(token_ids),

@@ -28,6 +28,10 @@ class Tokenizer(Protocol):
     vocab_size: int
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the tokens that `encode` would return, without the work of it."""
+        ...
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The whole text at once: equals the concatenation of a Detokenizer's pushes and flush."""
         ...

@@ -9,12 +9,15 @@ from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.pre_tokenizers import ByteLevel
 
 from shared.messages import InvalidParameter
 from shared.text.base import Detokenizer
 from shared.text.detokenizer import ByteDetokenizer, WindowDetokenizer
 from shared.text.errors import TextInvalid
 from shared.text.pieces import PieceRule, piece_rule
+
+NFC_SHRINKS = 3  # UTF-8 of a text by that of its composed form, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class FastTokenizer:
         )
         self._rule = _decoder_rule(backend)
         self._pieces: dict[int, tuple[bytes, bytes] | None] = {}
+        self._max_token_bytes: int | None = None  # counted when a text is first bounded
         self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=-1))
 
     @classmethod
@@ -96,6 +100,23 @@ class FastTokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """The text's bytes by those that the longest token may stand for.
+
+        0 where a normalizer, a pre-tokenizer or an added token may drop or shorten text.
+        """
+        if self._max_token_bytes is None:
+            shrinking = _shrinking(self._backend)
+            self._max_token_bytes = shrinking and shrinking * self._longest_token()
+        if not self._max_token_bytes:
+            return 0
+        return -(-len(text.encode(errors="replace")) // self._max_token_bytes)
+
+    def _longest_token(self) -> int:
+        """Bytes of the longest token; the whole vocabulary is looked at."""
+        tokens = map(self._backend.id_to_token, range(self.vocab_size))
+        return max(len(token.encode()) for token in tokens if token is not None)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
@@ -177,6 +198,35 @@ class FastTokenizer:
 def _decoder_rule(backend: Backend) -> PieceRule | None:
     decoder = backend.decoder
     return piece_rule(None if decoder is None else json.loads(decoder.__getstate__()))
+
+
+def _shrinking(backend: Backend) -> int:
+    """By which factor the bytes of a text may be more than those of its tokens; 0: not known.
+
+    Known of byte-level vocabularies that are used as they are, and behind a normalization to
+    composed characters: three of them at most become one of the same length.
+    """
+    kind = _state(backend.normalizer).get("type")
+    pre_tokenizer = _state(backend.pre_tokenizer)
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    added = backend.get_added_tokens_decoder().values()
+    is_known = (
+        kind in (None, "NFC")
+        and _state(backend.decoder).get("type") == "ByteLevel"
+        and any(step.get("type") == "ByteLevel" for step in steps)
+        and all(step.get("type") in ("ByteLevel", "Split", "Digits") for step in steps)
+        and all(step.get("behavior") != "Removed" for step in steps)
+        and all(backend.token_to_id(char) is not None for char in ByteLevel.alphabet())
+        and not any(token.lstrip or token.rstrip for token in added)
+    )
+    if not is_known:
+        return 0
+    return NFC_SHRINKS if kind == "NFC" else 1
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """A part of a tokenizer as tokenizer.json describes it."""
+    return {} if part is None else dict(json.loads(part.__getstate__()))
 
 
 def _apply(backend: Backend, facts: TokenizerFacts) -> None:

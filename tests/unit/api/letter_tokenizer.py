@@ -26,6 +26,9 @@ class LetterTokenizer:
         self._pieces = pieces
         self.vocab_size = len(pieces)
 
+    def least_tokens(self, text: str) -> int:
+        return 0
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [self._pieces.index(char.encode()) for char in text]
 

@@ -27,6 +27,9 @@ class ByteTokenizer:
 
     vocab_size = VOCAB_SIZE
 
+    def least_tokens(self, text: str) -> int:
+        return 0
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 

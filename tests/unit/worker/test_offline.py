@@ -24,6 +24,9 @@ class LetterTokenizer:
 
     vocab_size = 256
 
+    def least_tokens(self, text: str) -> int:
+        return 0
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
 
