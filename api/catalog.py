@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from api.errors import model_not_found, unavailable
 from api.openai.sampling import Room
 from api.tasks import stop_tasks
-from api.text_pool import TextPool
+from api.text_pool import TextPool, request_bytes
 from shared.messages import InvalidParameter
 from shared.text.card import ModelCard, TextModel, load_text
 from shared.text.errors import TextInvalid
@@ -175,6 +175,7 @@ class ModelCatalog:
                 blob = await self._store.get_blob(digest)
                 if blob is not None:
                     blobs[digest] = blob
+            request_bytes.set(sum(map(len, blobs.values())))  # no small work
             text = await self._pool.run(load_text, card, blobs, self._rendering)
             self._texts[key] = text
             log.info("model text loaded", extra={"model": card.name})

@@ -8,6 +8,7 @@ from api.errors import MAX_ECHO_CHARS, CallerError
 from api.frontend import Frontend
 from api.responses.items import Item
 from api.responses.stored import find_response, tell_response
+from api.text_pool import request_bytes
 from shared.messages import Failed, InvalidParameter
 
 PARAM = "previous_response_id"
@@ -35,6 +36,7 @@ async def earlier_items(frontend: Frontend, tenant: str, name: str | None) -> li
         turns.append(items)
         job_ids.append(job_id)
         name = previous
+    request_bytes.set(request_bytes.get() + num_bytes)
     if job_ids:
         await frontend.store.renew(job_ids)
     return [item for items in reversed(turns) for item in items]
