@@ -118,11 +118,11 @@ def test_joining_a_turn_is_linear_in_its_blocks(
         gc.disable()  # its passes grow with what the whole test run keeps
         try:
             for _ in range(5):
-                begin = time.perf_counter()
+                begin = time.thread_time()
                 chat_ask(request)
-                best = min(best, time.perf_counter() - begin)
+                best = min(best, time.thread_time() - begin)
         finally:
             gc.enable()
         return best
 
-    assert seconds(8000) < 24 * seconds(1000)
+    assert seconds(8000) < 32 * seconds(1000)
