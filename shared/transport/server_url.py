@@ -159,21 +159,20 @@ def redacted(url: str) -> str:
     head, found, rest = url.partition("://")
     if not found:
         return _HIDDEN
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return f"{head}://{_HIDDEN}"
-    if "@" in parts.path or "@" in parts.query or "@" in parts.fragment:
+    # By hand: newer releases of the standard library refuse a list of hosts with an IPv6 address.
+    before_query, _, query = rest.partition("#")[0].partition("?")
+    authority, slash, path = before_query.partition("/")
+    if "@" in rest[len(authority) :]:
         # A password with an unescaped '/', '?' or '#': the pieces cannot be told apart.
         return f"{head}://{_HIDDEN}@{rest.rpartition('@')[2]}"
-    host = parts.netloc.rpartition("@")[2]
-    netloc = f"{_HIDDEN}@{host}" if "@" in parts.netloc else host
+    host = authority.rpartition("@")[2]
+    shown = f"{_HIDDEN}@{host}" if "@" in authority else host
     options = [
         (name, _HIDDEN if name.lower() in _SECRET_OPTIONS else value)
-        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+        for name, value in parse_qsl(query, keep_blank_values=True)
     ]
-    query = "?" + urlencode(options, safe="*/") if options else ""
-    return f"{head}://{netloc}{parts.path}{query}"
+    shown_query = "?" + urlencode(options, safe="*/") if options else ""
+    return f"{head}://{shown}{slash}{path}{shown_query}"
 
 
 def _check_options(query: str, allowed: frozenset[str]) -> None:
