@@ -38,5 +38,5 @@ def translated(action: str) -> Iterator[None]:
         is_safe = isinstance(error, ResponseError | HomeUnknown | WrongTopology)
         detail = f": {error}" if is_safe else ""
         raise TransportError(f"{action} failed ({kind}{detail})"[:400]) from error
-    except (OSError, TimeoutError) as error:
+    except (OSError, EOFError) as error:  # TimeoutError and ssl.SSLError are OSErrors
         raise TransportError(f"{action} failed ({type(error).__name__})") from error

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 SEARCH_TIMEOUT_S = 3.0
 MAX_LEARNED = 64
 
-_BROKEN = (RedisError, OSError, TimeoutError)
+_BROKEN = (RedisError, OSError, EOFError)
 
 
 class HomeUnknown(RedisConnectionError):

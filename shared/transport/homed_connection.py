@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.asyncio.connection import Connection, SSLConnection
 from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.transport.home import Home
-from shared.transport.packing import HiredisPacking
+from shared.transport.server_connection import TcpConnection, TlsConnection
 
 # MovedError is an AskError, MasterDownError a ClusterDownError.
 _ELSEWHERE = (AskError, ClusterDownError, ReadOnlyError)
 
 
-class HomedConnection(HiredisPacking, Connection):
+class HomedConnection(TcpConnection):
     """Looks for its home each time it connects, and notices when it is at a former one.
 
     A server that says it is not (any more) the one, or a home that another connection has found
@@ -47,5 +46,5 @@ class HomedConnection(HiredisPacking, Connection):
             raise RedisConnectionError(f"not at home ({type(error).__name__})") from error
 
 
-class HomedSSLConnection(HomedConnection, SSLConnection):
+class HomedSSLConnection(HomedConnection, TlsConnection):
     """The same over TLS."""

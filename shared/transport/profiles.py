@@ -31,7 +31,7 @@ from shared.transport.command_pool import CommandPool
 from shared.transport.home import Home
 from shared.transport.home_finders import ClusterFinder, SentinelFinder
 from shared.transport.homed_connection import HomedConnection, HomedSSLConnection
-from shared.transport.packing import PACKING
+from shared.transport.server_connection import CONNECTION_CLASSES
 from shared.transport.server_url import (
     Address,
     Deployment,
@@ -147,7 +147,7 @@ class Connections:
             pool = pool_class.from_url(self._url, **options, **pool_options)
         except (ValueError, RedisError):  # its text repeats the URL
             raise _malformed() from None
-        pool.connection_class = PACKING[pool.connection_class]
+        pool.connection_class = CONNECTION_CLASSES[pool.connection_class]
         return Redis.from_pool(pool)
 
     def _home_of(self, key: str) -> Home | None:
@@ -178,9 +178,9 @@ def _options_of(url: str) -> dict[str, Any]:
 
 def _plain_connection(options: dict[str, Any], address: Address) -> AbstractConnection:
     options = dict(options)
-    connection_class: type[Connection] = options.pop("connection_class")
+    connection_class: Any = CONNECTION_CLASSES[options.pop("connection_class")]
     host, port = address
-    return connection_class(
+    connection: AbstractConnection = connection_class(
         host=host,
         port=port,
         protocol=2,
@@ -189,6 +189,7 @@ def _plain_connection(options: dict[str, Any], address: Address) -> AbstractConn
         retry=Retry(NoBackoff(), 0),
         **options,
     )
+    return connection
 
 
 def _new_connection(client: Redis) -> AbstractConnection:

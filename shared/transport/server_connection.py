@@ -1,7 +1,10 @@
-"""Connections that pack their commands in C: an append of a step has a thousand arguments.
+"""The client library's connections, changed in two points.
 
-The asynchronous connections of the client library pack in Python, also where its synchronous ones
-use hiredis.
+They pack commands in C: an append of a step has a thousand arguments, and the asynchronous
+connections of the library pack in Python, also where its synchronous ones use hiredis.
+
+A write to a connection that was just reset raises ConnectionError, as every other loss does. uvloop
+raises RuntimeError there, which the library passes on: it would be retried nowhere.
 """
 
 from __future__ import annotations
@@ -16,11 +19,16 @@ from redis.asyncio.connection import (
     SSLConnection,
     UnixDomainSocketConnection,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError
 
+# How uvloop's RuntimeError for a transport that has ended closes. Others ("Event loop is closed",
+# "no running event loop") are mistakes of a program and stay what they are.
+_UVLOOP_CLOSED = "the handler is closed"
 
-class HiredisPacking:
-    """Goes before a connection class."""
+
+class ServerConnection(AbstractConnection):
+    """A mixin: the base of a connection class that comes before the library's class."""
 
     def pack_command(self, *arguments: Any) -> list[bytes]:
         """One command, whose name may be of two words. Raises DataError for what is neither text,
@@ -32,21 +40,30 @@ class HiredisPacking:
         except TypeError as error:
             raise DataError(str(error)) from error
 
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """Writes the packed command. Raises RedisError for every kind of lost connection."""
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:  # the library has closed the connection
+            if not str(error).endswith(_UVLOOP_CLOSED):
+                raise
+            raise RedisConnectionError("the connection was lost before the write") from error
 
-class PackingConnection(HiredisPacking, Connection):
+
+class TcpConnection(ServerConnection, Connection):
     """TCP."""
 
 
-class PackingSSLConnection(HiredisPacking, SSLConnection):
+class TlsConnection(ServerConnection, SSLConnection):
     """TLS."""
 
 
-class PackingUnixConnection(HiredisPacking, UnixDomainSocketConnection):
+class UnixConnection(ServerConnection, UnixDomainSocketConnection):
     """A unix socket."""
 
 
-PACKING: Mapping[type[AbstractConnection], type[AbstractConnection]] = {
-    Connection: PackingConnection,
-    SSLConnection: PackingSSLConnection,
-    UnixDomainSocketConnection: PackingUnixConnection,
+CONNECTION_CLASSES: Mapping[type[AbstractConnection], type[AbstractConnection]] = {
+    Connection: TcpConnection,
+    SSLConnection: TlsConnection,
+    UnixDomainSocketConnection: UnixConnection,
 }

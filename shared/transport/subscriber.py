@@ -32,7 +32,7 @@ MAX_BACKOFF_S = 1.0
 SUBSCRIBE_CHUNK = 256
 CANCEL_AGAIN_S = 0.25
 
-_BROKEN = (RedisError, OSError, TimeoutError)
+_BROKEN = (RedisError, OSError, EOFError)
 
 
 class Listener(Protocol):

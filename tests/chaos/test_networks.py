@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.chaos.harness.proxy import Proxy
 from tests.chaos.harness.stage import Stage
 
 KILLS = 6
+RESETS, RESET_S, REST_S = 3, 4.0, 1.0
 BRAKED_STEP_S = 0.1  # a stream of 200 tokens outlasts all kills
 
 
@@ -49,6 +51,29 @@ async def test_killed_command_connections_come_back_and_nothing_is_missed(stage:
             await _all_go_on(clients)
     await stage.all_finished(clients)
     await stage.settled()
+
+
+async def test_a_load_balancer_that_resets_every_connection_ends_no_stream(stage: Stage) -> None:
+    """It accepts and resets while its backend is away: for longer than a worker's lease, three
+    times. Some streams run, some wait for a place, and new requests come between the outages."""
+    async with Proxy(stage.deployment.server.url) as proxy:
+        await stage.deployment.use_workers(redis_url=proxy.url)
+        await stage.deployment.use_frontends(redis_url=proxy.url)
+        clients = stage.clients(12, 300) + stage.clients(4, 300, on_disconnect="continue")
+        async with stage.middle_of(clients, 3, step_s=BRAKED_STEP_S):
+            for _ in range(RESETS):
+                with proxy.resetting():
+                    await asyncio.sleep(RESET_S)
+                await _all_go_on(clients)
+                clients += stage.clients(2, 100)
+                await clients[-2].tokens(1)
+                await clients[-1].tokens(1)
+        await stage.all_finished(clients)
+        for process in (*stage.deployment.workers, *stage.deployment.frontends):
+            assert "RuntimeError" not in process.log, process.log
+        await stage.settled()
+        await stage.deployment.use_workers()
+        await stage.deployment.use_frontends()
 
 
 async def test_a_silent_subscription_is_replaced_and_its_streams_never_stand_still(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 import ssl
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote, unquote
@@ -14,6 +16,7 @@ from urllib.parse import quote, unquote
 from tests.support.launched import free_port
 
 CHUNK = 65536
+NO_LINGER = struct.pack("ii", 1, 0)  # closing sends RST at once
 
 # Given a connection and what the server just said on it: is this reply to be lost?
 Loses = Callable[["Connection", bytes], bool]
@@ -33,6 +36,16 @@ class Connection:
         self.client.transport.abort()
         self.server.transport.abort()
 
+    def reset(self) -> None:
+        """Ends it towards the client by a TCP reset, as a load balancer without a backend does."""
+        _reset(self.client)
+        self.server.transport.abort()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+    writer.transport.abort()
+
 
 class Proxy:
     """`async with Proxy(server_url, socket_path) as proxy:` then give processes `proxy.url`.
@@ -50,6 +63,7 @@ class Proxy:
         self.num_lost = 0
         self.connections: list[Connection] = []
         self._blackholed: Callable[[Connection], bool] | None = None
+        self._resets = False
         self._target = unquote(server_url.removeprefix("unix://"))
         self._socket_path = socket_path
         self._tls = tls
@@ -95,6 +109,18 @@ class Proxy:
         for connection in list(self.connections):
             connection.cut()
 
+    @contextlib.contextmanager
+    def resetting(self) -> Iterator[None]:
+        """Inside the block every connection is reset, a new one as soon as it was accepted."""
+        assert self._socket_path is None, "a unix socket knows no reset"
+        self._resets = True
+        try:
+            for connection in list(self.connections):
+                connection.reset()
+            yield
+        finally:
+            self._resets = False
+
     def partition(self) -> None:
         """Nothing comes through any more, in either direction, on old connections and new ones.
         Nobody is told. What is sent meanwhile arrives after `heal`, as TCP would send it again."""
@@ -136,6 +162,9 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         try:
+            if self._resets:
+                _reset(client)
+                return
             await self._passes.wait()
             if not self._is_closing:
                 await self._connect(reader, client)

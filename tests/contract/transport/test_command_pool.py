@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.transport.command_pool import CommandPool
+from shared.transport.base import TransportError
+from shared.transport.command_pool import CommandPool, Commands
 from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.failures import translated
 from tests.chaos.harness.proxy import Proxy
 
 
@@ -88,6 +92,43 @@ async def test_after_a_cut_a_command_is_answered_all_the_same(
         proxy.cut()
         assert await transport.connections.calls.execute_command("ECHO", "2") == b"2"
         await transport.aclose()
+
+
+def test_a_reset_is_a_lost_connection_on_the_loop_that_processes_run_on(
+    redis_url: str, namespace: str
+) -> None:
+    """uvloop's own error for it is a RuntimeError; the default loop has none of that kind."""
+    asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_is_reset(redis_url, namespace))
+
+
+async def _is_reset(redis_url: str, namespace: str) -> None:
+    async with Proxy(redis_url) as proxy:
+        transport = await open_transport(proxy.url, namespace=namespace)
+        connections = transport.connections
+        speakers: list[Commands] = [
+            connections.cmd,
+            connections.beat,
+            connections.calls,
+            connections.pull,
+        ]
+        for speaker in speakers:
+            assert await speaker.execute_command("ECHO", "1") == b"1"
+        for speaker in speakers:
+            with proxy.resetting():
+                await asyncio.sleep(0.05)  # the reset arrives while nobody writes or reads
+                with pytest.raises(TransportError), translated("echo"):
+                    await speaker.execute_command("ECHO", "2")
+        for speaker in speakers:
+            assert await _answer_after_losses(speaker) == b"3"
+        await transport.aclose()
+
+
+async def _answer_after_losses(speaker: Commands) -> Any:
+    """A profile without retries meets its lost connections first, one at each try."""
+    for _ in range(5):
+        with contextlib.suppress(TransportError), translated("echo"):
+            return await speaker.execute_command("ECHO", "3")
+    return None
 
 
 def _pool(transport: RedisTransport, timeout_s: float) -> CommandPool:
