@@ -139,6 +139,11 @@ class Keys:
         return f"{self.prefix}workers"
 
     @property
+    def absent(self) -> str:
+        """A key that is never written: see Scripts."""
+        return f"{self.prefix}absent"
+
+    @property
     def stat(self) -> str:
         return f"{self.prefix}stat"
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.transport.home import Home
 from shared.transport.server_connection import TcpConnection, TlsConnection
 
-# MovedError is an AskError, MasterDownError a ClusterDownError.
-_ELSEWHERE = (AskError, ClusterDownError, ReadOnlyError)
+# MovedError is an AskError, MasterDownError a ClusterDownError. ASK and TRYAGAIN: the slot is being
+# moved key by key; nothing of it can be used before all of it has arrived.
+_ELSEWHERE = (AskError, ClusterDownError, ReadOnlyError, TryAgainError)
 
 
 class HomedConnection(TcpConnection):

@@ -76,8 +76,11 @@ class Scripts:
     """
 
     def __init__(self, keys: Keys, retain_ms: int, *, is_sharded: bool = False) -> None:
-        self._keys = keys
         self._retain_ms = retain_ms
+        # While a cluster moves a slot key by key, a script would find and write a part of its keys.
+        # One that names a key which is nowhere is refused before it begins, with TRYAGAIN or ASK.
+        named = (keys.live, keys.absent) if is_sharded else (keys.live,)
+        self._first_words = (len(named), *named, keys.prefix, retain_ms)
         self._sources = load_sources(is_sharded=is_sharded)
         self._digests = {
             name: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
@@ -97,4 +100,4 @@ class Scripts:
         return ("EVALSHA", self._digests[name], *self._words(arguments))
 
     def _words(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        return (1, self._keys.live, self._keys.prefix, self._retain_ms, *arguments)
+        return (*self._first_words, *arguments)

@@ -272,14 +272,12 @@ class ClusterSetup(Topology):
         return False
 
     def move_slot(self, to: Server) -> None:
-        """Gives the partition's slot to another primary: at once where the server can do that,
-        else key by key, which needs an idle partition."""
-        source, wanted = self.owner(), self.id_of(to)
-        if self.moves_atomically():
-            slot = ("SLOTSRANGE", self.slot, self.slot, "NODE", wanted)
-            source.client.execute_command("CLUSTER", "MIGRATESLOTS", *slot)
-        else:
-            self._move_key_by_key(source, to, wanted)
+        """Gives the partition's slot to another primary, at once where the server can do that."""
+        if not self.moves_atomically():
+            self.move_key_by_key(to)
+            return
+        slot = ("SLOTSRANGE", self.slot, self.slot, "NODE", self.id_of(to))
+        self.owner().client.execute_command("CLUSTER", "MIGRATESLOTS", *slot)
         until(lambda: self._all_agree_on(to), "the slot did not arrive")
 
     def moves_atomically(self) -> bool:
@@ -287,15 +285,21 @@ class ClusterSetup(Topology):
         help_lines = self.nodes[0].client.execute_command("CLUSTER", "HELP")
         return any(line.startswith(b"MIGRATESLOTS") for line in help_lines)
 
-    def _move_key_by_key(self, source: Server, to: Server, wanted: str) -> None:
+    def move_key_by_key(self, to: Server, pause_s: float = 0.0) -> None:
+        """Gives the partition's slot to another primary as `redis-cli --cluster reshard` does:
+        with a pause after every key, in an order of chance."""
+        source, wanted = self.owner(), self.id_of(to)
         importing = ("CLUSTER", "SETSLOT", self.slot, "IMPORTING", self.id_of(source))
         to.client.execute_command(*importing)
         source.client.execute_command("CLUSTER", "SETSLOT", self.slot, "MIGRATING", wanted)
-        while keys := source.client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, 100):
-            source.client.execute_command("MIGRATE", HOST, to.port, "", 0, 5000, "KEYS", *keys)
+        while keys := source.client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, 1000):
+            key = random.choice(keys)
+            source.client.execute_command("MIGRATE", HOST, to.port, key, 0, 5000)
+            time.sleep(pause_s)
         for node in (to, source, *self.nodes):
             if node.client.role()[0] == b"master":
                 node.client.execute_command("CLUSTER", "SETSLOT", self.slot, "NODE", wanted)
+        until(lambda: self._all_agree_on(to), "the slot did not arrive")
 
     def _all_agree_on(self, owner: Server) -> bool:
         for node in self.nodes:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from shared.messages import START, Delta, Finished
+from shared.messages import START, Delta, Finished, Job
 from shared.transport.base import RESYNC, Append, AppendStatus, Subscription, TransportError
 from shared.transport.connect import RedisTransport, open_transport
 from tests.contract.transport.steps import (
     FINISHED,
     LEASE_MS,
+    LIMITS,
     Steps,
     Stream,
+    make_job,
     until,
     whole_log,
 )
@@ -24,6 +27,7 @@ from tests.support.redis_topologies import SERVICE, ClusterSetup, SentinelSetup
 
 WAIT_S = 15.0
 RETRY_S = 0.05
+NUM_TALKERS = 12
 MIN_DELTAS = 40  # of which some are said before, some after the change
 
 
@@ -58,8 +62,8 @@ class Talker:
         self._stream = stream
         self._said: list[Append] = []
         self.enough = asyncio.Event()
-        self.mouth = asyncio.Lock()  # whoever holds it keeps the talker silent
         self.num_logged = 0
+        self.num_refused = 0
 
     async def run(self) -> str:
         """The whole text, once the log has it with its end."""
@@ -71,8 +75,7 @@ class Talker:
             )
             self._stream.accept(item)
             self._said.append(item)
-            async with self.mouth:
-                await self._log(number)
+            await self._log(number)
             number += 1
             self.num_logged = number
             if is_last:
@@ -84,6 +87,7 @@ class Talker:
             try:
                 (result,) = await self._steps.queue.append("w1", LEASE_MS, [self._said[at]])
             except TransportError:
+                self.num_refused += 1
                 await asyncio.sleep(RETRY_S)
                 continue
             if result.status is AppendStatus.GAP:
@@ -208,15 +212,62 @@ async def test_a_clusters_slot_moves_in_the_middle_of_a_stream(cluster: ClusterS
     before = cluster.owner()
     to = next(n for n in cluster.nodes if n is not before and n.client.role()[0] == b"master")
 
-    async def move(talker: Talker) -> None:
-        # While keys move one by one a transition would find only a part of its own.
-        silence = contextlib.nullcontext() if cluster.moves_atomically() else talker.mouth
-        async with silence:
-            await asyncio.to_thread(cluster.move_slot, to)
+    async def move(_: Talker) -> None:
+        await asyncio.to_thread(cluster.move_slot, to)
 
     await assert_the_stream_survives(cluster.url, move)
     assert cluster.owner() is to
     await asyncio.to_thread(cluster.move_slot, before)  # back to where the replica is
+
+
+async def test_a_slot_that_moves_key_by_key_under_load_is_an_outage_that_harms_nothing(
+    cluster: ClusterSetup,
+) -> None:
+    """Between the first key and the last a transition would find only a part of its own."""
+    cluster.heal()
+    before = cluster.owner()
+    to = next(n for n in cluster.nodes if n is not before and n.client.role()[0] == b"master")
+    async with both_sides(cluster.url) as (steps, frontend):
+        await steps.worker("w1")
+        jobs = [await steps.submit() for _ in range(NUM_TALKERS)]
+        talkers = [
+            Talker(steps, Stream(delivery)) for delivery in await steps.pull("w1", NUM_TALKERS)
+        ]
+        talking = [asyncio.create_task(talker.run()) for talker in talkers]
+        moving = asyncio.create_task(asyncio.to_thread(cluster.move_key_by_key, to, 0.03))
+        more: list[Job] = []
+        while not moving.done():
+            more.append(make_job())
+            await _insisting(partial(frontend.store.submit, more[-1], LIMITS, ""))
+            cancelled = make_job()
+            await _insisting(partial(frontend.store.submit, cancelled, LIMITS, ""))
+            await _insisting(partial(frontend.store.cancel, cancelled.job_id, "cancelled"))
+        await moving
+        for talker in talkers:
+            talker.enough.set()
+        async with asyncio.timeout(WAIT_S):
+            texts = await asyncio.gather(*talking)
+        assert cluster.owner() is to
+        for job, text in zip(jobs, texts, strict=True):
+            log = await whole_log(steps, job.job_id)
+            assert "".join(event.text for event in log if isinstance(event, Delta)) == text
+            assert [type(event) for event in log if not isinstance(event, Delta)] == [Finished]
+        await _insisting(lambda: steps.beat("w1"))
+        taken = [d.job for _ in more for d in await steps.pull("w1", 1)]
+        assert {job.job_id for job in taken} >= {job.job_id for job in more}
+        await steps.assert_counters_true()
+        assert sum(talker.num_refused for talker in talkers) > 0, "nothing met the move"
+    await asyncio.to_thread(cluster.move_slot, before)
+
+
+async def _insisting(call: Callable[[], Awaitable[Any]]) -> Any:
+    """The answer of a call that is repeated through an outage."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await call()
+            except TransportError:
+                await asyncio.sleep(RETRY_S)
 
 
 async def test_a_killed_cluster_nodes_replica_takes_over_in_the_middle_of_a_stream(
