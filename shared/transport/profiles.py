@@ -31,6 +31,7 @@ from shared.transport.command_pool import CommandPool
 from shared.transport.home import Home
 from shared.transport.home_finders import ClusterFinder, SentinelFinder
 from shared.transport.homed_connection import HomedConnection, HomedSSLConnection
+from shared.transport.server_clock import ServerClock
 from shared.transport.server_connection import CONNECTION_CLASSES
 from shared.transport.server_url import (
     Address,
@@ -65,6 +66,7 @@ class Connections:
         self.is_fake = self.kind is ServerKind.FAKE
         self._url = url
         self.home = self._home_of(partition_key)
+        self.clock = ServerClock()
         never = Retry(NoBackoff(), 0)
         often = Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), COMMAND_RETRIES)
         self.cmd = self._client(

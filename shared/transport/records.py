@@ -25,7 +25,9 @@ _JOB_FIELDS = frozenset(
     b"stop_reason message by fe og crid retain_ms choices lane work reserved idem".split()
 )
 # Fields of a worker's hash that are not its statistics.
-WORKER_FIELDS = frozenset({"beat_ms", "pull_ms", "taken", "models", "draining", "stalled"})
+WORKER_FIELDS = frozenset(
+    {"beat_ms", "lease_ms", "pull_ms", "taken", "models", "draining", "stalled"}
+)
 
 
 def job_record(job_id: str, fields: Hash, queue_position: int | None = None) -> JobRecord:

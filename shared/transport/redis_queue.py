@@ -70,10 +70,13 @@ class RedisJobQueue:
         if reserved := WORKER_FIELDS.intersection(stats):
             raise ValueError(f"not names of statistics: {sorted(reserved)}")
         stats |= {"draining": _field(beat.draining), "stalled": _field(beat.stalled)}
+        clock = self._connections.clock
+        begun_s = clock.now_s()
         arguments: list[Argument] = [
             beat.worker_id,
             beat.lease_ms,
             json.dumps(beat.models),
+            clock.testimony,
             len(stats),
         ]
         for name, value in stats.items():
@@ -81,7 +84,8 @@ class RedisJobQueue:
         for job_id, attempt in beat.running:
             arguments += (job_id, attempt)
         with translated("beat"):
-            drops = await self._scripts.call(self._connections.beat, "beat", *arguments)
+            seen, drops = await self._scripts.call(self._connections.beat, "beat", *arguments)
+        clock.answered(begun_s, seen)
         return [job_id.decode() for job_id in drops]
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:

@@ -28,7 +28,7 @@ for frontend in pairs(frontends) do
   local lease = P .. 'f:' .. frontend
   if frontend ~= '' and redis.call('EXISTS', lease) == 0 then
     redis.call('DEL', lease)  -- as above: never refused
-    redis.call('SET', lease, '1', 'PX', ARGV[3])
+    redis.call('SET', lease, ARGV[3], 'PX', ARGV[3])
   end
 end
 return states

@@ -28,5 +28,5 @@ local key = P .. 'batch:' .. first[best]
 -- Never refused above maxmemory, and then the rest may be written too.
 redis.call('PEXPIRE', key, whole(redis.call('PTTL', key)))
 local fence = redis.call('HINCRBY', key, 'fence', 1)
-redis.call('HSET', key, 'owner', ARGV[3], 'lease_ms', whole(now + tonumber(ARGV[4])))
+redis.call('HSET', key, 'owner', ARGV[3], 'lease_ms', whole(due_in(tonumber(ARGV[4]))))
 return {first[best], tostring(fence)}

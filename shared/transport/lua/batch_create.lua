@@ -13,7 +13,7 @@ local DAY_MS, MOST_DROPPED = 86400000, 16
 if redis.call('EXISTS', key) == 1 then return {'OK'} end
 local now = now_ms()
 local file = redis.call('HMGET', P .. 'file:' .. input, 'tenant', 'purpose', 'expires_ms')
-if file[1] ~= tenant or tonumber(file[3]) <= now then return {'NOFILE'} end
+if file[1] ~= tenant or tonumber(file[3]) <= server_ms() then return {'NOFILE'} end
 if file[2] ~= 'batch' then return {'PURPOSE', file[2]} end
 local open = redis.call('ZRANGE', P .. 'batches_open', 0, -1)
 if #open + 1 > tonumber(ARGV[12]) then return {'FULL', 'total'} end
@@ -26,13 +26,13 @@ if num_mine + 1 > tonumber(ARGV[13]) then return {'FULL', 'tenant'} end
 local life_ms = window_ms + tonumber(ARGV[11]) + DAY_MS
 redis.call('HSET', key, 'v', SCHEMA_VERSION, 'tenant', tenant, 'endpoint', ARGV[5], 'input', input,
   'window', ARGV[7], 'metadata', ARGV[9], 'out_life_ms', ARGV[10], 'keep_ms', ARGV[11],
-  'created_ms', whole(now), 'expires_ms', whole(now + window_ms), 'status', 'validating', 'fence', 0,
+  'created_ms', whole(now), 'expires_ms', whole(due_in(window_ms)), 'status', 'validating', 'fence', 0,
   'owner', '', 'lease_ms', 0)
 redis.call('PEXPIRE', key, whole(life_ms))
 redis.call('ZADD', P .. 'batches_open', whole(now), id)
 expire_at_least(P .. 'batches_open', life_ms)
 redis.call('HINCRBY', P .. 'file:' .. input, 'uses', 1)
-keep_file(input, tenant, now + window_ms + DAY_MS)
+keep_file(input, tenant, server_ms() + window_ms + DAY_MS)
 -- Records that have expired, and the oldest that ended where there are too many.
 for _, old in ipairs(redis.call('ZRANGE', mine, 0, MOST_DROPPED - 1)) do
   local gone = redis.call('EXISTS', P .. 'batch:' .. old) == 0

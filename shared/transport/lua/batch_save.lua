@@ -25,7 +25,7 @@ end
 local last_field = 7 + 2 * tonumber(ARGV[7])
 for i = 8, last_field, 2 do redis.call('HSET', key, ARGV[i], ARGV[i + 1]) end
 local now = now_ms()
-redis.call('HSET', key, 'lease_ms', whole(lease_ms == 0 and 0 or now + lease_ms))
+redis.call('HSET', key, 'lease_ms', whole(lease_ms == 0 and 0 or due_in(lease_ms)))
 if lease_ms == 0 then redis.call('HSET', key, 'owner', '') end
 for i = last_field + 1, #ARGV do
   local wants_to_stay = redis.call('HEXISTS', P .. 'job:' .. ARGV[i], 'retain_ms') == 1

@@ -1,7 +1,7 @@
 -- beat: renew a worker's lease, say what it does, and tell it which of its jobs to drop.
--- ARGV: 3 worker, 4 lease_ms, 5 models (JSON list), 6 number of fields f, then f names and values,
---   then id and attempt of each job it runs
--- Returns the ids to drop: ended, taken by another worker, orphaned or past the deadline (these two
+-- ARGV: 3 worker, 4 lease_ms, 5 models (JSON list), 6 testimony (lib/pulse.lua), 7 number of fields f,
+--   then f names and values, then id and attempt of each job it runs
+-- Returns what `pulse` returns, and the ids to drop: ended, taken by another worker, orphaned or past the deadline (these two
 --   are ended here). A job that this worker has meanwhile claimed again is not among them: a beat
 --   that is older than the claim must not undo it.
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
@@ -10,16 +10,16 @@
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
-local wid, lease_ms, num_fields = ARGV[3], ARGV[4], tonumber(ARGV[6])
+local wid, lease_ms, num_fields = ARGV[3], ARGV[4], tonumber(ARGV[7])
 local lease = P .. 'w:' .. wid
 redis.call('PEXPIRE', lease, lease_ms)
-pulse()
-for i = 7, 6 + 2 * num_fields, 2 do redis.call('HSET', lease, ARGV[i], ARGV[i + 1]) end
-redis.call('HSET', lease, 'beat_ms', whole(now_ms()), 'models', ARGV[5])
+local seen = pulse(ARGV[6])
+for i = 8, 7 + 2 * num_fields, 2 do redis.call('HSET', lease, ARGV[i], ARGV[i + 1]) end
+redis.call('HSET', lease, 'beat_ms', whole(server_ms()), 'lease_ms', lease_ms, 'models', ARGV[5])
 redis.call('PEXPIRE', lease, lease_ms)
 redis.call('HSET', P .. 'workers', wid, ARGV[5])
 local drop = {}
-for i = 7 + 2 * num_fields, #ARGV, 2 do
+for i = 8 + 2 * num_fields, #ARGV, 2 do
   local id, attempt = ARGV[i], ARGV[i + 1]
   local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'fe', 'orphan_ms',
     'og', 'deadline_ms')
@@ -35,4 +35,4 @@ for i = 7 + 2 * num_fields, #ARGV, 2 do
     end
   end
 end
-return drop
+return {seen, drop}

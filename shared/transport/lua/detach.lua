@@ -23,6 +23,6 @@ if job[3] == '0' then
   return {'OK', 'cancelled'}
 end
 if (job[4] or '') == '' then
-  redis.call('HSET', P .. 'job:' .. id, 'orphan_ms', whole(now_ms() + tonumber(job[3])))
+  redis.call('HSET', P .. 'job:' .. id, 'orphan_ms', whole(due_in(tonumber(job[3]))))
 end
 return {'OK', job[1]}

@@ -6,7 +6,7 @@
 --@include lib/files.lua
 for i = 4, #ARGV do redis.call('ZREM', P .. 'blobs_gone', ARGV[i]) end
 local lost = false
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'files', '-inf', whole(now_ms()), 'LIMIT', 0,
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'files', '-inf', whole(server_ms()), 'LIMIT', 0,
     ARGV[3])) do
   lost = lost or redis.call('EXISTS', P .. 'file:' .. id) == 0
   drop_file(id)

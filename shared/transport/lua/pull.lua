@@ -25,7 +25,7 @@ local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local MAX_ROUNDS, OLDEST_EVERY = 64, 8
 local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {'NOLEASE'} end
-redis.call('HSET', lease, 'pull_ms', whole(now_ms()))
+redis.call('HSET', lease, 'pull_ms', whole(server_ms()))
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 local claims, rounds = {}, 0
 

@@ -1,10 +1,12 @@
 -- reap: end what is past its deadline, queued or running, what nobody began within its queue timeout,
 -- and what nobody reads any more. Anybody may call it at any time; everybody does, each second.
--- Returns the number of jobs that this call ended.
+-- ARGV: 3 testimony (lib/pulse.lua)
+-- Returns what `pulse` returns, and the number of jobs that this call ended.
 -- Orphans are looked for in one page of the live jobs per call, the next page each time: a job that
 -- waits in the queue meets nobody else who would notice that its frontend died.
 -- When no job is live the gauges are set to zero: a job whose hash expired unreaped (nobody was there
--- for an hour) cannot be counted back one by one.
+-- for a day) cannot be counted back one by one. When no batch is open either, no deadline is left that
+-- the time must be continuous for: it is what the server's clock shows again.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/latch.lua
@@ -12,7 +14,7 @@
 --@include lib/orphan.lua
 local PAGE = 100
 local ended = 0
-pulse()
+local seen = pulse(ARGV[3])
 local due = redis.call('ZRANGEBYSCORE', P .. 'live', '-inf', whole(now_ms()), 'LIMIT', 0, PAGE)
 for _, id in ipairs(due) do
   local state = redis.call('HGET', P .. 'job:' .. id, 'state')
@@ -50,6 +52,7 @@ end
 redis.call('HSET', P .. 'pulse', 'swept', #page == PAGE and to or 0)
 
 if redis.call('EXISTS', P .. 'live') == 0 then
+  if redis.call('EXISTS', P .. 'batches_open') == 0 then redis.call('HDEL', P .. 'pulse', 'skew_ms') end
   local was_wrong = false
   for _, gauge in ipairs({'queued', 'running', 'queued_tokens'}) do
     local value = redis.call('HGET', P .. 'stat', gauge)
@@ -62,4 +65,4 @@ if redis.call('EXISTS', P .. 'live') == 0 then
     redis.call('HDEL', P .. 'work:' .. model, '0', '1', '2', '3', '4', '5', '6', '7')
   end
 end
-return ended
+return {seen, ended}

@@ -91,7 +91,8 @@ local dead_models, dead = {}, {}
 pulse()
 local seen = leases_mean_nothing() and {} or redis.call('HGETALL', P .. 'workers')
 for k = 1, #seen, 2 do
-  if redis.call('EXISTS', P .. 'w:' .. seen[k]) == 0 then
+  local lease = P .. 'w:' .. seen[k]
+  if not lease_runs(lease, tonumber(redis.call('HGET', lease, 'lease_ms') or nil)) then
     dead[#dead + 1] = seen[k]
     dead_models[seen[k]] = seen[k + 1]
   end

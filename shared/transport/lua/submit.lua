@@ -128,7 +128,7 @@ expire_at_least(queue, life_ms)
 redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', model, 'tenant', tenant,
   'kind', asked.kind, 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', asked.prompt_tokens,
   'q', queue, 'qid', entry, 'lane', asked.lane, 'work', whole(own_work), 'sub_ms', whole(now),
-  'deadline_ms', whole(now + timeout_ms), 'fe', reader, 'og', asked.grace, 'crid', asked.crid)
+  'deadline_ms', whole(due_in(timeout_ms)), 'fe', reader, 'og', asked.grace, 'crid', asked.crid)
 for _, name in ipairs({'retain_ms', 'choices', 'idem'}) do
   if asked[name] ~= '' then redis.call('HSET', job_key, name, asked[name]) end
 end
@@ -140,11 +140,11 @@ if asked.idem ~= '' then
   redis.call('HSET', P .. 'idem:' .. asked.idem, 'id', id, 'body', asked.idem_body)
   redis.call('PEXPIRE', P .. 'idem:' .. asked.idem, whole(life_ms))
 end
-redis.call('ZADD', P .. 'live', whole(now + timeout_ms), id)
+redis.call('ZADD', P .. 'live', whole(due_in(timeout_ms)), id)
 expire_at_least(P .. 'live', life_ms)
 if queue_timeout_ms then
-  redis.call('HSET', job_key, 'queue_deadline_ms', whole(now + queue_timeout_ms))
-  redis.call('ZADD', P .. 'unbegun', whole(now + queue_timeout_ms), id)
+  redis.call('HSET', job_key, 'queue_deadline_ms', whole(due_in(queue_timeout_ms)))
+  redis.call('ZADD', P .. 'unbegun', whole(due_in(queue_timeout_ms)), id)
   expire_at_least(P .. 'unbegun', life_ms)
 end
 count_job(id, nil, 'queued')
@@ -156,6 +156,7 @@ if asked.letter ~= '' then take_letter(asked.letter, id) end
 -- Who submits is alive: without this a frontend's first job could look orphaned before its first beat.
 local frontend = frontend_of(reader)
 if frontend then
-  redis.call('SET', P .. 'f:' .. frontend, '1', 'PX', asked.frontend_lease_ms, 'NX')
+  local lease_ms = asked.frontend_lease_ms
+  redis.call('SET', P .. 'f:' .. frontend, lease_ms, 'PX', lease_ms, 'NX')
 end
 return {'OK', entry}

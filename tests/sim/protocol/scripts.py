@@ -2,8 +2,9 @@
 
 Each returns the job after it, with what the script answers and the frames it publishes where these
 matter. What the model leaves out of a script: counters, times to live, blame and quarantine (to the
-rest, crashed is a release), the time after an outage in which ended leases mean nothing (recover
-then comes later), attach and detach (what they lead to is a cancel; test_readers.py has them),
+rest, crashed is a release), the time after an outage in which ended leases mean nothing and time
+stands still (recover and reap then come later), a clock that is set (here reap comes, and a lease
+ends, at any time), attach and detach (what they lead to is a cancel; test_readers.py has them),
 lanes, limits and keys (they decide whether and when, not what), several jobs.
 """
 

@@ -6,7 +6,8 @@ local MINUTE_MS = 60000
 local function used_now(tenant, name, per_minute)
   local kept = redis.call('HMGET', P .. 'limit:' .. tenant, name, name .. '_ms')
   if not kept[1] then return 0 end
-  return math.max(0, tonumber(kept[1]) - (now_ms() - tonumber(kept[2])) * per_minute)
+  local passed_ms = math.max(0, now_ms() - tonumber(kept[2]))
+  return math.max(0, tonumber(kept[1]) - passed_ms * per_minute)
 end
 
 -- How long until so much more may be used; 0: now. A request larger than the whole bucket is let in when

@@ -4,7 +4,9 @@
 local P = ARGV[1]
 local RETAIN_MS = tonumber(ARGV[2])
 local SCHEMA_VERSION = 1       -- of job hashes and queue entries; the same number as shared.codec.SCHEMA_VERSION
-local LEFTOVER_MS = 3600000    -- what a job's keys outlive its deadline by when nobody is there to reap it
+-- What a job's keys outlive its deadline by: until somebody is there to reap it, and when the server's
+-- clock is set forward, by which Redis itself counts (a time zone taken for another: 14 hours at most).
+local LEFTOVER_MS = 86400000
 local RELEASED = '_released'   -- pseudo consumer that owns entries given back by a worker
 local WORK_LIFE_MS = 86400000  -- what is known of a model's work, after its last job
 local GROUP = 'w'
@@ -13,10 +15,43 @@ local PUBLISH = 'PUBLISH'
 
 local TERMINAL = {finished = true, failed = true, cancelled = true, expired = true}
 
--- All clocks are the server's: those of workers and frontends never matter.
-local function now_ms()
+-- What the server's clock shows. It may be set: no deadline is measured by it alone.
+local function server_ms()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- Without a beat or a reap by anybody, or back in time, for so long: the store was away, or its clock
+-- was set.
+local SILENCE_MS = 2000
+
+-- Of the hash `pulse`, read once: `shown` as now_ms gives it, `running` as if time had passed.
+local clock = nil
+
+local function read_clock()
+  if clock then return clock end
+  local kept = redis.call('HMGET', P .. 'pulse', 'at_ms', 'skew_ms', 'stands_ms')
+  local server, skew = server_ms(), tonumber(kept[2] or '0')
+  local at = tonumber(kept[1] or server)
+  clock = {running = server - skew, shown = server - skew}
+  if kept[3] then
+    clock.shown = tonumber(kept[3])
+  elseif math.abs(server - at) > SILENCE_MS then
+    clock.shown = at - skew
+  end
+  return clock
+end
+
+-- The time of all deadlines and stamps: the server's clock, less what it was set by (lib/pulse.lua).
+-- It stands still while nobody knows whether time has passed or the clock was set. Clocks of workers
+-- and frontends never matter.
+local function now_ms()
+  return read_clock().shown
+end
+
+-- The moment so many milliseconds from now; rather too late than too early while time stands still.
+local function due_in(ms)
+  return math.max(read_clock().shown, read_clock().running) + ms
 end
 
 -- Lua prints large floats in scientific notation; ids, times and counts are whole numbers.

@@ -11,7 +11,7 @@ end
 
 -- Until when a file is kept; never sooner than before.
 local function keep_file(id, tenant, expires_ms)
-  local key, life_ms = P .. 'file:' .. id, expires_ms - now_ms() + FILE_LEFTOVER_MS
+  local key, life_ms = P .. 'file:' .. id, expires_ms - server_ms() + FILE_LEFTOVER_MS
   local until_ms = math.max(expires_ms, tonumber(redis.call('HGET', key, 'expires_ms') or '0'))
   redis.call('HSET', key, 'expires_ms', whole(until_ms))
   redis.call('ZADD', P .. 'files', whole(until_ms), id)
@@ -23,7 +23,7 @@ end
 -- `file` has tenant, purpose, name, bytes, parts (JSON) and life_ms. The caller has checked that there
 -- is none of this id.
 local function put_file(id, file)
-  local now = now_ms()
+  local now = server_ms()
   redis.call('HSET', P .. 'file:' .. id, 'v', SCHEMA_VERSION, 'tenant', file.tenant,
     'purpose', file.purpose, 'name', file.name, 'bytes', file.bytes, 'parts', file.parts,
     'created_ms', whole(now), 'uses', 0)
@@ -33,7 +33,7 @@ local function put_file(id, file)
 end
 
 local function forget_blobs(names)
-  for _, name in ipairs(names) do redis.call('ZADD', P .. 'blobs_gone', whole(now_ms()), name) end
+  for _, name in ipairs(names) do redis.call('ZADD', P .. 'blobs_gone', whole(server_ms()), name) end
   if #names > 0 then redis.call('PEXPIRE', P .. 'blobs_gone', FILE_LEFTOVER_MS) end
 end
 

@@ -9,7 +9,10 @@ end
 local function is_alive(reader)
   local frontend = frontend_of(reader)
   if not frontend then return false end
-  return redis.call('EXISTS', P .. 'f:' .. frontend) == 1 or leases_mean_nothing()
+  local lease = P .. 'f:' .. frontend
+  local given_ms = tonumber(redis.call('GET', lease) or '0')
+  -- An older release writes 1.
+  return lease_runs(lease, given_ms > 1 and given_ms or nil) or leases_mean_nothing()
 end
 
 -- True when nobody reads the job any more and its grace has passed. `og` is the policy: '' keeps the
@@ -17,10 +20,9 @@ end
 -- lease ended starts the clock.
 local function orphaned(id, reader, orphan_ms, grace_ms)
   if not grace_ms or grace_ms == '' then return false end
-  local now = now_ms()
-  if orphan_ms and orphan_ms ~= '' then return now >= tonumber(orphan_ms) end
+  if orphan_ms and orphan_ms ~= '' then return now_ms() >= tonumber(orphan_ms) end
   if not frontend_of(reader) or is_alive(reader) then return false end
-  local due = now + math.max(tonumber(grace_ms), TAKEOVER_MS)
+  local due = due_in(math.max(tonumber(grace_ms), TAKEOVER_MS))
   redis.call('HSET', P .. 'job:' .. id, 'orphan_ms', whole(due))
   return false
 end

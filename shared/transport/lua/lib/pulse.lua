@@ -1,22 +1,56 @@
 -- Leases end by the clock, also while the store itself is away. When it comes back, all of them have
 -- ended at once and nobody has died: for a moment an ended lease then means nothing.
-local SILENCE_MS = 2000      -- without a beat or a reap by anybody: the store was away
+--
+-- A silence looks like a clock that was set forward: the server's clock has moved and nobody called.
+-- Time then stands still (`stands_ms`) until a caller testifies what passed between two of its calls,
+-- one before the silence and one after it. What the clock was set by becomes `skew_ms`.
 local RETURN_MS = 5000       -- what everybody has to beat again
-local PULSE_LIFE_MS = 3600000
+local STAND_MS = 10000       -- without testimony (all callers are new): time has passed
+local PULSE_LIFE_MS = 604800000
 
 -- Called by what is called at least once a second while anything runs. The first write is one that
 -- is never refused above maxmemory.
-local function pulse()
-  local key, now = P .. 'pulse', now_ms()
+-- `testimony`: '' or '<number>:<number>:<ms>', the numbers of two pulses and what the clock was set by
+-- between them.
+-- Returns the number of this one, what the server's clock shows, and 1 while time stands still, else 0.
+local function pulse(testimony)
+  local key, server = P .. 'pulse', server_ms()
   redis.call('PEXPIRE', key, PULSE_LIFE_MS)
-  local last = redis.call('HGET', key, 'at_ms')
-  if last and now - tonumber(last) > SILENCE_MS then redis.call('HSET', key, 'back_ms', whole(now)) end
-  redis.call('HSET', key, 'at_ms', whole(now))
+  local kept = redis.call('HMGET', key, 'at_ms', 'skew_ms', 'stands_ms', 'back_ms', 'from_n', 'back_n')
+  local number = redis.call('HINCRBY', key, 'n', 1)
+  local stands = kept[3]
+  if kept[1] and math.abs(server - tonumber(kept[1])) > SILENCE_MS then
+    redis.call('HSET', key, 'back_ms', whole(server), 'back_n', number)
+    if not stands then
+      stands = whole(tonumber(kept[1]) - tonumber(kept[2] or '0'))
+      redis.call('HSET', key, 'stands_ms', stands, 'from_n', number - 1)
+    end
+  elseif stands then
+    local first, last, step = string.match(testimony or '', '^(%d+):(%d+):(%-?%d+)$')
+    local is_known = first and tonumber(first) <= tonumber(kept[5])
+      and tonumber(last) >= tonumber(kept[6])
+    if is_known and step ~= '0' then redis.call('HINCRBY', key, 'skew_ms', step) end
+    if is_known or server - tonumber(kept[4]) > STAND_MS then
+      redis.call('HDEL', key, 'stands_ms')
+      stands = false
+    end
+  end
+  redis.call('HSET', key, 'at_ms', whole(server))
   redis.call('PEXPIRE', key, PULSE_LIFE_MS)
+  clock = nil
+  return {number, whole(server), stands and 1 or 0}
 end
 
 local function leases_mean_nothing()
-  local now, seen = now_ms(), redis.call('HMGET', P .. 'pulse', 'at_ms', 'back_ms')
-  return (seen[1] and now - tonumber(seen[1]) > SILENCE_MS)
-    or (seen[2] and now - tonumber(seen[2]) < RETURN_MS) or false
+  local server, seen = server_ms(), redis.call('HMGET', P .. 'pulse', 'at_ms', 'back_ms')
+  return (seen[1] and math.abs(server - tonumber(seen[1])) > SILENCE_MS)
+    or (seen[2] and server - tonumber(seen[2]) < RETURN_MS) or false
+end
+
+-- Whether a lease runs that was given for so long (nil: unknown). One that the server's clock was set
+-- back under would run for longer: it is cut.
+local function lease_runs(key, given_ms)
+  local left_ms = redis.call('PTTL', key)
+  if given_ms and left_ms > given_ms then redis.call('PEXPIRE', key, whole(given_ms)) end
+  return left_ms ~= -2
 end
