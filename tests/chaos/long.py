@@ -23,6 +23,7 @@ from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt
 from tests.chaos.harness.faults_at_random import RandomFaults
 from tests.chaos.harness.oracle import StoreOracle, check_reading
+from tests.chaos.harness.proxy import Proxy
 from tests.support.checkpoints import make_checkpoint
 from tests.support.faults.sitecustomize import POISON_TOKEN
 
@@ -121,15 +122,17 @@ async def long_round(directory: Path, num_streams: int, seed: int) -> int:
         deployment.change_usual(
             num_workers=WORKERS, ECHO_STEP_MS=5, MAX_NUM_SEQS=32, LEASE_MS=2000, STALL_LIMIT_S=2
         )
-        await deployment.heal()
-        load = Round(deployment, EchoText(checkpoint), num_streams, seed)
-        faults = RandomFaults(deployment, random.Random(seed + 1))
-        begin_s = time.monotonic()
-        await _run(load, faults, begin_s)
-        took_s = time.monotonic() - begin_s
-        num_jobs = await _check_store(deployment, load, took_s)
-        _summarize(load, faults, num_streams, seed, took_s, num_jobs)
-        return 1 if load.failures else 0
+        async with Proxy(deployment.server.url) as proxy:
+            deployment.redis_url = proxy.url
+            await deployment.heal()
+            load = Round(deployment, EchoText(checkpoint), num_streams, seed)
+            faults = RandomFaults(deployment, proxy, random.Random(seed + 1))
+            begin_s = time.monotonic()
+            await _run(load, faults, begin_s)
+            took_s = time.monotonic() - begin_s
+            num_jobs = await _check_store(deployment, load, took_s)
+            _summarize(load, faults, num_streams, seed, took_s, num_jobs)
+            return 1 if load.failures else 0
     finally:
         deployment.close()
 

@@ -38,6 +38,7 @@ class Deployment:
         self._num_workers = NUM_WORKERS
         self._worker_changes: dict[str, object] = {}
         self.server = Server(directory / "redis")
+        self.redis_url = self.server.url  # where processes are sent to that are not told otherwise
         self.brake = Brake(directory / "brake")
 
     def change_usual(self, *, num_workers: int, **worker: object) -> None:
@@ -139,6 +140,7 @@ class Deployment:
         self.close()
         shutil.rmtree(self._directory / "redis", ignore_errors=True)
         self.server = Server(self._directory / "redis")
+        self.redis_url = self.server.url
 
     def close(self) -> None:
         for process in (*self.workers, *self.frontends):
@@ -148,7 +150,7 @@ class Deployment:
         self.server.stop()
 
     def _where(self, redis_url: str | None) -> dict[str, str]:
-        return {"REDIS_URL": redis_url or self.server.url, "NAMESPACE": NAMESPACE}
+        return {"REDIS_URL": redis_url or self.redis_url, "NAMESPACE": NAMESPACE}
 
     def _log(self, name: str) -> Path:
         return self._directory / f"{name}{next(self._numbers)}.log"

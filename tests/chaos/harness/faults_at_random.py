@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.processes import FrontendProcess, Process, WorkerProcess
+from tests.chaos.harness.proxy import Proxy
 
 ProcessT = TypeVar("ProcessT", bound=Process)
 
@@ -33,6 +34,7 @@ WEIGHTS = {
     "freeze a frontend": 1,
     "cut all subscribers": 3,
     "cut all command connections": 2,
+    "reset all connections": 2,
     "forget the scripts": 2,
     "restart redis": 1,
     "kill redis": 1,
@@ -42,9 +44,11 @@ WEIGHTS = {
 class RandomFaults:
     """Breaks things until cancelled, several at a time; `done` counts what it broke."""
 
-    def __init__(self, deployment: Deployment, rng: random.Random) -> None:
+    def __init__(self, deployment: Deployment, proxy: Proxy, rng: random.Random) -> None:
+        """`proxy` is what the processes reach their server through, by TCP."""
         self.done: Counter[str] = Counter()
         self._deployment = deployment
+        self._proxy = proxy
         self._rng = rng
         self._victims: set[Process] = set()
         self._server_is_ours = asyncio.Lock()
@@ -99,6 +103,7 @@ class RandomFaults:
             "cut all command connections": lambda: self._tell_server(
                 lambda client: client.client_kill_filter(_type="normal", skipme=True)
             ),
+            "reset all connections": self._reset_connections,
             "forget the scripts": lambda: self._tell_server(lambda client: client.script_flush()),
             "restart redis": lambda: self._restart_server(self._deployment.server.stop),
             "kill redis": lambda: self._restart_server(self._deployment.server.kill),
@@ -159,6 +164,12 @@ class RandomFaults:
                 return  # it is still reading its file
             finally:
                 await client.aclose()
+
+    async def _reset_connections(self) -> None:
+        """As a load balancer whose backend is away."""
+        async with self._server_is_ours:
+            with self._proxy.resetting():
+                await asyncio.sleep(self._rng.uniform(*OUTAGE_S))
 
     async def _restart_server(self, end: Callable[[], None]) -> None:
         async with self._server_is_ours:
