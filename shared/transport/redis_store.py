@@ -239,9 +239,12 @@ class RedisJobStore:
     async def beat_frontend(self, frontend_id: str, lease_ms: int) -> None:
         with translated("beat_frontend"):
             lease = self._keys.frontend(frontend_id)
-            # Above maxmemory SET is refused, and a lease that is there can still be renewed.
-            if not await self._beats.pexpire(lease, lease_ms):
+            try:
                 await self._beats.set(lease, str(lease_ms), px=lease_ms)
+            except RedisError as error:
+                # Above maxmemory SET is refused, and a lease that is there can still be renewed.
+                if not (is_out_of_memory(error) and await self._beats.pexpire(lease, lease_ms)):
+                    raise
 
     async def reap(self) -> int:
         num_ended, stands_still = await self._reap()
