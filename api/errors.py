@@ -248,8 +248,14 @@ def store_unreachable(error: TransportError) -> UnavailableError:
 
 # scope of a QueueFull -> (code, message): limits of one tenant
 _TENANT_LIMITS = {
-    "tenant": ("tenant_queue_full", "Too many of your requests are waiting."),
-    "tenant_tokens": ("tenant_queue_full", "Too many of your prompt tokens are waiting."),
+    "tenant": (
+        "tenant_queue_full",
+        "Your share of the queue is full: too many of your requests are waiting.",
+    ),
+    "tenant_tokens": (
+        "tenant_queue_full",
+        "Your share of the queue is full: too many of your prompt tokens are waiting.",
+    ),
     "tenant_jobs": ("concurrency_limit_exceeded", "Too many of your requests run at once."),
     "requests_per_minute": ("rate_limit_exceeded", "Too many requests in a minute."),
     "tokens_per_minute": ("rate_limit_exceeded", "Too many tokens in a minute."),

@@ -135,6 +135,7 @@ def admission_limits(settings: ApiSettings) -> AdmissionLimits:
     return AdmissionLimits(
         max_queued_jobs=settings.max_queued_jobs,
         max_queued_tokens=settings.max_queued_tokens,
+        max_queue_share_per_tenant=settings.max_queue_share_per_tenant,
         max_queued_jobs_per_tenant=settings.max_queued_jobs_per_tenant,
         max_queued_tokens_per_tenant=settings.max_queued_tokens_per_tenant,
         max_jobs_per_tenant=settings.max_jobs_per_tenant,

@@ -52,8 +52,16 @@ class ApiSettings(SharedSettings):
         le=10**12,
         description="Prompt tokens waiting in the queue; more are 503.",
     )
-    max_queued_jobs_per_tenant: int = Field(
-        default=1000,
+    max_queue_share_per_tenant: float = Field(
+        default=0.75,
+        gt=0,
+        le=1,
+        description="Share of the places in the queue that are its own or free that one tenant may "
+        "have, of jobs and of prompt tokens alike; more are 429. The last tenth of the queue is "
+        "reserved for tenants that have nothing or little waiting (1/200 of it). 1: neither bound.",
+    )
+    max_queued_jobs_per_tenant: int | None = Field(
+        default=None,
         ge=1,
         le=10_000_000,
         description="Jobs of one tenant waiting in the queue; more are 429. A key's line may say "

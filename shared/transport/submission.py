@@ -60,7 +60,8 @@ def submit_arguments(
         "frontend_lease_ms": frontend_lease_ms,
         "max_queued": limits.max_queued_jobs,
         "max_queued_tokens": limits.max_queued_tokens,
-        "max_tenant_queued": limits.max_queued_jobs_per_tenant,
+        "max_tenant_share": _share(limits.max_queue_share_per_tenant),
+        "max_tenant_queued": _or_none(limits.max_queued_jobs_per_tenant),
         "max_tenant_queued_tokens": _or_none(limits.max_queued_tokens_per_tenant),
         "max_tenant_jobs": _or_none(limits.max_jobs_per_tenant),
         "requests_per_minute": _or_none(limits.requests_per_minute),
@@ -81,6 +82,10 @@ def check_answer(answer: Any, drain: DrainRate) -> None:
         _, scope, work, wait_ms = answer
         wait_s = spread_s(int(wait_ms) / 1000) if wait_ms else drain.retry_after_s(int(work))
         raise QueueFull(scope.decode(), wait_s)
+
+
+def _share(share: float | None) -> Argument:
+    return "" if share is None or share >= 1 else str(share)
 
 
 def _or_none(limit: int | None) -> Argument:

@@ -142,6 +142,7 @@ def test_too_many_at_once_are_refused_and_the_others_do_not_notice(tmp_path: Pat
         "ECHO_STEP_MS": "60",  # a busy machine takes a while to send a hundred requests
         "MAX_NUM_SEQS": "2",
         "MAX_QUEUED_JOBS": "10",
+        "MAX_QUEUE_SHARE_PER_TENANT": "1",
     }
     with Launched(tmp_path, env) as penstock:
 

@@ -4,8 +4,9 @@
 --   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, facts ('' none),
 --   retain_ms (how long it is kept after its end; '' as all others).
 --   Who waits for it: reader ('' nobody), grace (policy), frontend_lease_ms.
---   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_queued,
---   max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute, tokens_per_minute.
+--   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_share,
+--   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
+--   tokens_per_minute.
 --   tok_s: what is computed in a second while work waits, prompts and outputs ('' unknown).
 --   idem, idem_body: digests of the idempotency key and of the body ('' none).
 --   letter: the dead letter that it takes the place of ('' none).
@@ -95,6 +96,22 @@ local function full(scope, ms) return {'FULL', scope, whole(ahead + own_work), m
 
 local function over(limit, amount) return limit ~= '' and amount > tonumber(limit) end
 
+-- Whether a tenant would have more waiting than its share of what it has and what is left. The more
+-- tenants fill the queue, the smaller the share of each. The last tenth is reserved for those that
+-- have nothing or little waiting. `amount` is what the job adds.
+local RESERVED, LITTLE = 1 / 10, 1 / 200   -- of the limit
+local function over_share(limit, all, own, amount)
+  if asked.max_tenant_share == '' or own <= 0 or own + amount <= limit * LITTLE then return false end
+  local left = limit - all - amount
+  return left < math.floor(limit * RESERVED)
+    or own + amount > tonumber(asked.max_tenant_share) * (own + amount + left)
+end
+
+-- A tenant's own bounds first: one that has filled its share learns that, not that the queue is full.
+if over_share(tonumber(asked.max_queued), stat[1], mine[1], 1) then return full('tenant') end
+if over_share(tonumber(asked.max_queued_tokens), stat[2], mine[3], prompt_tokens) then
+  return full('tenant_tokens')
+end
 if over(asked.max_queued, stat[1] + 1) then return full('total') end
 if over(asked.max_queued_tokens, stat[2] + prompt_tokens) then return full('tokens') end
 if over(asked.max_tenant_queued, mine[1] + 1) then return full('tenant') end

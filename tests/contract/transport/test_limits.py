@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -169,3 +171,65 @@ async def test_nothing_is_kept_of_a_tenant_without_limits(transport: RedisTransp
     delivery = await steps.running()
     await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
     assert not await steps.redis.exists(steps.keys.limit("default"))
+
+
+SHARE = AdmissionLimits(
+    max_queued_jobs=400, max_queued_tokens=1200, max_queue_share_per_tenant=0.75
+)  # prompts have three tokens
+
+
+async def flood(steps: Steps, tenant: str, limits: AdmissionLimits) -> tuple[int, str]:
+    """Submits until one is refused: how many were accepted, and the scope of the refusal."""
+    for accepted in range(500):
+        try:
+            await steps.submit(limits=limits, tenant=tenant)
+        except QueueFull as refused:
+            return accepted, refused.scope
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize(
+    ("limits", "scope"),
+    [
+        (replace(SHARE, max_queued_tokens=10**6), "tenant"),
+        (replace(SHARE, max_queued_jobs=10**6), "tenant_tokens"),
+    ],
+)
+async def test_tenants_that_flood_the_queue_leave_room_for_one_that_has_nothing_waiting(
+    transport: RedisTransport, limits: AdmissionLimits, scope: str
+) -> None:
+    steps = Steps(transport)
+    found = [await flood(steps, f"flooder{number}", limits) for number in range(12)]
+    # 3/4 alone; up to the reserved tenth; then a little (1/200) each.
+    assert found == [(300, scope), (60, scope), *[(2, scope)] * 10]
+    await steps.submit(limits=limits, tenant="another")
+    assert await flood(steps, "flooder0", limits) == (0, scope), "its own share is full"
+    await steps.assert_counters_true()
+
+
+async def test_a_queue_that_drains_is_divided_evenly_among_those_that_flood_it(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    limits = AdmissionLimits(max_queued_jobs=20, max_queue_share_per_tenant=0.75)
+    await steps.worker("w1")
+    waiting = dict.fromkeys("abc", 0)
+    for _ in range(60):  # each asks for more than there is, and one job at a time is taken
+        for tenant in waiting:
+            with suppress(QueueFull):
+                await steps.submit(limits=limits, tenant=tenant)
+                waiting[tenant] += 1
+        (delivery,) = await steps.pull("w1", 1)
+        waiting[delivery.job.tenant] -= 1
+    assert max(waiting.values()) <= 2 * min(waiting.values()), waiting
+
+
+async def test_a_full_queue_of_all_is_told_to_who_has_nothing_waiting(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    limits = replace(SHARE, max_queued_jobs=4)
+    for number in range(4):
+        await steps.submit(limits=limits, tenant=f"t{number}")
+    assert (await refusal(steps, limits, tenant="t4")).scope == "total"
+    assert (await refusal(steps, limits, tenant="t1")).scope == "tenant"

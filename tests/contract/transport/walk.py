@@ -40,6 +40,7 @@ from tests.contract.transport.weights import WEIGHTS
 LIMITS = AdmissionLimits(
     max_queued_jobs=12,
     max_queued_tokens=40,
+    max_queue_share_per_tenant=0.9,
     max_queued_jobs_per_tenant=6,
     max_queued_tokens_per_tenant=22,
     max_jobs_per_tenant=9,

@@ -259,7 +259,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
     redis_url: str,
     checkpoint: Any,
 ) -> None:
-    limits = {"max_queued_jobs": 1, "max_queued_jobs_per_tenant": 1000, "max_body_bytes": 4096}
+    limits = {"max_queued_jobs": 1, "max_queue_share_per_tenant": 1, "max_body_bytes": 4096}
     with (
         staged(redis_url, new_namespace(), checkpoint, **limits) as small,
         Anthropic(base_url=small.base_url, api_key="none", max_retries=0) as client,

@@ -182,7 +182,10 @@ def test_a_batch_leaves_half_of_the_queue_to_those_who_wait(
 ) -> None:
     stage.script.pulls = False
     wait_until(lambda: stage.worker.is_parked, "the worker to rest")
-    with runner(stage, files_dir, MAX_QUEUED_JOBS="6") as frontend, ExitStack() as stack:
+    with (
+        runner(stage, files_dir, MAX_QUEUED_JOBS="6", MAX_QUEUE_SHARE_PER_TENANT="1") as frontend,
+        ExitStack() as stack,
+    ):
         wait_until(lambda: frontend.answers("/ready", 200), "readiness", LIMIT_S)
         batch_id = begin(client)
 

@@ -369,7 +369,9 @@ def test_all_jobs_are_admitted_or_none(
     namespace: str,
     streamed: bool,
 ) -> None:
-    with process(redis_url, namespace, MAX_QUEUED_TOKENS="12") as strict:
+    with process(
+        redis_url, namespace, MAX_QUEUED_TOKENS="12", MAX_QUEUE_SHARE_PER_TENANT="1"
+    ) as strict:
         wait_until(lambda: strict.answers("/ready", 200), "readiness")
         body = LONG | {"prompt": ["a", "b", PROMPT * 3], "stream": streamed}
         answer = httpx.post(f"{strict.base_url}/v1/completions", json=body, timeout=60)

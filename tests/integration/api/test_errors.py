@@ -228,7 +228,7 @@ def test_a_full_queue_is_a_503_and_a_tenants_own_limit_a_429(
             limited = httpx.post(f"{small.base_url}/generate", json=body)
             assert error_of(limited, 429)["type"] == "rate_limit_error"
             assert int(limited.headers["retry-after"]) >= 1
-    limits = {"max_queued_jobs": 1, "max_queued_jobs_per_tenant": 1000}
+    limits = {"max_queued_jobs": 1, "max_queue_share_per_tenant": 1}
     with staged(redis_url, new_namespace(), checkpoint, **limits) as small:
         small.script.pulls = False
         wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")

@@ -12,6 +12,7 @@ def test_half_of_every_bound_is_left_to_others() -> None:
     limits = AdmissionLimits(
         max_queued_jobs=11,
         max_queued_tokens=1000,
+        max_queue_share_per_tenant=0.75,
         max_queued_jobs_per_tenant=1,
         max_queued_tokens_per_tenant=500,
         max_jobs_per_tenant=8,
@@ -22,6 +23,7 @@ def test_half_of_every_bound_is_left_to_others() -> None:
         AdmissionLimits(
             max_queued_jobs=5,
             max_queued_tokens=500,
+            max_queue_share_per_tenant=0.75,
             max_queued_jobs_per_tenant=1,
             max_queued_tokens_per_tenant=250,
             max_jobs_per_tenant=4,
