@@ -1,6 +1,8 @@
-"""ModelCatalog: the models that live workers serve, with their cards and text sides.
+"""ModelCatalog: the models that requests can name, with their cards and text sides.
 
-Everything comes out of the store, where workers publish it; a text side is loaded once per content.
+Those that live workers serve, those that were served lately, and those that are to be kept: their
+jobs wait in the queue. Everything comes out of the store, where workers publish it; a text side is
+loaded once per content.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from api.errors import model_not_found, unavailable
@@ -20,13 +22,14 @@ from shared.messages import InvalidParameter
 from shared.text.card import ModelCard, TextModel, load_text
 from shared.text.errors import TextInvalid
 from shared.text.rendering import RenderingProcesses
-from shared.transport.base import JobStore, TransportError
+from shared.transport.base import AnnouncedModel, JobStore, TransportError
 
 log = logging.getLogger(__name__)
 
 MAX_TEXTS = 16  # text sides kept, served or not
 MAX_SEEN = 256  # names remembered after their workers left
 MIN_REFRESH_S = 0.2  # between looks that requests ask for
+UNSERVED_RETRY_S = 5.0  # what is told while no worker serves: when one comes nobody knows
 MAX_WAIT_S = 10.0  # that a request waits for a model's text to load
 
 
@@ -36,6 +39,7 @@ class ServedModel:
 
     card: ModelCard
     text: TextModel
+    is_served: bool = True  # by a live worker; else its jobs wait until one comes
 
     @property
     def context_tokens(self) -> int:
@@ -48,13 +52,25 @@ class ServedModel:
 
 
 class ModelCatalog:
-    """What the last look into the store found; `refresh` looks again."""
+    """What the last look into the store found; `refresh` looks again.
 
-    def __init__(self, store: JobStore, pool: TextPool) -> None:
+    `retention_s`: how long a model that no live worker serves can still be named; `kept`: names of
+    those that can be named for ever, once a worker has announced them.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        pool: TextPool,
+        retention_s: float = 0.0,
+        kept: Set[str] = frozenset(),
+    ) -> None:
         self._store = store
         self._pool = pool
         self._rendering = RenderingProcesses()
-        self._served: dict[str, ServedModel] = {}
+        self._retention_s = retention_s
+        self._kept = kept
+        self._known: dict[str, ServedModel] = {}
         self._texts: OrderedDict[object, TextModel] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._refused: dict[str, bytes] = {}  # cards that could not be used, to say it once
@@ -63,8 +79,16 @@ class ModelCatalog:
         self._reachable = False
 
     @property
-    def served(self) -> Mapping[str, ServedModel]:
-        return self._served
+    def known(self) -> Mapping[str, ServedModel]:
+        """The models that a request can name, by name."""
+        return self._known
+
+    async def keep(self) -> None:
+        """Keeps cards and text files of the models that are to be kept. Raises TransportError."""
+        digests = {
+            name: model.card.digests for name, model in self._known.items() if name in self._kept
+        }
+        await self._store.keep_models(digests)
 
     async def refresh(self) -> None:
         """Looks into the store. Raises TransportError; what was known stays known then."""
@@ -75,34 +99,44 @@ class ModelCatalog:
 
     async def require(self, name: str) -> ServedModel:
         """Raises CallerError (404) for an unknown model, UnavailableError (503) for one whose
-        workers are gone, and when no model is served at all."""
-        model = self._served.get(name)
+        workers have been gone for too long, and when no model is known at all."""
+        model = self._known.get(name)
         if model is None:
             await self._look_now()
-            model = self._served.get(name)
+            model = self._known.get(name)
         if model is not None:
             return model
         if not self._reachable:
             raise unavailable("The job store cannot be reached now. Try again soon.")
-        if not self._served or name in self._seen:
-            raise unavailable("No live worker serves this model now. Try again soon.", 5.0)
+        if name in self._seen:
+            raise unavailable(
+                "No worker has served this model for a while: its requests are not queued any more "
+                "until one does. Try again later.",
+                UNSERVED_RETRY_S,
+            )
+        if not self._known:
+            raise unavailable(
+                "No worker has announced a model yet. Try again later.", UNSERVED_RETRY_S
+            )
         raise model_not_found(name)
 
     async def only(self, name: str | None) -> ServedModel:
-        """As `require`; without a name the one model that is served, if it is one."""
+        """As `require`; without a name the one that is served, or else known, if it is one."""
         if name is not None:
             return await self.require(name)
-        if not self._served:
+        if not self._known:
             await self._look_now()
-        if not self._served:
+        if not self._known:
             return await self.require("")
-        if len(self._served) > 1:
+        served = [model for model in self._known.values() if model.is_served]
+        candidates = served or list(self._known.values())
+        if len(candidates) > 1:
             raise InvalidParameter(
                 "model",
                 "Missing required parameter: 'model': several models are served.",
                 "missing_required_parameter",
             )
-        return next(iter(self._served.values()))
+        return candidates[0]
 
     async def of_card(self, card: ModelCard) -> ServedModel:
         """The model of a card that was kept, also when no worker serves it now.
@@ -135,29 +169,37 @@ class ModelCatalog:
 
     async def _look(self) -> None:
         try:
-            cards = await self._store.models()
-            served = {}
-            for name, blob in cards.items():
-                model = await self._served_model(name, blob)
+            announced = await self._store.models()
+            known = {}
+            for name, found in announced.items():
+                if found.unserved_s > self._retention_s and name not in self._kept:
+                    self._remember(name)
+                    continue
+                model = await self._served_model(name, found)
                 if model is not None:
-                    served[name] = model
+                    known[name] = model
         except TransportError:
             self._reachable = False
             raise
-        self._served = served
+        # Those that are served come first: clients that take the first one get an answer soonest.
+        self._known = dict(sorted(known.items(), key=lambda item: not item[1].is_served))
         self._reachable = True
-        for name in served:
-            self._seen[name] = None
-            self._seen.move_to_end(name)
+        for name in known:
+            self._remember(name)
+
+    def _remember(self, name: str) -> None:
+        self._seen[name] = None
+        self._seen.move_to_end(name)
         while len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)
 
-    async def _served_model(self, name: str, blob: bytes) -> ServedModel | None:
+    async def _served_model(self, name: str, found: AnnouncedModel) -> ServedModel | None:
+        blob = found.card
         if self._refused.get(name) == blob:
             return None
         try:
             card = ModelCard.from_json(blob)
-            return ServedModel(card, await self._text(card))
+            return ServedModel(card, await self._text(card), found.unserved_s == 0.0)
         except TextInvalid as error:
             log.error("model cannot be served", extra={"model": name, "reason": str(error)})
             if len(self._refused) < MAX_SEEN and "missing" not in str(error):

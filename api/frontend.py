@@ -64,7 +64,9 @@ class Frontend:
         self.metrics = metrics
         self.open_requests = open_requests
         self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes)
-        self.catalog = ModelCatalog(store, self.pool)
+        self.catalog = ModelCatalog(
+            store, self.pool, settings.model_retention_s, settings.kept_models
+        )
         self.health = HealthMonitor(store)
         self.departures = Departures(store)
         self.relay = EventRelay(store, bus, outage_s=settings.outage_s)
@@ -122,11 +124,9 @@ class Frontend:
 
     @property
     def is_ready(self) -> bool:
-        """New work can be accepted here now."""
+        """New work is accepted here now. Without a worker it waits in the queue."""
         return (
-            self.open_requests.closed is None
-            and self.health.has_usable_worker
-            and bool(self.catalog.served)
+            self.open_requests.closed is None and self.health.is_fresh and bool(self.catalog.known)
         )
 
 

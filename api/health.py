@@ -60,18 +60,25 @@ class HealthMonitor:
     @property
     def status(self) -> str:
         """ok, stalled (an engine makes no steps), no_workers, or degraded (no store)."""
-        if not self.reachable or (self.age_s or 0.0) > MAX_AGE_S:
+        if not self.is_fresh:
             return "degraded"
         if any(worker.stalled for worker in self.workers):
             return "stalled"
         return "ok" if self.workers else "no_workers"
 
     @property
-    def has_usable_worker(self) -> bool:
-        """Some worker takes new jobs, and the picture is fresh."""
-        return self.status in ("ok", "stalled") and any(
-            not worker.stalled and not worker.draining for worker in self.workers
-        )
+    def is_fresh(self) -> bool:
+        """The last look into the store succeeded, not long ago."""
+        return self.reachable and (self.age_s or 0.0) <= MAX_AGE_S
+
+    def models(self) -> dict[str, dict[str, int]]:
+        """By name, of announced models: jobs that wait in the queue, and live workers."""
+        queued = {} if self.queue is None else self.queue.queued_by_model
+        served = [model for worker in self.workers for model in worker.models]
+        return {
+            name: {"waiting": queued.get(name, 0), "workers": served.count(name)}
+            for name in sorted({*queued, *served})
+        }
 
     def payload(self) -> dict[str, Any]:
         """The body of GET /health."""
@@ -80,6 +87,7 @@ class HealthMonitor:
             "status": self.status,
             "running": self.num_running,
             "waiting": self.num_waiting,
+            "models": self.models(),
             "queued_tokens": 0 if self.queue is None else self.queue.queued_tokens,
             "redis": {
                 "reachable": self.reachable,

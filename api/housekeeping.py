@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 BEAT_S = 1.0
 KEYS_S = 2.0
 FILES_S = 10.0
+KEEP_S = 60.0
 MAX_ROUND_S = 10.0  # then a round counts as failed
 
 
@@ -57,6 +58,7 @@ class Housekeeping:
             ("departures", BEAT_S, self._departures.retry),
             ("health", self._health_interval_s, self._health.refresh),
             ("models", self._health_interval_s, self._catalog.refresh),
+            ("kept models", KEEP_S, self._catalog.keep),
             ("files", FILES_S, self._files.sweep),
             ("keys", KEYS_S, self._ring.refresh),
         ]

@@ -23,7 +23,12 @@ from api.open_requests import OpenRequests
 METRICS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("penstock:num_requests_running", "gauge", (), "Jobs in prefill or decoding, all workers."),
     ("penstock:num_requests_waiting", "gauge", (), "Jobs waiting, in the queue or at a worker."),
-    ("penstock:queue_depth", "gauge", (), "Jobs in the queue that no worker has taken."),
+    (
+        "penstock:queue_depth",
+        "gauge",
+        ("model",),
+        "Jobs in the queue that no worker has taken, also while none serves the model.",
+    ),
     ("penstock:queued_prompt_tokens", "gauge", (), "Prompt tokens of the jobs in the queue."),
     ("penstock:workers", "gauge", ("status",), "Live workers: ok, draining or stalled."),
     ("penstock:models", "gauge", (), "Models that requests to this frontend can name."),
@@ -103,10 +108,10 @@ class StateCollector(Collector):
         health, queue, relay = self.health, self.health.queue, self.relay
         yield _gauge("penstock:num_requests_running", health.num_running)
         yield _gauge("penstock:num_requests_waiting", health.num_waiting)
-        yield _gauge("penstock:queue_depth", 0 if queue is None else queue.queued)
+        yield self._queue_depth()
         yield _gauge("penstock:queued_prompt_tokens", 0 if queue is None else queue.queued_tokens)
         yield self._workers()
-        yield _gauge("penstock:models", len(self.catalog.served))
+        yield _gauge("penstock:models", len(self.catalog.known))
         yield _totals(
             "penstock:jobs_ended_total", {} if queue is None else dict(queue.totals.items())
         )
@@ -123,6 +128,13 @@ class StateCollector(Collector):
         yield _gauge("penstock:cancels_pending", self.departures.num_pending)
         yield _gauge("penstock:redis_latency_seconds", health.redis_latency_s or 0.0)
         yield _gauge("penstock:redis_up", int(health.reachable))
+
+    def _queue_depth(self) -> Metric:
+        name = "penstock:queue_depth"
+        family = GaugeMetricFamily(name, _KINDS[name][2], labels=["model"])
+        for model, counts in self.health.models().items():
+            family.add_metric([model], counts["waiting"])
+        return family
 
     def _workers(self) -> Metric:
         family = GaugeMetricFamily(

@@ -101,6 +101,19 @@ class ApiSettings(SharedSettings):
         description="Seconds that a job may wait until a worker begins it, where its request does "
         "not say; 0: as long as REQUEST_TIMEOUT_S. Not of jobs that go on without a reader.",
     )
+    model_retention_s: float = Field(
+        default=600.0,
+        ge=0,
+        le=86_000,
+        description="Seconds after the last worker of a model went in which requests for it are "
+        "still accepted: they wait in the queue until a worker comes.",
+    )
+    keep_models: str = Field(
+        default="",
+        max_length=8192,
+        description="Models, separated by commas, whose requests are accepted for ever once a "
+        "worker has announced them, however long none serves them: to start workers from zero.",
+    )
     response_ttl_s: float = Field(
         default=3600.0,
         ge=1,
@@ -308,6 +321,11 @@ class ApiSettings(SharedSettings):
                 "API_KEYS_FILE, or ALLOW_WITHOUT_KEYS=true to serve whoever reaches the port"
             )
         return self
+
+    @property
+    def kept_models(self) -> frozenset[str]:
+        """Names of the models that are kept without a worker."""
+        return frozenset(name.strip() for name in self.keep_models.split(",") if name.strip())
 
     def origins_for(self, *, has_keys: bool) -> AllowedOrigins:
         """Returns what CORS_ORIGINS says, or the default of a server with or without keys."""

@@ -130,6 +130,13 @@ class Keys:
     def live(self) -> str:
         return f"{self.prefix}live"
 
+    def listed(self, state: str, tenant: str | None = None) -> str:
+        """The jobs that are in a state, "queued" or "running": of all tenants, or of one."""
+        return f"{self.prefix}{state}" + ("" if tenant is None else f":tenant:{tenant}")
+
+    def queued_for(self, model: str) -> str:
+        return f"{self.prefix}queued:model:{model}"
+
     @property
     def unbegun(self) -> str:
         return f"{self.prefix}unbegun"
@@ -165,3 +172,7 @@ class Keys:
     @property
     def models_seen(self) -> str:
         return f"{self.prefix}models_seen"
+
+    @property
+    def models_kept(self) -> str:
+        return f"{self.prefix}models_kept"

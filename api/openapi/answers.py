@@ -238,6 +238,7 @@ class Model(msgspec.Struct):
     dtype: str
     num_parameters: int
     has_chat_template: bool
+    is_served: bool  # by a live worker; else its requests wait until one comes
 
 
 class ModelList(msgspec.Struct):
@@ -339,6 +340,13 @@ class DeadLetterDeleted(msgspec.Struct):
     deleted: Literal[True]
 
 
+class WaitingFor(msgspec.Struct):
+    """A model: jobs that wait for it in the queue, and live workers that serve it."""
+
+    waiting: int
+    workers: int
+
+
 class Health(msgspec.Struct):
     """Always 200; `status` says how the deployment is. Without a key it comes alone, where there
     are keys."""
@@ -346,6 +354,7 @@ class Health(msgspec.Struct):
     status: Literal["ok", "stalled", "no_workers", "degraded"]
     running: int | Unset = UNSET
     waiting: int | Unset = UNSET
+    models: dict[str, WaitingFor] | Unset = UNSET
     queued_tokens: int | Unset = UNSET
     redis: dict[str, Any] | Unset = UNSET
     age_ms: float | Unset | None = UNSET
@@ -353,9 +362,11 @@ class Health(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """200 when a request can be served here now, else 503."""
+    """200 when requests are accepted here now, else 503. `models` are those that they can name;
+    requests for `unserved` ones wait until a worker comes."""
 
     ready: bool
     closed: str | None
     status: str
     models: list[str]
+    unserved: list[str]

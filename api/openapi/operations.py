@@ -121,7 +121,7 @@ _UPLOAD = Operation(
     answer=batch_answers.FileObject,
     errors=STORE | {408},
 )
-_NOT_READY = {503: "A request cannot be served here now."}
+_NOT_READY = {503: "Requests are not accepted here now."}
 _MESSAGE = answers.MessagesError
 
 Table = Mapping[str, Operation]  # by method and path

@@ -25,14 +25,16 @@ async def health(request: Request) -> Response:
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> Response:
-    """200 when a request can be served here now, else 503."""
+    """200 when requests are accepted here now, else 503: no model is known, Redis is away or this
+    frontend is going down. Requests for `unserved` models wait until a worker comes."""
     frontend = frontend_of(request)
     is_ready = frontend.is_ready
     payload = {
         "ready": is_ready,
         "closed": frontend.open_requests.closed,
         "status": frontend.health.status,
-        "models": list(frontend.catalog.served),
+        "models": list(frontend.catalog.known),
+        "unserved": [name for name, model in frontend.catalog.known.items() if not model.is_served],
     }
     response = json_answer(payload, 200 if is_ready else 503)
     if not is_ready:

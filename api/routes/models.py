@@ -19,11 +19,11 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    """What live workers serve now; in Anthropic's shape for who sends `anthropic-version`."""
-    served = frontend_of(request).catalog.served
+    """What requests can name now; in Anthropic's shape for who sends `anthropic-version`."""
+    known = frontend_of(request).catalog.known
     if speaks_anthropic(request.scope):
-        return json_answer(model_page(list(served.values()), request.query_params))
-    return json_answer({"object": "list", "data": [_payload(model) for model in served.values()]})
+        return json_answer(model_page(list(known.values()), request.query_params))
+    return json_answer({"object": "list", "data": [_payload(model) for model in known.values()]})
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -48,4 +48,5 @@ def _payload(model: ServedModel) -> dict[str, Any]:
         "dtype": card.dtype,
         "num_parameters": card.num_parameters,
         "has_chat_template": card.has_chat_template,
+        "is_served": model.is_served,
     }

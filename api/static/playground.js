@@ -52,11 +52,13 @@ async function loadModels() {
       if (models.length > 0) {
         page.model.replaceChildren(...models.map(({ id }) => new Option(id, id)));
         page.model.disabled = models.length < 2;
-        say(`Ready: ${models.length === 1 ? models[0].id : `${models.length} models`}.`);
+        const name = models.length === 1 ? models[0].id : `${models.length} models`;
+        const isServed = models.some((model) => model.is_served);
+        say(isServed ? `Ready: ${name}.` : "No worker is alive. Questions wait until one comes.");
         setControls();
         return;
       }
-      say("No worker serves a model yet. Waiting for one…");
+      say("No worker has served a model lately. Waiting for one…");
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       say(`${error.message} Trying again…`);

@@ -15,16 +15,18 @@ POLL_S = 0.1
 
 
 def announce_when_ready(settings: LauncherSettings, redis_url: str, over: Event) -> bool:
-    """Blocks until every frontend is ready, then prints. False: `ready_timeout_s` passed first,
-    or `over` was set."""
+    """Blocks until every frontend is ready and sees a worker, then prints.
+
+    False: `ready_timeout_s` passed first, or `over` was set.
+    """
     deadline_s = time.monotonic() + settings.ready_timeout_s
     urls = [base_url(settings, index) for index in range(settings.frontends)]
     for url in urls:
-        while not _answers_ok(f"{url}/ready"):
+        while not _served_models(url):
             if time.monotonic() > deadline_s or over.wait(POLL_S):
                 return False
     body = {
-        "model": _get_json(f"{urls[0]}/ready")["models"][0],
+        "model": _served_models(urls[0])[0],
         "stream": True,
         "temperature": 0,
         "messages": [{"role": "user", "content": "What is Penstock?"}],
@@ -47,6 +49,15 @@ def base_url(settings: LauncherSettings, index: int) -> str:
     """Where a client on this machine reaches a frontend."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port + index}"
+
+
+def _served_models(url: str) -> list[str]:
+    """Those that a live worker serves: a frontend accepts requests for others too, which wait."""
+    try:
+        ready = _get_json(f"{url}/ready")
+    except OSError:  # not listening yet, or not ready
+        return []
+    return [name for name in ready["models"] if name not in ready["unserved"]]
 
 
 def _answers_ok(url: str) -> bool:

@@ -150,6 +150,14 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnouncedModel:
+    """A model whose card is stored."""
+
+    card: bytes  # JSON
+    unserved_s: float  # since its last announcement; 0.0 while a live worker serves it
+
+
+@dataclass(frozen=True, slots=True)
 class QueueStats:
     """Totals of a partition, from counters that the transitions keep."""
 
@@ -157,6 +165,7 @@ class QueueStats:
     running: int
     queued_tokens: int
     totals: Mapping[str, int]  # state -> jobs that ended so
+    queued_by_model: Mapping[str, int] = field(default_factory=dict)  # of announced models
 
 
 class Subscription(Protocol):
@@ -271,8 +280,12 @@ class JobStore(Protocol):
 
     async def workers(self) -> Sequence[WorkerStatus]: ...
     async def queue_stats(self) -> QueueStats: ...
-    async def models(self) -> Mapping[str, bytes]:
-        """Model name -> its card (JSON), of models that a live worker serves."""
+    async def models(self) -> Mapping[str, AnnouncedModel]:
+        """By name: what live workers serve, and what was announced within the last day or kept."""
+        ...
+
+    async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:
+        """Keeps the cards and blobs of models (name -> digests of its blobs) for another day."""
         ...
 
     async def get_blob(self, digest: str) -> bytes | None: ...

@@ -23,7 +23,8 @@ class DrainRate:
     nothing of what it can.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_served: bool = True) -> None:
+        self._is_served = is_served
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=MAX_SAMPLES)
         self._totals: Mapping[str, float] = {}
         self._at_s: float | None = None  # of the last look, when work waited
@@ -55,6 +56,8 @@ class DrainRate:
     def retry_after_s(self, num_tokens: int) -> float:
         """Seconds until so much work is done, within bounds, spread by up to a fifth."""
         rate = self.tokens_per_s
+        if not self._is_served:
+            return spread_s(MAX_RETRY_S)  # when a worker will come is not known
         if rate is None:
             return spread_s(UNKNOWN_RETRY_S)
         return spread_s(num_tokens / rate if rate else MAX_RETRY_S)
@@ -65,16 +68,18 @@ class DrainRates:
 
     def __init__(self) -> None:
         self._by_model: dict[str, DrainRate] = {}
+        self._has_looked = False
 
     def of(self, model: str) -> DrainRate:
-        """One that knows nothing, for a model that nobody was seen to serve."""
-        return self._by_model.get(model) or DrainRate()
+        """One that knows nothing, for a model that no worker serves."""
+        return self._by_model.get(model) or DrainRate(is_served=not self._has_looked)
 
     def observe(
         self, totals: Mapping[str, Mapping[str, float]], waiting: Set[str], now_s: float
     ) -> None:
         """`totals`: by model and worker, see DrainRate; `waiting`: models that have work queued."""
-        self._by_model = {model: self.of(model) for model in totals}
+        self._by_model = {model: self._by_model.get(model) or DrainRate() for model in totals}
+        self._has_looked = True
         for model, of_workers in totals.items():
             self._by_model[model].observe(of_workers, now_s, is_waiting=model in waiting)
 

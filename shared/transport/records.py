@@ -99,7 +99,7 @@ def worker_status(worker_id: str, fields: Hash, now_ms: int) -> WorkerStatus:
     )
 
 
-def queue_stats(fields: Hash) -> QueueStats:
+def queue_stats(fields: Hash, queued_by_model: Mapping[str, int]) -> QueueStats:
     totals = {
         name.removesuffix(b"_total").decode(): int(value)
         for name, value in fields.items()
@@ -110,6 +110,7 @@ def queue_stats(fields: Hash) -> QueueStats:
         running=int(fields.get(b"running", 0)),
         queued_tokens=int(fields.get(b"queued_tokens", 0)),
         totals=totals,
+        queued_by_model=queued_by_model,
     )
 
 

@@ -25,6 +25,7 @@ from shared.messages import (
 )
 from shared.transport.base import (
     AdmissionLimits,
+    AnnouncedModel,
     CancelResult,
     JobRecord,
     KeptKey,
@@ -45,11 +46,13 @@ from shared.transport.submission import check_answer, check_job, submit_argument
 MAX_LOG_READ = 4096  # events of one read_log
 MAX_LISTED = 1000  # records of one list_jobs
 LIST_PAGE = 200
+LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
 ATTACH_PAGE = 256  # readers per script call
-MAX_SCANNED = 10_000  # live jobs looked at by one list_jobs
+MAX_SCANNED = 10_000  # entries of an index looked at by one list_jobs
 POSITION_MAX = 1000  # entries counted per lane
 MEMORY_RETRY_S = 5.0
 SECRET_LIFE_MS = 7 * 24 * 3_600_000
+CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
 _MAX_ID_PART = 2**63 - 1
 
 Fields = dict[bytes, bytes]
@@ -79,6 +82,7 @@ class RedisJobStore:
         self._clock = time.monotonic
         self._server_clock = connections.clock
         self._workers: Sequence[WorkerStatus] = ()  # as last seen
+        self._announced: Sequence[str] = ()  # names of models, as last seen
         self._drains = DrainRates()
 
     async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submitted:
@@ -181,7 +185,8 @@ class RedisJobStore:
         limit = max(0, min(limit, MAX_LISTED))
         found: list[JobRecord] = []
         if state not in TERMINAL_STATES:
-            await self._list_index(self._keys.live, state, tenant, limit, found)
+            states = LIVE_STATES if state is None else (state,)
+            found = await self._list_live(states, tenant, limit)
         if state is None or state in TERMINAL_STATES:
             ended: list[JobRecord] = []
             for one in sorted(TERMINAL_STATES) if state is None else (state,):
@@ -189,7 +194,8 @@ class RedisJobStore:
                 await self._list_index(self._keys.ended(one), one, tenant, limit, part)
                 ended += part
             ended.sort(key=lambda record: record.ended_ms or 0, reverse=True)
-            found += ended
+            live = {record.job_id for record in found}  # one may have ended between two looks
+            found += [record for record in ended if record.job_id not in live]
         return found[:limit]
 
     async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
@@ -271,14 +277,18 @@ class RedisJobStore:
 
     async def workers(self) -> Sequence[WorkerStatus]:
         with translated("workers"):
-            known: Any = await self._redis.hkeys(self._keys.workers)
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hkeys(self._keys.workers)
+            pipe.hkeys(self._keys.models)
+            known, announced = await pipe.execute()
             names = sorted(known)
             pipe = self._redis.pipeline(transaction=False)
             pipe.time()
             for name in names:
                 pipe.hgetall(self._keys.worker(name.decode()))
-            (seconds, microseconds), *hashes = await pipe.execute()
-        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+            time, *hashes = await pipe.execute()
+        now_ms = _milliseconds(time)
+        self._announced = sorted(name.decode() for name in announced)
         self._workers = [
             worker_status(name.decode(), fields, now_ms)
             for name, fields in zip(names, hashes, strict=True)
@@ -290,12 +300,16 @@ class RedisJobStore:
         """As JobStore. Called again and again, together with `workers`, it also measures how fast
         the work of each model is done."""
         models = sorted({model for worker in self._workers for model in worker.models})
+        names = sorted({*models, *self._announced})
         with translated("queue_stats"):
             pipe = self._redis.pipeline(transaction=False)
             pipe.hgetall(self._keys.stat)
             for model in models:
                 pipe.hmget(self._keys.work(model), list(map(str, range(NUM_LANES))))
-            fields, *lanes = await pipe.execute()
+            for name in names:
+                pipe.zcard(self._keys.queued_for(name))
+            fields, *replies = await pipe.execute()
+        lanes, queued = replies[: len(models)], replies[len(models) :]
         waiting = {
             model
             for model, work in zip(models, lanes, strict=True)
@@ -306,15 +320,33 @@ class RedisJobStore:
             for model in models
         }
         self._drains.observe(totals, waiting, self._clock())
-        return queue_stats(fields)
+        return queue_stats(fields, dict(zip(names, queued, strict=True)))
 
-    async def models(self) -> Mapping[str, bytes]:
+    async def models(self) -> Mapping[str, AnnouncedModel]:
         served = {model for worker in await self.workers() for model in worker.models}
         with translated("models"):
-            cards: Any = await self._redis.hgetall(self._keys.models)
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            pipe.hgetall(self._keys.models)
+            pipe.zrange(self._keys.models_seen, 0, -1, withscores=True)
+            time, cards, seen = await pipe.execute()
+        now_ms, seen_ms = _milliseconds(time), dict(seen)
+
+        def unserved_s(name: bytes) -> float:
+            if name.decode() in served:
+                return 0.0
+            return max(0.0, (now_ms - float(seen_ms.get(name, 0))) / 1000)
+
         return {
-            name.decode(): card for name, card in sorted(cards.items()) if name.decode() in served
+            name.decode(): AnnouncedModel(card, unserved_s(name))
+            for name, card in sorted(cards.items())
         }
+
+    async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:
+        if digests:
+            blobs = sorted({digest for ones in digests.values() for digest in ones})
+            with translated("keep_models"):
+                await self._call("keep", CARD_LIFE_MS, len(digests), *digests, *blobs)
 
     async def get_blob(self, digest: str) -> bytes | None:
         with translated("get_blob"):
@@ -327,40 +359,72 @@ class RedisJobStore:
             await self._redis.ping()
             return time.perf_counter() - begin_s
 
+    async def _list_live(
+        self, states: Sequence[JobState], tenant: str | None, limit: int
+    ) -> list[JobRecord]:
+        """Of the indexes of these states, merged; what they list by mistake is left out."""
+        indexes = [self._keys.listed(state, tenant) for state in states]
+        count = limit
+        while True:
+            with translated("list_jobs"):
+                # MULTI: a job that is claimed between two looks would be in neither index.
+                pipe = self._redis.pipeline(transaction=True)
+                for index in indexes:
+                    pipe.zrevrange(index, 0, count - 1, withscores=True)
+                listed = await pipe.execute() if count else []
+            newest = sorted(
+                {entry for entries in listed for entry in entries},
+                key=lambda entry: (entry[1], entry[0]),
+                reverse=True,
+            )
+            found: list[JobRecord] = []
+            for at in range(0, len(newest), LIST_PAGE):
+                page = [job_id for job_id, _ in newest[at : at + LIST_PAGE]]
+                found += await self._records(page, states, tenant)
+                if len(found) >= limit:
+                    return found[:limit]
+            is_whole = all(len(entries) < count for entries in listed)
+            if is_whole or count >= MAX_SCANNED:
+                return found
+            count = min(2 * count, MAX_SCANNED)  # some were listed by mistake: look further
+
     async def _list_index(
         self,
         index: str,
-        state: JobState | None,
+        state: JobState,
         tenant: str | None,
         limit: int,
         found: list[JobRecord],
     ) -> None:
-        def is_wanted(fields: Fields) -> bool:
-            return (
-                bool(fields)
-                and (state is None or fields.get(b"state") == state.encode())
-                and (tenant is None or fields.get(b"tenant") == tenant.encode())
-            )
-
         for at in range(0, MAX_SCANNED, LIST_PAGE):
             if len(found) >= limit:
                 return
             with translated("list_jobs"):
                 ids: Any = await self._redis.zrevrange(index, at, at + LIST_PAGE - 1)
-                pipe = self._redis.pipeline(transaction=False)
-                for job_id in ids:
-                    pipe.hgetall(self._keys.job(job_id.decode()))
-                hashes = await pipe.execute() if ids else []
-                rows = [
-                    (job_id.decode(), fields)
-                    for job_id, fields in zip(ids, hashes, strict=True)
-                    if is_wanted(fields)
-                ][: limit - len(found)]
-                queued = [job_id for job_id, fields in rows if fields.get(b"state") == b"queued"]
-                positions = dict(zip(queued, await self._positions(queued), strict=True))
-            found += [_record(job_id, fields, positions.get(job_id)) for job_id, fields in rows]
+            found += (await self._records(ids, (state,), tenant))[: limit - len(found)]
             if len(ids) < LIST_PAGE:
                 return
+
+    async def _records(
+        self, ids: Sequence[bytes], states: Sequence[JobState], tenant: str | None
+    ) -> list[JobRecord]:
+        """Those of the jobs that are in one of the states and the tenant's, in their order."""
+        if not ids:
+            return []
+        wanted = {state.encode() for state in states}
+        with translated("list_jobs"):
+            pipe = self._redis.pipeline(transaction=False)
+            for job_id in ids:
+                pipe.hgetall(self._keys.job(job_id.decode()))
+            rows = [
+                (job_id.decode(), fields)
+                for job_id, fields in zip(ids, await pipe.execute(), strict=True)
+                if fields.get(b"state") in wanted
+                and (tenant is None or fields.get(b"tenant") == tenant.encode())
+            ]
+            queued = [job_id for job_id, fields in rows if fields[b"state"] == b"queued"]
+            positions = dict(zip(queued, await self._positions(queued), strict=True))
+        return [_record(job_id, fields, positions.get(job_id)) for job_id, fields in rows]
 
     async def _positions(self, job_ids: Sequence[str]) -> list[int | None]:
         if not job_ids:
@@ -396,6 +460,12 @@ def _record(job_id: str, fields: Fields, position: int | None) -> JobRecord:
         return job_record(job_id, fields, position)
     except ValueError as error:
         raise TransportError(str(error)) from error
+
+
+def _milliseconds(time: tuple[int, int]) -> int:
+    """Of the reply of TIME."""
+    seconds, microseconds = time
+    return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def _tokens_of(worker: WorkerStatus) -> float:

@@ -31,6 +31,7 @@ TRANSITIONS = (
     "file_sweep",
     "finish",
     "forget",
+    "keep",
     "letter_drop",
     "oversubscribe",
     "position",

@@ -1,17 +1,21 @@
 -- announce: publish a model's card and keep it, its blobs and its queues alive.
 -- ARGV: 3 model, 4 card, 5 life_ms, 6 number of queues q, then q queues, then blob digests
 -- Returns the digests that are not stored: the caller sets them and need not announce again.
--- Cards that nobody announced for `life_ms` are dropped here, so the hash stays bounded.
+-- Cards that nobody announced or kept (see keep.lua) for `life_ms` are dropped here, so the hash stays
+-- bounded.
 --@include lib/common.lua
 local model, life_ms = ARGV[3], tonumber(ARGV[5])
 local now = now_ms()
 -- First, because it is never refused above maxmemory.
 redis.call('PEXPIRE', P .. 'models', whole(life_ms))
+redis.call('ZREMRANGEBYSCORE', P .. 'models_kept', '-inf', whole(now))
 redis.call('HSET', P .. 'models', model, ARGV[4])
 redis.call('ZADD', P .. 'models_seen', whole(now), model)
 for _, old in ipairs(redis.call('ZRANGEBYSCORE', P .. 'models_seen', '-inf', whole(now - life_ms))) do
-  redis.call('HDEL', P .. 'models', old)
-  redis.call('ZREM', P .. 'models_seen', old)
+  if not redis.call('ZSCORE', P .. 'models_kept', old) then
+    redis.call('HDEL', P .. 'models', old)
+    redis.call('ZREM', P .. 'models_seen', old)
+  end
 end
 redis.call('PEXPIRE', P .. 'models', whole(life_ms))
 redis.call('PEXPIRE', P .. 'models_seen', whole(life_ms))

@@ -4,6 +4,7 @@
 -- Returns what `pulse` returns, and the number of jobs that this call ended.
 -- Orphans are looked for in one page of the live jobs per call, the next page each time: a job that
 -- waits in the queue meets nobody else who would notice that its frontend died.
+-- What an older release submitted or moved is listed there too, where this release looks for it.
 -- When no job is live the gauges are set to zero: a job whose hash expired unreaped (nobody was there
 -- for a day) cannot be counted back one by one. When no batch is open either, no deadline is left that
 -- the time must be continuous for: it is what the server's clock shows again.
@@ -44,16 +45,21 @@ local page = redis.call('ZRANGE', P .. 'live', from, from + PAGE - 1)
 local to = from + #page
 for _, id in ipairs(page) do
   local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'orphan_ms', 'og')
-  if job[1] and not TERMINAL[job[1]] and orphaned(id, job[2], job[3], job[4]) then
+  local is_live = job[1] and not TERMINAL[job[1]]
+  if is_live and orphaned(id, job[2], job[3], job[4]) then
     latch(id, {state = 'cancelled', reason = 'orphaned', by = 'reaper'})
     ended, to = ended + 1, to - 1
+  elseif is_live and not redis.call('ZSCORE', P .. job[1], id) then
+    local fields = read_job(id, 'tenant', 'model', 'deadline_ms')
+    unlist_job(id, fields, job[1] == 'queued' and 'running' or 'queued')
+    list_job(id, fields, job[1])
   end
 end
 redis.call('HSET', P .. 'pulse', 'swept', #page == PAGE and to or 0)
 
 if redis.call('EXISTS', P .. 'live') == 0 then
   if redis.call('EXISTS', P .. 'batches_open') == 0 then redis.call('HDEL', P .. 'pulse', 'skew_ms') end
-  local was_wrong = false
+  local was_wrong = redis.call('DEL', P .. 'queued', P .. 'running') > 0
   for _, gauge in ipairs({'queued', 'running', 'queued_tokens'}) do
     local value = redis.call('HGET', P .. 'stat', gauge)
     if value and value ~= '0' then
@@ -63,6 +69,7 @@ if redis.call('EXISTS', P .. 'live') == 0 then
   end
   for _, model in ipairs(was_wrong and redis.call('HKEYS', P .. 'models') or {}) do
     redis.call('HDEL', P .. 'work:' .. model, '0', '1', '2', '3', '4', '5', '6', '7')
+    redis.call('DEL', P .. 'queued:model:' .. model)
   end
 end
 return {seen, ended}

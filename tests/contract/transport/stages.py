@@ -201,7 +201,15 @@ class Stage:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
             elif kind in ("req", "probe", "f", "blob"):
                 found[key] = await self.redis.get(key)
-            elif kind in ("live", "unbegun", "ended", "models_seen"):
+            elif kind in (
+                "live",
+                "unbegun",
+                "queued",
+                "running",
+                "ended",
+                "models_seen",
+                "models_kept",
+            ):
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
             elif kind in ("q", "dlq"):
                 found[key] = [fields for _, fields in await self.redis.xrange(key)]

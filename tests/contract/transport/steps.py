@@ -154,6 +154,28 @@ class Steps:
         stats = await self.store.queue_stats()
         assert (stats.queued, stats.running, stats.queued_tokens) == (queued, running, tokens)
         assert await self.redis.zcard(self.keys.live) == queued + running
+        await self.assert_indexes_true()
+
+    async def assert_indexes_true(self) -> None:
+        """Each index lists what the hashes say, and nothing else."""
+        expected: dict[str, set[bytes]] = {}
+        prefix = self.keys.job("")
+        async for key in self.redis.scan_iter(match=prefix + "*", count=1000):
+            job_id = key.decode().removeprefix(prefix).encode()
+            state, tenant, model = (
+                value.decode() for value in await self.redis.hmget(key, "state", "tenant", "model")
+            )
+            if state in ("queued", "running"):
+                indexes = [self.keys.listed(state), self.keys.listed(state, tenant)]
+                if state == "queued":
+                    indexes.append(self.keys.queued_for(model))
+                for index in indexes:
+                    expected.setdefault(index, set()).add(job_id)
+        found = {}
+        for state in ("queued", "running"):
+            async for key in self.redis.scan_iter(match=self.keys.listed(state) + "*", count=1000):
+                found[key.decode()] = set(await self.redis.zrange(key, 0, -1))
+        assert found == expected
 
 
 def other_process(transport: RedisTransport) -> Steps:

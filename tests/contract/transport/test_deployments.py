@@ -13,7 +13,7 @@ import redis.asyncio
 
 from shared.keys import Keys
 from shared.messages import START, JobState, Started
-from shared.transport.base import RESYNC, TransportError
+from shared.transport.base import RESYNC, AnnouncedModel, TransportError
 from shared.transport.connect import RedisTransport, open_transport
 from tests.contract.transport.steps import FINISHED, MODEL, Steps, Stream, until, whole_log
 from tests.support.redis_server import assert_every_key_expires, new_namespace
@@ -110,12 +110,12 @@ async def test_a_dead_workers_job_goes_on_and_is_cancelled_by_id(steps: Steps) -
 async def test_a_worker_is_seen_with_its_card_until_it_retires(steps: Steps) -> None:
     await steps.worker("w1")
     await steps.queue.announce(MODEL, b"{}", {"digest": b"blob"})
-    assert await steps.store.models() == {MODEL: b"{}"}
+    assert await steps.store.models() == {MODEL: AnnouncedModel(b"{}", 0.0)}
     assert await steps.store.get_blob("digest") == b"blob"
     assert [worker.worker_id for worker in await steps.store.workers()] == ["w1"]
     await steps.queue.retire("w1")
     assert await steps.store.workers() == []
-    assert await steps.store.models() == {}
+    assert (await steps.store.models())[MODEL].unserved_s > 0.0
 
 
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(steps: Steps) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from shared.messages import START, JobState
+from shared.transport import redis_store
 from shared.transport.base import TransportError
 from shared.transport.connect import RedisTransport
 from tests.contract.transport.steps import FINISHED, MODEL, Steps, Stream, whole_log
+from tests.support.redis_server import assert_every_key_expires
 
 
 async def test_a_log_is_read_in_pages_strictly_after_the_cursor(transport: RedisTransport) -> None:
@@ -156,14 +160,119 @@ async def test_a_statistic_may_not_pose_as_the_workers_state(transport: RedisTra
         await Steps(transport).beat("w1", stats={"models": "x"})
 
 
-async def test_only_models_that_a_live_worker_serves_are_offered(transport: RedisTransport) -> None:
+async def test_models_are_told_with_how_long_no_worker_has_served_them(
+    transport: RedisTransport,
+) -> None:
     steps = Steps(transport)
     await steps.worker("w1", models=("a", "b"))
     for model in ("a", "b", "c"):
         await steps.queue.announce(model, f'{{"name": "{model}"}}'.encode(), {})
-    assert set(await steps.store.models()) == {"a", "b"}
+    await steps.redis.zincrby(steps.keys.models_seen, -5000, "a")
+    await steps.redis.zincrby(steps.keys.models_seen, -7000, "c")
+    found = await steps.store.models()
+    assert list(found) == ["a", "b", "c"]
+    assert found["b"].card == b'{"name": "b"}'
+    assert (found["a"].unserved_s, found["b"].unserved_s) == (0.0, 0.0)
+    assert 7.0 <= found["c"].unserved_s < 60.0
     await steps.die("w1")
-    assert await steps.store.models() == {}
+    found = await steps.store.models()
+    assert 5.0 <= found["a"].unserved_s < 60.0
+    assert 0.0 < found["b"].unserved_s < 60.0
+
+
+async def test_what_waits_is_counted_by_model_with_and_without_a_worker(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.queue.announce("a", b"{}", {})
+    await steps.queue.announce("b", b"{}", {})
+    for model in ("a", "a", "b", "never-announced"):
+        await steps.submit(model=model)
+
+    async def waiting() -> Mapping[str, int]:
+        await steps.store.workers()
+        return (await steps.store.queue_stats()).queued_by_model
+
+    assert await waiting() == {"a": 2, "b": 1}
+    await steps.worker("w1", models=("a",))
+    await steps.pull("w1", 1)
+    assert await waiting() == {"a": 1, "b": 1}
+    await steps.assert_counters_true()
+
+
+async def test_kept_models_outlive_the_day_after_their_last_announcement(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.queue.announce("kept", b"{}", {"abc": b"1"})
+    await steps.queue.announce("old", b"{}", {"def": b"2"})
+    keys = steps.keys
+    for key in (keys.models, keys.models_seen, keys.blob("abc"), keys.blob("def")):
+        await steps.redis.pexpire(key, 500_000)
+    await steps.redis.zadd(keys.models_seen, {"kept": 1, "old": 1})
+    await steps.store.keep_models({"kept": ["abc"], "never-announced": ["ghi"]})
+    for key in (keys.models, keys.models_seen, keys.models_kept, keys.blob("abc")):
+        assert await steps.redis.pttl(key) > 80_000_000, key
+    assert await steps.redis.pttl(keys.blob("def")) <= 500_000
+    await steps.queue.announce("new", b"{}", {})
+    assert set(await steps.store.models()) == {"kept", "new"}
+    await assert_every_key_expires(steps.redis, keys.namespace)
+    await steps.redis.zadd(keys.models_kept, {"kept": 1})  # a day without a frontend that keeps it
+    await steps.queue.announce("new", b"{}", {})
+    assert set(await steps.store.models()) == {"new"}
+
+
+async def test_a_tenants_running_jobs_are_found_behind_any_number_that_wait(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    old = [(await steps.submit(tenant="a")).job_id for _ in range(3)]
+    taken = [delivery.job.job_id for delivery in await steps.pull("w1", 3)]
+    assert sorted(taken) == sorted(old)
+    for _ in range(30):
+        await steps.submit(tenant="b")
+
+    async def listed(state: JobState | None, tenant: str | None, limit: int) -> set[str]:
+        found = await steps.store.list_jobs(state, limit, tenant)
+        return {record.job_id for record in found}
+
+    redis_store.MAX_SCANNED, before = 8, redis_store.MAX_SCANNED
+    try:
+        assert await listed(JobState.RUNNING, None, 20) == set(old)
+        assert await listed(JobState.RUNNING, "a", 20) == set(old)
+        assert await listed(None, "a", 20) == set(old)
+    finally:
+        redis_store.MAX_SCANNED = before
+    assert await listed(JobState.QUEUED, "a", 20) == set()
+    assert len(await listed(None, None, 40)) == 33
+
+
+async def test_jobs_of_an_older_release_are_listed_once_reap_has_met_them(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    running = await steps.submit(tenant="a")
+    await steps.pull("w1", 1)
+    queued = await steps.submit(tenant="a")
+    keys = steps.keys
+    # As an older release leaves them: submitted without an index, or claimed without a move.
+    for index in (keys.listed("queued"), keys.listed("queued", "a"), keys.queued_for(MODEL)):
+        await steps.redis.delete(index)
+        await steps.redis.zadd(index, {running.job_id: running.timeout_ms + 10**13})
+    for index in (keys.listed("running"), keys.listed("running", "a")):
+        await steps.redis.delete(index)
+    assert await steps.store.list_jobs(JobState.RUNNING, 5) == []
+    assert await steps.store.list_jobs(JobState.QUEUED, 5) == [], "what runs does not wait"
+    await steps.store.reap()
+    assert [job.job_id for job in await steps.store.list_jobs(JobState.RUNNING, 5)] == [
+        running.job_id
+    ]
+    assert [job.job_id for job in await steps.store.list_jobs(JobState.QUEUED, 5, "a")] == [
+        queued.job_id
+    ]
+    await steps.assert_counters_true()
 
 
 async def test_blobs_are_sent_once_and_kept_by_announcing(transport: RedisTransport) -> None:

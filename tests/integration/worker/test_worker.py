@@ -26,7 +26,7 @@ PROMPT = list(range(40, 70))
 
 
 async def text_of(transport: RedisTransport, model: str, token_ids: list[int]) -> str:
-    card = ModelCard.from_json((await transport.store.models())[model])
+    card = ModelCard.from_json((await transport.store.models())[model].card)
     blobs = {}
     for digest in card.digests:
         blob = await transport.store.get_blob(digest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,21 +13,30 @@ from api.errors import ApiError
 from api.text_pool import TextPool
 from shared.messages import InvalidParameter
 from shared.text.card import card_from_checkpoint
-from shared.transport.base import TransportError
+from shared.transport.base import AnnouncedModel, TransportError
 from tests.support.checkpoints import make_checkpoint
 
 
 class Store:
     def __init__(self) -> None:
         self.cards: dict[str, bytes] = {}
+        self.unserved_s: dict[str, float] = {}
+        self.kept: list[str] = []
         self.blobs: dict[str, bytes] = {}
         self.is_away = False
         self.fetched: list[str] = []
 
-    async def models(self) -> dict[str, bytes]:
+    async def models(self) -> dict[str, AnnouncedModel]:
         if self.is_away:
             raise TransportError("away")
-        return self.cards
+        return {
+            name: AnnouncedModel(card, self.unserved_s.get(name, 0.0))
+            for name, card in self.cards.items()
+        }
+
+    async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:
+        assert all(digest in self.blobs for ones in digests.values() for digest in ones)
+        self.kept = list(digests)
 
     async def get_blob(self, digest: str) -> bytes | None:
         self.fetched.append(digest)
@@ -82,9 +91,31 @@ async def test_each_way_of_not_being_served_has_its_own_answer(
     store.serve(checkpoint, "other")
     assert (await catalog.require("m")).card.name == "m"
     assert await refused(catalog, "nobody") == (404, "model_not_found")
-    del store.cards["m"]
+    store.unserved_s["m"] = 1.0
     await catalog.refresh()
     assert await refused(catalog, "m") == (503, "service_unavailable")  # its workers are gone
+
+
+async def test_a_model_that_was_served_lately_can_be_named_and_one_that_is_kept_for_ever(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool, 600.0, frozenset({"kept", "never"}))  # type: ignore[arg-type]
+    for name in ("kept", "lately"):
+        store.serve(checkpoint, name)
+        store.unserved_s[name] = 599.0
+    assert not (await catalog.require("lately")).is_served
+    store.serve(checkpoint, "now")
+    await catalog.refresh()
+    assert list(catalog.known) == ["now", "kept", "lately"], "those that are served first"
+    assert (await catalog.only(None)).card.name == "now", "the one that is served"
+    store.unserved_s.update(kept=10**6, lately=601.0)
+    assert (await catalog.require("kept")).card.name == "kept"
+    await catalog.refresh()
+    assert await refused(catalog, "lately") == (503, "service_unavailable")
+    assert await refused(catalog, "never") == (404, "model_not_found")
+    await catalog.keep()
+    assert store.kept == ["kept"]
 
 
 async def test_a_text_is_loaded_once_per_content(checkpoint: Path, pool: TextPool) -> None:
@@ -97,7 +128,7 @@ async def test_a_text_is_loaded_once_per_content(checkpoint: Path, pool: TextPoo
     store.serve(checkpoint, "twin")
     await catalog.refresh()
     assert len(store.fetched) == fetched
-    assert catalog.served["m"].text is catalog.served["twin"].text
+    assert catalog.known["m"].text is catalog.known["twin"].text
 
 
 async def test_a_model_may_go_unnamed_only_where_there_is_one(
@@ -124,7 +155,7 @@ async def test_what_cannot_be_read_is_left_out_and_said(
     store.cards["broken"] = b"{"
     await catalog.refresh()
     await catalog.refresh()
-    assert list(catalog.served) == ["m"]
+    assert list(catalog.known) == ["m"]
     assert [record.message for record in caplog.records].count("model cannot be served") == 1
 
 
@@ -136,5 +167,5 @@ async def test_the_context_is_what_model_and_cache_both_hold(
     store.serve(checkpoint, "large")
     store.serve(checkpoint, "small", kv_capacity_tokens=40)
     await catalog.refresh()
-    assert catalog.served["large"].context_tokens == 64
-    assert catalog.served["small"].room(10).left == 30
+    assert catalog.known["large"].context_tokens == 64
+    assert catalog.known["small"].room(10).left == 30

@@ -347,21 +347,21 @@ async def test_health_says_the_worst_that_it_knows() -> None:
     health = HealthMonitor(store)  # type: ignore[arg-type]
     assert health.status == "degraded"
     await health.refresh()
-    assert (health.status, health.has_usable_worker) == ("no_workers", False)
+    assert (health.status, health.is_fresh) == ("no_workers", True)
     store.found = [worker(), worker(draining=True)]
     await health.refresh()
-    assert (health.status, health.has_usable_worker) == ("ok", True)
+    assert (health.status, health.is_fresh) == ("ok", True)
     payload = health.payload()
     assert (payload["running"], payload["waiting"]) == (6, 3 + 4)
     assert payload["workers"][0]["tok_s"] == 1.5
     assert [one["status"] for one in payload["workers"]] == ["ok", "draining"]
     store.found = [worker(stalled=True)]
     await health.refresh()
-    assert (health.status, health.has_usable_worker) == ("stalled", False)
+    assert (health.status, health.is_fresh) == ("stalled", True)
     store.failures = 1
     with pytest.raises(TransportError):
         await health.refresh()
-    assert health.status == "degraded"
+    assert (health.status, health.is_fresh) == ("degraded", False)
 
 
 @pytest.mark.parametrize(

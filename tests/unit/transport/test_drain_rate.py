@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.transport.drain_rate import DrainRate
+from shared.transport.drain_rate import DrainRate, DrainRates
 
 
 def measured(*looks: tuple[float, float], is_waiting: bool = True) -> DrainRate:
@@ -60,3 +60,14 @@ def test_workers_that_come_go_or_count_anew_add_what_they_do_from_then_on() -> N
     ):
         rate.observe(totals, now_s, is_waiting=True)
     assert rate.tokens_per_s == 100.0
+
+
+def test_without_a_worker_the_wait_is_the_longest_and_no_rate_is_known() -> None:
+    rates = DrainRates()
+    assert rates.of("m").retry_after_s(10) <= 2.4  # before the first look
+    rates.observe({"m": {"w": 0.0}}, {"m"}, 0.0)
+    rates.observe({"m": {"w": 1000.0}}, {"m"}, 10.0)
+    assert rates.of("m").tokens_per_s == 100.0
+    rates.observe({}, set(), 11.0)  # its only worker has gone
+    assert rates.of("m").tokens_per_s is None
+    assert rates.of("m").retry_after_s(10) == 60.0

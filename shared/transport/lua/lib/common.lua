@@ -70,11 +70,34 @@ local function read_job(id, ...)
   return job
 end
 
+-- The sorted sets that list a job (id -> deadline) while it is in a state: of all, of its tenant, and of
+-- what waits also of its model.
+local function indexes_of(job, state)
+  local tenant = P .. state .. ':tenant:' .. (job.tenant or '')
+  if state == 'running' then return {P .. 'running', tenant} end
+  return {P .. 'queued', tenant, P .. 'queued:model:' .. (job.model or '')}
+end
+
+local function list_job(id, job, state)
+  local deadline, now = tonumber(job.deadline_ms or '0'), now_ms()
+  for _, index in ipairs(indexes_of(job, state)) do
+    redis.call('ZADD', index, whole(deadline), id)
+    -- What an older release ended stays listed; it is left out by who reads, and dropped here.
+    redis.call('ZREMRANGEBYSCORE', index, '-inf', whole(now - LEFTOVER_MS))
+    expire_at_least(index, math.max(deadline - now, 0) + LEFTOVER_MS)
+  end
+end
+
+local function unlist_job(id, job, state)
+  for _, index in ipairs(indexes_of(job, state)) do redis.call('ZREM', index, id) end
+end
+
 -- Gauges: what waits and runs in all and per tenant, and per model and lane how much work waits (tokens,
 -- of the prompt and expected of the output). The job's hash is there, and says what it counts as.
+-- The job is listed and unlisted here too.
 -- `from`, `to`: 'queued', 'running', or nil: not yet, no longer. A tenant without live jobs leaves nothing.
 local function count_job(id, from, to)
-  local job = read_job(id, 'tenant', 'prompt_tokens', 'lane', 'q', 'work')
+  local job = read_job(id, 'tenant', 'prompt_tokens', 'lane', 'q', 'work', 'model', 'deadline_ms')
   local tenant_key, base = P .. 'tenant:' .. (job.tenant or ''), job.lane
   local model, lane = string.match(string.sub(job.q or '', #P + 1), '^q:(.*):(%d)$')
 
@@ -92,8 +115,12 @@ local function count_job(id, from, to)
     end
   end
 
-  if to then count(to, 1) end
+  if to then
+    count(to, 1)
+    list_job(id, job, to)
+  end
   if from then
+    unlist_job(id, job, from)
     count(from, -1)
     local left = redis.call('HMGET', tenant_key, 'queued', 'running')
     if tonumber(left[1] or '0') <= 0 and tonumber(left[2] or '0') <= 0 then
