@@ -114,9 +114,10 @@ class ModelCatalog:
                 "until one does. Try again later.",
                 UNSERVED_RETRY_S,
             )
-        if not self._known:
+        if not self._known or name in self._kept:
+            which = "this model" if name in self._kept else "a model"
             raise unavailable(
-                "No worker has announced a model yet. Try again later.", UNSERVED_RETRY_S
+                f"No worker has announced {which} yet. Try again later.", UNSERVED_RETRY_S
             )
         raise model_not_found(name)
 

@@ -113,7 +113,8 @@ async def test_a_model_that_was_served_lately_can_be_named_and_one_that_is_kept_
     assert (await catalog.require("kept")).card.name == "kept"
     await catalog.refresh()
     assert await refused(catalog, "lately") == (503, "service_unavailable")
-    assert await refused(catalog, "never") == (404, "model_not_found")
+    assert await refused(catalog, "never") == (503, "service_unavailable")
+    assert await refused(catalog, "another") == (404, "model_not_found")
     await catalog.keep()
     assert store.kept == ["kept"]
 
