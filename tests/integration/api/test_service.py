@@ -78,9 +78,10 @@ def test_health_counts_what_goes_on_and_says_when_an_engine_stalls(
     stage.script.stalled = True
     wait_until(lambda: client.get("/health").json()["status"] == "stalled", "the stall")
     assert client.get("/health").status_code == 200
-    wait_until(lambda: client.get("/ready").status_code == 503, "no readiness")
+    assert client.get("/ready").status_code == 200, "requests are accepted, and wait"
+    assert client.get("/ready").json()["status"] == "stalled"
     stage.script.stalled = False
-    wait_until(lambda: client.get("/ready").status_code == 200, "readiness")
+    wait_until(lambda: client.get("/health").json()["status"] == "ok", "the stall's end")
     assert client.head("/health").status_code == 200
 
 
