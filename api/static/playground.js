@@ -58,7 +58,7 @@ async function loadModels() {
         setControls();
         return;
       }
-      say("No worker has served a model lately. Waiting for one…");
+      say("No worker serves a model yet. Waiting for one…");
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       say(`${error.message} Trying again…`);
