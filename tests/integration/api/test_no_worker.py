@@ -65,7 +65,15 @@ class Deployment:
     def end_worker(self, popen: Any, how: signal.Signals) -> None:
         popen.send_signal(how)
         popen.wait(30)
-        wait_until(lambda: self.health()["status"] == "no_workers", "its lease's end", LIMIT_S)
+        # Workers and models are looked at in turn: both pictures must know.
+        wait_until(
+            lambda: (
+                self.health()["status"] == "no_workers"
+                and all(not model["is_served"] for model in self.get("/v1/models").json()["data"])
+            ),
+            "its lease's end",
+            LIMIT_S,
+        )
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.frontend.base_url + path, timeout=20)
