@@ -7,9 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from api.accepted_jobs import AcceptedJobs
 from api.departures import Departures
 from api.errors import idempotency_key_reuse, queue_full, store_unreachable, unavailable
-from shared.messages import Job
+from shared.messages import Job, OnDisconnect
 from shared.transport.base import (
     AdmissionLimits,
     JobStore,
@@ -34,10 +35,12 @@ class Admission:
         store: JobStore,
         limits_of: Callable[[str], AdmissionLimits],
         departures: Departures,
+        accepted: AcceptedJobs,
     ) -> None:
         self._store = store
         self.limits_of = limits_of
         self._departures = departures
+        self._accepted = accepted
 
     async def submit(self, job: Job, reader_id: str = "") -> Submitted:
         """Returns when the job is queued. Raises ApiError when it is not.
@@ -54,6 +57,8 @@ class Admission:
             if submitted is Submitted.DUPLICATE and reader_id:
                 # Of an earlier try, whose reader may have left: its grace is not to end now.
                 await self._store.attach([(job.job_id, reader_id)])
+            if job.on_disconnect is OnDisconnect.CONTINUE:
+                self._accepted.add(job)
             return submitted
         except QueueFull as error:
             raise queue_full(error) from error
@@ -76,7 +81,10 @@ class Admission:
         """
         try:
             limits = self.limits_of(job.tenant)
-            return await self._twice(lambda: self._store.requeue(letter_id, job, limits))
+            taken_by = await self._twice(lambda: self._store.requeue(letter_id, job, limits))
+            if taken_by == job.job_id:
+                self._accepted.add(job)
+            return taken_by
         except QueueFull as error:
             raise queue_full(error) from error
         except TransportError as error:

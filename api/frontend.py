@@ -8,6 +8,7 @@ from typing import Protocol
 
 from starlette.requests import Request
 
+from api.accepted_jobs import AcceptedJobs
 from api.admission import Admission
 from api.blobs import Blobs
 from api.catalog import ModelCatalog
@@ -72,8 +73,9 @@ class Frontend:
         self.relay = EventRelay(store, bus, outage_s=settings.outage_s)
         self.stream_tokens = StreamTokens(store, settings.stream_token_s)
         limits = admission_limits(settings)
+        accepted = AcceptedJobs(store)
         self.admission = Admission(
-            store, lambda tenant: ring.limits_of(tenant, limits), self.departures
+            store, lambda tenant: ring.limits_of(tenant, limits), self.departures, accepted
         )
         self.files = Files(
             transport.files,
@@ -87,6 +89,7 @@ class Frontend:
         self._housekeeping = Housekeeping(
             store,
             self.departures,
+            accepted,
             self.health,
             self.catalog,
             self.files,

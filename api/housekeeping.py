@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from api.accepted_jobs import AcceptedJobs
 from api.catalog import ModelCatalog
 from api.departures import Departures
 from api.files import Files
@@ -31,6 +32,7 @@ class Housekeeping:
         self,
         store: JobStore,
         departures: Departures,
+        accepted: AcceptedJobs,
         health: HealthMonitor,
         catalog: ModelCatalog,
         files: Files,
@@ -42,6 +44,7 @@ class Housekeeping:
     ) -> None:
         self._store = store
         self._departures = departures
+        self._accepted = accepted
         self._health = health
         self._catalog = catalog
         self._files = files
@@ -56,6 +59,7 @@ class Housekeeping:
             ("beat", BEAT_S, self._beat),
             ("reap", BEAT_S, self._store.reap),
             ("departures", BEAT_S, self._departures.retry),
+            ("accepted jobs", BEAT_S, self._accepted.look),
             ("health", self._health_interval_s, self._health.refresh),
             ("models", self._health_interval_s, self._catalog.refresh),
             ("kept models", KEEP_S, self._catalog.keep),

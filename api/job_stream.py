@@ -107,6 +107,7 @@ class JobStream:
         self._clock = asyncio.get_running_loop().time
         self._last_news = self._clock()
         self._idle_reads = 0
+        self._is_missing = False  # at the last look the server had no such job
 
     @property
     def cursor(self) -> Cursor:
@@ -226,6 +227,7 @@ class JobStream:
     def _news(self) -> None:
         self._last_news = self._clock()
         self._idle_reads = 0
+        self._is_missing = False
 
     async def _catch_up(self, deadline: float) -> bool:
         """Reads a page of the log; False when that takes beyond `deadline` (it goes on)."""
@@ -287,6 +289,9 @@ class JobStream:
         if record is None:
             if await self._submitted_again():
                 return None
+            if not self._is_missing:
+                self._is_missing = True  # until the next look its worker may put it back
+                return None
             return Failed(
                 end=self.cursor,
                 state=JobState.FAILED,
@@ -294,6 +299,7 @@ class JobStream:
                 message="The job is no longer known: its record expired or was lost.",
                 usage=Usage(0, self.cursor.num_tokens),
             )
+        self._is_missing = False
         if record.state not in TERMINAL_STATES:
             return None
         if await self._store.read_log(self.job_id, self.cursor, 1):

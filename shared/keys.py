@@ -62,6 +62,9 @@ class Keys:
     def facts(self, job_id: str) -> str:
         return f"{self.prefix}facts:{job_id}"
 
+    def tombstone(self, job_id: str) -> str:
+        return f"{self.prefix}tombstone:{job_id}"
+
     def channel(self, job_id: str) -> str:
         return f"{self.prefix}ch:{job_id}"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from shared.outage_log import OutageLog
 from shared.transport.base import Beat, JobQueue, TransportError
@@ -37,9 +37,15 @@ class Heartbeat:
         is_stalled: Callable[[], bool],
         is_lost: Callable[[], bool],
         on_drop: Callable[[str, int], None],
+        on_lost: Callable[[str, int], None],
+        on_sure: Callable[[Iterable[str], float], None],
         on_trouble: Callable[[], None],
     ) -> None:
-        """`on_drop(job_id, attempt)`: the attempt that the beat spoke of is not ours any more."""
+        """`on_drop(job_id, attempt)`: the attempt that the beat spoke of is not ours any more.
+
+        `on_lost(job_id, attempt)`: the server does not have it. `on_sure(job_ids, since_s)`: the
+        server had these at that time (monotonic) or later.
+        """
         self._queue = queue
         self._worker_id = worker_id
         self._models = models
@@ -50,6 +56,8 @@ class Heartbeat:
         self._is_stalled = is_stalled
         self._is_lost = is_lost
         self._on_drop = on_drop
+        self._on_lost = on_lost
+        self._on_sure = on_sure
         self._on_trouble = on_trouble
         # An answer that takes so long is not waited for: there is time for two more tries.
         self._timeout_s = lease_ms / 1000 / 3
@@ -61,7 +69,8 @@ class Heartbeat:
     async def beat(self) -> None:
         """One beat. Raises TransportError."""
         attempts = {running.job.job_id: running.attempt for running in self._jobs}
-        dropped = await self._queue.beat(
+        begin_s = time.monotonic()
+        reply = await self._queue.beat(
             Beat(
                 worker_id=self._worker_id,
                 lease_ms=self._lease_ms,
@@ -72,9 +81,13 @@ class Heartbeat:
                 stalled=self._is_stalled(),
             )
         )
-        for job_id in dropped:
+        self._on_sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
+        for job_id in reply.dropped:
             if job_id in attempts:
                 self._on_drop(job_id, attempts[job_id])
+        for job_id in reply.lost:
+            if job_id in attempts:
+                self._on_lost(job_id, attempts[job_id])
 
     async def run(self) -> None:
         """Until cancelled."""

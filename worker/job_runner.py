@@ -105,7 +105,15 @@ class JobRunner:
     def _open_outbox(self, delivery: Delivery) -> None:
         """From now on the job may say something."""
         links = chain_links(delivery.output_token_ids, delivery.segments)
-        self._publisher.open(delivery.job.job_id, delivery.attempt, delivery.end, links)
+        self._publisher.open(
+            delivery.job.job_id,
+            delivery.attempt,
+            delivery.end,
+            links,
+            logged=delivery.logged,
+            has_choices=delivery.job.num_choices > 1,
+            snapshot=delivery.snapshot,
+        )
 
     def _enter_engine(self, running: RunningJob) -> None:
         job = running.job

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import ceil
 
-from shared.messages import Cursor, Delta, Segment, TokenLogprob
-from shared.transport.base import Append, JobEnd
+from shared.messages import START, Cursor, Delta, Segment, TokenLogprob, segment_deltas
+from shared.transport.base import Append, JobEnd, JobSnapshot
 from shared.transport.segments import chain_links
 
 ChainHash = Callable[[str, Sequence[int]], str]
 
+MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
 MAX_PIECES = 128  # told apart in one append; of more than that, neighbours go together
 
 
 class Outbox:
     """Cuts a job's output into appends; every append is offered unchanged until it is settled.
 
-    All output of this attempt stays in memory while the job runs, so that a log which lost its tail
+    All output stays in memory while the job runs, so that a log which lost its tail, or everything,
     can be filled again.
     """
 
     def __init__(
-        self, job_id: str, attempt: int, end: Cursor, links: Sequence[int], chain: ChainHash
+        self,
+        job_id: str,
+        attempt: int,
+        end: Cursor,
+        links: Sequence[int],
+        chain: ChainHash,
+        *,
+        logged: Sequence[Delta] = (),
+        has_choices: bool = False,
+        snapshot: JobSnapshot | None = None,
     ) -> None:
-        """`end` is where the log stands, `links` what it holds (see chain_links)."""
+        """`end` is where the log stands, `links` what it holds (see chain_links).
+
+        `logged`: the log itself; without it nothing before `end` can be written again. `snapshot`:
+        the job as it was claimed, to put it back from.
+        """
+        self.snapshot = snapshot
+        self.sure_s = time.monotonic()  # when the server last knew this attempt
         self.job_id = job_id
         self.attempt = attempt
         self.num_gaps = 0  # in a row
@@ -46,6 +63,8 @@ class Outbox:
         self._failed = False
         self.over = False
         self.cached_tokens: int | None = None  # prompt tokens of the prefix hit, once known
+        if end != START and logged:
+            self._take_log(logged, has_choices=has_choices)
 
     def add(
         self,
@@ -120,7 +139,8 @@ class Outbox:
     def next_append(self) -> Append:
         """All that is not durable; the same again while the last one is not settled."""
         if self._in_flight is None:
-            begin, end = self._num_accepted, len(self._texts)
+            begin = self._num_accepted
+            end = self._end_of_append(begin)
             start, stop = self._cursors[begin], self._cursors[end]
             first = start.num_tokens - self._base.num_tokens
             last = stop.num_tokens - self._base.num_tokens
@@ -135,7 +155,7 @@ class Outbox:
                 delta=Delta(start, stop, token_ids, text, logprobs, segments),
                 start_hash=self._accepted_hash,
                 end_hash=self._chain(self._accepted_hash, links),
-                end_of_job=self._end,
+                end_of_job=self._end if end == len(self._texts) else None,
                 cached_tokens=self.cached_tokens,
             )
             self._num_in_flight = end
@@ -162,6 +182,33 @@ class Outbox:
         self._num_accepted = index
         self._accepted_hash = self._chain(self._base_hash, links)
         return True
+
+    def _take_log(self, logged: Sequence[Delta], *, has_choices: bool) -> None:
+        """What earlier attempts said, as pieces that are durable."""
+        if (logged[0].start, logged[-1].end) != (START, self._base):
+            return
+        try:
+            parts = [part for delta in logged for part in segment_deltas(delta)]
+        except ValueError:  # of a log that cannot be divided nothing can be written again
+            return
+        accepted_hash, self._base, self._base_hash = self._base_hash, START, ""
+        self._cursors = [START]
+        for part in parts:
+            num_bytes = len(part.text.encode())
+            segment = Segment(
+                part.choice, len(part.token_ids), num_bytes, part.finish_reason, part.stop_reason
+            )
+            self.add(part.token_ids, part.text, part.logprobs, segment if has_choices else None)
+        self._num_accepted = len(self._texts)
+        self._accepted_hash = accepted_hash
+
+    def _end_of_append(self, begin: int) -> int:
+        """How many pieces, counted from the beginning, one append takes those behind `begin` to."""
+        start = self._cursors[begin]
+        if self.cursor.num_tokens - start.num_tokens <= MAX_APPEND_TOKENS:
+            return len(self._texts)
+        beyond = Cursor(start.num_tokens + MAX_APPEND_TOKENS + 1, 0)
+        return max(begin + 1, bisect_right(self._cursors, beyond, lo=begin) - 1)
 
     def _segments_between(self, begin: int, end: int) -> tuple[Segment, ...] | None:
         """Whose these pieces are, and where each ends; None for what needs neither."""

@@ -14,16 +14,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from shared.messages import Cursor, ErrorCode, JobState, Segment, TokenLogprob, Usage
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    ErrorCode,
+    JobState,
+    Segment,
+    TokenLogprob,
+    Usage,
+)
 from shared.transport.base import (
     Append,
     AppendResult,
     AppendStatus,
     JobEnd,
     JobQueue,
+    JobSnapshot,
+    Restored,
     TransportError,
 )
 from worker.outbox import ChainHash, Outbox
@@ -31,6 +42,7 @@ from worker.outbox import ChainHash, Outbox
 MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
 MAX_GAPS = 3  # in a row, of one job
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+LEASE_WAIT_S = 0.05  # for the beat that must come before a job is put back
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +65,9 @@ class FlushPolicy:
 class Settled:
     """A job needs the publisher no more.
 
-    OK: its end is durable. ENDED: somebody latched it. FENCED, GONE: it is not ours. DIVERGED: our
-    copy is not the log's; it must be taken up again. REJECTED: its end could not be written.
+    OK: its end is durable. ENDED: somebody latched it. FENCED: it is not ours. GONE: it has ended,
+    or was lost and cannot be put back. DIVERGED: our copy is not the log's; it must be taken up
+    again. REJECTED: its end could not be written.
     """
 
     job_id: str
@@ -92,6 +105,7 @@ class Publisher:
         self._on_trouble = on_trouble
         self._outboxes: dict[str, Outbox] = {}
         self._waiting: dict[str, Outbox] = {}  # those with something to say, oldest first
+        self._lost: dict[str, Outbox] = {}  # those whose jobs the server does not have any more
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
         self._idle = asyncio.Event()
@@ -101,12 +115,32 @@ class Publisher:
         self.room.set()
         self.away = False  # the last append could not be delivered
 
-    def open(self, job_id: str, attempt: int, end: Cursor, links: Sequence[int]) -> None:
+    def open(
+        self,
+        job_id: str,
+        attempt: int,
+        end: Cursor,
+        links: Sequence[int],
+        *,
+        logged: Sequence[Delta] = (),
+        has_choices: bool = False,
+        snapshot: JobSnapshot | None = None,
+    ) -> None:
         """From now on this job speaks, under this attempt, from where its log ends.
 
-        `links` are what the log holds (see chain_links).
+        Arguments as of Outbox. A job with a snapshot is put back when the server has lost it.
         """
-        self._outboxes[job_id] = Outbox(job_id, attempt, end, links, self._chain)
+        self._lost.pop(job_id, None)
+        self._outboxes[job_id] = Outbox(
+            job_id,
+            attempt,
+            end,
+            links,
+            self._chain,
+            logged=logged,
+            has_choices=has_choices,
+            snapshot=snapshot,
+        )
 
     def add(
         self,
@@ -143,7 +177,20 @@ class Publisher:
         """Forgets a job; Settled does not follow. An append on its way may still arrive."""
         if self._outboxes.pop(job_id, None) is not None:
             self._waiting.pop(job_id, None)
+            self._lost.pop(job_id, None)
             self._update()
+
+    def sure(self, job_ids: Iterable[str], since_s: float) -> None:
+        """The server knew these attempts at `since_s` (monotonic) or later."""
+        for job_id in job_ids:
+            if (outbox := self._outboxes.get(job_id)) is not None:
+                outbox.sure_s = max(outbox.sure_s, since_s)
+
+    def lost(self, job_id: str, attempt: int) -> None:
+        """The server does not have this attempt: it is put back, or Settled follows."""
+        outbox = self._outboxes.get(job_id)
+        if outbox is not None and outbox.attempt == attempt:
+            self._note_lost(outbox)
 
     @property
     def num_unsent_total(self) -> int:
@@ -158,13 +205,16 @@ class Publisher:
         failures = 0
         while True:
             await self._wake.wait()
-            rested = await self._rest()
-            outboxes = self._due(everything=rested)
-            if not outboxes:
-                continue
-            begin_s = time.monotonic()
-            items = [outbox.next_append() for outbox in outboxes]
             try:
+                if self._lost:
+                    await self._restore_lost()
+                rested = await self._rest()
+                outboxes = self._due(everything=rested)
+                if not outboxes:
+                    failures = 0
+                    continue
+                begin_s = time.monotonic()
+                items = [outbox.next_append() for outbox in outboxes]
                 results = await self._queue.append(self._worker_id, self._lease_ms, items)
             except TransportError as error:
                 self._note_away(error)
@@ -174,10 +224,49 @@ class Publisher:
             failures = 0
             self._note_back()
             for outbox, item, result in zip(outboxes, items, results, strict=True):
-                self._settle(outbox, item, result)
+                self._settle(outbox, item, result, begin_s)
             self._update()
             end_s = time.monotonic()
             self._rest_until_s = end_s + self._policy.rest_s(end_s - begin_s)
+
+    async def _restore_lost(self) -> None:
+        """Puts back what the server has lost; what cannot come back is settled as GONE. Raises
+        TransportError."""
+        for job_id, outbox in list(self._lost.items()):
+            assert outbox.snapshot is not None, "see _note_lost"
+            sure_ms = int((time.monotonic() - outbox.sure_s) * 1000)
+            restored = await self._queue.restore(
+                self._worker_id, job_id, outbox.attempt, outbox.snapshot, sure_ms
+            )
+            if restored is Restored.NO_LEASE or self._lost.get(job_id) is not outbox:
+                continue
+            del self._lost[job_id]
+            if restored is not Restored.RESTORED:
+                self._close(outbox, AppendStatus.GONE, restored.value)
+                continue
+            log.warning(
+                "a lost job was put back",
+                extra={"job_id": job_id, "attempt": outbox.attempt, "end": str(outbox.cursor)},
+            )
+            # The log is empty, or what the server still had of it: the next append finds out.
+            if not outbox.rewind(START):
+                self._close(outbox, AppendStatus.DIVERGED)
+            else:
+                outbox.num_gaps = 0
+                self._notice(outbox)
+        self._update()
+        if self._lost:
+            await asyncio.sleep(LEASE_WAIT_S)
+
+    def _note_lost(self, outbox: Outbox, detail: str = "") -> None:
+        if outbox.snapshot is None:
+            self._close(outbox, AppendStatus.GONE, detail)
+            return
+        self._waiting.pop(outbox.job_id, None)
+        self._lost[outbox.job_id] = outbox
+        self._idle.clear()
+        self._wake.set()
+        self._urgent.set()
 
     async def _rest(self) -> bool:
         """True when the rest is over, False when something urgent ended it."""
@@ -199,7 +288,7 @@ class Publisher:
         return outbox.is_first or outbox.ending or outbox.num_unsent >= self._policy.flush_tokens
 
     def _notice(self, outbox: Outbox) -> None:
-        if not outbox.has_something:
+        if not outbox.has_something or outbox.job_id in self._lost:
             return
         self._waiting.setdefault(outbox.job_id, outbox)
         self._wake.set()
@@ -210,7 +299,7 @@ class Publisher:
             self.room.clear()
 
     def _update(self) -> None:
-        if not self._waiting:
+        if not (self._waiting or self._lost):
             self._wake.clear()
             self._idle.set()
         limit = self._policy.max_unflushed_tokens
@@ -219,12 +308,13 @@ class Publisher:
         ):
             self.room.set()
 
-    def _settle(self, outbox: Outbox, item: Append, result: AppendResult) -> None:
+    def _settle(self, outbox: Outbox, item: Append, result: AppendResult, begin_s: float) -> None:
         if self._outboxes.get(outbox.job_id) is not outbox:
             return  # dropped, or taken up under another attempt, while the append was on its way
         match result.status:
             case AppendStatus.OK:
                 outbox.accept()
+                outbox.sure_s = begin_s
                 if outbox.over:
                     self._close(outbox, AppendStatus.OK)
                 elif not outbox.has_something:
@@ -237,6 +327,8 @@ class Publisher:
             case AppendStatus.ENDED if item.end_of_job is not None:
                 # Our own end, said again because its first answer was lost, or somebody else's.
                 self._close(outbox, AppendStatus.ENDED)
+            case AppendStatus.GONE:
+                self._note_lost(outbox, result.detail)
             case AppendStatus.REJECTED:
                 self._reject(outbox, item, result)
             case _:
@@ -269,6 +361,7 @@ class Publisher:
     def _close(self, outbox: Outbox, status: AppendStatus, detail: str = "") -> None:
         del self._outboxes[outbox.job_id]
         self._waiting.pop(outbox.job_id, None)
+        self._lost.pop(outbox.job_id, None)
         if status not in (AppendStatus.OK, AppendStatus.ENDED):
             self._on_trouble()
         self._on_settled(Settled(outbox.job_id, outbox.attempt, status, detail))

@@ -103,6 +103,8 @@ class WorkerService:
             is_stalled=lambda: self._supervisor.stalled,
             is_lost=lambda: self._supervisor.is_lost,
             on_drop=lambda job_id, attempt: self._mailbox.post(Drop(job_id, attempt, "dropped")),
+            on_lost=self._publisher.lost,
+            on_sure=self._publisher.sure,
             on_trouble=self._suspect,
         )
         self._room = IntakeRoom(self._jobs, self._supervisor)

@@ -79,6 +79,20 @@ class Submitted(StrEnum):
     DUPLICATE = "duplicate"
 
 
+# How long an ended job has a record or at least a tombstone (lua/lib/common.lua has the same). Only
+# who was sure of a job within this time may put it back.
+TOMBSTONE_MS = 600_000
+
+
+class Restored(StrEnum):
+    """What became of putting a job back that the server has lost."""
+
+    RESTORED = "restored"  # it is there again, or still is
+    OVER = "over"  # it has ended, or may have ended
+    FENCED = "fenced"  # another attempt owns it
+    NO_LEASE = "nolease"  # a worker must beat first
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
     """Bounds that `submit` checks atomically, at the check itself. None: no bound.
@@ -218,6 +232,19 @@ class JobStore(Protocol):
         """
         ...
 
+    async def submit_again(self, job: Job, timeout_ms: int) -> Restored:
+        """Queues a job that was accepted before and that the server has lost; no limit holds.
+
+        `timeout_ms`: what is left of its timeout. RESTORED also where it is there already. To be
+        called only by who has seen the job's record, or its acceptance, within TOMBSTONE_MS.
+        """
+        ...
+
+    async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
+        """The state of each job; None: no such job. One that has ended and whose record was removed
+        counts as cancelled."""
+        ...
+
     async def kept_key(self, key: str) -> KeptKey | None:
         """By the digest in Job.idempotency; None: no job has it (any more)."""
         ...
@@ -301,7 +328,7 @@ class AppendStatus(StrEnum):
     GAP = "gap"  # the log is shorter than we thought: send again from there
     DIVERGED = "diverged"  # same length, other tokens: reload from the log
     FENCED = "fenced"  # another attempt owns the job
-    GONE = "gone"  # no such job any more
+    GONE = "gone"  # no such job, or not this claim of it: it ended long ago, or was lost
     ENDED = "ended"  # latched already (cancelled, expired, ...)
     REJECTED = "rejected"  # malformed range or a server error for this item; see detail
 
@@ -356,6 +383,15 @@ class LoggedChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """A claimed job as the server stored it, for `JobQueue.restore`; opaque to its worker."""
+
+    request: bytes
+    facts: bytes
+    fields: tuple[bytes, ...]  # names and values of its hash
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """A claimed job: run each of its choices from where its log ends and speak under `attempt`.
 
@@ -371,6 +407,8 @@ class Delivery:
     cached_tokens: int = 0
     crashes: int = 0
     segments: tuple[Segment, ...] | None = None
+    logged: tuple[Delta, ...] = field(default=(), repr=False)  # the log; () where none is needed
+    snapshot: JobSnapshot | None = field(default=None, compare=False, repr=False)
 
     @property
     def choices(self) -> tuple[LoggedChoice, ...]:
@@ -397,6 +435,14 @@ class Beat:
     stalled: bool = False  # the engine has work and makes no step
 
 
+@dataclass(frozen=True, slots=True)
+class BeatReply:
+    """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore)."""
+
+    dropped: Sequence[str] = ()
+    lost: Sequence[str] = ()
+
+
 class JobQueue(Protocol):
     """The worker's view. Every call may raise TransportError; every call is safe to repeat."""
 
@@ -404,8 +450,8 @@ class JobQueue(Protocol):
         """Creates the streams and their group (from id 0) where they are missing."""
         ...
 
-    async def beat(self, beat: Beat) -> Sequence[str]:
-        """Renews the lease; returns ids of listed jobs that this worker must drop."""
+    async def beat(self, beat: Beat) -> BeatReply:
+        """Renews the lease; says which of the listed jobs are no longer this worker's."""
         ...
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
@@ -436,6 +482,16 @@ class JobQueue(Protocol):
         self, worker_id: str, lease_ms: int, items: Sequence[Append]
     ) -> Sequence[AppendResult]:
         """One round trip for a whole step; one result per item, in order."""
+        ...
+
+    async def restore(
+        self, worker_id: str, job_id: str, attempt: int, snapshot: JobSnapshot, sure_ms: int
+    ) -> Restored:
+        """Puts a job back that the server has lost, as this worker's attempt.
+
+        Its log is empty: the next append meets a gap. `sure_ms`: how long ago the server last knew
+        this attempt.
+        """
         ...
 
     async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:

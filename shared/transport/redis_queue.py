@@ -16,7 +16,15 @@ from shared.codec import PayloadInvalid, decode_job
 from shared.keys import GROUP, Keys
 from shared.messages import Cursor, Delta, ErrorCode, JobState, Segment, TokenLogprob
 from shared.transport.append_items import append_arguments, append_result, refusal_of
-from shared.transport.base import Append, AppendResult, Beat, Delivery
+from shared.transport.base import (
+    Append,
+    AppendResult,
+    Beat,
+    BeatReply,
+    Delivery,
+    JobSnapshot,
+    Restored,
+)
 from shared.transport.command_pool import Command
 from shared.transport.entries import decode_entry
 from shared.transport.failures import group_is_missing, is_out_of_memory, translated
@@ -65,7 +73,7 @@ class RedisJobQueue:
                 if isinstance(reply, Exception) and "BUSYGROUP" not in str(reply):
                     raise reply
 
-    async def beat(self, beat: Beat) -> Sequence[str]:
+    async def beat(self, beat: Beat) -> BeatReply:
         stats = {name: _field(value) for name, value in beat.stats.items()}
         if reserved := WORKER_FIELDS.intersection(stats):
             raise ValueError(f"not names of statistics: {sorted(reserved)}")
@@ -84,9 +92,10 @@ class RedisJobQueue:
         for job_id, attempt in beat.running:
             arguments += (job_id, attempt)
         with translated("beat"):
-            seen, drops = await self._scripts.call(self._connections.beat, "beat", *arguments)
+            seen, *reply = await self._scripts.call(self._connections.beat, "beat", *arguments)
         clock.answered(begun_s, seen)
-        return [job_id.decode() for job_id in drops]
+        dropped, lost = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
+        return BeatReply(dropped, lost)
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         """As JobQueue. A reply that is lost may hold claims: `reconcile` finds them."""
@@ -165,6 +174,16 @@ class RedisJobQueue:
         for at, verdict in zip(sound, verdicts, strict=True):
             results[at] = append_result(items[at], verdict.decode())
         return [result for result in results if result is not None]
+
+    async def restore(
+        self, worker_id: str, job_id: str, attempt: int, snapshot: JobSnapshot, sure_ms: int
+    ) -> Restored:
+        request, facts, fields = snapshot.request, snapshot.facts, snapshot.fields
+        with translated("restore"):
+            word = await self._call(
+                "restore", worker_id, job_id, attempt, sure_ms, request, facts, *fields
+            )
+        return Restored(word.decode())
 
     async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
         with translated("release"):
@@ -302,7 +321,7 @@ class RedisJobQueue:
 
     async def _delivery(self, worker_id: str, claim: Any) -> Delivery | None:
         """None when the job cannot be run: it has been failed."""
-        _, raw_id, attempt, n, b, _, crashes, cached, request, *_ = claim
+        _, raw_id, attempt, n, b, _, crashes, cached, request, facts, fields, *_ = claim
         job_id, end = raw_id.decode(), Cursor(int(n), int(b))
         try:
             job = decode_job(request)
@@ -333,6 +352,8 @@ class RedisJobQueue:
             cached_tokens=int(cached),
             crashes=int(crashes),
             segments=segments,
+            logged=tuple(deltas),
+            snapshot=JobSnapshot(request, facts, tuple(fields)),
         )
 
     async def _logged(self, job_id: str, end: Cursor) -> list[Delta]:

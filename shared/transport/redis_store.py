@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -29,8 +29,10 @@ from shared.transport.base import (
     CancelResult,
     JobRecord,
     KeptKey,
+    KeyTaken,
     QueueFull,
     QueueStats,
+    Restored,
     Submitted,
     TransportError,
     WorkerStatus,
@@ -97,8 +99,35 @@ class RedisJobStore:
             return None
         return reply[1].decode() if reply[0] == b"REQUEUED" else job.job_id
 
+    async def submit_again(self, job: Job, timeout_ms: int) -> Restored:
+        """As JobStore. Raises QueueFull above maxmemory alone."""
+        job = replace(job, timeout_ms=max(1, timeout_ms))
+        try:
+            reply = await self._submit(job, AdmissionLimits(), "", again=True)
+        except KeyTaken:  # by an equal request that came later
+            return Restored.OVER
+        return Restored.OVER if reply[0] == b"OVER" else Restored.RESTORED
+
+    async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
+        with translated("states"):
+            pipe = self._redis.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipe.hget(self._keys.job(job_id), "state")
+                pipe.exists(self._keys.tombstone(job_id))
+            words = await pipe.execute() if job_ids else []
+        return [
+            JobState(state.decode()) if state else JobState.CANCELLED if is_buried else None
+            for state, is_buried in zip(words[::2], words[1::2], strict=True)
+        ]
+
     async def _submit(
-        self, job: Job, limits: AdmissionLimits, reader_id: str, *, letter: str = ""
+        self,
+        job: Job,
+        limits: AdmissionLimits,
+        reader_id: str,
+        *,
+        letter: str = "",
+        again: bool = False,
     ) -> Any:
         """The transition's answer. Raises ValueError, QueueFull and KeyTaken."""
         check_job(job, self._keys.partition)
@@ -111,6 +140,7 @@ class RedisJobStore:
             grace=self._grace_of(job.on_disconnect),
             frontend_lease_ms=self._policy.frontend_lease_ms,
             letter=letter,
+            again=again,
         )
         with translated("submit"):
             try:

@@ -40,6 +40,7 @@ TRANSITIONS = (
     "recover",
     "release",
     "renew",
+    "restore",
     "retire",
     "submit",
 )

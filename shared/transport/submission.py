@@ -38,6 +38,7 @@ def submit_arguments(
     grace: str,
     frontend_lease_ms: int,
     letter: str = "",
+    again: bool = False,
 ) -> list[Argument]:
     """Names and values; `grace` is the policy as it is stored: ms, "0" none, "" for ever."""
     asked: dict[str, Argument] = {
@@ -70,6 +71,7 @@ def submit_arguments(
         "idem": "" if job.idempotency is None else job.idempotency.key,
         "idem_body": "" if job.idempotency is None else job.idempotency.body,
         "letter": letter,
+        "again": "1" if again else "",
     }
     return [word for pair in asked.items() for word in pair]
 

@@ -36,6 +36,8 @@ local function check(job, item)
     if ended_by_us(job, item) then return 'ok' end
     return 'ended:' .. job.state .. ':' .. job.reason
   end
+  -- Attempts only grow: the server has lost the claim, and the worker may have it back (restore.lua).
+  if tonumber(job.attempt) < tonumber(item.attempt) then return 'gone' end
   if job.owner ~= wid or job.attempt ~= item.attempt then return 'fenced' end
   local n0, n1, b0, b1 = tonumber(item.n0), tonumber(item.n1), tonumber(item.b0), tonumber(item.b1)
   if not (n0 and n1 and b0 and b1) then return 'bad:number' end

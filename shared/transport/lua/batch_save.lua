@@ -28,7 +28,9 @@ local now = now_ms()
 redis.call('HSET', key, 'lease_ms', whole(lease_ms == 0 and 0 or due_in(lease_ms)))
 if lease_ms == 0 then redis.call('HSET', key, 'owner', '') end
 for i = last_field + 1, #ARGV do
-  local wants_to_stay = redis.call('HEXISTS', P .. 'job:' .. ARGV[i], 'retain_ms') == 1
+  local job = redis.call('HMGET', P .. 'job:' .. ARGV[i], 'state', 'retain_ms')
+  local wants_to_stay = not not job[2]
+  if job[1] and not wants_to_stay then bury_record(ARGV[i], SAVED_JOB_MS) end
   for _, name in ipairs(wants_to_stay and {} or {'job:', 'log:'}) do
     if redis.call('PTTL', P .. name .. ARGV[i]) > SAVED_JOB_MS then
       redis.call('PEXPIRE', P .. name .. ARGV[i], SAVED_JOB_MS)

@@ -9,4 +9,5 @@ if not state then return {'GONE'} end
 if not TERMINAL[state] then return {'LIVE', state} end
 redis.call('DEL', job_key, P .. 'log:' .. id, P .. 'facts:' .. id)
 redis.call('ZREM', P .. 'ended:' .. state, id)
+bury_record(id, 0)
 return {'OK'}

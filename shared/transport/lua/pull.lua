@@ -38,13 +38,15 @@ local function take(queue, count)
   for _, item in ipairs(got[1][2]) do
     local entry, id, choices = item[1], read_entry(item[2])
     newest = entry
-    local result = id and claim(id, queue, entry, wid, false, max_crashes) or {'GONE'}
+    local result = id and claim(id, queue, entry, wid, false, max_crashes, true) or {'GONE'}
     if not id then drop_entry(queue, entry) end
     if result[1] == 'OK' then
       claims[#claims + 1] = result
       left, taken = left - choices, taken + 1
     elseif result[1] == 'NEWER' or result[1] == 'WAITS' then
       redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')
+    elseif result[1] == 'HELD' and result[2] ~= wid then
+      redis.call('XCLAIM', queue, GROUP, result[2], 0, entry, 'JUSTID')
     end
   end
   return newest

@@ -10,9 +10,11 @@
 --   tok_s: what is computed in a second while work waits, prompts and outputs ('' unknown).
 --   idem, idem_body: digests of the idempotency key and of the body ('' none).
 --   letter: the dead letter that it takes the place of ('' none).
+--   again: '1' for a job that was accepted before and that the server has lost: no limit holds for it.
 -- Returns {'OK', entry}; {'DUP', state}; {'FULL', scope, tokens of work that wait, ms until it may fit
 --   or ''}; for an idempotency key also {'SAME', id} (that job has it) and {'REUSED', id} (with another
---   body); for a letter also {'REQUEUED', id} (it was taken before, by that job) and {'NOLETTER'}.
+--   body); for a letter also {'REQUEUED', id} (it was taken before, by that job) and {'NOLETTER'};
+--   with `again` also {'OVER'}: the job has ended, and its record was removed.
 -- Idempotent: the same id again (after a lost reply) answers DUP and changes nothing.
 -- XADD is the first write, so above maxmemory the whole submit is refused.
 --@include lib/common.lua
@@ -54,6 +56,8 @@ end
 
 local answer = known_before()
 if answer then return answer end
+local is_again = asked.again == '1'
+if is_again and redis.call('EXISTS', P .. 'tombstone:' .. id) == 1 then return {'OVER'} end
 
 local function numbers(key, ...)
   local found = {}
@@ -94,7 +98,7 @@ local own_work = prompt_tokens + math.min(tonumber(asked.max_output), expected *
 
 local function full(scope, ms) return {'FULL', scope, whole(ahead + own_work), ms and whole(ms) or ''} end
 
-local function over(limit, amount) return limit ~= '' and amount > tonumber(limit) end
+local function over(limit, amount) return limit ~= '' and not is_again and amount > tonumber(limit) end
 
 -- Whether a tenant would have more waiting than its share of what it has and what is left. The more
 -- tenants fill the queue, the smaller the share of each. The last tenth is reserved for those that
@@ -118,10 +122,10 @@ if over(asked.max_tenant_queued, mine[1] + 1) then return full('tenant') end
 if over(asked.max_tenant_queued_tokens, mine[3] + prompt_tokens) then return full('tenant_tokens') end
 if over(asked.max_tenant_jobs, mine[1] + mine[2] + 1) then return full('tenant_jobs') end
 -- Sooner said than after having waited for nothing.
-if asked.tok_s ~= '' and (ahead + own_work) * 1000 > tonumber(asked.tok_s) * timeout_ms then
+if asked.tok_s ~= '' and not is_again and (ahead + own_work) * 1000 > tonumber(asked.tok_s) * timeout_ms then
   return full('deadline')
 end
-if queue_timeout_ms and asked.tok_s ~= '' and ahead * 1000 > tonumber(asked.tok_s) * queue_timeout_ms then
+if queue_timeout_ms and asked.tok_s ~= '' and not is_again and ahead * 1000 > tonumber(asked.tok_s) * queue_timeout_ms then
   return full('queue_timeout')
 end
 local rates = {}  -- name, amount, per minute
@@ -154,6 +158,7 @@ redis.call('PEXPIRE', job_key, whole(life_ms))
 redis.call('SET', P .. 'req:' .. id, asked.request, 'PX', whole(life_ms))
 if asked.facts ~= '' then redis.call('SET', P .. 'facts:' .. id, asked.facts, 'PX', whole(life_ms)) end
 if asked.idem ~= '' then
+  redis.call('DEL', P .. 'tombstone:' .. id)  -- the same request again, long after the first
   redis.call('HSET', P .. 'idem:' .. asked.idem, 'id', id, 'body', asked.idem_body)
   redis.call('PEXPIRE', P .. 'idem:' .. asked.idem, whole(life_ms))
 end

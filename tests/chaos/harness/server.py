@@ -31,9 +31,17 @@ class Server:
         self._server = PrivateServer(self._data_dir)
         assert self._server.start() == self.url, "a server's address is that of its directory"
 
+    def file_size(self) -> int:
+        """Bytes of its append-only file since the last rewrite."""
+        return self._file().stat().st_size
+
+    def _file(self) -> Path:
+        (path,) = (self._data_dir / "appendonlydir").glob("*.incr.aof")
+        return path
+
     def cut_tail(self, num_bytes: int) -> int:
         """Of the stopped server's append-only file, as a failover loses it. Returns the cut."""
-        (path,) = (self._data_dir / "appendonlydir").glob("*.incr.aof")
+        path = self._file()
         size = path.stat().st_size
         kept = max(0, size - num_bytes)
         with path.open("r+b") as file:

@@ -80,7 +80,8 @@ class Steps:
         **more: Any,
     ) -> Sequence[str]:
         stats = more.pop("stats", {"step": 1})
-        return await self.queue.beat(Beat(worker_id, lease_ms, models, stats, running, **more))
+        reply = await self.queue.beat(Beat(worker_id, lease_ms, models, stats, running, **more))
+        return [*reply.dropped, *reply.lost]
 
     async def submit(self, frontend: str = "", limits: AdmissionLimits = LIMITS, **job: Any) -> Job:
         made = make_job(**job)

@@ -57,7 +57,7 @@ async def test_one_call_carries_a_step_of_many_jobs_and_answers_each(
     broken = dataclasses.replace(
         items[2], delta=dataclasses.replace(items[2].delta, end=Cursor(3, 1))
     )
-    foreign = dataclasses.replace(items[3], attempt=9)
+    foreign = dataclasses.replace(items[3], attempt=0)
     missing = dataclasses.replace(items[4], job_id="0-nobody")
     results = await steps.queue.append(
         "w1", LEASE_MS, [items[0], items[1], broken, foreign, missing]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.transport.base import Beat, TransportError
+from shared.transport.base import Beat, BeatReply, TransportError
 from shared.transport.connect import RedisTransport, open_transport
 from tests.chaos.harness.proxy import Proxy
 from tests.contract.transport.steps import MODEL, Steps
@@ -57,11 +57,11 @@ async def test_a_beat_that_was_given_up_does_not_answer_the_next_one(
         await transport.queue.setup([MODEL])
         running = await steps.running()
         listed = Beat("w1", 20_000, (MODEL,), {"step": 0}, ((running.job.job_id, 1), ("0-no", 1)))
-        assert await transport.queue.beat(listed) == ["0-no"]
+        assert await transport.queue.beat(listed) == BeatReply([], ["0-no"])
         proxy.delay_s = 0.5
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await transport.queue.beat(listed)
         proxy.delay_s = 0
-        assert await transport.queue.beat(a_beat()) == []
+        assert await transport.queue.beat(a_beat()) == BeatReply([], [])
         await transport.aclose()

@@ -284,7 +284,8 @@ class Walk:
         models = self.stages[0].models_of(worker)
         stats: dict[str, float | str] = {"step": self.rng.randrange(100), "device": "none"}
         beat = Beat(worker, FAR_MS, models, stats, running, draining=self.rng.random() < 0.2)
-        dropped = await self.mirrors.everywhere(lambda stage: stage.queue(worker).beat(beat))
+        reply = await self.mirrors.everywhere(lambda stage: stage.queue(worker).beat(beat))
+        dropped = [*reply.dropped, *reply.lost]
         for job_id in dropped:
             del self.streams[worker, job_id]
         if dropped:

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from api import text_pool
+from api.accepted_jobs import AcceptedJobs
 from api.admission import Admission
 from api.departures import Departures
 from api.errors import ApiError, UnavailableError, job_failed, queue_full
@@ -102,7 +103,9 @@ def job() -> Job:
 def admission(store: Store) -> tuple[Admission, Departures]:
     departures = Departures(store)  # type: ignore[arg-type]
     limits = AdmissionLimits()
-    return Admission(store, lambda tenant: limits, departures), departures  # type: ignore[arg-type]
+    accepted = AcceptedJobs(store)  # type: ignore[arg-type]
+    admission = Admission(store, lambda tenant: limits, departures, accepted)  # type: ignore[arg-type]
+    return admission, departures
 
 
 async def test_a_submit_whose_answer_got_lost_is_repeated_under_the_same_id() -> None:

@@ -13,7 +13,10 @@ from shared.transport.base import (
     AppendResult,
     AppendStatus,
     Beat,
+    BeatReply,
     Delivery,
+    JobSnapshot,
+    Restored,
     TransportError,
 )
 
@@ -58,6 +61,9 @@ class FakeQueue:
         self.answer: Answer = accepted
         self.beats: list[Beat] = []
         self.drops: list[str] = []
+        self.lost_jobs: list[str] = []
+        self.restored: list[tuple[str, int, int]] = []  # job id, attempt, sure_ms
+        self.restore_answers: deque[Restored] = deque()  # then RESTORED
         self.released: list[tuple[str, int]] = []
         self.blamed: list[tuple[str, int]] = []
         self.retired = False
@@ -78,10 +84,10 @@ class FakeQueue:
     async def setup(self, models: Sequence[str]) -> None:
         self._called("setup")
 
-    async def beat(self, beat: Beat) -> Sequence[str]:
+    async def beat(self, beat: Beat) -> BeatReply:
         self._called("beat")
         self.beats.append(beat)
-        return list(self.drops)
+        return BeatReply(list(self.drops), list(self.lost_jobs))
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         self._called("pull")
@@ -121,6 +127,13 @@ class FakeQueue:
         await self.gate.wait()
         self.appended.append(list(items))
         return [self.answer(item) for item in items]
+
+    async def restore(
+        self, worker_id: str, job_id: str, attempt: int, snapshot: JobSnapshot, sure_ms: int
+    ) -> Restored:
+        self._called("restore")
+        self.restored.append((job_id, attempt, sure_ms))
+        return self.restore_answers.popleft() if self.restore_answers else Restored.RESTORED
 
     async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
         self._called("release")

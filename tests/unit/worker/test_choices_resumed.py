@@ -82,6 +82,7 @@ class Log:
             (),
             self.cursor,
             segments=_segments_of(self.deltas) if self.deltas else None,
+            logged=tuple(self.deltas),
         )
 
     def choices(self) -> dict[int, ChoiceDelta]:
@@ -130,8 +131,8 @@ class Attempt:
 
     # What the JobRunner asks of its Publisher.
 
-    def open(self, job_id: str, attempt: int, end: Cursor, links: Any) -> None:
-        self._outbox = Outbox(job_id, attempt, end, links, chain_hash)
+    def open(self, job_id: str, attempt: int, end: Cursor, links: Any, **more: Any) -> None:
+        self._outbox = Outbox(job_id, attempt, end, links, chain_hash, **more)
 
     def add(self, job_id: str, *piece: Any) -> None:
         assert self._outbox is not None

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 import pytest
 
-from shared.transport.base import Beat, Delivery
+from shared.transport.base import Beat, BeatReply, Delivery
 from tests.unit.worker.fakes import FakeQueue, make_job, until
 from worker.heartbeat import Heartbeat
 from worker.running_jobs import RunningJob, RunningJobs
@@ -21,6 +20,8 @@ class Bench:
         self.stalled = False
         self.lost = False
         self.dropped: list[tuple[str, int]] = []
+        self.lost_jobs: list[tuple[str, int]] = []
+        self.sure: set[str] = set()
         self.num_troubles = 0
         self.heartbeat = Heartbeat(
             self.queue,
@@ -33,6 +34,8 @@ class Bench:
             is_stalled=lambda: self.stalled,
             is_lost=lambda: self.lost,
             on_drop=lambda job_id, attempt: self.dropped.append((job_id, attempt)),
+            on_lost=lambda job_id, attempt: self.lost_jobs.append((job_id, attempt)),
+            on_sure=lambda job_ids, since_s: self.sure.update(job_ids),
             on_trouble=self._trouble,
         )
 
@@ -61,6 +64,15 @@ async def test_jobs_to_drop_are_named_with_the_attempt_that_the_beat_spoke_of() 
     bench.queue.drops = ["0-a", "0-unknown"]
     await bench.heartbeat.beat()
     assert bench.dropped == [("0-a", 1)]
+
+
+async def test_a_beat_tells_which_jobs_the_server_has_lost_and_which_it_has() -> None:
+    bench = Bench()
+    for job_id in ("0-a", "0-b", "0-c"):
+        bench.add(job_id, 2)
+    bench.queue.drops, bench.queue.lost_jobs = ["0-a"], ["0-b", "0-unknown"]
+    await bench.heartbeat.beat()
+    assert (bench.lost_jobs, bench.sure) == ([("0-b", 2)], {"0-c"})
 
 
 async def test_a_worker_whose_engine_is_lost_does_not_beat_while_it_has_jobs() -> None:
@@ -100,13 +112,13 @@ async def test_a_beat_without_an_answer_is_given_up_in_time_for_the_next(
     bench = Bench(lease_ms=60)
     num_asked = 0
 
-    async def ask(beat: Beat) -> Sequence[str]:
+    async def ask(beat: Beat) -> BeatReply:
         nonlocal num_asked
         num_asked += 1
         if num_asked < 3:
             await asyncio.Event().wait()  # for ever
         bench.queue.beats.append(beat)
-        return ()
+        return BeatReply()
 
     bench.queue.beat = ask  # type: ignore[method-assign]
     task = asyncio.create_task(bench.heartbeat.run())

@@ -1,20 +1,25 @@
 -- Make a delivered entry this worker's job: attempt + 1 is the fence every later write is checked by.
--- Returns {'OK', id, attempt, n, b, h, crashes, cached, request}, {'GONE'}, {'DONE', state}, {'NEWER'}
--- (written by a newer release) or {'WAITS'} (a plain job whose frontend has died is not begun before a
--- reader elsewhere has taken the mark over): left untouched, and for the caller to give back.
+-- Returns {'OK', id, attempt, n, b, h, crashes, cached, request, facts, fields of its hash}, {'GONE'},
+-- {'DONE', state}, {'NEWER'} (written by a newer release) or {'WAITS'} (a plain job whose frontend has
+-- died is not begun before a reader elsewhere has taken the mark over): left untouched, and for the
+-- caller to give back.
+-- `is_new`: the entry has just been delivered for the first time. A job that runs then was put back by
+-- its owner (restore.lua): {'HELD', owner}, left untouched too.
+-- Facts and fields are what its worker needs to put the job back if the server loses it.
 local function drop_entry(queue, entry)
   redis.call('XACK', queue, GROUP, entry)
   redis.call('XDEL', queue, entry)
 end
 
-local function claim(id, queue, entry, wid, blamed, max_crashes)
+local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   local job_key = P .. 'job:' .. id
   local job = redis.call('HMGET', job_key, 'state', 'deadline_ms', 'qid', 'fe', 'orphan_ms', 'og', 'v',
-    'attempt', 'queue_deadline_ms')
+    'attempt', 'queue_deadline_ms', 'owner')
   local state = job[1]
   if not state or job[3] ~= entry then drop_entry(queue, entry); return {'GONE'} end
   if TERMINAL[state] then drop_entry(queue, entry); return {'DONE', state} end
   if tonumber(job[7] or '1') > SCHEMA_VERSION then return {'NEWER'} end
+  if is_new and state == 'running' then return {'HELD', job[10]} end
   if now_ms() >= tonumber(job[2]) then
     latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
     return {'DONE', 'expired'}
@@ -46,6 +51,12 @@ local function claim(id, queue, entry, wid, blamed, max_crashes)
   redis.call('HSETNX', job_key, 'start_ms', claimed_ms)
   redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
   local known = redis.call('HMGET', job_key, 'n', 'b', 'h', 'crashes', 'cached_tokens')
+  local fields = redis.call('HGETALL', job_key)
+  local idem = redis.call('HGET', job_key, 'idem')
+  if idem then
+    fields[#fields + 1] = 'idem_body'
+    fields[#fields + 1] = redis.call('HGET', P .. 'idem:' .. idem, 'body') or ''
+  end
   return {'OK', id, tostring(attempt), known[1], known[2], known[3] or '', known[4] or '0',
-    known[5] or '0', request}
+    known[5] or '0', request, redis.call('GET', P .. 'facts:' .. id) or '', fields}
 end

@@ -9,6 +9,7 @@ local SCHEMA_VERSION = 1       -- of job hashes and queue entries; the same numb
 local LEFTOVER_MS = 86400000
 local RELEASED = '_released'   -- pseudo consumer that owns entries given back by a worker
 local WORK_LIFE_MS = 86400000  -- what is known of a model's work, after its last job
+local TOMBSTONE_MS = 600000   -- how long an end is known at least; shared.transport.base has the same
 local GROUP = 'w'
 -- Another command in a cluster (scripts.py puts it here): there PUBLISH goes to every node.
 local PUBLISH = 'PUBLISH'
@@ -61,6 +62,13 @@ end
 
 local function expire_at_least(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, whole(ms)) end
+end
+
+-- The record of an ended job goes in `kept_ms`. A tombstone says for TOMBSTONE_MS that the job has ended:
+-- what has neither record nor tombstone was lost by the server, and may be put back by whoever was sure
+-- of it within that time.
+local function bury_record(id, kept_ms)
+  if tonumber(kept_ms) < TOMBSTONE_MS then redis.call('SET', P .. 'tombstone:' .. id, '', 'PX', TOMBSTONE_MS) end
 end
 
 -- The fields of a job that it has, by their names.

@@ -68,6 +68,7 @@ local function latch(id, ending)
   redis.call('PEXPIRE', job_key, retain_ms)
   redis.call('PEXPIRE', P .. 'facts:' .. id, retain_ms)
   if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, retain_ms) end
+  bury_record(id, retain_ms)
   local index = P .. 'ended:' .. ending.state
   redis.call('ZADD', index, whole(ended_ms), id)
   redis.call('ZREMRANGEBYSCORE', index, '-inf', '(' .. whole(ended_ms - RETAIN_MS))

@@ -1,0 +1,85 @@
+-- restore: a worker puts back a job that the server has lost while it ran (FLUSHALL, the last part of
+-- the append-only file, a failover), or takes back a claim that the server has lost.
+-- ARGV: 3 worker, 4 id, 5 attempt, 6 how long ago the server last knew this claim (ms), 7 request,
+--   8 facts ('' none), 9.. names and values of the job's hash as at its claim
+-- Returns one word: 'restored'; 'over': it has ended, or may have; 'fenced': another attempt owns it;
+--   'nolease': the worker must beat first. Idempotent.
+-- The proof of loss: an ended job has a record or a tombstone for TOMBSTONE_MS, and the worker was sure
+-- of its claim within that time. An attempt never shrinks: a smaller one is of a state before the claim.
+-- The log comes from the worker's next appends, which meet a gap. XADD is the first write, so above
+-- maxmemory nothing is put back.
+--@include lib/common.lua
+local wid, id, attempt = ARGV[3], ARGV[4], ARGV[5]
+local job_key = P .. 'job:' .. id
+if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return 'nolease' end
+
+-- The entry is pending for this worker also where it was never delivered; pull.lua leaves it so.
+local function hold(queue, entry)
+  redis.pcall('XGROUP', 'CREATE', queue, GROUP, '0')
+  redis.call('XCLAIM', queue, GROUP, wid, 0, entry, 'FORCE', 'JUSTID')
+end
+
+local function own()
+  redis.call('HSET', job_key, 'state', 'running', 'owner', wid, 'attempt', attempt,
+    'claim_ms', whole(now_ms()))
+  redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
+  return 'restored'
+end
+
+local function take_back(job)
+  if TERMINAL[job.state] then return 'over' end
+  if job.owner == wid and job.attempt == attempt then return 'restored' end
+  if tonumber(job.attempt) >= tonumber(attempt) then return 'fenced' end
+  hold(job.q, job.qid)
+  redis.call('ZREM', P .. 'unbegun', id)
+  if job.state == 'queued' then count_job(id, 'queued', 'running') end
+  if (job.owner or '') ~= '' then redis.call(PUBLISH, P .. 'ctl:' .. job.owner, id) end
+  redis.call('HSETNX', job_key, 'start_ms', whole(now_ms()))
+  return own()
+end
+
+-- What is said anew, or belongs to what was lost with the job.
+local LEFT_OUT = {state = true, owner = true, attempt = true, n = true, b = true, h = true, q = true,
+  qid = true, claim_ms = true, orphan_ms = true, reserved = true,
+  idem_body = true}
+
+local function put_back()
+  local fields, kept = {}, {}
+  for i = 9, #ARGV, 2 do
+    fields[ARGV[i]] = ARGV[i + 1]
+    if not LEFT_OUT[ARGV[i]] then
+      kept[#kept + 1] = ARGV[i]
+      kept[#kept + 1] = ARGV[i + 1]
+    end
+  end
+  local left_ms = math.max(tonumber(fields.deadline_ms) - now_ms(), 0)
+  local life_ms = left_ms + LEFTOVER_MS
+  local choices = fields.choices and {'c', fields.choices} or {}
+  local entry = redis.call('XADD', fields.q, '*', 'v', fields.v, 'id', id, unpack(choices))
+  expire_at_least(fields.q, life_ms)
+  redis.call('DEL', P .. 'log:' .. id)
+  redis.call('HSET', job_key, 'n', 0, 'b', 0, 'q', fields.q, 'qid', entry, unpack(kept))
+  redis.call('PEXPIRE', job_key, whole(life_ms))
+  redis.call('SET', P .. 'req:' .. id, ARGV[7], 'PX', whole(life_ms))
+  if ARGV[8] ~= '' then redis.call('SET', P .. 'facts:' .. id, ARGV[8], 'PX', whole(life_ms)) end
+  if fields.idem and (fields.idem_body or '') ~= '' then
+    local key = P .. 'idem:' .. fields.idem
+    if redis.call('EXISTS', key) == 0 then
+      redis.call('HSET', key, 'id', id, 'body', fields.idem_body)
+      redis.call('PEXPIRE', key, whole(life_ms))
+    end
+  end
+  redis.call('ZADD', P .. 'live', fields.deadline_ms, id)
+  expire_at_least(P .. 'live', life_ms)
+  hold(fields.q, entry)
+  count_job(id, nil, 'running')
+  expire_at_least(P .. 'tenant:' .. fields.tenant, life_ms)
+  return own()
+end
+
+local job = read_job(id, 'state', 'owner', 'attempt', 'q', 'qid')
+if job.state then return take_back(job) end
+if tonumber(ARGV[6]) >= TOMBSTONE_MS or redis.call('EXISTS', P .. 'tombstone:' .. id) == 1 then
+  return 'over'
+end
+return put_back()

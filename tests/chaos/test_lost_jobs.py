@@ -1,0 +1,220 @@
+"""The server loses jobs that it had accepted: whoever holds one puts it back.
+
+Nobody reads these jobs, so no stream notices: their workers and frontends must.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.chaos.harness.polling import until
+from tests.chaos.harness.stage import Stage
+
+TERMINAL = frozenset({"completed", "failed", "cancelled", "incomplete"})
+PATIENCE_S = 60.0
+
+
+class Background:
+    """Background responses, asked for at one frontend after the other."""
+
+    def __init__(self, stage: Stage, client: httpx.AsyncClient) -> None:
+        self._stage = stage
+        self._client = client
+        self._number = 0
+
+    async def begin(self, num_tokens: int = 60, **more: Any) -> str:
+        """The id of one that was accepted."""
+        self._number += 1
+        asked = {
+            "model": self._stage.deployment.model,
+            "input": f"the gate and the wheel, number {self._number}",
+            "max_output_tokens": num_tokens,
+            "ignore_eos": True,
+            "background": True,
+            "store": True,
+            **more,
+        }
+        response = await self._client.post(f"{self._url()}/v1/responses", json=asked)
+        assert response.status_code == 200, response.text
+        return str(response.json()["id"])
+
+    async def get(self, name: str) -> httpx.Response:
+        return await self._client.get(f"{self._url()}/v1/responses/{name}")
+
+    async def status(self, name: str) -> str:
+        """'404' where it is not known."""
+        response = await self.get(name)
+        return str(response.json()["status"] if response.status_code == 200 else "404")
+
+    async def delete(self, name: str) -> None:
+        response = await self._client.delete(f"{self._url()}/v1/responses/{name}")
+        assert response.status_code == 200, response.text
+
+    async def cancel(self, name: str) -> None:
+        response = await self._client.post(f"{self._url()}/v1/responses/{name}/cancel")
+        assert response.json()["status"] == "cancelled", response.text
+
+    async def all_in(self, names: Sequence[str], statuses: frozenset[str], what: str) -> None:
+        async def are() -> bool:
+            found = {name: await self.status(name) for name in names}
+            assert set(found.values()) <= statuses, found
+            return True
+
+        await until(are, what, PATIENCE_S)
+
+    async def texts(self, names: Sequence[str]) -> list[str]:
+        """Of responses that have completed or were cut by their length, as asked."""
+        found = []
+        for name in names:
+            body = (await self.get(name)).json()
+            assert body["usage"]["output_tokens"] == 60, body
+            found.append(body["output"][0]["content"][0]["text"])
+        return found
+
+    def _url(self) -> str:
+        urls = self._stage.deployment.urls()
+        return urls[self._number % len(urls)]
+
+
+@pytest.fixture
+async def background(stage: Stage) -> AsyncIterator[Background]:
+    async with httpx.AsyncClient(timeout=20) as client:
+        yield Background(stage, client)
+
+
+@asynccontextmanager
+async def braked(stage: Stage, after_tokens: int) -> AsyncIterator[None]:
+    stage.deployment.brake.apply(after_tokens)
+    try:
+        yield
+    finally:
+        stage.deployment.brake.release()
+
+
+async def logged(stage: Stage, names: Sequence[str], num_tokens: int) -> None:
+    """Returns when each of these has so many tokens in its log."""
+
+    async def are() -> bool:
+        for name in names:
+            fields = await stage.job(name.removeprefix("resp_"))
+            assert int(fields.get("n", 0)) >= num_tokens, fields
+        return True
+
+    await until(are, "tokens in the log", PATIENCE_S)
+
+
+async def undisturbed(stage: Stage, background: Background, count: int) -> list[str]:
+    """What these responses say when nothing happens; the numbers begin again afterwards."""
+    names = [await background.begin() for _ in range(count)]
+    await background.all_in(names, frozenset({"completed", "incomplete"}), "the calm ones")
+    background._number -= count
+    return await background.texts(names)
+
+
+async def test_background_responses_outlive_the_loss_of_the_file_since_they_were_accepted(
+    stage: Stage, background: Background
+) -> None:
+    server = stage.deployment.server
+    await stage.deployment.use_workers(1, MAX_NUM_SEQS=2)
+    expected = await undisturbed(stage, background, 4)
+    async with braked(stage, 20):
+        size = server.file_size()
+        names = [await background.begin() for _ in range(4)]  # two of them wait
+        await logged(stage, names[:2], 20)
+        server.kill()
+        assert server.cut_tail(server.file_size() - size) > 0
+        server.start()
+        await until(lambda: _no_job(stage, names), "the loss to show", PATIENCE_S)
+    await background.all_in(names, frozenset({"completed", "incomplete"}), "all to end")
+    assert await background.texts(names) == expected
+    await stage.settled()
+
+
+async def _no_job(stage: Stage, names: Sequence[str]) -> bool:
+    """Or so quickly put back that it shows in the worker's log alone."""
+    worker = stage.deployment.workers[0]
+    gone = [not await stage.job(name.removeprefix("resp_")) for name in names]
+    return any(gone) or "a lost job was put back" in worker.log
+
+
+async def test_background_responses_outlive_an_emptied_server(
+    stage: Stage, background: Background
+) -> None:
+    await stage.deployment.use_workers(2, MAX_NUM_SEQS=4)
+    expected = await undisturbed(stage, background, 20)
+    async with braked(stage, 20):
+        names = [await background.begin() for _ in range(20)]  # twelve of them wait
+        await until(lambda: _num_running(stage, 8), "eight to run")
+        await stage.redis.flushall()
+    stage.oracle.begin_at_zero()
+    await background.all_in(names, frozenset({"completed", "incomplete"}), "all to end")
+    assert await background.texts(names) == expected
+    await stage.settled()
+
+
+async def _num_running(stage: Stage, number: int) -> bool:
+    return (await stage.transport.store.queue_stats()).running == number
+
+
+@pytest.mark.parametrize("how", ["flush", "lost tail"])
+async def test_what_was_deleted_or_cancelled_before_the_loss_does_not_come_back(
+    stage: Stage, background: Background, how: str
+) -> None:
+    server = stage.deployment.server
+    await stage.deployment.use_workers(1, MAX_NUM_SEQS=2)
+    async with braked(stage, 20):
+        deleted, cancelled, kept, waiting = [await background.begin() for _ in range(4)]
+        await logged(stage, [deleted, cancelled], 20)
+        await background.delete(deleted)
+        await background.cancel(cancelled)
+        await logged(stage, [kept], 1)
+        await asyncio.sleep(2.5)  # each frontend has looked at its jobs since
+        later = server.file_size()
+        last = await background.begin()
+        if how == "flush":
+            await stage.redis.flushall()
+            stage.oracle.begin_at_zero()
+        else:
+            server.kill()
+            server.cut_tail(server.file_size() - later)
+            server.start()
+    ends = frozenset({"completed", "incomplete"})
+    await background.all_in([kept, waiting, last], ends, "the others to end")
+    assert await background.status(deleted) == "404"
+    assert await background.status(cancelled) == ("404" if how == "flush" else "cancelled")
+    await stage.settled()
+
+
+async def test_streams_go_on_after_an_emptied_server(stage: Stage) -> None:
+    await stage.deployment.use_workers(1, MAX_NUM_SEQS=4)
+    clients = stage.clients(4, 300)
+    async with stage.middle_of(clients):
+        await stage.redis.flushall()
+    stage.oracle.begin_at_zero()
+    await stage.all_finished(clients)
+    await stage.settled()
+
+
+async def test_a_job_that_was_put_back_outlives_the_death_of_its_worker(
+    stage: Stage, background: Background
+) -> None:
+    await stage.deployment.use_workers(2, MAX_NUM_SEQS=4)
+    (expected,) = await undisturbed(stage, background, 1)
+    async with braked(stage, 20):
+        name = await background.begin()
+        await logged(stage, [name], 20)
+        worker = await stage.worker_of(name.removeprefix("resp_"))
+        await stage.redis.flushall()
+        stage.oracle.begin_at_zero()
+        await logged(stage, [name], 20)
+        worker.kill()
+    await background.all_in([name], frozenset({"completed", "incomplete"}), "it to end")
+    assert await background.texts([name]) == [expected]
+    assert int((await stage.job(name.removeprefix("resp_")))["attempt"]) >= 2
+    await stage.settled()
