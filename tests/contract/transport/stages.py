@@ -199,7 +199,7 @@ class Stage:
             kind = key.removeprefix(prefix).partition(":")[0]
             if kind in HASHES:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
-            elif kind in ("req", "probe", "f", "blob"):
+            elif kind in ("req", "probe", "f", "blob", "tombstone"):
                 found[key] = await self.redis.get(key)
             elif kind in (
                 "live",

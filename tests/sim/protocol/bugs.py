@@ -15,7 +15,10 @@ class Bug(StrEnum):
     CLAIM_KEEPS_THE_ATTEMPT = "a job that is taken over keeps its attempt"
     RELEASE_WITHOUT_FENCE = "release asks neither for the owner nor for the attempt"
     RECOVER_BURIES_THE_PENDING = "a dead worker's consumer is removed with its pending entries"
+    RESTORE_WITHOUT_FENCE = "a job is put back although a later attempt has it"
+    RESTORE_WITHOUT_TOMBSTONE = "a job is put back that has ended and whose record was removed"
     # at a worker
+    NO_RESTORE = "a worker drops a job that the server has lost"
     PUBLISH_BEFORE_LOG = "a worker publishes its tokens and then logs them"
     NO_RECONCILE = "a worker never looks for deliveries whose reply was lost"
     NO_REWIND = "a worker that is told of a gap sends the same again"

@@ -10,6 +10,7 @@ from tests.sim.protocol.bugs import Bug
 from tests.sim.protocol.world import (
     ABSENT,
     FINISHED,
+    FORGOTTEN,
     NOBODY,
     NOTHING_SENT,
     QUEUED,
@@ -35,7 +36,8 @@ class Protocol:
     killed (at most one) or retires, a lease ends although its worker lives, the reply to a claim or
     an append is lost, an append arrives late, a release is lost, a worker gives its job back, a
     frame is lost, the subscription breaks, the server is rolled back to any earlier moment (once,
-    with `rollback`; frames are then lost with their connection only, as TCP has it).
+    with `rollback`; frames are then lost with their connection only, as TCP has it, and no record is
+    removed).
     """
 
     num_faults: int
@@ -64,18 +66,24 @@ class Protocol:
         if old is not new and old != new:
             if not self.vocabulary.is_one_history(new.tokens):
                 return "the log mixes two histories, or holds tokens twice"
-            if old.state in TERMINAL and step.label != "rollback":
+            is_over = old.state in TERMINAL or old.state == FORGOTTEN
+            if is_over and step.label not in ("rollback", "forget"):
                 return "something changed after the end"
             is_rolled_back = before.snapshot == USED
             if step.speaker and step.speaker != old.stamp and not is_rolled_back:
                 return "another attempt than the latest spoke"
+        if new.state == ABSENT and not step.label.startswith(("release", "retire", "kill")):
+            pairs = zip(before.workers, step.world.workers, strict=True)
+            if any(was.copy is not None and now.copy is None for was, now in pairs):
+                return "a job that the server has lost was dropped by who holds it"
         if reader is not before.reader:
             if not self.vocabulary.is_one_history(reader.got):
                 return "the reader's text is a splice"
             logged = new.tokens
             if not self.rollback and reader.got != logged[: len(reader.got)]:
                 return "the reader holds what is not in the log"
-            if reader.end == FINISHED and (reader.got != logged or new.state != FINISHED):
+            is_finished = new.state in (FINISHED, FORGOTTEN)
+            if reader.end == FINISHED and not (reader.got == logged and is_finished):
                 return "the reader was told of an end that is not its text's"
         return None
 
@@ -92,6 +100,8 @@ class Protocol:
             if not world.reader.got and not world.reader.end:
                 yield Step("submit", world._replace(job=scripts.submit(job)))
             return
+        if job.state in TERMINAL and not self.rollback:
+            yield Step("forget", world._replace(job=scripts.forget(job)), False)
         yield from _ended(world, "cancel", *scripts.finish(job, self.bug))
         yield from _ended(world, "reap", *scripts.reap(job))
 
@@ -149,9 +159,10 @@ class Protocol:
                 yield Step(f"lease ends{number}", _fault(after), False)
             else:
                 yield Step(f"lease ends{number}", after)
-        dropped = worker.copy is not None and scripts.is_dropped(world.job, number)
+        copy = worker.copy
+        dropped = copy is not None and scripts.is_dropped(world.job, number, copy.attempt)
         if worker.alive and (dropped or not worker.lease):
-            beaten = worker._replace(lease=True, copy=None if dropped else worker.copy)
+            beaten = worker._replace(lease=True, copy=None if dropped else copy)
             yield Step(f"beat{number}", _with(world, number, beaten))
 
     def _leaving(self, world: World, number: int, worker: Worker) -> Iterator[Step]:
@@ -191,6 +202,8 @@ class Protocol:
 
     def _run(self, world: World, number: int, worker: Worker, copy: Copy) -> Iterator[Step]:
         faulty = _fault(world)
+        if scripts.is_lost(world.job, copy.attempt) or self.bug is Bug.RESTORE_WITHOUT_FENCE:
+            yield from self._put_back(world, number, worker, copy)
         for words in self._appends(number, copy):
             offered = copy._replace(tokens=words.tokens)
             job, verdict, frames = scripts.append(world.job, words, self.bug)
@@ -212,6 +225,22 @@ class Protocol:
             released = scripts.release(world.job, number, copy.attempt, self.bug)
             yield Step(f"release{number}", left._replace(job=released), False, copy.stamp)
             yield Step(f"release{number} is lost", left, False)
+
+    def _put_back(self, world: World, number: int, worker: Worker, copy: Copy) -> Iterator[Step]:
+        """Publisher: what the server has lost is said again from the start."""
+        if not worker.lease:
+            return
+        job = (
+            None
+            if self.bug is Bug.NO_RESTORE
+            else scripts.restore(world.job, number, copy, self.bug)
+        )
+        if job is None:
+            yield Step(f"drop{number}", _with(world, number, worker._replace(copy=None)))
+            return
+        again = copy._replace(accepted=0, sent=NOTHING_SENT)
+        after = _with(world, number, worker._replace(copy=again))._replace(job=job)
+        yield Step(f"restore{number}", after, True, copy.stamp)
 
     def _appends(self, number: int, copy: Copy) -> Iterator[Words]:
         """The same again while the last one is not settled; else with any number of new tokens.
@@ -239,8 +268,10 @@ def _settled(copy: Copy, words: Words, verdict: str, bug: Bug | None) -> Copy | 
         if bug is Bug.NO_REWIND:
             return copy
         log_end = int(verdict.removeprefix("gap:"))
-        if copy.base <= log_end <= len(copy.tokens):
+        if log_end <= len(copy.tokens):
             return copy._replace(accepted=log_end, sent=NOTHING_SENT)
+    if verdict == "gone":
+        return copy  # to be put back, or dropped
     return None
 
 
@@ -255,7 +286,7 @@ def _claimed(world: World, number: int, label: str, job: Job | None) -> Iterator
     worker, tokens = world.workers[number], job.tokens
     if worker.copy is None or worker.copy.attempt < job.attempt:
         end = len(tokens)
-        copy = Copy(job.attempt, job.stamp, end, end, tokens, NOTHING_SENT)
+        copy = Copy(job.attempt, job.stamp, end, tokens, NOTHING_SENT)
         after = _with(after, number, worker._replace(copy=copy))
     yield Step(f"{label}{number}", after)
 

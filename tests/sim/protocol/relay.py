@@ -7,6 +7,7 @@ from tests.sim.protocol.world import (
     ABSENT,
     DIVERGED,
     FINISHED,
+    FORGOTTEN,
     LOST,
     TERMINAL,
     Channel,
@@ -30,7 +31,7 @@ def publish(channel: Channel, frames: tuple[Frame, ...]) -> Channel:
 
 def read_log(reader: Reader, job: Job, bug: Bug | None) -> Reader:
     """Everything from the cursor on: first the entry that ends there, to compare it again."""
-    if job.state == ABSENT:
+    if job.state in (ABSENT, FORGOTTEN):
         return reader._replace(end=LOST)
     start = 0
     for part in job.log:

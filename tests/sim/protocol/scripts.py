@@ -5,7 +5,8 @@ matter. What the model leaves out of a script: counters, times to live, blame an
 rest, crashed is a release), the time after an outage in which ended leases mean nothing and time
 stands still (recover and reap then come later), a clock that is set (here reap comes, and a lease
 ends, at any time), attach and detach (what they lead to is a cancel; test_readers.py has them),
-lanes, limits and keys (they decide whether and when, not what), several jobs.
+lanes, limits and keys (they decide whether and when, not what), several jobs, how long a tombstone
+stands and who may put a job back for how long (nobody here is out of reach for ten minutes).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from tests.sim.protocol.world import (
     CANCELLED,
     EXPIRED,
     FINISHED,
+    FORGOTTEN,
     NEW,
     NOBODY,
     QUEUED,
     RELEASED,
     RUNNING,
     TERMINAL,
+    Copy,
     Frame,
     Job,
     Words,
@@ -68,7 +71,7 @@ def recover(
 def append(job: Job, words: Words, bug: Bug | None = None) -> tuple[Job, str, Frames]:
     """The job, the verdict ("gap:<n>" with where the log ends), the frames."""
     logged = job.tokens
-    if job.state == ABSENT:
+    if is_lost(job, words.attempt):
         return job, "gone", ()
     is_owner = (job.owner, job.attempt) == (words.worker, words.attempt)
     if job.state in TERMINAL and bug is not Bug.APPEND_AFTER_THE_END:
@@ -100,7 +103,9 @@ def append(job: Job, words: Words, bug: Bug | None = None) -> tuple[Job, str, Fr
 
 def finish(job: Job, bug: Bug | None = None) -> tuple[Job, Frames]:
     """A cancel, from anybody."""
-    if job.state == ABSENT or (job.state in TERMINAL and bug is not Bug.END_AFTER_THE_END):
+    if job.state in (ABSENT, FORGOTTEN) or (
+        job.state in TERMINAL and bug is not Bug.END_AFTER_THE_END
+    ):
         return job, ()
     return latch(job, CANCELLED)
 
@@ -126,6 +131,30 @@ def retire(job: Job, worker: int) -> Job:
     return job._replace(entry=RELEASED)
 
 
-def is_dropped(job: Job, worker: int) -> bool:
+def forget(job: Job) -> Job:
+    """The log stays in the model, to compare with; nobody can read it."""
+    return job._replace(state=FORGOTTEN) if job.state in TERMINAL else job
+
+
+def is_lost(job: Job, attempt: int) -> bool:
+    """append.lua's and beat.lua's answer to an attempt that the server does not have."""
+    return job.state in (ABSENT, FORGOTTEN) or (job.state not in TERMINAL and job.attempt < attempt)
+
+
+def restore(job: Job, worker: int, copy: Copy, bug: Bug | None = None) -> Job | None:
+    """The job, owned by the worker, without a log where it had gone. None: it stays as it is."""
+    if job.state == FORGOTTEN and bug is not Bug.RESTORE_WITHOUT_TOMBSTONE:
+        return None
+    if job.state in TERMINAL:
+        return None
+    is_gone = job.state in (ABSENT, FORGOTTEN)
+    is_later = not is_gone and job.attempt >= copy.attempt
+    if is_later and bug is not Bug.RESTORE_WITHOUT_FENCE:
+        return None
+    log = () if is_gone else job.log
+    return Job(RUNNING, worker, copy.attempt, copy.stamp, worker, log)
+
+
+def is_dropped(job: Job, worker: int, attempt: int) -> bool:
     """beat.lua's answer for a job that the worker runs."""
-    return job.state != RUNNING or job.owner != worker
+    return not is_lost(job, attempt) and (job.state != RUNNING or job.owner != worker)

@@ -19,6 +19,7 @@ MORE_FAULTS = os.environ.get("PENSTOCK_MODEL_FAULTS")
 MAX_TRACE = 12  # steps; every seeded bug has a shorter way
 
 CHANGED = "something changed after the end"
+DROPPED = "a job that the server has lost was dropped by who holds it"
 MIXED = "the log mixes two histories, or holds tokens twice"
 SPLICED = "the reader's text is a splice"
 STUCK = "from here neither the job nor its reader comes to an end by itself"
@@ -42,7 +43,10 @@ SEEDED = {
     Bug.CLAIM_KEEPS_THE_ATTEMPT: Seeded(UNFENCED, num_faults=3),
     Bug.RELEASE_WITHOUT_FENCE: Seeded(UNFENCED),
     Bug.RECOVER_BURIES_THE_PENDING: Seeded(STUCK),
+    Bug.RESTORE_WITHOUT_FENCE: Seeded(UNFENCED),
+    Bug.RESTORE_WITHOUT_TOMBSTONE: Seeded(CHANGED),
     Bug.PUBLISH_BEFORE_LOG: Seeded(UNLOGGED),
+    Bug.NO_RESTORE: Seeded(DROPPED, num_faults=1, rollback=True),
     Bug.NO_RECONCILE: Seeded(STUCK),
     Bug.NO_REWIND: Seeded(STUCK, num_faults=1, rollback=True),
     Bug.NO_GAP_CHECK: Seeded(SPLICED),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 ABSENT, QUEUED, RUNNING = "absent", "queued", "running"
 FINISHED, CANCELLED, EXPIRED = "finished", "cancelled", "expired"
 TERMINAL = frozenset({FINISHED, CANCELLED, EXPIRED})
+FORGOTTEN = "forgotten"  # it has ended and its record was removed: only a tombstone is left
 
 # Who holds the queue entry: a worker's number, or one of these.
 NEW, RELEASED, NOBODY = -1, -2, -3
@@ -43,7 +44,6 @@ class Copy(NamedTuple):
 
     attempt: int
     stamp: int
-    base: int  # where the log ended when it was claimed
     accepted: int  # tokens that are durable, as far as we know
     tokens: Tokens  # all output that was ever offered, that of earlier attempts included
     sent: int  # where the append ends that is offered until it is settled

@@ -73,6 +73,7 @@ class FakeQueue:
         self.recoverable: list[Delivery] = []
         self.calls: list[str] = []
         self.on_pull: Callable[[], None] = lambda: None
+        self.on_restore: Callable[[str], None] = lambda job_id: None
         self.gate = asyncio.Event()  # appends wait for it
         self.gate.set()
 
@@ -133,6 +134,7 @@ class FakeQueue:
     ) -> Restored:
         self._called("restore")
         self.restored.append((job_id, attempt, sure_ms))
+        self.on_restore(job_id)
         return self.restore_answers.popleft() if self.restore_answers else Restored.RESTORED
 
     async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:

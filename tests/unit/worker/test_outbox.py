@@ -1,9 +1,19 @@
 from __future__ import annotations
 
-from shared.messages import START, Cursor, FinishReason, JobState, Segment, TokenLogprob, Usage
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    FinishReason,
+    JobState,
+    Segment,
+    TokenLogprob,
+    Usage,
+)
 from shared.transport.base import JobEnd
 from shared.transport.chain import chain_hash
-from worker.outbox import MAX_PIECES, Outbox
+from shared.transport.segments import chain_links
+from worker.outbox import MAX_APPEND_TOKENS, MAX_PIECES, Outbox
 
 END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1))
 
@@ -195,3 +205,60 @@ def test_a_failed_outbox_says_its_end_only() -> None:
     assert append.end_of_job is failure
     assert append.delta.start == append.delta.end == Cursor(1, 1)
     assert append.delta.token_ids == ()
+
+
+def logged() -> tuple[Delta, ...]:
+    """Three pieces in two entries: what an earlier attempt said."""
+    pieces = (Segment(0, 1, 2), Segment(0, 1, 1))
+    return (
+        Delta(START, Cursor(2, 3), (5, 6), "éf", None, pieces),
+        Delta(Cursor(2, 3), Cursor(3, 4), (7,), "g"),
+    )
+
+
+def test_a_resumed_log_that_was_lost_is_written_again_from_its_start() -> None:
+    box = Outbox("0-a", 2, Cursor(3, 4), (5, 6, 7), chain_hash, logged=logged())
+    assert (box.accepted, box.has_something) == (Cursor(3, 4), False)
+    box.add((8,), "h", None)
+    assert box.next_append().start_hash == chain_hash("", (5, 6, 7))
+    assert box.rewind(START)
+    append = box.next_append()
+    assert (append.delta.start, append.delta.end) == (START, Cursor(4, 5))
+    assert (append.delta.token_ids, append.delta.text) == ((5, 6, 7, 8), "éfgh")
+    assert (append.start_hash, append.end_hash) == ("", chain_hash("", (5, 6, 7, 8)))
+    box.accept()
+    assert box.rewind(Cursor(2, 3))  # within the earlier attempt's
+    assert box.next_append().delta.token_ids == (7, 8)
+
+
+def test_of_a_resumed_log_of_several_choices_every_piece_keeps_its_choice() -> None:
+    pieces = (Segment(1, 1, 1), Segment(0, 1, 1, FinishReason.LENGTH))
+    log = (Delta(START, Cursor(2, 2), (5, 6), "ef", None, pieces),)
+    links = chain_links((5, 6), pieces)
+    box = Outbox("0-a", 2, Cursor(2, 2), links, chain_hash, logged=log, has_choices=True)
+    box.add((7,), "g", None, Segment(1, 1, 1))
+    assert box.rewind(START)
+    append = box.next_append()
+    assert append.delta.segments == (*pieces, Segment(1, 1, 1))
+    assert append.end_hash == chain_hash("", chain_links((5, 6, 7), append.delta.segments))
+
+
+def test_without_its_log_nothing_before_it_can_be_said_again() -> None:
+    box = Outbox("0-a", 2, Cursor(3, 4), (5, 6, 7), chain_hash)
+    assert not box.rewind(START)
+
+
+def test_a_long_log_is_written_again_in_parts_and_the_end_goes_with_the_last() -> None:
+    box, number = outbox(), 2 * MAX_APPEND_TOKENS + 1
+    for token_id in range(number):
+        box.add((token_id,), "x", None)
+    box.finish(END)
+    sent: list[int] = []
+    while not box.over:
+        append = box.next_append()
+        assert len(append.delta.token_ids) <= MAX_APPEND_TOKENS
+        sent += append.delta.token_ids
+        assert (append.end_of_job is END) == (len(sent) == number)
+        box.accept()
+    assert sent == list(range(number))
+    assert box.accepted == Cursor(number, number)

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from shared.messages import START, FinishReason, JobState, Usage
-from shared.transport.base import Append, AppendResult, AppendStatus, JobEnd
+from shared.transport.base import (
+    Append,
+    AppendResult,
+    AppendStatus,
+    JobEnd,
+    JobSnapshot,
+    Restored,
+)
 from shared.transport.chain import chain_hash
 from tests.unit.worker.fakes import FakeQueue, accepted, until
 from worker.publisher import FlushPolicy, Publisher, Settled
@@ -311,3 +319,85 @@ async def test_the_prefix_hit_is_told_with_the_first_tokens() -> None:
         bench.say("0-a", (1,), "a")
         await bench.publisher.flushed()
         assert bench.sent[0].cached_tokens == 48
+
+
+SNAPSHOT = JobSnapshot(b"{}", b"", ())
+
+
+def forgetful(log_end: dict[str, int]) -> Callable[[Append], AppendResult]:
+    """A server that has lost every job; after `restore` its log begins anew."""
+
+    def answer(item: Append) -> AppendResult:
+        if item.job_id not in log_end:
+            return AppendResult(AppendStatus.GONE)
+        at = log_end[item.job_id]
+        if item.delta.start.num_tokens != at:
+            return AppendResult(AppendStatus.GAP, at, num_bytes=at)
+        log_end[item.job_id] = item.delta.end.num_tokens
+        return accepted(item)
+
+    return answer
+
+
+async def test_a_lost_job_is_put_back_and_says_everything_again() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 2, START, (), snapshot=SNAPSHOT)
+        bench.say("0-a", (1, 2), "xy")
+        await bench.publisher.flushed()
+        log_end: dict[str, int] = {}
+        bench.queue.answer = forgetful(log_end)
+        bench.queue.on_restore = lambda job_id: log_end.update({job_id: 0})
+        bench.say("0-a", (3,), "z")
+        bench.publisher.finish("0-a", END)
+        await until(lambda: bench.settled)
+        assert bench.settled == [Settled("0-a", 2, AppendStatus.OK)]
+        assert bench.sent[-1].delta.token_ids == (1, 2, 3)
+        (put_back,) = bench.queue.restored
+        assert put_back[:2] == ("0-a", 2)
+
+
+async def test_a_lost_job_that_has_nothing_to_say_is_put_back_too() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 2, START, (), snapshot=SNAPSHOT)
+        bench.publisher.lost("0-a", 1)  # of an older attempt
+        bench.publisher.lost("0-a", 2)
+        await until(lambda: bench.queue.restored)
+        await asyncio.wait_for(bench.publisher.flushed(), 5)
+        assert [restored[:2] for restored in bench.queue.restored] == [("0-a", 2)]
+        assert (bench.settled, bench.sent) == ([], [])
+
+
+async def test_a_job_that_may_have_ended_is_not_put_back() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 2, START, (), snapshot=SNAPSHOT)
+        bench.queue.answer = lambda item: AppendResult(AppendStatus.GONE)
+        bench.queue.restore_answers.append(Restored.OVER)
+        bench.say("0-a", (1,), "x")
+        await until(lambda: bench.settled)
+        assert bench.settled == [Settled("0-a", 2, AppendStatus.GONE, "over")]
+        await asyncio.wait_for(bench.publisher.flushed(), 5)
+
+
+async def test_putting_back_waits_for_the_lease_and_for_the_store() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 2, START, (), snapshot=SNAPSHOT)
+        bench.queue.restore_answers.extend([Restored.NO_LEASE, Restored.NO_LEASE])
+        bench.publisher.lost("0-a", 2)
+        await until(lambda: len(bench.queue.restored) == 3)
+        bench.queue.away = True
+        bench.publisher.lost("0-a", 2)
+        await until(lambda: bench.publisher.away)
+        bench.queue.away = False
+        await until(lambda: len(bench.queue.restored) == 4)
+        assert not bench.settled
+
+
+async def test_how_long_ago_the_server_knew_a_job_counts_from_the_last_good_word() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 2, START, (), snapshot=SNAPSHOT)
+        long_ago, lately = time.monotonic() - 1000, time.monotonic() - 500
+        bench.publisher._outboxes["0-a"].sure_s = long_ago
+        bench.publisher.sure(["0-a", "0-unknown"], lately)
+        bench.publisher.lost("0-a", 2)
+        await until(lambda: bench.queue.restored)
+        assert 500_000 <= bench.queue.restored[0][2] < 600_000
