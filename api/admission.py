@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from api.accepted_jobs import AcceptedJobs
 from api.departures import Departures
+from api.durable_accept import DurableAccept, NotConfirmed
 from api.errors import idempotency_key_reuse, queue_full, store_unreachable, unavailable
 from shared.messages import Job, OnDisconnect
 from shared.transport.base import (
@@ -36,11 +37,13 @@ class Admission:
         limits_of: Callable[[str], AdmissionLimits],
         departures: Departures,
         accepted: AcceptedJobs,
+        durable: DurableAccept,
     ) -> None:
         self._store = store
         self.limits_of = limits_of
         self._departures = departures
         self._accepted = accepted
+        self._durable = durable
 
     async def submit(self, job: Job, reader_id: str = "") -> Submitted:
         """Returns when the job is queued. Raises ApiError when it is not.
@@ -49,11 +52,15 @@ class Admission:
         for a job that nobody waits for.
 
         A submit whose answer got lost may have been heard: it is repeated once under the same id,
-        which is safe, and cancelled when that fails too.
+        which is safe, and cancelled when that fails too. So is a job that is not as durable in time
+        as it was asked to be.
         """
         try:
+            await self._durable.check(job.durability)
             limits = self.limits_of(job.tenant)
             submitted = await self._twice(lambda: self._store.submit(job, limits, reader_id))
+            # Of a repeat too: whoever was first may have been told that it is not sure.
+            await self._durable.confirm("job", job.job_id, job.durability)
             if submitted is Submitted.DUPLICATE and reader_id:
                 # Of an earlier try, whose reader may have left: its grace is not to end now.
                 await self._store.attach([(job.job_id, reader_id)])
@@ -72,6 +79,8 @@ class Admission:
             # By its key it can be asked for again, and others may be reading it.
             if job.idempotency is None:
                 await self._departures.cancel(job.job_id)
+            if isinstance(error, NotConfirmed):
+                raise unavailable(str(error)) from error
             raise store_unreachable(error) from error
 
     async def requeue(self, letter_id: str, job: Job) -> str | None:

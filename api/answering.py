@@ -26,6 +26,7 @@ from api.frontend import Frontend
 from api.job_stream import StreamInterrupted
 from api.open_requests import Ending, OpenRequest
 from api.pieces import told
+from api.request_id import tell_durability
 from api.timing import Timing
 from shared.messages import START, Cursor, Delta, Failed, Finished, Job
 from shared.transport.base import Submitted, TransportError
@@ -84,6 +85,7 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._frontend.open_requests.enter() as request:
             stream = await self._open()
+            tell_durability(scope, self._job.durability)
             ending: Ending | None = None
             try:
                 ending = await self._answer(request, stream, receive, send)

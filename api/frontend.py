@@ -13,6 +13,7 @@ from api.admission import Admission
 from api.blobs import Blobs
 from api.catalog import ModelCatalog
 from api.departures import Departures
+from api.durable_accept import DurableAccept
 from api.files import FilePolicy, Files
 from api.health import HealthMonitor
 from api.housekeeping import Housekeeping
@@ -74,8 +75,18 @@ class Frontend:
         self.stream_tokens = StreamTokens(store, settings.stream_token_s)
         limits = admission_limits(settings)
         accepted = AcceptedJobs(store)
+        self.durable = DurableAccept(
+            store,
+            settings.accept_durability,
+            settings.accept_replicas,
+            settings.accept_timeout_s,
+        )
         self.admission = Admission(
-            store, lambda tenant: ring.limits_of(tenant, limits), self.departures, accepted
+            store,
+            lambda tenant: ring.limits_of(tenant, limits),
+            self.departures,
+            accepted,
+            self.durable,
         )
         self.files = Files(
             transport.files,

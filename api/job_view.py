@@ -45,6 +45,7 @@ def job_payload(record: JobRecord) -> dict[str, Any]:
         "queue_position": record.queue_position,
         "worker": record.owner,
         "attempt": record.attempt,
+        "durability": record.durability.value,
         "created_at": _seconds(record.submitted_ms),
         "started_at": _seconds(record.started_ms),
         "first_token_at": _seconds(record.first_token_ms),

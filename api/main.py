@@ -40,6 +40,7 @@ from api.routes.pages import pages_router
 from api.settings import ApiSettings
 from api.tasks import stop_tasks
 from api.upload import FORM_BYTES
+from shared.messages import Durability
 from shared.outage_log import OutageLog
 from shared.transport.base import TransportError
 from shared.transport.connect import RedisTransport, open_transport
@@ -131,7 +132,7 @@ async def _own_transport(
     settings: ApiSettings, open_requests: OpenRequests
 ) -> AsyncIterator[RedisTransport]:
     transport = await open_transport(settings.redis_url, namespace=settings.namespace)
-    checking = asyncio.create_task(_check(transport, open_requests))
+    checking = asyncio.create_task(_check(settings, transport, open_requests))
     try:
         yield transport
     finally:
@@ -139,12 +140,16 @@ async def _own_transport(
         await transport.aclose()
 
 
-async def _check(transport: RedisTransport, open_requests: OpenRequests) -> None:
+async def _check(
+    settings: ApiSettings, transport: RedisTransport, open_requests: OpenRequests
+) -> None:
     """Waits for the server, then judges it: one that would lose jobs gets none from here."""
     outage = OutageLog(log, away="redis is away", back="redis is here")
     while True:
         try:
             sentences = await transport.check()
+            if settings.accept_durability is not Durability.NONE:
+                await _check_durability(settings, transport)
             outage.works()
             for sentence in sentences:
                 log.warning("redis", extra={"detail": sentence})
@@ -156,3 +161,11 @@ async def _check(transport: RedisTransport, open_requests: OpenRequests) -> None
         except TransportError as error:
             outage.failed(url=transport.url, reason=str(error))
             await asyncio.sleep(CHECK_AGAIN_S)
+
+
+async def _check_durability(settings: ApiSettings, transport: RedisTransport) -> None:
+    """Raises UnsafeServer and TransportError."""
+    durability = settings.accept_durability
+    why = await transport.store.durability_fault(durability, settings.accept_replicas)
+    if why is not None:
+        raise UnsafeServer(f"ACCEPT_DURABILITY cannot be {durability}: {why}")

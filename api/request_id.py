@@ -18,10 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.observability import Metrics
 from api.public_id import parse_job_id, public_id
 from shared.job_id import new_job_id
+from shared.messages import Durability
 
 log = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
+DURABILITY_HEADER = "x-penstock-durability"
 MAX_CLIENT_ID_CHARS = 512
 MAX_PUBLIC_ID_CHARS = 100
 
@@ -63,7 +65,10 @@ class RequestIdMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = scope["state"]["names"].request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = scope["state"]["names"].request_id
+                if "durability" in scope["state"]:
+                    headers[DURABILITY_HEADER] = scope["state"]["durability"]
             await send(message)
 
         try:
@@ -104,6 +109,12 @@ def rename(request: Request, job_id: str) -> None:
     request.scope["state"]["names"] = replace(
         names, job_id=job_id, request_id=names.request_id.removesuffix(names.job_id) + job_id
     )
+
+
+def tell_durability(scope: Scope, durability: Durability) -> None:
+    """The answer's header says what its acceptance has waited for, if it has."""
+    if durability is not Durability.NONE:
+        scope.setdefault("state", {})["durability"] = durability.value
 
 
 def _names(scope: Scope) -> RequestNames:

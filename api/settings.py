@@ -10,7 +10,10 @@ from pydantic import Field, field_validator, model_validator
 from api.allowed_hosts import ANY, AllowedHosts
 from api.authority import host_of, is_loopback
 from api.cors import AllowedOrigins
+from shared.messages import Durability
 from shared.settings import SharedSettings
+
+MAX_ACCEPT_WAIT_S = 10.0  # shared.transport.profiles has the same
 
 
 class ApiSettings(SharedSettings):
@@ -113,6 +116,21 @@ class ApiSettings(SharedSettings):
         max_length=8192,
         description="Models, separated by commas, whose requests are accepted for ever once a "
         "worker has announced them, however long none serves them: to start workers from zero.",
+    )
+    accept_durability: Durability = Field(
+        default=Durability.NONE,
+        description="What is waited for before a request is accepted, where it does not say: none, "
+        "fsync (Redis' append-only file is on its disk; Redis 7.2 or newer), replicas "
+        "(ACCEPT_REPLICAS of them have it).",
+    )
+    accept_replicas: int = Field(
+        default=1, ge=1, le=16, description="Replicas of Redis that `replicas` waits for."
+    )
+    accept_timeout_s: float = Field(
+        default=5.0,
+        ge=0.1,
+        le=MAX_ACCEPT_WAIT_S,
+        description="Seconds that it is waited for; then the request is answered 503.",
     )
     response_ttl_s: float = Field(
         default=3600.0,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from shared.messages import ErrorCode, Job
+from shared.messages import Durability, ErrorCode, Job
 
 SCHEMA_VERSION = 1
 
@@ -26,8 +26,8 @@ class PayloadInvalid(ValueError):
 
 def encode_job(job: Job) -> bytes:
     """What a worker needs: the job without what is kept beside it."""
-    if job.facts or job.idempotency is not None:
-        job = replace(job, facts="", idempotency=None)
+    if job.facts or job.idempotency is not None or job.durability is not Durability.NONE:
+        job = replace(job, facts="", idempotency=None, durability=Durability.NONE)
     return _encoder.encode(job)
 
 

@@ -81,6 +81,14 @@ class OnDisconnect(StrEnum):
     CONTINUE = "continue"  # never: background jobs
 
 
+class Durability(StrEnum):
+    """What the acceptance of a job waits for."""
+
+    NONE = "none"  # the memory of the server
+    FSYNC = "fsync"  # its append-only file is on its disk
+    REPLICAS = "replicas"  # so many replicas have it in their memory
+
+
 class InvalidParameter(ValueError):
     """A caller's value that is refused by name.
 
@@ -224,6 +232,7 @@ class Job:
     facts: str = ""  # what the side that asked must know to tell the answer again; opaque
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
     idempotency: Idempotency | None = None  # known to the store alone
+    durability: Durability = Durability.NONE  # known to who accepts it alone
 
     def __post_init__(self) -> None:
         _whole("n", self.num_choices, 1, MAX_CHOICES)

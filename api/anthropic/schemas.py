@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from api.openai.schemas import QueueTimeout
-from shared.messages import OnDisconnect
+from shared.messages import Durability, OnDisconnect
 
 MAX_USER_ID_CHARS = 512
 
@@ -192,3 +192,4 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     service_tier: Literal["auto", "standard_only"] | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     queue_timeout: QueueTimeout | None = None
+    durability: Durability | None = None

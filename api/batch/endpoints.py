@@ -37,6 +37,8 @@ class Endpoint:
                 raise InvalidParameter(name, "cannot be true in a batch")
         if getattr(asked, "queue_timeout", None) is not None:
             raise unsupported("queue_timeout", "a row of a batch may wait until the batch expires")
+        if getattr(asked, "durability", None) is not None:
+            raise unsupported("durability", "it is the batch that is accepted")
         return asked
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from api.errors import MAX_ECHO_CHARS
-from shared.messages import InvalidParameter
+from shared.messages import Durability, InvalidParameter
 
 MAX_PAIRS = 16
 MAX_KEY_CHARS = 64
@@ -33,6 +33,7 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     completion_window: str
     metadata: dict[str, Any] | None = None
     output_expires_after: ExpiresAfter | None = None
+    durability: Durability | None = None
 
 
 def window_s(text: str) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shared.messages import OnDisconnect
+from shared.messages import Durability, OnDisconnect
 
 # Seconds until a worker must have begun the job.
 QueueTimeout = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
@@ -59,6 +59,7 @@ class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     structured_outputs: dict[str, Any] | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     queue_timeout: QueueTimeout | None = None
+    durability: Durability | None = None
 
 
 class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
@@ -103,6 +104,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool = True
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     queue_timeout: QueueTimeout | None = None
+    durability: Durability | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from api.errors import MAX_ECHO_CHARS, unsupported
 from api.openai.schemas import QueueTimeout
-from shared.messages import InvalidParameter
+from shared.messages import Durability, InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -73,6 +73,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     priority: int | None = None
     queue_timeout: QueueTimeout | None = None
+    durability: Durability | None = None
     seed: int | None = None
     stop: str | list[str] = []
     top_k: int = 0

@@ -14,7 +14,7 @@ from api.openai.schemas import SamplingRequest
 from api.request_id import RequestNames
 from api.timing import Timing
 from shared.job_id import new_job_id
-from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
+from shared.messages import Durability, InvalidParameter, Job, OnDisconnect, SamplingParams
 
 KEYED_RETAIN_MS = 600_000  # how long an answer can be asked for again by its key
 
@@ -52,6 +52,7 @@ def new_job(
     sampling: SamplingParams,
     on_disconnect: OnDisconnect,
     queue_timeout_s: float | None,
+    durability: Durability | None,
     num_choices: int = 1,
     lane: int = 0,
 ) -> tuple[Job, RequestNames]:
@@ -79,6 +80,7 @@ def new_job(
         num_choices=num_choices,
         retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
         idempotency=idempotency,
+        durability=frontend.durable.default if durability is None else durability,
     )
     return job, names
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,12 +12,14 @@ from starlette.responses import Response
 from api.access import access_of
 from api.batch.endpoints import ENDPOINTS
 from api.body import read_request
+from api.durable_accept import NotConfirmed
 from api.errors import (
     MAX_ECHO_CHARS,
     ApiError,
     CallerError,
     UnavailableError,
     overloaded,
+    unavailable,
     unsupported,
 )
 from api.files import file_not_found, parse_life_s, unavailable_files
@@ -24,7 +27,9 @@ from api.frontend import Frontend, frontend_of
 from api.json_answer import json_answer
 from api.openai.batch_schemas import BatchRequest, checked_metadata, window_s
 from api.paging import page_answer, page_of
+from api.request_id import tell_durability
 from shared.messages import InvalidParameter
+from shared.transport.base import TransportError
 from shared.transport.batches import (
     OVER,
     BatchError,
@@ -72,7 +77,22 @@ async def create_batch(request: Request) -> Response:
         max_tenant_records=MAX_RECORDS_PER_TENANT,
         keep_ms=settings.file_life_s * 1000,
     )
-    return json_answer(batch_payload(await _created(frontend, batch, limits)))
+    durability = asked.durability
+    if durability is None:
+        durability = settings.accept_durability
+    await frontend.durable.check(durability)
+    record = await _created(frontend, batch, limits)
+    try:
+        await frontend.durable.confirm("batch", batch.batch_id, durability)
+    except TransportError as error:
+        # The caller will ask for another one: this one is not to run.
+        with contextlib.suppress(TransportError):
+            await frontend.batches.cancel(batch.batch_id, batch.tenant)
+        if isinstance(error, NotConfirmed):
+            raise unavailable(str(error)) from error
+        raise
+    tell_durability(request.scope, durability)
+    return json_answer(batch_payload(record))
 
 
 @router.get("/v1/batches")

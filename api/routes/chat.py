@@ -66,6 +66,7 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
         sampling=replace(chat_sampling(chat, room), grammar=plan.grammar),
         on_disconnect=chat.on_disconnect,
         queue_timeout_s=chat.queue_timeout,
+        durability=chat.durability,
         num_choices=chat.n,
         lane=lane,
     )

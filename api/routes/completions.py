@@ -92,6 +92,7 @@ async def prepare_completions(
         sampling=samplings[0],
         on_disconnect=completion.on_disconnect,
         queue_timeout_s=completion.queue_timeout,
+        durability=completion.durability,
         num_choices=best_of,
         lane=lane,
     )

@@ -40,6 +40,7 @@ async def generate(request: Request) -> Response:
         sampling=generate_sampling(asked, room),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
+        durability=asked.durability,
     )
     timing = Timing()
     dialect = GenerateDialect(names.request_id, model.card.name, timing)

@@ -66,6 +66,7 @@ async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequ
         sampling=replace(message_sampling(asked, room), grammar=plan.grammar),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
+        durability=asked.durability,
     )
     facts = MessageFacts(
         id=names.request_id,

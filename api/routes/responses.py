@@ -18,6 +18,7 @@ from api.frontend import Frontend, frontend_of
 from api.json_answer import json_answer
 from api.openai.lanes import job_lane
 from api.paging import page_answer, page_of
+from api.request_id import tell_durability
 from api.responses.answering import ResponseAnswer, ResponseTail
 from api.responses.asking import chat_ask, in_this_dialect
 from api.responses.conversation import check_calls
@@ -45,7 +46,7 @@ async def create_response(request: Request) -> Response:
     asked = await read_request(request, ResponseDialect.kind, ResponseRequest)
     job, dialect = await prepare_response(frontend, caller_of(request), asked)
     if asked.background and not asked.stream:
-        return await _begin(frontend, job, dialect)
+        return await _begin(request, job, dialect)
     return ResponseAnswer(frontend, job, dialect, streamed=asked.stream)
 
 
@@ -74,6 +75,7 @@ async def prepare_response(
         sampling=replace(response_sampling(asked, room), grammar=plan.grammar),
         on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
         queue_timeout_s=asked.queue_timeout,
+        durability=asked.durability,
         lane=lane,
     )
     facts = facts_of(asked, model.card, plan.new_parser, items, now_s())
@@ -142,10 +144,12 @@ async def list_input_items(request: Request, name: str) -> Response:
     return page_answer(items, page)
 
 
-async def _begin(frontend: Frontend, job: Job, dialect: ResponseDialect) -> Response:
+async def _begin(request: Request, job: Job, dialect: ResponseDialect) -> Response:
     """Submits a job that nobody waits for."""
+    frontend = frontend_of(request)
     with frontend.open_requests.enter():
         await frontend.admission.submit(job, "")
+    tell_durability(request.scope, job.durability)
     frontend.metrics.requests.labels(job.kind, "background").inc()
     return json_answer(dialect.so_far(has_started=False))
 

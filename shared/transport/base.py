@@ -15,6 +15,7 @@ from shared.messages import (
     START,
     Cursor,
     Delta,
+    Durability,
     FinishReason,
     Job,
     JobEvent,
@@ -140,6 +141,7 @@ class JobRecord:
     extra: Mapping[str, str] = field(default_factory=dict)  # hash fields of a newer release
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     num_choices: int = 1
+    durability: Durability = Durability.NONE  # what its acceptance waits for
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,17 @@ class JobStore(Protocol):
         `timeout_ms`: what is left of its timeout. RESTORED also where it is there already. To be
         called only by who has seen the job's record, or its acceptance, within TOMBSTONE_MS.
         """
+        ...
+
+    async def durability_fault(self, durability: Durability, num_replicas: int) -> str | None:
+        """A sentence when the server cannot confirm this durability now; None when it can."""
+        ...
+
+    async def confirm(
+        self, kind: str, name: str, durability: Durability, num_replicas: int, timeout_s: float
+    ) -> bool:
+        """Waits until the record of a "job" or "batch", and all that was written before, is as
+        durable as that; False when it was not in time, or there is no such record."""
         ...
 
     async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:

@@ -1,10 +1,11 @@
-"""Four ways to hold a connection: short commands, beats, waiting for work, listening.
+"""Ways to hold a connection: short commands, accepting, beats, waiting for work, listening.
 
 The client library's defaults are wrong for a queue: they send a command again after a lost reply,
 which is safe only for our idempotent transitions, and never notice a half-open subscriber.
 
 cmd   short time limits, a few quick retries: every script may be repeated
 calls the same for scripts, which every request waits for: a pool of their own that is quicker
+accept waits at the server until a write is on its disk or at its replicas; no retry
 beat  leases and nothing else, so that no amount of other commands makes a beat wait for a
       connection; no retry: a beat is out of date before it could be repeated, the next one is due
 pull  waits at the server up to BLOCK_MS; no retry, its caller's loop handles errors
@@ -50,6 +51,9 @@ PULL_TIMEOUT_S = BLOCK_MS / 1000 + 2.0
 FIND_TIMEOUT_S = 1.0
 MAX_COMMAND_CONNECTIONS = 64
 MAX_BEAT_CONNECTIONS = 2  # the one in use, and its successor when it does not answer
+MAX_ACCEPT_WAIT_S = 10.0
+ACCEPT_TIMEOUT_S = MAX_ACCEPT_WAIT_S + 2.0
+MAX_ACCEPT_CONNECTIONS = 256  # acceptances that wait for a disk or a replica at once
 MAX_PULL_CONNECTIONS = 8  # one for each that pulls at once
 COMMAND_RETRIES = 2
 
@@ -88,6 +92,12 @@ class Connections:
             timeout_s=COMMAND_TIMEOUT_S,
             retry=often,
         )
+        self.accept = CommandPool(
+            partial(_new_connection, self._quick),
+            max_connections=MAX_ACCEPT_CONNECTIONS,
+            timeout_s=ACCEPT_TIMEOUT_S,
+            retry=never,
+        )
         self.pull = CommandPool(
             self.new_sub,
             max_connections=MAX_PULL_CONNECTIONS,
@@ -122,7 +132,7 @@ class Connections:
             await client.aclose(close_connection_pool=True)
 
     async def aclose(self) -> None:
-        for pool in (self.calls, self.pull):
+        for pool in (self.calls, self.accept, self.pull):
             await pool.aclose()
         for client in (self.cmd, self.beat, self._sub, self._quick):
             await client.aclose(close_connection_pool=True)

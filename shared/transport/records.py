@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from shared.messages import (
     TERMINAL_STATES,
     Cursor,
+    Durability,
     Failed,
     Finished,
     JobState,
@@ -22,7 +23,8 @@ Hash = Mapping[bytes, bytes]
 _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths n b h prompt_tokens cached_tokens q "
     b"qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms orphan_ms reason "
-    b"stop_reason message by fe og crid retain_ms choices lane work reserved idem".split()
+    b"stop_reason message by fe og crid retain_ms choices lane work reserved idem "
+    b"durability".split()
 )
 # Fields of a worker's hash that are not its statistics.
 WORKER_FIELDS = frozenset(
@@ -62,6 +64,7 @@ def job_record(job_id: str, fields: Hash, queue_position: int | None = None) -> 
             },
             on_disconnect=_policy(fields.get(b"og", b"0")),
             num_choices=int(fields.get(b"choices", 1)),
+            durability=_durability(fields.get(b"durability", b"")),
         )
     except KeyError as error:
         raise ValueError(f"the hash of job {job_id} lacks {error}") from error
@@ -119,6 +122,14 @@ def _policy(grace_ms: bytes) -> OnDisconnect:
     if not grace_ms:
         return OnDisconnect.CONTINUE
     return OnDisconnect.CANCEL if grace_ms == b"0" else OnDisconnect.GRACE
+
+
+def _durability(word: bytes) -> Durability:
+    """A word of a newer release counts as none that this one knows."""
+    try:
+        return Durability(word.decode())
+    except ValueError:
+        return Durability.NONE
 
 
 def _text(fields: Hash, name: bytes) -> str | None:

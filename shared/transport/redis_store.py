@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from shared.job_id import partition_of
 from shared.keys import NUM_LANES, Keys
@@ -17,6 +17,7 @@ from shared.messages import (
     TERMINAL_STATES,
     Cursor,
     Delta,
+    Durability,
     ErrorCode,
     Job,
     JobEvent,
@@ -37,10 +38,11 @@ from shared.transport.base import (
     TransportError,
     WorkerStatus,
 )
+from shared.transport.command_pool import Command
 from shared.transport.drain_rate import DrainRates
 from shared.transport.entries import decode_entry, lost_output
 from shared.transport.failures import is_out_of_memory, translated
-from shared.transport.profiles import Connections
+from shared.transport.profiles import MAX_ACCEPT_WAIT_S, Connections
 from shared.transport.records import end_of, job_record, queue_stats, worker_status
 from shared.transport.scripts import Scripts
 from shared.transport.submission import check_answer, check_job, submit_arguments
@@ -79,6 +81,7 @@ class RedisJobStore:
         self._redis = connections.cmd
         self._calls = connections.calls
         self._beats = connections.beat
+        self._accept = connections.accept
         self._scripts = scripts
         self._policy = policy
         self._clock = time.monotonic
@@ -107,6 +110,37 @@ class RedisJobStore:
         except KeyTaken:  # by an equal request that came later
             return Restored.OVER
         return Restored.OVER if reply[0] == b"OVER" else Restored.RESTORED
+
+    async def durability_fault(self, durability: Durability, num_replicas: int) -> str | None:
+        probe: Command = ("ROLE",) if durability is Durability.REPLICAS else ("WAITAOF", 1, 0, 1)
+        with translated("durability"):
+            (reply,) = await self._accept.exchange(probe)
+        if isinstance(reply, ResponseError):
+            return _why_not(reply)
+        if durability is Durability.REPLICAS and len(reply[2]) < num_replicas:
+            return f"the server has {len(reply[2])} of {num_replicas} replicas."
+        return None
+
+    async def confirm(
+        self, kind: str, name: str, durability: Durability, num_replicas: int, timeout_s: float
+    ) -> bool:
+        """As JobStore; `timeout_s` is at most MAX_ACCEPT_WAIT_S."""
+        wait_ms = max(1, round(min(timeout_s, MAX_ACCEPT_WAIT_S) * 1000))
+        wait: Command = ("WAITAOF", 1, 0, wait_ms)
+        if durability is Durability.REPLICAS:
+            wait = ("WAIT", num_replicas, wait_ms)
+        words = ("confirm", kind, name, str(durability))
+        with translated("confirm"):
+            found, reply = await self._accept.exchange(self._scripts.command(*words), wait)
+            if isinstance(found, NoScriptError):
+                script = self._scripts.text_command(*words)
+                found, reply = await self._accept.exchange(script, wait)
+            for answer in (found, reply):
+                if isinstance(answer, ResponseError):
+                    raise answer
+        if durability is Durability.REPLICAS:
+            return bool(found) and reply >= num_replicas
+        return bool(found) and reply[0] >= 1
 
     async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
         with translated("states"):
@@ -502,6 +536,15 @@ def _tokens_of(worker: WorkerStatus) -> float:
     """That its engine has computed, prompts and outputs."""
     counts = (worker.stats.get(name, 0) for name in ("prompt_tokens", "generated_tokens"))
     return sum(count for count in counts if isinstance(count, float | int))
+
+
+def _why_not(error: ResponseError) -> str:
+    text = str(error)
+    if "appendonly" in text:
+        return "the server's append-only file is off."
+    if "unknown command" in text.lower():
+        return "the server is older than Redis 7.2 and has no WAITAOF."
+    return f"the server refuses it ({text[:120]})."
 
 
 def _is_code(reason: str) -> bool:

@@ -24,6 +24,7 @@ TRANSITIONS = (
     "batch_save",
     "beat",
     "claim",
+    "confirm",
     "crashed",
     "detach",
     "file_drop",
@@ -94,12 +95,15 @@ class Scripts:
         try:
             return await commands.execute_command(*self.command(name, *arguments))
         except NoScriptError:
-            source = self._sources[name]
-            return await commands.execute_command("EVAL", source, *self._words(arguments))
+            return await commands.execute_command(*self.text_command(name, *arguments))
 
     def command(self, name: str, *arguments: Argument) -> Command:
         """The transition as one command; NoScriptError from a server that forgot it."""
         return ("EVALSHA", self._digests[name], *self._words(arguments))
+
+    def text_command(self, name: str, *arguments: Argument) -> Command:
+        """The same for such a server, with the whole script."""
+        return ("EVAL", self._sources[name], *self._words(arguments))
 
     def _words(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
         return (*self._first_words, *arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 import shutil
 import socket
@@ -82,9 +83,21 @@ class Server:
             process.kill()
             process.wait()
 
+    def file_size(self) -> int:
+        """Bytes of its append-only file since the last rewrite."""
+        return self._file().stat().st_size
+
+    def cut_to(self, num_bytes: int) -> None:
+        """Of the killed server's append-only file only these are left."""
+        os.truncate(self._file(), num_bytes)
+
     def close(self) -> None:
         self.kill()
         self.client.close()
+
+    def _file(self) -> Path:
+        (path,) = (self._directory / "appendonlydir").glob("*.incr.aof")
+        return path
 
     def _configuration(self) -> Sequence[str]:
         return (

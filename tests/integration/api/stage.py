@@ -134,7 +134,8 @@ class ScriptedWorker:
                 running,
                 stalled=self.script.stalled,
             )
-            for job_id in await _until_it_works(self._transport.queue.beat, beat):
+            reply = await _until_it_works(self._transport.queue.beat, beat)
+            for job_id in (*reply.dropped, *reply.lost):
                 self.jobs.pop(job_id, None)
             await asyncio.sleep(0.05)
 

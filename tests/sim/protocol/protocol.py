@@ -36,8 +36,8 @@ class Protocol:
     killed (at most one) or retires, a lease ends although its worker lives, the reply to a claim or
     an append is lost, an append arrives late, a release is lost, a worker gives its job back, a
     frame is lost, the subscription breaks, the server is rolled back to any earlier moment (once,
-    with `rollback`; frames are then lost with their connection only, as TCP has it, and no record is
-    removed).
+    with `rollback`; frames are then lost with their connection only, as TCP has it, no record goes
+    then).
     """
 
     num_faults: int

@@ -15,6 +15,7 @@ from api import text_pool
 from api.accepted_jobs import AcceptedJobs
 from api.admission import Admission
 from api.departures import Departures
+from api.durable_accept import DurableAccept
 from api.errors import ApiError, UnavailableError, job_failed, queue_full
 from api.health import HealthMonitor
 from api.job_view import job_payload, parse_status
@@ -27,6 +28,7 @@ from api.text_threads import SMALL_BYTES
 from shared.job_id import new_job_id
 from shared.messages import (
     START,
+    Durability,
     ErrorCode,
     Failed,
     InvalidParameter,
@@ -104,7 +106,8 @@ def admission(store: Store) -> tuple[Admission, Departures]:
     departures = Departures(store)  # type: ignore[arg-type]
     limits = AdmissionLimits()
     accepted = AcceptedJobs(store)  # type: ignore[arg-type]
-    admission = Admission(store, lambda tenant: limits, departures, accepted)  # type: ignore[arg-type]
+    durable = DurableAccept(store, Durability.NONE, 1, 5.0)  # type: ignore[arg-type]
+    admission = Admission(store, lambda tenant: limits, departures, accepted, durable)  # type: ignore[arg-type]
     return admission, departures
 
 

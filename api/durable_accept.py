@@ -1,0 +1,54 @@
+"""DurableAccept: a job or a batch is accepted when its record is where it was asked to be."""
+
+from __future__ import annotations
+
+import logging
+
+from api.errors import unavailable
+from shared.messages import Durability, InvalidParameter
+from shared.transport.base import JobStore, TransportError
+
+log = logging.getLogger(__name__)
+
+
+class NotConfirmed(TransportError):
+    """The record is not known to be as durable as asked; it may be there, or not."""
+
+
+class DurableAccept:
+    """By `default`, unless a request says otherwise. Of `Durability.REPLICAS` so many confirm."""
+
+    def __init__(
+        self, store: JobStore, default: Durability, num_replicas: int, timeout_s: float
+    ) -> None:
+        self._store = store
+        self.default = default
+        self._num_replicas = num_replicas
+        self._timeout_s = timeout_s
+
+    async def check(self, durability: Durability) -> None:
+        """Before anything is written. Raises InvalidParameter where the server cannot do what the
+        request asks for, UnavailableError where it cannot do what the setting asks for."""
+        if durability is Durability.NONE:
+            return
+        why = await self._store.durability_fault(durability, self._num_replicas)
+        if why is None:
+            return
+        if durability is self.default:
+            raise unavailable(f"Nothing is accepted as '{durability}' at the moment: {why}")
+        raise InvalidParameter("durability", f"cannot be '{durability}' here: {why}")
+
+    async def confirm(self, kind: str, name: str, durability: Durability) -> None:
+        """Returns when the record of the "job" or "batch" is there. Raises NotConfirmed when that
+        was not in time, and TransportError."""
+        if durability is Durability.NONE:
+            return
+        is_there = await self._store.confirm(
+            kind, name, durability, self._num_replicas, self._timeout_s
+        )
+        if not is_there:
+            log.warning("not confirmed", extra={"record": name, "durability": str(durability)})
+            raise NotConfirmed(
+                f"Nothing was accepted: the job store did not confirm '{durability}' within "
+                f"{self._timeout_s:g} s. Try again."
+            )
