@@ -34,6 +34,12 @@ DOWN_AFTER_MS = 500
 NODE_TIMEOUT_MS = 800
 
 
+# Of the server that tests find here: WAITAOF came with Redis 7.2.
+_found = find_server_binary()
+HAS_WAITAOF = _found is not None and _found[1][:2] >= (7, 2)
+NO_WAITAOF = ("--rename-command", "WAITAOF", "") if HAS_WAITAOF else ()  # options of a Server
+
+
 class Server:
     """One server process; `start` again after `kill` finds its append-only file."""
 

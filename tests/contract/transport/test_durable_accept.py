@@ -15,8 +15,9 @@ import pytest
 from shared.messages import Durability
 from shared.transport.connect import RedisTransport, open_transport
 from tests.contract.transport.steps import Steps, until
-from tests.support.redis_topologies import Server, free_ports
+from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
 
+needs_waitaof = pytest.mark.skipif(not HAS_WAITAOF, reason="this server is older than 7.2")
 FSYNC, REPLICAS = Durability.FSYNC, Durability.REPLICAS
 
 
@@ -49,6 +50,7 @@ async def confirmed(
     return await transport.store.confirm("job", job_id, durability, 1, timeout_s)
 
 
+@needs_waitaof
 async def test_a_confirmed_job_says_so_and_one_that_is_not_there_is_not_confirmed(
     real: RedisTransport,
 ) -> None:
@@ -65,6 +67,7 @@ async def test_a_confirmed_job_says_so_and_one_that_is_not_there_is_not_confirme
     assert await steps.hash("0-nobody") == {}
 
 
+@needs_waitaof
 async def test_fsync_waits_for_the_disk(real: RedisTransport) -> None:
     """With `appendfsync everysec` the waits of a while cover the time between two syncs."""
     steps = Steps(real)
@@ -82,6 +85,7 @@ async def test_fsync_waits_for_the_disk(real: RedisTransport) -> None:
     assert max(waits_s) > 20 * ping_s
 
 
+@needs_waitaof
 async def test_a_server_that_never_syncs_confirms_nothing(new_server: object) -> None:
     server = new_server("--appendfsync", "no")  # type: ignore[operator]
     async with opened(server) as transport:
@@ -92,9 +96,11 @@ async def test_a_server_that_never_syncs_confirms_nothing(new_server: object) ->
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--appendonly", "no"), "the server's append-only file is off."),
+        pytest.param(
+            ("--appendonly", "no"), "the server's append-only file is off.", marks=needs_waitaof
+        ),
         (
-            ("--rename-command", "WAITAOF", ""),
+            NO_WAITAOF,
             "the server is older than Redis 7.2 and has no WAITAOF.",
         ),
     ],
@@ -135,6 +141,7 @@ async def test_replicas_are_waited_for(new_server: object) -> None:
         assert await confirmed(transport, other.job_id, REPLICAS)
 
 
+@needs_waitaof
 async def test_a_confirmed_job_survives_the_loss_of_what_was_not_synced(
     new_server: object, tmp_path: Path
 ) -> None:
