@@ -37,11 +37,14 @@ for i = 7 + num_tenants, #ARGV do
     local got = redis.call('XREADGROUP', 'GROUP', GROUP, wid, 'COUNT', 1, 'STREAMS', queue, '>')
     if not got or not got[1] then break end
     local item = got[1][2][1]
-    local result = claim(read_entry(item[2]), queue, item[1], wid, false, max_crashes)
+    local id = read_entry(item[2])
+    local result = claim(id, queue, item[1], wid, false, max_crashes, true)
     if result[1] == 'OK' then
       claims[#claims + 1] = result
     elseif result[1] == 'NEWER' or result[1] == 'WAITS' then
       redis.call('XCLAIM', queue, GROUP, RELEASED, 0, item[1], 'JUSTID')
+    elseif result[1] == 'HELD' and result[2] ~= wid then
+      redis.call('XCLAIM', queue, GROUP, result[2], 0, item[1], 'JUSTID')
     end
     left = left - 1
   end

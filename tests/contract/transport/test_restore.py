@@ -110,8 +110,9 @@ async def test_putting_back_twice_changes_nothing(transport: RedisTransport) -> 
     assert await steps.beat("w1", running=[(delivery.job.job_id, delivery.attempt)]) == []
 
 
+@pytest.mark.parametrize("is_full", [False, True])
 async def test_a_job_that_was_put_back_is_delivered_to_nobody_else(
-    transport: RedisTransport,
+    transport: RedisTransport, is_full: bool
 ) -> None:
     steps = Steps(transport)
     delivery = await steps.running()
@@ -120,7 +121,12 @@ async def test_a_job_that_was_put_back_is_delivered_to_nobody_else(
     waiting = await steps.submit()
     other = other_process(transport)
     await other.worker("w2")
-    assert [found.job for found in await other.pull("w2")] == [waiting]
+    if is_full:
+        taken = [*await other.queue.oversubscribe("w2", 4, ())]
+        taken += await other.pull("w2")
+    else:
+        taken = [*await other.pull("w2")]
+    assert [found.job for found in taken] == [waiting]
     assert await steps.pull("w1") == []
     stream = Stream(delivery)
     assert (await steps.say("w1", stream, [5], "e", end=FINISHED)).status is AppendStatus.OK
