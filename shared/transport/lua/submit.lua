@@ -105,7 +105,9 @@ local function over(limit, amount) return limit ~= '' and not is_again and amoun
 -- have nothing or little waiting. `amount` is what the job adds.
 local RESERVED, LITTLE = 1 / 10, 1 / 200   -- of the limit
 local function over_share(limit, all, own, amount)
-  if asked.max_tenant_share == '' or own <= 0 or own + amount <= limit * LITTLE then return false end
+  if is_again or asked.max_tenant_share == '' or own <= 0 or own + amount <= limit * LITTLE then
+    return false
+  end
   local left = limit - all - amount
   return left < math.floor(limit * RESERVED)
     or own + amount > tonumber(asked.max_tenant_share) * (own + amount + left)
