@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from shared.messages import ErrorCode, SamplingParams, TokenLogprob
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
+from worker.engine.errors import DeviceLost, OutOfMemory
 from worker.engine.ports import StepResult
 
 EOS = 0
@@ -24,7 +25,7 @@ class DeviceViolation(BaseException):
 
 
 class InjectedFault(Exception):
-    """A step that fails because the workload says so."""
+    """A step that fails because the workload says so. What it wrote and sampled is worthless."""
 
 
 def require(holds: bool, what: str, *facts: object) -> None:
@@ -51,6 +52,8 @@ class FaultRates:
 
     launch: float = 0.0
     collect: float = 0.0
+    memory: float = 0.0  # of a limit that holds for the next steps
+    lost: float = 0.0  # of the device, for ever
     sequence: float = 0.0
 
 
@@ -59,17 +62,63 @@ class Handle:
     result: StepResult
     order: int
     device: FakeDevice
-    fault: bool
+    fault: str
     tables: list[tuple[ScheduledSequence, list[int]]]
+    before: Memory
+    is_void: bool = False  # it was launched behind a step that failed
 
     def collect(self) -> StepResult:
         require(self.device.next_collect == self.order, "collected out of order", self.order)
         self.device.next_collect += 1
         for item, table in self.tables:
             require(list(item.block_table[: len(table)]) == table, "table changed under a batch")
+        self.device.outstanding.remove(self)
+        if self.fault and not self.is_void:
+            # What was launched behind it rests on it.
+            for handle in reversed([self, *self.device.outstanding]):
+                handle.is_void = True
+                handle.before.restore(self.device)
+                for item, _ in handle.tables:
+                    self.device.spoil(item)
+        if self.fault == "lost":
+            raise DeviceLost("collect")
         if self.fault:
             raise InjectedFault("collect")
         return self.result
+
+
+@dataclass
+class Memory:
+    """What the device knew of a step's sequences before it."""
+
+    truth: dict[int, list[int] | None]
+    last: dict[int, int | None]
+    reached: dict[int, int | None]
+    doomed: set[int]
+
+    @classmethod
+    def of(cls, device: FakeDevice, batch: ScheduledBatch) -> Memory:
+        seq_ids = [item.seq_id for item in batch.sequences]
+        truths = {i: device.truth.get(i) for i in seq_ids}
+        return cls(
+            {i: None if truth is None else list(truth) for i, truth in truths.items()},
+            {i: device.last.get(i) for i in seq_ids},
+            {i: device.reached.get(i) for i in seq_ids},
+            device.doomed.copy(),
+        )
+
+    def restore(self, device: FakeDevice) -> None:
+        device.doomed = self.doomed
+        for was, now in (
+            (self.truth, device.truth),
+            (self.last, device.last),
+            (self.reached, device.reached),
+        ):
+            for seq_id, value in was.items():  # type: ignore[attr-defined]
+                if value is None:
+                    now.pop(seq_id, None)  # type: ignore[attr-defined]
+                else:
+                    now[seq_id] = value  # type: ignore[index]
 
 
 @dataclass
@@ -90,7 +139,11 @@ class FakeDevice:
         self.reached: dict[int, int] = {}  # the end of a sequence's last step
         self.gone: set[int] = set()
         self.prompts: dict[int, tuple[tuple[int, ...], str]] = {}  # by id(): prompt and tenant
-        self.doomed: set[int] = set()  # a step of theirs has failed: their KV is garbage
+        self.doomed: set[int] = set()  # failed by themselves: their KV is garbage
+        self.outstanding: list[Handle] = []
+        self.is_lost = False
+        self.most_tokens = self.config.max_num_batched_tokens  # that fit the memory now
+        self.num_tight_steps = 0  # until everything fits again
 
     def introduce(self, prompt: tuple[int, ...], tenant: str) -> tuple[int, ...]:
         """The prompt as a tuple of its own, by whose identity the device knows the tenant."""
@@ -104,11 +157,16 @@ class FakeDevice:
         for seq_id in batch.finished_seq_ids:
             self.gone.add(seq_id)
             self.last.pop(seq_id, None)
+        before = Memory.of(self, batch)
         fault = self._draw_fault(batch)
         for item in batch.sequences:
             self._write(item)
-        if fault == "launch":
-            raise InjectedFault("launch")
+        if fault in ("launch", "memory") or (fault == "lost" and self.rng.random() < 0.5):
+            for item in batch.sequences:
+                self.spoil(item)
+            if fault == "lost":
+                raise DeviceLost("launch")
+            raise OutOfMemory("launch") if fault == "memory" else InjectedFault("launch")
         sampled, logprobs, failed = {}, {}, {}
         for item in batch.sequences:
             if item.seq_id in self.doomed:
@@ -127,10 +185,12 @@ class FakeDevice:
             StepResult(sampled, logprobs, failed),
             self.next_launch,
             self,
-            fault == "collect",
+            fault if fault in ("collect", "lost") else "",
             tables,
+            before,
         )
         self.next_launch += 1
+        self.outstanding.append(handle)
         return handle
 
     def _check_shape(self, batch: ScheduledBatch) -> None:
@@ -153,30 +213,50 @@ class FakeDevice:
             require(not missing or item.samples, "an unknown token that samples nothing", item)
 
     def _draw_fault(self, batch: ScheduledBatch) -> str:
-        draw = self.rng.random()
-        rates = self.rates
-        if draw < rates.launch + rates.collect:
-            self.num_faults += 1
-            self.doomed.update(item.seq_id for item in batch.sequences)
-            return "launch" if draw < rates.launch else "collect"
-        if draw < rates.launch + rates.collect + rates.sequence:
-            self.num_faults += 1
-            self.doomed.add(self.rng.choice(batch.sequences).seq_id)
-            return "sequence"
-        return ""
+        rates, rng = self.rates, self.rng
+        if self.is_lost:
+            return "lost"
+        self.num_tight_steps -= 1
+        if self.num_tight_steps == 0:
+            self.most_tokens = self.config.max_num_batched_tokens
+        if rng.random() < rates.memory:
+            self.most_tokens, self.num_tight_steps = rng.randint(1, 8), rng.randint(1, 200)
+        fault = ""
+        if batch.num_tokens > self.most_tokens:
+            fault = "memory"
+        elif rng.random() < rates.lost:
+            self.is_lost = True
+            fault = "lost"
+        elif rng.random() < rates.launch:
+            fault = "launch"
+        elif rng.random() < rates.collect:
+            fault = "collect"
+        elif rng.random() < rates.sequence:
+            self.doomed.add(rng.choice(batch.sequences).seq_id)
+            fault = "sequence"
+        self.num_faults += bool(fault)
+        return fault
+
+    def spoil(self, item: ScheduledSequence) -> None:
+        """Nothing that a failed step wrote may ever be read."""
+        for position in range(item.start, item.end):
+            block, place = self._place(item, position)
+            block[place] = None
 
     def _place(self, item: ScheduledSequence, position: int) -> tuple[list, int]:
         size = self.config.block_size
         return self.kv[item.block_table[position // size]], position % size
 
     def _root(self, item: ScheduledSequence) -> int:
-        _, tenant = self.prompts[id(item.prompt_token_ids)]
+        _, tenant = self.prompts.get(id(item.prompt_token_ids), ((), "self-test"))
         return hash(tuple(tenant.encode()))
 
     def _write(self, item: ScheduledSequence) -> None:
         tokens = list(item.token_ids)
         if len(tokens) < item.num_scheduled_tokens:
-            tokens.append(self.last[item.seq_id])
+            doomed = item.seq_id in self.doomed
+            require(doomed or item.seq_id in self.last, "an unknown token", item.seq_id)
+            tokens.append(self.last.get(item.seq_id, 1))
         for position, token in zip(range(item.start, item.end), tokens, strict=True):
             block, place = self._place(item, position)
             if item.seq_id in self.doomed:

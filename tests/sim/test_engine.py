@@ -21,6 +21,7 @@ EVERYTHING = {
     "ended: length",
     "ended: nonfinite_logits",
     "ended: stop",
+    "engines ended: DeviceLost",
     "faults",
     "full",
     "mixed steps",

@@ -15,7 +15,7 @@ from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind, Sampl
 from tests.sim.fake_device import EOS, FakeDevice, FaultRates, next_token
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine, EngineOutput, EngineRequest
-from worker.engine.errors import EngineFull, RequestRefused
+from worker.engine.errors import EngineFailed, EngineFull, RequestRefused
 
 MAX_IDLE_STEPS = 3
 MAX_STEPS = 20_000
@@ -109,8 +109,10 @@ class Workload:
             structured_output=True,
         )
         rate = rng.choice([0.0, 0.0, 0.02])
-        self.device = FakeDevice(self.config, self.vocab, rng, FaultRates(rate, rate, 2 * rate))
+        self.rates = FaultRates(rate, rate, rate / 4, rate / 4, 2 * rate)
+        self.device = FakeDevice(self.config, self.vocab, rng, self.rates)
         self.engine = Engine(self.config, self.device)
+        self.num_faults = 0  # of earlier devices
         self.prefixes = [self._tokens(0, 3 * block_size) for _ in range(3)]
         self.tenants = [f"tenant-{i}" for i in range(rng.randint(1, 3))]
         self.clients = [self._client(i) for i in range(rng.randint(3, 25))]
@@ -118,17 +120,22 @@ class Workload:
 
     def run(self) -> Counter[str]:
         """Returns how often the interesting things happened."""
-        rng, engine = self.rng, self.engine
+        rng = self.rng
         arriving = list(self.clients)
         num_idle = 0
-        while arriving or engine.has_unfinished():
+        while arriving or self.engine.has_unfinished():
+            engine = self.engine
             for _ in range(rng.randint(0, 3)):
                 if arriving and self._add(arriving[0]):
                     arriving.pop(0)
             if rng.random() < 0.03:
                 self._cancel(rng.choice(self.clients))
             num_launched = engine.stats().step
-            outputs = engine.step()
+            try:
+                outputs = engine.step()
+            except EngineFailed as error:
+                arriving = [*self._in_another_engine(error), *arriving]
+                continue
             engine.check_integrity()
             self.seen["steps"] += 1
             assert self.seen["steps"] < MAX_STEPS
@@ -138,6 +145,24 @@ class Workload:
             arriving += self._resumed()
         self._check_end()
         return self.seen
+
+    def _in_another_engine(self, error: EngineFailed) -> list[Client]:
+        """What lived goes on there, with the tokens that it had."""
+        self.seen[f"engines ended: {type(error).__name__}"] += 1
+        self.num_faults += self.device.num_faults
+        stats = self.engine.stats()
+        self.seen["preemptions"] += stats.preemptions
+        self.seen["prefix hits"] += stats.prefix_hit_tokens
+        self.seen["mixed steps"] += stats.mixed_steps
+        prompts = self.device.prompts
+        self.device = FakeDevice(self.config, self.vocab, self.rng, self.rates)
+        self.device.prompts = prompts
+        self.engine = Engine(self.config, self.device)
+        again = [client for client in self.clients if client.state == "live"]
+        for client in again:
+            client.request = replace(client.request, output_token_ids=tuple(client.got))
+            client.state = "new"
+        return again
 
     def _tokens(self, low: int, high: int) -> tuple[int, ...]:
         return tuple(
@@ -232,9 +257,9 @@ class Workload:
         assert self.device.next_collect == self.device.next_launch
         for client in self.clients:
             assert client.state in ("ended", "cancelled", "failed"), client.state
-        if not self.device.num_faults:
+        if not self.num_faults + self.device.num_faults:
             assert not any(client.state == "failed" for client in self.clients)
         self.seen["preemptions"] += stats.preemptions
         self.seen["prefix hits"] += stats.prefix_hit_tokens
         self.seen["mixed steps"] += stats.mixed_steps
-        self.seen["faults"] += self.device.num_faults
+        self.seen["faults"] += self.num_faults + self.device.num_faults

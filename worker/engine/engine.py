@@ -6,8 +6,11 @@
 With lookahead the next step is on the device before the host looks at the last one, so the device
 never waits for book-keeping. Outputs are the same; a sequence that stops costs one stray token.
 
-What goes wrong stays small: a fault of one sequence ends that sequence, a step that raises ends the
-sequences of that step, and the engine goes on. Only IntegrityError, a mistake of ours, comes out.
+A fault of one sequence ends that sequence. A step that raises is computed again: with fewer tokens
+when it was out of memory, else one sequence at a time. A sequence whose step raises alone is ended
+if the self-test passes. `step` raises EngineFailed when no further step can succeed in this
+process, and IntegrityError when the books are wrong; no sequence is ended then, and another engine
+can resume each of them.
 
 Not safe for several threads: whoever made the engine calls it.
 """
@@ -19,10 +22,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
-from worker.engine.errors import EngineFull, IntegrityError, RequestRefused
+from worker.engine.errors import (
+    EngineFailed,
+    EngineFull,
+    IntegrityError,
+    OutOfMemory,
+    RequestRefused,
+    StepsFailed,
+)
 from worker.engine.pacer import ChunkPacer
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
+from worker.engine.recovery import MAX_FAILED_STEPS, StepRecovery, failure_of, self_test
 from worker.engine.scheduler import PlannedSequence, Schedule, Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.stop import Stop, find_stop
@@ -78,6 +90,10 @@ class EngineStats:
     generated_tokens: int
     prefix_hit_tokens: int  # not computed thanks to the prefix cache, at every admission
     mixed_steps: int  # launched with decodes and chunks in one batch
+    failed_steps: int  # raised, and were computed again
+
+
+NOTHING_PLANNED = Schedule((), ScheduledBatch(()), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,7 @@ class Engine:
             self._pacer = ChunkPacer(config.step_target_s, config.max_num_batched_tokens)
         self._runner = runner
         self._scheduler = Scheduler(config)
+        self._recovery = StepRecovery(config.max_num_batched_tokens)
         self._live: dict[str, Sequence] = {}
         self._ended_on_arrival: dict[str, EngineOutput] = {}
         self._in_flight: _Launched | None = None
@@ -200,12 +217,13 @@ class Engine:
     def step(self) -> list[EngineOutput]:
         """One step of everything that runs. Waits for the device, and for nothing else.
 
-        Raises IntegrityError when the engine cannot be trusted any more.
+        Raises EngineFailed when no further step can succeed in this process, and IntegrityError
+        when the engine cannot be trusted any more.
         """
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
         begin_s = self._clock()
-        schedule = self._scheduler.schedule(self._pacer.tokens if self._pacer else None)
+        schedule = self._schedule()
         for sequence in schedule.outgrown:
             outputs.append(self._outgrew(sequence))
         launched: _Launched | None = None
@@ -227,10 +245,17 @@ class Engine:
         if launch_error is not None:
             # After the collect: the step before may have tokens of the same sequences.
             self._scheduler.announce_again(schedule)
-            outputs += self._fail_step(schedule.planned, launch_error)
+            self._scheduler.undo(schedule.planned)
+            outputs += self._recover(schedule.planned, launch_error)
         if not (outputs or schedule.planned or due) and self._live:
             raise IntegrityError("sequences live, but none can be planned")
         return outputs
+
+    def self_test(self) -> None:
+        """Computes a few tokens of no request. Raises EngineFailed. Counts nothing."""
+        assert self._in_flight is None, "steps are collected in launch order"
+        self._next_seq_id += 1
+        self_test(self._next_seq_id - 1, self.config, self._scheduler, self._runner)
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
@@ -250,6 +275,7 @@ class Engine:
             generated_tokens=self._num_generated_tokens,
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
             mixed_steps=self._num_mixed_steps,
+            failed_steps=self._recovery.num_failed,
         )
 
     def check_integrity(self) -> None:
@@ -260,6 +286,18 @@ class Engine:
         if any(s.block_table or s.next_position for s in scheduler.waiting):
             raise IntegrityError("a waiting sequence holds blocks or claims computed tokens")
         scheduler.check_integrity()
+
+    def _schedule(self) -> Schedule:
+        recovery = self._recovery
+        paced = self._pacer.tokens if self._pacer else None
+        while (alone := recovery.next_alone) is not None:
+            if self._in_flight is not None:
+                return NOTHING_PLANNED  # it is computed when the step before is known
+            schedule = self._scheduler.schedule(most_tokens=recovery.most_tokens, only=alone)
+            if schedule.planned or schedule.outgrown:
+                return schedule
+            recovery.rejoin(alone)  # no block was left for it: it waits like others
+        return self._scheduler.schedule(paced, most_tokens=recovery.most_tokens)
 
     def _launch(self, schedule: Schedule) -> _Launched:
         batch = schedule.batch
@@ -273,16 +311,33 @@ class Engine:
         try:
             result = launched.handle.collect()
         except Exception as error:
-            return self._fail_step(launched.planned, error)
+            self._scheduler.undo(launched.planned)
+            self._discard_in_flight()
+            return self._recover(launched.planned, error)
+        self._recovery.succeeded()
         outputs = self._fail_sequences(launched.planned, result)
         grown = self._scheduler.commit(launched.planned, result.token_ids)
         self._count(launched.planned, len(grown))
         for sequence in grown:
+            self._recovery.rejoin(sequence)
             stop = find_stop(sequence, self.config.eos_token_ids)
             if stop is not None:
                 self._end(sequence)
             outputs.append(_grew(sequence, stop, result.logprobs))
         return outputs
+
+    def _discard_in_flight(self) -> None:
+        """A step was launched behind one that failed: what it computed rests on nothing."""
+        behind, self._in_flight = self._in_flight, None
+        if behind is None:
+            return
+        try:
+            behind.handle.collect()
+        except EngineFailed:
+            raise
+        except Exception as error:
+            logger.debug("the step behind it failed too", exc_info=error)
+        self._scheduler.undo(behind.planned)
 
     def _fail_sequences(
         self, planned: tuple[PlannedSequence, ...], result: StepResult
@@ -293,28 +348,46 @@ class Engine:
             sequence = item.sequence
             if sequence.is_finished:
                 continue
-            failure = _failure_of(item, result, self._runner.vocab_size)
+            failure = failure_of(item, result, self._runner.vocab_size)
             if failure is not None:
                 outputs.append(self._fail(sequence, *failure))
         return outputs
 
-    def _fail_step(
+    def _recover(
         self, planned: tuple[PlannedSequence, ...], error: Exception
     ) -> list[EngineOutput]:
-        """A step raised: its sequences end, the books are checked, the others go on."""
+        """After a step that raised and was taken back: decides how its sequences go on.
+
+        Returns the end of the one that is at fault, if it is known. Raises EngineFailed.
+        """
         logger.error(
             "step failed",
             exc_info=error,
             extra={"request_ids": [item.sequence.request_id for item in planned]},
         )
-        message = f"the step failed: {type(error).__name__}"
-        outputs = [
-            self._fail(item.sequence, ErrorCode.ENGINE_ERROR, message)
-            for item in planned
-            if not item.sequence.is_finished
-        ]
+        if isinstance(error, EngineFailed):
+            raise error
+        recovery = self._recovery
         self.check_integrity()
-        return outputs
+        sequences = [item.sequence for item in planned if not item.sequence.is_finished]
+        if isinstance(error, OutOfMemory):
+            num_tokens = sum(item.num_tokens for item in planned)
+            if recovery.shrink(num_tokens):
+                return []
+        else:
+            recovery.raised()
+            if recovery.num_failed_in_row >= MAX_FAILED_STEPS:
+                raise StepsFailed(
+                    f"{recovery.num_failed_in_row} steps failed in a row, the last with "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            if len(planned) > 1 or recovery.next_alone is None:
+                recovery.isolate(sequences)
+                return []
+        # It was alone. Is it the sequence, or would any step fail?
+        self.self_test()
+        message = f"the step failed: {type(error).__name__}"
+        return [self._fail(sequence, ErrorCode.ENGINE_ERROR, message) for sequence in sequences]
 
     def _outgrew(self, sequence: Sequence) -> EngineOutput:
         capacity = self.config.num_blocks * self.config.block_size
@@ -336,6 +409,7 @@ class Engine:
         )
 
     def _end(self, sequence: Sequence) -> None:
+        self._recovery.rejoin(sequence)
         self._scheduler.finish(sequence)
         del self._live[sequence.request_id]
 
@@ -347,26 +421,6 @@ class Engine:
             if num_done > sequence.num_counted_prompt_tokens:
                 self._num_prompt_tokens += num_done - sequence.num_counted_prompt_tokens
                 sequence.num_counted_prompt_tokens = num_done
-
-
-def _failure_of(
-    item: PlannedSequence, result: StepResult, vocab_size: int
-) -> tuple[ErrorCode, str] | None:
-    seq_id = item.sequence.seq_id
-    reason = result.failed.get(seq_id)
-    if reason is not None:
-        name, _, why = reason.partition(": ")
-        known = name in ErrorCode.__members__.values()
-        code = ErrorCode(name) if known else ErrorCode.ENGINE_ERROR
-        return code, f"the model runner gave this sequence up: {why or reason}"
-    if not item.samples:
-        return None
-    token_id = result.token_ids.get(seq_id)
-    if token_id is None or not 0 <= token_id < vocab_size:
-        return ErrorCode.ENGINE_ERROR, "the model runner sampled no valid token"
-    if item.sequence.params.logprobs is not None and seq_id not in result.logprobs:
-        return ErrorCode.ENGINE_ERROR, "the model runner gave no log probability"
-    return None
 
 
 def _grew(

@@ -3,8 +3,12 @@
 RequestRefused      the caller's: this request, as it is, cannot be run
   EngineFull        the caller's: not now; the same request may be taken later
 IntegrityError      ours: the books do not balance, nothing the engine says can be trusted any more
+OutOfMemory         the device's: this step does not fit its memory; a smaller one may
+EngineFailed        the device's: this process can compute no more steps; a new one may
+  DeviceLost        an error of the device that outlives the step in which it occurred
+  StepsFailed       several steps in a row raised, or the engine's self-test did
 
-What a device does wrong is neither: it ends the sequences concerned, in an EngineOutput.
+A fault of one sequence is none of these: it ends that sequence, in an EngineOutput.
 """
 
 from __future__ import annotations
@@ -30,3 +34,19 @@ class EngineFull(RequestRefused):
 
 class IntegrityError(Exception):
     """An invariant of the engine is broken: a mistake of ours. Start a new engine."""
+
+
+class OutOfMemory(Exception):
+    """Raised by a ModelRunner: the step needs more memory than there is. Nothing else is wrong."""
+
+
+class EngineFailed(Exception):
+    """The engine computes no more steps in this process. Its sequences can resume in another."""
+
+
+class DeviceLost(EngineFailed):
+    """Raised by a ModelRunner: every further step would fail as this one did."""
+
+
+class StepsFailed(EngineFailed):
+    """Steps fail whatever is in them, for a reason that the device does not give."""

@@ -40,6 +40,8 @@ class ModelRunner(Protocol):
     def launch(self, batch: ScheduledBatch) -> StepHandle:
         """Enqueues the device's work and returns; steps execute in launch order.
 
-        An exception here or in `collect` means that the whole step failed.
+        An exception here or in `collect` means that the whole step failed: OutOfMemory, DeviceLost
+        (no further step can succeed in this process), or any other, after which the same
+        sequences may be launched again.
         """
         ...

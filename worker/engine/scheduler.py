@@ -107,17 +107,26 @@ class Scheduler:
             self._launched_seq_ids.remove(sequence.seq_id)
             self._gone_seq_ids.append(sequence.seq_id)
 
-    def schedule(self, prompt_tokens: Callable[[int], int] | None = None) -> Schedule:
+    def schedule(
+        self,
+        prompt_tokens: Callable[[int], int] | None = None,
+        *,
+        most_tokens: int | None = None,
+        only: Sequence | None = None,
+    ) -> Schedule:
         """Plans the next step; nothing planned means that there is nothing to launch now.
 
-        Beside n decodes at most `prompt_tokens(n)` others are planned.
+        Beside n decodes at most `prompt_tokens(n)` others are planned, and `most_tokens` in all.
+        With `only`, which must be running, nothing else is planned.
         """
         self._share_seats()
         planned: list[PlannedSequence] = []
         outgrown: list[Sequence] = []
-        left = self._budget
+        left = self._budget if most_tokens is None else min(self._budget, most_tokens)
         candidates = [
-            s for s in self.running if not s.is_complete_in_flight and not s.needs_token_in_flight
+            s
+            for s in (self.running if only is None else (only,))
+            if not s.is_complete_in_flight and not s.needs_token_in_flight
         ]
         decodes = [s for s in candidates if s.num_missing_tokens == 1]
         prefills = [s for s in candidates if s.num_missing_tokens > 1]
@@ -137,7 +146,8 @@ class Scheduler:
             if self._make_room(sequence, end):
                 planned.append(self._plan(sequence, end))
                 left -= planned[-1].num_tokens
-        self._admit(planned, left, outgrown)
+        if only is None:
+            self._admit(planned, left, outgrown)
         planned.sort(key=lambda p: not p.is_decode)  # stable
         return Schedule(tuple(planned), self._batch_of(planned), tuple(outgrown))
 
@@ -163,6 +173,27 @@ class Scheduler:
                 sequence.num_scheduled_tokens -= item.num_tokens
                 self.blocks.publish(sequence, sequence.num_computed_tokens)
         return grown
+
+    def undo(self, planned: tuple[PlannedSequence, ...]) -> None:
+        """Takes a step back that failed: its sequences keep their blocks and can be planned again.
+
+        What it wrote lies at positions that were never committed: they are written again.
+        """
+        for item in planned:
+            sequence = item.sequence
+            if item.samples:
+                sequence.in_flight -= 1
+            if not sequence.is_finished and item.num_preemptions == sequence.num_preemptions:
+                sequence.num_scheduled_tokens -= item.num_tokens
+
+    def admit_at_once(self, sequence: Sequence) -> None:
+        """Gives it blocks ahead of all others, which are preempted as far as need be. For the
+        engine's self-test, while nothing is in flight."""
+        num_tokens = min(sequence.max_num_tokens, self.blocks.num_blocks * self.blocks.block_size)
+        while not self.blocks.allocate(sequence, num_tokens):
+            self._preempt(self.running.last)
+        sequence.status = SequenceStatus.RUNNING
+        self.running.add(sequence)
 
     def announce_again(self, schedule: Schedule) -> None:
         """The runner may not have heard who is gone: that launch failed."""

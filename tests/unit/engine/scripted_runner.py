@@ -52,6 +52,8 @@ class ScriptedRunner:
     results: dict[int, StepResult] = field(default_factory=dict)  # instead of the computed one
     failures: dict[int, dict[int, str]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    # Asked before every launch; returns what that launch raises, or None.
+    judge: Callable[[ScheduledBatch], Exception | None] = lambda batch: None
 
     def launch(self, batch: ScheduledBatch) -> ScriptedHandle:
         number = len(self.steps)
@@ -66,6 +68,8 @@ class ScriptedRunner:
                 finished_seq_ids=batch.finished_seq_ids,
             )
         )
+        if (error := self.judge(batch)) is not None:
+            raise error
         if number in self.launch_errors:
             raise self.launch_errors[number]
         failed = self.failures.get(number, {})
@@ -127,9 +131,11 @@ class Story:
         return self.outputs[-1]
 
 
-def run_to_end(engine: Engine, max_steps: int = 10_000) -> dict[str, Story]:
-    """Steps until nothing is left; checks the books after every step."""
-    stories: dict[str, Story] = {}
+def run_to_end(
+    engine: Engine, max_steps: int = 10_000, *, stories: dict[str, Story] | None = None
+) -> dict[str, Story]:
+    """Steps until nothing is left; checks the books after every step. Goes on with `stories`."""
+    stories = {} if stories is None else stories
     for _ in range(max_steps):
         if not engine.has_unfinished():
             return stories

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind, TokenLogprob
@@ -281,47 +279,6 @@ class TestResume:
 
 
 class TestFaults:
-    @LOOKAHEADS
-    @pytest.mark.parametrize("where", ["launch_errors", "collect_errors"])
-    def test_a_step_that_raises_ends_its_sequences_and_the_engine_goes_on(
-        self, lookahead: int, where: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        runner = ScriptedRunner(**{where: {2: RuntimeError("device lost: secret prompt")}})
-        engine = make_engine(runner, max_num_seqs=2, lookahead=lookahead)
-        for name in ("a", "b", "waits"):
-            engine.add(make_request(name, max_tokens=9))
-        with caplog.at_level(logging.ERROR):
-            stories = run_to_end(engine)
-        for name in ("a", "b"):
-            assert end(stories[name]) == (FinishReason.ERROR, None, ErrorCode.ENGINE_ERROR)
-            assert stories[name].last.message == "the step failed: RuntimeError"
-            assert stories[name].token_ids == say(2)
-        assert stories["waits"].token_ids == say(9)
-        assert engine.stats().free_blocks == engine.stats().total_blocks
-        record = next(r for r in caplog.records if r.message == "step failed")
-        assert record.exc_info is not None
-        assert record.request_ids == ["a", "b"]
-
-    def test_what_a_failed_step_computed_is_never_found(self) -> None:
-        runner = ScriptedRunner(collect_errors={0: RuntimeError("x")})
-        engine = make_engine(runner)
-        engine.add(make_request("a", range(20)))
-        engine.add(make_request("b", range(20)))
-        run_to_end(engine)
-        engine.add(make_request("c", range(20)))
-        assert run_to_end(engine)["c"].last.num_cached_tokens == 0
-        assert runner.steps[1].starts == {2: 0}
-
-    def test_who_is_gone_is_told_again_after_a_failed_launch(self) -> None:
-        runner = ScriptedRunner(launch_errors={1: RuntimeError("x")})
-        engine = make_engine(runner)
-        engine.add(make_request("a", max_tokens=1))
-        run_to_end(engine)
-        for name in ("b", "c"):
-            engine.add(make_request(name, max_tokens=1))
-            run_to_end(engine)
-        assert [s.finished_seq_ids for s in runner.steps] == [(), (0,), (0, 1)]
-
     @LOOKAHEADS
     def test_a_sequence_that_fails_alone_ends_alone(self, lookahead: int) -> None:
         runner = ScriptedRunner(failures={1: {0: "nonfinite_logits"}, 3: {1: "no such code"}})

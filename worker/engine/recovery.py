@@ -1,0 +1,133 @@
+"""How the engine goes on when a step or a sequence in it failed.
+
+out of memory      the same again with half the tokens; the bound is doubled every REGROW_STEPS
+                   steps that succeed, until it is the whole budget
+any other error    each sequence of that step is computed alone until it has a token: one that
+                   fails alone is at fault if the self-test passes
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from shared.messages import ErrorCode, SamplingParams
+from worker.engine.config import EngineConfig
+from worker.engine.errors import EngineFailed, StepsFailed
+from worker.engine.ports import ModelRunner, StepResult
+from worker.engine.scheduler import PlannedSequence, Scheduler
+from worker.engine.sequence import Sequence, SequenceStatus
+from worker.engine.stop import find_stop
+
+# One step that raises may be a job's fault, and so may its repeat alone. Two jobs at fault, one
+# right behind the other, are rarer than an engine at fault.
+MAX_FAILED_STEPS = 4
+REGROW_STEPS = 100  # some seconds: long enough that a step out of memory stays rare
+SELF_TEST_PROMPT_TOKENS = 4  # with two output tokens: a prefill and a decode
+
+
+class StepRecovery:
+    """Told of each step that succeeds or raises; asked before the next one is planned."""
+
+    def __init__(self, budget: int) -> None:
+        """`budget`: most tokens of one step."""
+        self._budget = budget
+        self._alone: deque[Sequence] = deque()
+        self._steps_to_regrow = 0
+        self.most_tokens = budget  # of the next step
+        self.num_failed = 0  # steps that raised, ever
+        self.num_failed_in_row = 0  # steps that raised since one that did not
+
+    @property
+    def next_alone(self) -> Sequence | None:
+        """The sequence that has to be computed alone now. One that lost its blocks meanwhile is
+        computed with the others again."""
+        while self._alone and self._alone[0].status is not SequenceStatus.RUNNING:
+            self._alone.popleft()
+        return self._alone[0] if self._alone else None
+
+    def isolate(self, sequences: Iterable[Sequence]) -> None:
+        """Has each of them computed alone."""
+        self._alone.extend(s for s in sequences if s not in self._alone)
+
+    def rejoin(self, sequence: Sequence) -> None:
+        """It need not be computed alone any longer."""
+        if sequence in self._alone:
+            self._alone.remove(sequence)
+
+    def shrink(self, num_tokens: int) -> bool:
+        """After a step of so many tokens that did not fit the memory: the next ones have at most
+        half of them. False when there is no smaller step."""
+        self.num_failed += 1
+        self.most_tokens = max(1, num_tokens // 2)
+        self._steps_to_regrow = REGROW_STEPS
+        return num_tokens > 1
+
+    def raised(self) -> None:
+        """Counts a step that raised something else."""
+        self.num_failed += 1
+        self.num_failed_in_row += 1
+
+    def succeeded(self) -> None:
+        """Counts a step that did not."""
+        self.num_failed_in_row = 0
+        if self.most_tokens < self._budget:
+            self._steps_to_regrow -= 1
+            if self._steps_to_regrow <= 0:
+                self.most_tokens = min(self._budget, 2 * self.most_tokens)
+                self._steps_to_regrow = REGROW_STEPS
+
+
+def failure_of(
+    item: PlannedSequence, result: StepResult, vocab_size: int
+) -> tuple[ErrorCode, str] | None:
+    """Returns why a step's result does not hold for one of its sequences, or None."""
+    seq_id = item.sequence.seq_id
+    reason = result.failed.get(seq_id)
+    if reason is not None:
+        name, _, why = reason.partition(": ")
+        known = name in ErrorCode.__members__.values()
+        code = ErrorCode(name) if known else ErrorCode.ENGINE_ERROR
+        return code, f"the model runner gave this sequence up: {why or reason}"
+    if not item.samples:
+        return None
+    token_id = result.token_ids.get(seq_id)
+    if token_id is None or not 0 <= token_id < vocab_size:
+        return ErrorCode.ENGINE_ERROR, "the model runner sampled no valid token"
+    if item.sequence.params.logprobs is not None and seq_id not in result.logprobs:
+        return ErrorCode.ENGINE_ERROR, "the model runner gave no log probability"
+    return None
+
+
+def self_test(seq_id: int, config: EngineConfig, scheduler: Scheduler, runner: ModelRunner) -> None:
+    """Computes a prefill and a decode of no request, alone, and forgets them. Raises EngineFailed.
+
+    It tells an engine that fails from a sequence that makes its steps fail. Nothing may be in
+    flight. When all blocks are taken, other sequences are preempted.
+    """
+    room = min(config.num_blocks * config.block_size, config.max_model_len) - 2
+    num_prompt_tokens = max(1, min(SELF_TEST_PROMPT_TOKENS, room))
+    sequence = Sequence(
+        seq_id=seq_id,
+        request_id="self-test",
+        prompt_token_ids=tuple(i % runner.vocab_size for i in range(num_prompt_tokens)),
+        params=SamplingParams(max_tokens=2, temperature=0.0),
+        max_model_len=config.max_model_len,
+        tenant="self-test",
+    )
+    scheduler.admit_at_once(sequence)
+    try:
+        while find_stop(sequence, config.eos_token_ids) is None:
+            schedule = scheduler.schedule(only=sequence)
+            if not schedule.planned:
+                return  # a pool of one block has no room for the decode
+            result = runner.launch(schedule.batch).collect()
+            if failure := failure_of(schedule.planned[0], result, runner.vocab_size):
+                raise StepsFailed(f"the self-test failed: {failure[1]}")
+            scheduler.commit(schedule.planned, result.token_ids)
+    except EngineFailed:
+        raise
+    except Exception as error:
+        raise StepsFailed(f"the self-test failed: {type(error).__name__}: {error}") from error
+    finally:
+        scheduler.finish(sequence)
