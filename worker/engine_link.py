@@ -35,11 +35,15 @@ EXIT_WAIT_S = 5.0
 
 
 class EngineDied(Exception):
-    """The engine process has ended or cannot be understood; `status` is its exit status."""
+    """The engine process has ended or cannot be understood; `status` is its exit status.
 
-    def __init__(self, status: int | None, detail: str = "") -> None:
+    `by_device`: it ended because no step could succeed in it any more, and said so.
+    """
+
+    def __init__(self, status: int | None, detail: str = "", *, by_device: bool = False) -> None:
         super().__init__(detail or f"the engine process ended with status {status}")
         self.status = status
+        self.by_device = by_device
 
 
 class EngineNotLoaded(Exception):

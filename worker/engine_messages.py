@@ -159,7 +159,13 @@ class RequestRejected(msgspec.Struct, frozen=True, tag="rejected"):
     message: str
 
 
-FromEngine = LoadProgress | EngineReady | LoadFailed | StepOutputs | RequestRejected
+class EngineEnds(msgspec.Struct, frozen=True, tag="ends"):
+    """The last message: no further step can succeed in this process, for no fault of a request."""
+
+    message: str
+
+
+FromEngine = LoadProgress | EngineReady | LoadFailed | StepOutputs | RequestRejected | EngineEnds
 
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -3,7 +3,8 @@
 It has the device and nothing else. The service starts it with one end of a socket pair and sends
 Configure; it answers with progress, then EngineReady, and runs the EngineLoop until the service
 closes the socket or dies. Exit status: 0 after Shutdown or when the service is gone, 1 when the
-engine cannot be built (said in LoadFailed before), 70 after an unexpected exception.
+engine cannot be built or fails its self-test (LoadFailed is sent before), 70 after an unexpected
+exception, 71 when no further step can succeed in this process (EngineEnds is sent before).
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from shared.settings import LogFormat, LogLevel
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
+from worker.engine.errors import EngineFailed
 from worker.engine_loop import EngineLoop, EngineSocket, LinkClosed
 from worker.engine_messages import (
     Configure,
+    EngineEnds,
     EngineOptions,
     EngineReady,
     LoadFailed,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 EXIT_NOT_BUILT = 1
 EXIT_UNEXPECTED = 70
+EXIT_ENGINE_FAILED = 71
 
 ECHO_NUM_BLOCKS = 4096
 ECHO_BLOCK_SIZE = 16
@@ -93,6 +97,8 @@ def _serve(options: EngineOptions, link: EngineSocket) -> int:
         os.environ["MKL_NUM_THREADS"] = str(options.num_threads)
     try:
         engine, ready = _build(options, link, begin_s)
+        # A device that fails for good is found here, and not by the first jobs.
+        engine.self_test()
     except (ModelError, ValueError, OSError) as error:
         link.send(LoadFailed(str(error), by_settings=True))
         return EXIT_NOT_BUILT
@@ -103,7 +109,12 @@ def _serve(options: EngineOptions, link: EngineSocket) -> int:
         link.send(LoadFailed(f"{type(error).__name__}: {error}", by_settings=False))
         return EXIT_NOT_BUILT
     link.send(ready)
-    EngineLoop(engine, link).run()
+    try:
+        EngineLoop(engine, link).run()
+    except EngineFailed as error:
+        log.critical("the engine cannot go on", extra={"error": f"{type(error).__name__}: {error}"})
+        link.send(EngineEnds(f"{type(error).__name__}: {error}"))
+        return EXIT_ENGINE_FAILED
     return 0
 
 

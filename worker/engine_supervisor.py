@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from shared.settings import LogFormat, LogLevel
+from shared.transport.base import CrashCause
 from worker.engine_link import EngineDied, EngineLink, EngineNotLoaded
 from worker.engine_messages import (
+    EngineEnds,
     EngineOptions,
     EngineReady,
     RequestRejected,
@@ -63,6 +65,9 @@ class EngineSupervisor:
         self._quiet_s = 0.0
         self.up = asyncio.Event()  # set while jobs may be sent
         self.num_restarts = 0
+        self.num_device_failures = 0
+        self.is_failing = False  # the device failed, and no token has come since
+        self._has_answered = False  # this engine process gave a token
         self.stats: dict[str, int] = {}
         self.ready: EngineReady | None = None
 
@@ -76,12 +81,13 @@ class EngineSupervisor:
     async def serve(
         self,
         on_message: Callable[[StepOutputs | RequestRejected], Awaitable[None]],
-        on_death: Callable[[], Awaitable[None]],
+        on_death: Callable[[CrashCause], Awaitable[None]],
         room: asyncio.Event,
     ) -> None:
         """Until cancelled. `on_death` gives back the jobs that were in the engine; then a new one
         is started. Raises EngineGaveUp.
         """
+        last_words = ""
         while True:
             try:
                 await self._read(on_message, room)
@@ -90,8 +96,14 @@ class EngineSupervisor:
                 self.stats = dict.fromkeys(self.stats, 0)  # nothing runs until its successor speaks
                 log.error("the engine process died", extra={"pid": self.pid, "detail": str(died)})
                 await self.close()
-                await on_death()
-            await self._restart()
+                cause = CrashCause.ENGINE
+                if died.by_device:
+                    self.num_device_failures += 1
+                    self.is_failing = True
+                    cause = CrashCause.PROVEN_DEVICE if self._has_answered else CrashCause.DEVICE
+                await on_death(cause)
+                last_words = str(died)
+            await self._restart(last_words)
 
     async def _read(
         self,
@@ -106,7 +118,11 @@ class EngineSupervisor:
                 case StepOutputs() as step:
                     if step.stats is not None:
                         self.stats = step.stats
+                    if not self._has_answered and any(o.token_ids for o in step.outputs):
+                        self._has_answered, self.is_failing = True, False
                     await on_message(step)
+                case EngineEnds(message):
+                    raise EngineDied(None, message, by_device=True)
                 case RequestRejected() as rejected:
                     await on_message(rejected)
                 case other:
@@ -140,8 +156,10 @@ class EngineSupervisor:
 
     @property
     def stalled(self) -> bool:
-        """Reported from half the limit on; at the limit the engine is killed."""
-        return self.step_age_s > self._stall_limit_s / 2
+        """Reported from half the limit on, at which the engine is killed; and while an engine whose
+        device failed has no successor."""
+        is_down = self.is_failing and not self.up.is_set()
+        return is_down or self.step_age_s > self._stall_limit_s / 2
 
     @property
     def is_lost(self) -> bool:
@@ -178,7 +196,7 @@ class EngineSupervisor:
                 link.kill()
                 killed = link
 
-    async def _restart(self) -> None:
+    async def _restart(self, last_words: str) -> None:
         while True:
             now_s = time.monotonic()
             self._deaths_s.append(now_s)
@@ -186,8 +204,8 @@ class EngineSupervisor:
                 self._deaths_s.popleft()
             if len(self._deaths_s) > self._max_restarts:
                 raise EngineGaveUp(
-                    f"the engine died {len(self._deaths_s)} times within "
-                    f"{RESTART_WINDOW_S:.0f} seconds"
+                    f"the engine died or could not be started {len(self._deaths_s)} times within "
+                    f"{RESTART_WINDOW_S:.0f} seconds, the last time with: {last_words}"
                 )
             backoff_s = RESTART_BACKOFF_S[min(len(self._deaths_s), len(RESTART_BACKOFF_S)) - 1]
             await asyncio.sleep(backoff_s)
@@ -196,6 +214,7 @@ class EngineSupervisor:
                 await self._load(await self._open_link())
             except (EngineDied, EngineNotLoaded) as error:
                 log.error("the engine could not be restarted", extra={"error": str(error)})
+                last_words = str(error)
                 await self.close()
                 continue
             self.up.set()
@@ -203,6 +222,7 @@ class EngineSupervisor:
             return
 
     async def _open_link(self) -> EngineLink:
+        self._has_answered = False
         self._link = await EngineLink.start(self._options, self._log_level, self._log_format)
         return self._link
 

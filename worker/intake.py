@@ -35,12 +35,17 @@ class Intake:
         room: Callable[[], int],
         oversubscription: Callable[[], Oversubscription | None] = lambda: None,
         engine_up: asyncio.Event,
+        engine_failing: Callable[[], bool],
         pull_block_ms: int,
         reconcile_interval_s: float,
     ) -> None:
         """`admit` returns when the deliveries are in the table; `repair` sets the store up again
         after trouble and may raise TransportError; `room` says how many choices to take now,
-        `oversubscription` what to take when that is 0."""
+        `oversubscription` what to take when that is 0.
+
+        `engine_failing`: the device failed and has given no token since. Until it has, jobs are
+        taken one at a time, and those that were there at several failures only when no other waits.
+        """
         self._queue = queue
         self._worker_id = worker_id
         self._jobs = jobs
@@ -49,6 +54,8 @@ class Intake:
         self._room = room
         self._oversubscription = oversubscription
         self._engine_up = engine_up
+        self._engine_failing = engine_failing
+        self._nothing_waits = False
         self._pull_block_ms = pull_block_ms
         self._reconcile_interval_s = reconcile_interval_s
         self._reconcile_at_s = 0.0
@@ -86,19 +93,22 @@ class Intake:
             if lost:
                 log.info("lost deliveries found", extra={"num_jobs": len(lost)})
                 await self._take(lost)
-        room = self._room()
+        room = self._places()
         if room == 0:
-            await self._oversubscribe()
+            if not self._engine_failing():
+                await self._oversubscribe()
             await self._wait_for_room()
             return
-        recovered = await self._queue.recover(self._worker_id, room)
+        suspects = self._nothing_waits or not self._engine_failing()
+        recovered = await self._queue.recover(self._worker_id, room, suspects=suspects)
         if recovered:
             log.info("jobs recovered", extra={"num_jobs": len(recovered)})
             await self._take(recovered)
-            room = self._room()
+            room = self._places()
         if room == 0:
             return
         pulled = await self._queue.pull(self._worker_id, room, self._pull_block_ms)
+        self._nothing_waits = not (recovered or pulled)
         if pulled:
             await self._take(pulled)
 
@@ -119,9 +129,16 @@ class Intake:
         for delivery in deliveries:
             await self._queue.release(self._worker_id, delivery.job.job_id, delivery.attempt)
 
+    def _places(self) -> int:
+        """Choices to take now; while the device has to show that it works, one job at a time."""
+        room = self._room()
+        if self._engine_failing():
+            return min(room, 0 if self._jobs.num_in_engine else 1)
+        return room
+
     async def _wait_for_room(self) -> None:
         self._jobs.changed.clear()
-        if self._room():
+        if self._places():
             return
         wait_s = max(0.0, self._reconcile_at_s - time.monotonic())
         if self._jobs.room or self._oversubscription() is not None:

@@ -48,6 +48,7 @@ class LoadReport:
             "engine_up": int(self._supervisor.up.is_set()),
             "engine_pid": self._supervisor.pid or 0,
             "engine_restarts": self._supervisor.num_restarts,
+            "device_failures": self._supervisor.num_device_failures,
             "unflushed_tokens": self._publisher.num_unsent_total,
             "tok_s": self._tokens_per_s(engine.get("generated_tokens", 0)),
         }

@@ -20,7 +20,7 @@ from typing import Any
 from shared.host_name import host_name
 from shared.outage_log import OutageLog
 from shared.text.errors import TextInvalid
-from shared.transport.base import Delivery, JobQueue, TransportError
+from shared.transport.base import CrashCause, Delivery, JobQueue, TransportError
 from shared.transport.chain import chain_hash
 from worker.checkpoint_source import Checkpoint
 from worker.engine_link import EngineDied, EngineNotLoaded
@@ -117,6 +117,7 @@ class WorkerService:
             room=self._room,
             oversubscription=self._room.oversubscription,
             engine_up=self._supervisor.up,
+            engine_failing=lambda: self._supervisor.is_failing,
             pull_block_ms=settings.pull_block_ms,
             reconcile_interval_s=settings.reconcile_interval_s,
         )
@@ -268,18 +269,18 @@ class WorkerService:
         self._mailbox.post(message)
         return await message.reply
 
-    async def _on_death(self) -> None:
-        """The engine's jobs go back to the queue with their tokens; whoever has room goes on.
+    async def _on_death(self, cause: CrashCause) -> None:
+        """Hands the engine's jobs back to the queue with their tokens; any worker goes on.
 
-        The store notes against them that an engine died: a job that does it again and again is
-        found out and ended.
+        The store notes the death against them, by its cause: a job that does it again and again is
+        found and ended.
         """
         jobs = await self._surrendered(all_jobs=False)
         try:
             if jobs:
                 log.warning("jobs go back to the queue", extra={"num_jobs": len(jobs)})
                 attempts = [(running.job.job_id, running.attempt) for running in jobs]
-                await self._queue.crashed(self.worker_id, attempts)
+                await self._queue.crashed(self.worker_id, attempts, cause)
         except TransportError as error:
             # They are still ours at the store and unknown here: reconciling takes them up again.
             log.warning("jobs could not be handed back", extra={"error": str(error)})

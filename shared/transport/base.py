@@ -445,7 +445,15 @@ class Beat:
     stats: Mapping[str, float | str]
     running: Sequence[tuple[str, int]]  # (job_id, attempt)
     draining: bool = False
-    stalled: bool = False  # the engine has work and makes no step
+    stalled: bool = False  # the engine has work and makes no step, or its device has failed
+
+
+class CrashCause(StrEnum):
+    """Why an engine ended, as far as its jobs are concerned."""
+
+    ENGINE = "engine"  # unknown: any of its jobs may have killed it
+    DEVICE = "device"  # an error of the device, before the engine gave a token
+    PROVEN_DEVICE = "proven_device"  # an error of the device, which had worked for other jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,8 +495,11 @@ class JobQueue(Protocol):
         """Claims again what the group says is ours and memory does not know (a lost reply)."""
         ...
 
-    async def recover(self, worker_id: str, count: int) -> Sequence[Delivery]:
-        """Takes over jobs of workers without a lease, and released ones; `count` as in `pull`."""
+    async def recover(
+        self, worker_id: str, count: int, *, suspects: bool = True
+    ) -> Sequence[Delivery]:
+        """Takes over jobs of workers without a lease, and released ones; `count` as in `pull`.
+        Without `suspects` jobs that were there at several crashes are left."""
         ...
 
     async def append(
@@ -511,9 +522,16 @@ class JobQueue(Protocol):
         """Gives a running job back to the queue with its log. False: it was not ours any more."""
         ...
 
-    async def crashed(self, worker_id: str, jobs: Sequence[tuple[str, int]]) -> None:
+    async def crashed(
+        self,
+        worker_id: str,
+        jobs: Sequence[tuple[str, int]],
+        cause: CrashCause = CrashCause.ENGINE,
+    ) -> None:
         """This worker's engine died with these (job id, attempt): gives them back, blamed as
-        `recover` blames the jobs of a worker that died. One death too many ends a job."""
+        `recover` blames the jobs of a worker that died. One death too many ends a job. An error
+        of the device is blamed on a job that was tried alone on a device that works, if on any.
+        """
         ...
 
     async def retire(self, worker_id: str) -> None:

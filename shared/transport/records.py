@@ -21,10 +21,10 @@ Hash = Mapping[bytes, bytes]
 
 # Everything that this release writes; what else a hash holds is shown as `extra`.
 _JOB_FIELDS = frozenset(
-    b"v state model tenant kind attempt owner crashes deaths n b h prompt_tokens cached_tokens q "
-    b"qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms orphan_ms reason "
-    b"stop_reason message by fe og crid retain_ms choices lane work reserved idem "
-    b"durability".split()
+    b"v state model tenant kind attempt owner crashes deaths losses n b h prompt_tokens "
+    b"cached_tokens q qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms "
+    b"orphan_ms reason stop_reason message by fe og crid retain_ms choices lane work reserved "
+    b"idem durability".split()
 )
 # Fields of a worker's hash that are not its statistics.
 WORKER_FIELDS = frozenset(

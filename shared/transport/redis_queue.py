@@ -21,6 +21,7 @@ from shared.transport.base import (
     AppendResult,
     Beat,
     BeatReply,
+    CrashCause,
     Delivery,
     JobSnapshot,
     Restored,
@@ -148,12 +149,16 @@ class RedisJobQueue:
                         break
             return await self._deliveries(worker_id, claims)
 
-    async def recover(self, worker_id: str, count: int) -> Sequence[Delivery]:
+    async def recover(
+        self, worker_id: str, count: int, *, suspects: bool = True
+    ) -> Sequence[Delivery]:
         if count < 1:
             return []
         with translated("recover"):
             try:
-                claims = await self._call("recover", worker_id, count, MAX_CRASHES, *self._queues())
+                claims = await self._call(
+                    "recover", worker_id, count, MAX_CRASHES, int(suspects), *self._queues()
+                )
             except ResponseError as error:
                 if not group_is_missing(error):
                     raise
@@ -190,8 +195,13 @@ class RedisJobQueue:
             reply = await self._call("release", job_id, worker_id, attempt)
         return bool(reply[0] == b"OK")
 
-    async def crashed(self, worker_id: str, jobs: Sequence[tuple[str, int]]) -> None:
-        arguments: list[Argument] = [worker_id, MAX_CRASHES]
+    async def crashed(
+        self,
+        worker_id: str,
+        jobs: Sequence[tuple[str, int]],
+        cause: CrashCause = CrashCause.ENGINE,
+    ) -> None:
+        arguments: list[Argument] = [worker_id, MAX_CRASHES, cause.value]
         for job_id, attempt in jobs:
             arguments += (job_id, attempt)
         with translated("crashed"):

@@ -1,12 +1,14 @@
-"""What this machine offers: device, number format, memory."""
+"""What this machine offers: device, number format, memory; and what its errors mean."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import torch
 
+from worker.engine.errors import DeviceLost, OutOfMemory
 from worker.model.errors import DeviceUnavailable
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -59,3 +61,42 @@ def available_host_bytes() -> int:
         if text != "max":
             free = min(free, max(0, int(text) - int(used.read_text(encoding="ascii"))))
     return free
+
+
+def step_failure(error: Exception, device: torch.device) -> DeviceLost | OutOfMemory | None:
+    """Returns what an exception of a step says of the device; None: nothing, the step itself is
+    wrong.
+
+    A CUDA error is reported by whatever call comes next and by every later one, if it has destroyed
+    the context (an illegal access, an assertion in a kernel, an uncorrectable ECC error). So the
+    device is tried, whatever the exception was: one that cannot add two numbers is lost.
+    """
+    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    if _is_out_of_memory(error):
+        if device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # a lost device fails the next step as well
+                torch.cuda.empty_cache()
+        return OutOfMemory(reason)
+    if device.type == "cuda":
+        return None if _computes(device) else DeviceLost(reason)
+    return DeviceLost(reason) if isinstance(error, torch.AcceleratorError) else None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # The CPU's allocator, and CUDA outside torch's own, have no type for it.
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in text
+        or "out of memory" in text
+        or "CUBLAS_STATUS_ALLOC_FAILED" in text
+    )
+
+
+def _computes(device: torch.device) -> bool:
+    try:
+        torch.cuda.synchronize(device)
+        return bool((torch.ones(1, device=device) + 1).item() == 2)
+    except RuntimeError:
+        return False

@@ -11,6 +11,7 @@ from torch import Tensor
 from shared.messages import ErrorCode
 from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
+from worker.model.device import step_failure
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.stack import DecoderStack
@@ -60,14 +61,27 @@ class TorchModelRunner:
         )
         self._previous = self._nothing_sampled
 
-    @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
-        """Never waits for a CUDA device. After an exception no sample of a step before is known."""
+        """Never waits for a CUDA device. After an exception no sample of a step before is known.
+
+        Raises OutOfMemory or DeviceLost, or what else a step raised.
+        """
+        try:
+            return self._launch(batch)
+        except Exception as error:
+            failure = step_failure(error, self._device)
+            if failure is None:
+                raise
+        # Not in the clause above: the error's traceback holds the step's tensors.
+        raise failure
+
+    @torch.inference_mode()
+    def _launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         previous, self._previous = self._previous, self._nothing_sampled
         self._sampler.forget(batch.finished_seq_ids)
         if not batch.sequences:
             self._previous = previous
-            return TorchStepHandle({}, None)
+            return TorchStepHandle({}, None, self._device)
         forward = ForwardBatch.build(
             batch,
             block_size=self._block_size,
@@ -80,7 +94,7 @@ class TorchModelRunner:
         rows = forward.logits_rows
         hidden = self._stack(forward.input_ids, forward.positions, forward.metadata, rows)
         if not forward.sampling:
-            return TorchStepHandle({}, None)
+            return TorchStepHandle({}, None, self._device)
         logits = self._model.logits(hidden)
         sampling = [
             SamplingRow.of(sequence, previous.index_of.get(sequence.seq_id))
@@ -89,14 +103,17 @@ class TorchModelRunner:
         sampled = self._sampler.sample(logits, sampling, previous.token_ids)
         index_of = {row.seq_id: i for i, row in enumerate(sampling)}
         self._previous = PreviousSample(sampled.token_ids, index_of)
-        return TorchStepHandle(index_of, sampled)
+        return TorchStepHandle(index_of, sampled, self._device)
 
 
 class TorchStepHandle:
     """A launched step: its results are on their way to the host."""
 
-    def __init__(self, index_of: Mapping[int, int], sampled: Sampled | None) -> None:
+    def __init__(
+        self, index_of: Mapping[int, int], sampled: Sampled | None, device: torch.device
+    ) -> None:
         self._index_of = index_of
+        self._device = device
         self._arrived: torch.cuda.Event | None = None
         self._token_ids: Tensor | None = None
         self._best_logits: Tensor | None = None
@@ -113,7 +130,16 @@ class TorchStepHandle:
             self._arrived.record()
 
     def collect(self) -> StepResult:
-        """Waits until the device has sampled."""
+        """Waits until the device has sampled. Raises as `launch` does."""
+        try:
+            return self._collect()
+        except Exception as error:
+            failure = step_failure(error, self._device)
+            if failure is None:
+                raise
+        raise failure
+
+    def _collect(self) -> StepResult:
         if self._token_ids is None or self._best_logits is None:
             return StepResult({})
         if self._arrived is not None:

@@ -76,8 +76,9 @@ local function log_delta(job, item)
   redis.call(PUBLISH, P .. 'ch:' .. item.id, table.concat(frame, '|') .. '|' .. item.tokens .. '|'
     .. item.logprobs .. '|' .. item.text)
   -- What gave a token is not what kills workers at once; whoever does it later meets MAX_DEATHS.
-  if job.crashes ~= '0' and item.n1 ~= item.n0 then
+  if (job.crashes ~= '0' or job.losses) and item.n1 ~= item.n0 then
     redis.call('HSET', job_key, 'crashes', 0)
+    redis.call('HDEL', job_key, 'losses')
     if redis.call('GET', P .. 'probe:' .. wid) == item.id then redis.call('DEL', P .. 'probe:' .. wid) end
   end
   return nil
@@ -85,10 +86,10 @@ end
 
 local function apply(item)
   local got = redis.call('HMGET', P .. 'job:' .. item.id, 'state', 'owner', 'attempt', 'n', 'b', 'h',
-    'crashes', 'reason', 'by', 'deadline_ms')
+    'crashes', 'reason', 'by', 'deadline_ms', 'losses')
   local job = {state = got[1], owner = got[2], attempt = got[3], n = got[4] or '0', b = got[5] or '0',
     h = got[6] or '', crashes = got[7] or '0', reason = got[8] or '', by = got[9] or '',
-    deadline = got[10] or '0'}
+    deadline = got[10] or '0', losses = got[11]}
   local verdict, logged = check(job, item)
   if verdict then return verdict end
   if not logged then

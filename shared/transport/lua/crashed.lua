@@ -1,28 +1,38 @@
 -- crashed: this worker's engine died with these jobs: they go back to the queue, blamed as recover
 -- blames the jobs of a worker that died.
--- ARGV: 3 worker, 4 max crashes, then id and attempt of each job that was in the engine
+-- ARGV: 3 worker, 4 max crashes, 5 cause (see CrashCause), then id and attempt of each job that was
+--   in the engine
 -- Returns one word per job: 'released', 'ended' (it was the last death too many), or 'fenced': not
 -- (any more) this attempt's job. A repeat answers fenced or ended.
--- Of several jobs the one named in probe:<worker> is blamed alone; where none is named, all are.
+-- Of several jobs the one named in probe:<worker> is blamed alone; where none is named, all are. For
+-- an error of the device nobody is blamed but the named one, on a device that had worked for others.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/latch.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua
 --@include lib/release.lua
-local wid, max_crashes = ARGV[3], tonumber(ARGV[4])
+local wid, max_crashes, cause = ARGV[3], tonumber(ARGV[4]), ARGV[5]
 -- Never refused above maxmemory, and then the rest may be written too.
 redis.call('PEXPIRE', P .. 'probe:' .. wid, 3600000)
 local named = redis.call('GET', P .. 'probe:' .. wid)
 local words = {}
-for i = 5, #ARGV, 2 do
+
+local function is_over(id)
+  if cause == 'engine' then
+    return (not named or named == id) and blame(id, wid, max_crashes, 'engine_died')
+  end
+  return note_loss(id, wid, max_crashes, named == id and cause == 'proven_device')
+end
+
+for i = 6, #ARGV, 2 do
   local id, word = ARGV[i], 'released'
   local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'q', 'qid')
   if job[1] and TERMINAL[job[1]] then
     word = 'ended'
   elseif job[1] ~= 'running' or job[2] ~= wid or job[3] ~= ARGV[i + 1] then
     word = 'fenced'
-  elseif (not named or named == id) and blame(id, wid, max_crashes, 'engine_died') then
+  elseif is_over(id) then
     word = 'ended'
   else
     release(id, job[4], job[5], wid)

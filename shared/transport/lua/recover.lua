@@ -1,12 +1,14 @@
 -- recover: take over released jobs and those of workers whose lease ended; bury empty dead workers.
--- ARGV: 3 worker, 4 free places (see pull.lua), 5 max crashes, 6.. queues this worker serves
+-- ARGV: 3 worker, 4 free places (see pull.lua), 5 max crashes, 6 whether suspects are taken (0 or 1),
+--   7.. queues this worker serves
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
 -- After the store itself was away only released jobs are taken: see lib/pulse.lua.
 -- A lost reply leaves the claims in this worker's own pending list: reconcile claims them again.
 --
 -- A crash of a batching worker says little about each of its jobs. The first is nobody's fault: all
 -- are taken over. A job that was there twice is a suspect: a worker admits one suspect at a time and
--- names it in probe:<worker>; if that worker dies, only the named one is blamed.
+-- names it in probe:<worker>; if that worker dies, only the named one is blamed. A worker whose
+-- device has failed takes none before the device has worked for others.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/latch.lua
@@ -17,6 +19,7 @@
 --@include lib/claim.lua
 --@include lib/entry.lua
 local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local takes_suspects = ARGV[6] == '1'
 local PAGE, SUSPECT_CRASHES, PROBE_MS = 64, 2, 3600000
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {} end
 local probe_key = P .. 'probe:' .. wid
@@ -27,7 +30,7 @@ local function take(queue, entry, dead)
   if #got == 0 then redis.call('XACK', queue, GROUP, entry); return end
   local id, choices = read_entry(got[1][2])
   if not id then drop_entry(queue, entry); return end
-  local job = redis.call('HMGET', P .. 'job:' .. id, 'crashes', 'v')
+  local job = redis.call('HMGET', P .. 'job:' .. id, 'crashes', 'v', 'losses')
   if tonumber(job[2] or '1') > SCHEMA_VERSION then
     if dead ~= RELEASED then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
     return
@@ -35,8 +38,9 @@ local function take(queue, entry, dead)
   local named = redis.call('GET', P .. 'probe:' .. dead)
   local blamed = dead ~= RELEASED and (not named or named == id)
   local crashes = tonumber(job[1] or '0') + (blamed and 1 or 0)
-  local suspect = crashes >= SUSPECT_CRASHES and crashes < max_crashes
-  if suspect and redis.call('EXISTS', probe_key) == 1 then return end
+  local is_often_there = math.max(crashes, tonumber(job[3] or '0')) >= SUSPECT_CRASHES
+  local suspect = is_often_there and crashes < max_crashes
+  if suspect and (not takes_suspects or redis.call('EXISTS', probe_key) == 1) then return end
   redis.call('XCLAIM', queue, GROUP, wid, 0, entry, 'JUSTID')
   if suspect then redis.call('SET', probe_key, id, 'PX', PROBE_MS) end
   local result = claim(id, queue, entry, wid, blamed, max_crashes)
@@ -100,7 +104,7 @@ end
 table.sort(dead)
 table.insert(dead, 1, RELEASED)
 for _, consumer in ipairs(dead) do
-  for i = 6, #ARGV do
+  for i = 7, #ARGV do
     if redis.call('EXISTS', ARGV[i]) == 1 then take_all(ARGV[i], consumer) end
   end
   if consumer ~= RELEASED then bury(consumer, dead_models[consumer]) end

@@ -1,8 +1,9 @@
 """Faults that a process cannot be given from outside; on PYTHONPATH of the processes under test.
 
 Python imports this by itself at start. In an engine process it sets traps, which a prompt springs
-by its first token (echo runner only), and a brake, which tests/support/brake.py works. Elsewhere it
-does nothing unless CHAOS_CLOCK_OFFSET_S or CHAOS_SCHEMA is set.
+by its first token (echo runner only), a brake, which tests/support/brake.py works, and a device
+that can fail (with a model). Elsewhere it does nothing unless CHAOS_CLOCK_OFFSET_S or CHAOS_SCHEMA
+is set.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ from typing import Any
 POISON_TOKEN = 350  # kills the engine before the job's first token of this attempt
 CRASHER_TOKEN = 351  # kills the engine after three tokens of this attempt
 CRASHER_TOKENS = 3
+ASSERT_TOKEN = 352  # makes the device assert before the job's first token of this attempt
+DEVICE = (
+    "CHAOS_DEVICE"  # names a file; while it is there it has the steps that the device still does
+)
+MEMORY = "CHAOS_STEP_TOKENS"  # a step of more tokens than these is out of memory
 BRAKE = "ENGINE_BRAKE"  # names a file; while it is there it says "<tokens> <seconds>"
 
 
 def _set_traps() -> None:
     from worker.engine.echo_runner import EchoModelRunner
+    from worker.engine.errors import DeviceLost
 
     launch = EchoModelRunner.launch
     num_sampled: Counter[int] = Counter()
@@ -31,6 +38,8 @@ def _set_traps() -> None:
             trap = sequence.prompt_token_ids[0]
             if trap == POISON_TOKEN:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if trap == ASSERT_TOKEN:
+                raise DeviceLost("CUDA error: device-side assert triggered")
             if trap == CRASHER_TOKEN and sequence.samples:
                 num_sampled[sequence.seq_id] += 1
                 if num_sampled[sequence.seq_id] > CRASHER_TOKENS:
@@ -38,6 +47,30 @@ def _set_traps() -> None:
         return launch(self, batch)
 
     EchoModelRunner.launch = trapped  # type: ignore[method-assign]
+
+
+def _endanger_device() -> None:
+    """What torch raises when a device is lost, or its memory is full, comes out of each step."""
+    import torch
+
+    from worker.model.forward_batch import ForwardBatch
+
+    build = ForwardBatch.build
+
+    def endangered(batch: Any, **options: Any) -> ForwardBatch:
+        path, most_tokens = os.environ.get(DEVICE), os.environ.get(MEMORY)
+        if path is not None and os.path.exists(path):
+            with open(path) as file:
+                left = int(file.read())
+            if left == 0:
+                raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+            with open(path, "w") as file:
+                file.write(str(left - 1))
+        if most_tokens is not None and batch.num_tokens > int(most_tokens):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return build(batch, **options)
+
+    ForwardBatch.build = endangered  # type: ignore[method-assign,assignment]
 
 
 def _fit_brake(path: str) -> None:
@@ -75,6 +108,8 @@ def _shift_clock(offset_s: float) -> None:
 if "worker.engine_process" in sys.orig_argv:
     if os.environ.get("RUNNER") == "echo":
         _set_traps()
+    elif DEVICE in os.environ or MEMORY in os.environ:
+        _endanger_device()
     if BRAKE in os.environ:
         _fit_brake(os.environ[BRAKE])
 if "CHAOS_CLOCK_OFFSET_S" in os.environ:

@@ -15,3 +15,21 @@ local function blame(id, wid, max_crashes, lost_reason)
   latch(id, {state = 'failed', reason = reason, by = wid})
   return true
 end
+
+-- Note that a device failed while this job was on it. It costs the job nothing, and from the second
+-- time without a token in between makes it a suspect. `at_fault`: it was tried as the one suspect on a
+-- device that had worked for others, which counts as a crash behind two others. Returns true when
+-- that ended the job, or when devices failed under it MAX_DEATHS times without a token in between.
+local function note_loss(id, wid, max_crashes, at_fault)
+  local job_key = P .. 'job:' .. id
+  local losses = redis.call('HINCRBY', job_key, 'losses', 1)
+  if at_fault then
+    local crashes = tonumber(redis.call('HGET', job_key, 'crashes') or '0')
+    redis.call('HSET', job_key, 'crashes', math.max(crashes, 2))
+    return blame(id, wid, max_crashes, 'engine_died')
+  end
+  if losses < MAX_DEATHS then return false end
+  write_letter(id, 'engine_died', losses)
+  latch(id, {state = 'failed', reason = 'engine_died', by = wid})
+  return true
+end
