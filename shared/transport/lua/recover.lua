@@ -7,8 +7,9 @@
 --
 -- A crash of a batching worker says little about each of its jobs. The first is nobody's fault: all
 -- are taken over. A job that was there twice is a suspect: a worker admits one suspect at a time and
--- names it in probe:<worker>; if that worker dies, only the named one is blamed. A worker whose
--- device has failed takes none before the device has worked for others.
+-- names it in probe:<worker>; if that worker dies, only the named one is blamed. The one that was
+-- there the fewest times is the first: the culprit must not keep the others from being cleared. A
+-- worker whose device has failed takes none before the device has worked for others.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/latch.lua
@@ -24,6 +25,20 @@ local PAGE, SUSPECT_CRASHES, PROBE_MS = 64, 2, 3600000
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {} end
 local probe_key = P .. 'probe:' .. wid
 local claims = {}
+local mildest  -- of the suspects: the one with the fewest crashes and losses
+
+local function take_over(id, queue, entry, choices, blamed, suspect)
+  redis.call('XCLAIM', queue, GROUP, wid, 0, entry, 'JUSTID')
+  if suspect then redis.call('SET', probe_key, id, 'PX', PROBE_MS) end
+  local result = claim(id, queue, entry, wid, blamed, max_crashes)
+  if result[1] == 'OK' then
+    claims[#claims + 1] = result
+    left = left - choices
+    return
+  end
+  if result[1] == 'WAITS' then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
+  if suspect and redis.call('GET', probe_key) == id then redis.call('DEL', probe_key) end
+end
 
 local function take(queue, entry, dead)
   local got = redis.call('XRANGE', queue, entry, entry)
@@ -38,19 +53,15 @@ local function take(queue, entry, dead)
   local named = redis.call('GET', P .. 'probe:' .. dead)
   local blamed = dead ~= RELEASED and (not named or named == id)
   local crashes = tonumber(job[1] or '0') + (blamed and 1 or 0)
-  local is_often_there = math.max(crashes, tonumber(job[3] or '0')) >= SUSPECT_CRASHES
-  local suspect = is_often_there and crashes < max_crashes
-  if suspect and (not takes_suspects or redis.call('EXISTS', probe_key) == 1) then return end
-  redis.call('XCLAIM', queue, GROUP, wid, 0, entry, 'JUSTID')
-  if suspect then redis.call('SET', probe_key, id, 'PX', PROBE_MS) end
-  local result = claim(id, queue, entry, wid, blamed, max_crashes)
-  if result[1] == 'OK' then
-    claims[#claims + 1] = result
-    left = left - choices
+  local losses = tonumber(job[3] or '0')
+  if crashes < max_crashes and math.max(crashes, losses) >= SUSPECT_CRASHES then
+    local harm = crashes + losses
+    if not mildest or harm < mildest.harm then
+      mildest = {id = id, queue = queue, entry = entry, choices = choices, blamed = blamed, harm = harm}
+    end
     return
   end
-  if result[1] == 'WAITS' then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
-  if suspect and redis.call('GET', probe_key) == id then redis.call('DEL', probe_key) end
+  take_over(id, queue, entry, choices, blamed, false)
 end
 
 -- Walks the whole pending list in pages: a page may be full of suspects that must wait.
@@ -108,5 +119,8 @@ for _, consumer in ipairs(dead) do
     if redis.call('EXISTS', ARGV[i]) == 1 then take_all(ARGV[i], consumer) end
   end
   if consumer ~= RELEASED then bury(consumer, dead_models[consumer]) end
+end
+if mildest and takes_suspects and left > 0 and redis.call('EXISTS', probe_key) == 0 then
+  take_over(mildest.id, mildest.queue, mildest.entry, mildest.choices, mildest.blamed, true)
 end
 return claims

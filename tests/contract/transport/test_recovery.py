@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import Cursor, Failed, JobState, TokenLogprob
-from shared.transport.base import AppendStatus, Delivery
+from shared.transport.base import AppendStatus, CrashCause, Delivery
 from shared.transport.connect import RedisTransport
 from tests.contract.transport.steps import (
     FINISHED,
@@ -257,6 +257,87 @@ async def test_a_job_that_kills_engines_is_dead_lettered_and_its_neighbours_fini
     ((_, letter),) = await steps.redis.xrange(steps.keys.dead_letters)
     assert letter[b"id"].decode() == poison
     assert not await steps.redis.exists(steps.keys.probe("w1"))
+    await steps.assert_counters_true()
+
+
+async def test_a_device_that_fails_blames_none_of_its_jobs(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    job_ids = [(await steps.submit()).job_id for _ in range(8)]
+    held = await steps.pull("w1")
+    for _ in range(5):
+        await steps.queue.crashed(
+            "w1", [(d.job.job_id, d.attempt) for d in held], CrashCause.DEVICE
+        )
+        await steps.assert_counters_true()
+        held = list(await steps.queue.recover("w1", 8))
+    for job_id in job_ids:
+        found = await steps.hash(job_id)
+        assert (found["crashes"], found.get("deaths")) == ("0", None)
+    assert not await steps.redis.exists(steps.keys.dead_letters)
+    lost = [(d.job.job_id, d.attempt) for d in held]
+    await steps.queue.crashed("w1", lost, CrashCause.DEVICE)
+    await steps.worker("healthy")
+    for _ in job_ids:
+        (suspect,) = await steps.queue.recover("healthy", 8)  # they are tried one at a time
+        await steps.say("healthy", Stream(suspect), [5], "a", end=FINISHED)
+    for job_id in job_ids:
+        assert (await steps.hash(job_id))["state"] == "finished"
+    await steps.assert_counters_true()
+
+
+async def test_what_was_there_when_devices_failed_waits_until_one_is_known_to_work(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    job = (await steps.running("w1")).job
+    await steps.queue.crashed("w1", [(job.job_id, 1)], CrashCause.DEVICE)
+    (again,) = await steps.queue.recover("w1", 8, suspects=False)  # once is chance
+    await steps.queue.crashed("w1", [(job.job_id, 2)], CrashCause.DEVICE)
+    assert await steps.queue.recover("w1", 8, suspects=False) == []
+    (again,) = await steps.queue.recover("w1", 8)
+    assert await steps.redis.get(steps.keys.probe("w1")) == job.job_id.encode()
+    await steps.say("w1", Stream(again), [5], "a")
+    assert "losses" not in await steps.hash(job.job_id)
+    assert not await steps.redis.exists(steps.keys.probe("w1"))
+
+
+async def test_a_job_that_makes_devices_fail_is_found_and_its_neighbours_finish(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    poison = (await steps.submit()).job_id
+    innocents = {(await steps.submit()).job_id for _ in range(7)}
+    held = {delivery.job.job_id: delivery for delivery in await steps.pull("w1")}
+    finished: set[str] = set()
+    num_failures = 0
+    while (await steps.hash(poison))["state"] in ("queued", "running") or finished != innocents:
+        if poison in held:
+            num_failures += 1
+            assert num_failures <= 5
+            cause = CrashCause.PROVEN_DEVICE if finished else CrashCause.DEVICE
+            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()], cause)
+        else:
+            for job_id, delivery in held.items():
+                await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
+                finished.add(job_id)
+        held = {d.job.job_id: d for d in await steps.queue.recover("w1", 8)}
+    (end,) = await whole_log(steps, poison)
+    assert isinstance(end, Failed)
+    assert end.code == "poison"
+    await steps.assert_counters_true()
+
+
+async def test_devices_that_fail_ten_times_under_one_job_end_it(transport: RedisTransport) -> None:
+    """Nothing else waited that could have shown whether they work."""
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    for number in range(1, 11):
+        await steps.queue.crashed("w1", [(delivery.job.job_id, number)], CrashCause.DEVICE)
+        await steps.queue.recover("w1", 8)
+    found = await steps.hash(delivery.job.job_id)
+    assert (found["state"], found["reason"]) == ("failed", "engine_died")
     await steps.assert_counters_true()
 
 

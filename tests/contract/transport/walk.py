@@ -26,6 +26,7 @@ from shared.transport.base import (
     Append,
     AppendStatus,
     Beat,
+    CrashCause,
     Delivery,
     KeyTaken,
     QueueFull,
@@ -216,8 +217,9 @@ class Walk:
 
     async def _recover(self) -> None:
         worker, count = self._worker(), self.rng.randint(1, 4)
+        suspects = self.rng.random() < 0.8
         taken = await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).recover(worker, count)
+            lambda stage: stage.queue(worker).recover(worker, count, suspects=suspects)
         )
         self._take(worker, taken)
 
@@ -271,7 +273,10 @@ class Walk:
         lost = self.rng.sample(mine, min(len(mine), self.rng.randint(1, 3)))
         jobs = [(job_id, self.streams.pop((worker, job_id)).attempt) for job_id in lost]
         self.touched.update(lost)
-        await self.mirrors.everywhere(lambda stage: stage.queue(worker).crashed(worker, jobs))
+        cause = self.rng.choice(list(CrashCause))
+        await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).crashed(worker, jobs, cause)
+        )
 
     async def _beat(self, worker: str = "") -> None:
         worker = worker or self._worker()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +15,12 @@ from shared.messages import ErrorCode, SamplingParams
 from tests.support.checkpoints import make_checkpoint
 from tests.support.torch_device import torch_device
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.errors import DeviceLost, OutOfMemory
 from worker.engine.ports import ModelRunner
+from worker.model import device
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
+from worker.model.device import step_failure
 from worker.model.kv_pool import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.placement import Placement
@@ -23,6 +29,7 @@ from worker.model.loader import load_weights
 from worker.model.registry import create_model
 from worker.model.runner import TorchModelRunner
 
+CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 
 
@@ -178,3 +185,76 @@ def test_logprobs_come_with_the_tokens_that_asked(model: CausalLM) -> None:
     assert entry.token_id == result.token_ids[2] == result.token_ids[1] == entry.top[0][0]
     assert len(entry.top) == 2
     assert entry.logprob == pytest.approx(entry.top[0][1])
+
+
+class TestWhatAnErrorMeans:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+            MemoryError(),
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"),
+            torch.AcceleratorError("CUDA error: out of memory"),
+        ],
+    )
+    def test_memory_that_is_full(self, error: Exception) -> None:
+        assert isinstance(step_failure(error, CPU), OutOfMemory)
+
+    def test_a_device_that_is_lost(self) -> None:
+        error = torch.AcceleratorError("CUDA error: an illegal memory access\nCompile with ...")
+        failure = step_failure(error, CPU)
+        assert isinstance(failure, DeviceLost)
+        assert str(failure) == "AcceleratorError: CUDA error: an illegal memory access"
+
+    def test_anything_else_is_the_steps_own(self) -> None:
+        assert step_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), CPU) is None
+
+    @pytest.mark.parametrize("computes", [True, False])
+    def test_on_cuda_the_device_is_asked_whatever_was_raised(
+        self, computes: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(device, "_computes", lambda _: computes)
+        for error in (torch.AcceleratorError("CUDA error: x"), RuntimeError("Triton Error [CUDA]")):
+            failure = step_failure(error, torch.device("cuda"))
+            assert (failure is None) is computes
+
+    def test_it_comes_out_of_launch_without_the_tensors_of_the_step(
+        self, model: CausalLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runner = new_runner(model)
+        kept: list[weakref.ref[torch.Tensor]] = []
+
+        def full(*_: object) -> torch.Tensor:
+            tensor = torch.empty(9)
+            kept.append(weakref.ref(tensor))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        monkeypatch.setattr(runner, "_stack", full)
+        batch = ScheduledBatch((part(0, [1, 2, 3, 4], 0, 4, table=[0]),))
+        with pytest.raises(OutOfMemory) as raised:
+            runner.launch(batch)
+        assert raised.value.__context__ is None
+        assert kept[0]() is None
+
+    def test_memory_that_is_really_full_is_known_and_what_fits_is_computed(self) -> None:
+        """In a process of its own, whose address space is limited."""
+        done = subprocess.run(
+            [sys.executable, "-c", REALLY_FULL], capture_output=True, text=True, timeout=120
+        )
+        assert done.stdout.split() == ["OutOfMemory", "32"], done.stderr
+
+
+REALLY_FULL = """
+import resource
+import torch
+from worker.engine.errors import OutOfMemory
+from worker.model.device import step_failure
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+try:
+    torch.ones(1 << 30).sum()
+except Exception as error:
+    print(type(step_failure(error, torch.device("cpu"))).__name__)
+print(int(torch.ones(32).sum()))
+"""

@@ -14,6 +14,7 @@ from shared.transport.base import (
     AppendStatus,
     Beat,
     BeatReply,
+    CrashCause,
     Delivery,
     JobSnapshot,
     Restored,
@@ -116,8 +117,10 @@ class FakeQueue:
         lost, self.lost = [d for d in self.lost if d.job.job_id not in known], []
         return lost
 
-    async def recover(self, worker_id: str, count: int) -> Sequence[Delivery]:
-        self._called("recover")
+    async def recover(
+        self, worker_id: str, count: int, *, suspects: bool = True
+    ) -> Sequence[Delivery]:
+        self._called("recover" if suspects else "recover without suspects")
         taken, self.recoverable = self.recoverable[:count], self.recoverable[count:]
         return taken
 
@@ -142,7 +145,12 @@ class FakeQueue:
         self.released.append((job_id, attempt))
         return True
 
-    async def crashed(self, worker_id: str, jobs: Sequence[tuple[str, int]]) -> None:
+    async def crashed(
+        self,
+        worker_id: str,
+        jobs: Sequence[tuple[str, int]],
+        cause: CrashCause = CrashCause.ENGINE,
+    ) -> None:
         self._called("crashed")
         self.blamed += jobs
 

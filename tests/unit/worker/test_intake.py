@@ -18,6 +18,7 @@ class Bench:
         self.jobs = RunningJobs(max_num_seqs)
         self.engine_up = asyncio.Event()
         self.engine_up.set()
+        self.engine_failing = False
         self.num_repairs = 0
         self.intake = Intake(
             self.queue,
@@ -27,6 +28,7 @@ class Bench:
             self._repair,
             room=lambda: self.jobs.room,
             engine_up=self.engine_up,
+            engine_failing=lambda: self.engine_failing,
             pull_block_ms=10,
             reconcile_interval_s=3600,
         )
@@ -124,3 +126,27 @@ async def test_a_job_that_arrives_when_the_engine_has_just_died_is_given_back() 
         await until(lambda: bench.queue.released)
         assert bench.queue.released == [("0-a", 1)]
         assert len(bench.jobs) == 0
+
+
+async def test_a_device_that_failed_gets_one_job_at_a_time_and_no_suspects() -> None:
+    bench = Bench(max_num_seqs=4)
+    bench.engine_failing = True
+    bench.queue.deliveries.extend(delivery(f"j{number}") for number in range(3))
+    task = asyncio.create_task(bench.intake.run())
+    try:
+        await until(lambda: len(bench.jobs) == 1)
+        await asyncio.sleep(0.15)  # longer than a look at the room
+        assert len(bench.jobs) == 1
+        assert "recover" not in bench.queue.calls
+        bench.engine_failing = False  # its job gave a token
+        await until(lambda: len(bench.jobs) == 3)
+        assert "recover" in bench.queue.calls
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_suspects_are_tried_on_a_device_that_failed_when_nothing_else_waits() -> None:
+    async with running() as bench:
+        bench.engine_failing = True
+        await until(lambda: bench.queue.calls.count("recover") > 2)
