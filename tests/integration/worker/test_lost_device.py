@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from collections import Counter
 from pathlib import Path
 
 from shared.messages import Finished
 from shared.transport.connect import RedisTransport
 from tests.integration.worker.conftest import StartWorker
-from tests.integration.worker.worker_process import Frontend, Result, until
-from tests.support.faults.sitecustomize import DEVICE
+from tests.integration.worker.worker_process import (
+    TIMEOUT_S,
+    Frontend,
+    Result,
+    echo,
+    until,
+)
+from tests.support.faults.sitecustomize import ASSERT_TOKEN, DEVICE, MEMORY
+from worker.service import EXIT_GAVE_UP
 from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME
 
 NUM_JOBS = 200
@@ -76,3 +85,92 @@ async def test_a_lost_device_ends_no_job_and_another_worker_does_them_all(
         assert result.token_ids == said[tuple(prompt_of(number))].token_ids
         assert result.text == said[tuple(prompt_of(number))].text
     assert healthy.alive
+
+
+async def test_a_device_that_comes_back_is_used_again_by_the_same_worker(
+    start_worker: StartWorker, transport: RedisTransport, tmp_path: Path
+) -> None:
+    frontend = Frontend(transport.store, DEMO_MODEL_NAME)
+    device = Device(tmp_path / "device")
+    worker = await start_worker(**MODEL, **device.env, MAX_NUM_SEQS=8).ready()
+    device.fails_after(10)
+    job_ids = await submit_all(frontend, 24)
+    await until(lambda: "the engine process died" in worker.log, "the device to be lost")
+    device.back()
+    results = list(await asyncio.gather(*map(frontend.result, job_ids)))
+    assert endings(results) == {"finished": 24}
+    (status,) = await transport.store.workers()
+    assert not status.stalled
+    assert status.stats["device_failures"] == 1
+
+
+async def test_a_worker_without_a_device_stalls_then_gives_up_and_keeps_no_job(
+    start_worker: StartWorker, transport: RedisTransport, tmp_path: Path
+) -> None:
+    frontend = Frontend(transport.store, DEMO_MODEL_NAME)
+    device = Device(tmp_path / "device")
+    worker = await start_worker(**MODEL, **device.env, MAX_NUM_SEQS=8, ENGINE_RESTARTS=2).ready()
+    device.fails_after(10)
+    job_ids = await submit_all(frontend, 24)
+    seen_stalled = False
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while worker.alive:
+        assert time.monotonic() < deadline_s
+        seen_stalled |= any(status.stalled for status in await transport.store.workers())
+        await asyncio.sleep(0.02)
+    assert seen_stalled
+    assert await worker.ended() == EXIT_GAVE_UP
+    assert "giving up" in worker.log
+    assert "died or could not be started 3 times within 600 seconds" in worker.log
+    assert "an illegal memory access was encountered" in worker.log
+    redis = transport.connections.cmd
+    for job_id in job_ids:
+        job = transport.keys.job(job_id)
+        state, crashes, deaths = await redis.hmget(job, "state", "crashes", "deaths")
+        assert state in (b"queued", b"finished")
+        assert (crashes, deaths) == (b"0", None)
+    assert not await redis.exists(transport.keys.dead_letters)
+    device.back()
+    await start_worker(**MODEL, **device.env, MAX_NUM_SEQS=8).ready()  # as a supervisor does
+    results = list(await asyncio.gather(*map(frontend.result, job_ids)))
+    assert endings(results) == {"finished": 24}
+
+
+async def test_a_job_under_which_every_device_fails_is_found_and_no_other_is_blamed(
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
+) -> None:
+    worker = await start_worker(MAX_NUM_SEQS=8, ECHO_STEP_MS=5, ENGINE_RESTARTS=20).ready()
+    poison = await frontend.submit([ASSERT_TOKEN, 40, 41], max_tokens=10)
+    prompts = [[60 + number, 70, 71] for number in range(40)]
+    job_ids = [await frontend.submit(prompt, max_tokens=30) for prompt in prompts]
+    results = await asyncio.gather(*map(frontend.result, job_ids))
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == echo(prompt, 30)
+        assert isinstance(result.end, Finished)
+    end = await frontend.result(poison)
+    assert end.failed.code in ("poison", "engine_died")
+    assert worker.log.count("the engine process died") <= 10
+    assert await transport.connections.cmd.xlen(transport.keys.dead_letters) == 1
+
+
+async def test_a_step_out_of_memory_is_computed_again_in_smaller_ones(
+    start_worker: StartWorker, transport: RedisTransport
+) -> None:
+    frontend = Frontend(transport.store, DEMO_MODEL_NAME)
+    prompts = [[40 + (number + i) % 90 for i in range(120)] for number in range(6)]
+
+    async def answers() -> list[Result]:
+        jobs = [await frontend.submit(p, max_tokens=12, ignore_eos=True) for p in prompts]
+        return list(await asyncio.gather(*map(frontend.result, jobs)))
+
+    tight = await start_worker(**MODEL, **{MEMORY: 20}, MAX_NUM_SEQS=8).ready()
+    in_small_steps = await answers()
+    (status,) = await transport.store.workers()
+    assert status.stats["failed_steps"] > 0
+    assert status.stats["engine_restarts"] == 0
+    tight.signal(signal.SIGTERM)
+    assert await tight.ended() == 0
+    await start_worker(**MODEL, MAX_NUM_SEQS=8).ready()
+    undisturbed = await answers()
+    assert endings(in_small_steps) == {"finished": len(prompts)}
+    assert [r.text for r in in_small_steps] == [r.text for r in undisturbed]
