@@ -31,6 +31,7 @@ METRICS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ),
     ("penstock:queued_prompt_tokens", "gauge", (), "Prompt tokens of the jobs in the queue."),
     ("penstock:workers", "gauge", ("status",), "Live workers: ok, draining or stalled."),
+    ("penstock:device_failures", "gauge", (), "Devices' failures, of live workers since start."),
     ("penstock:models", "gauge", (), "Models that requests to this frontend can name."),
     (
         "penstock:jobs_ended_total",
@@ -111,6 +112,8 @@ class StateCollector(Collector):
         yield self._queue_depth()
         yield _gauge("penstock:queued_prompt_tokens", 0 if queue is None else queue.queued_tokens)
         yield self._workers()
+        failures = sum(float(w.stats.get("device_failures", 0)) for w in health.workers)
+        yield _gauge("penstock:device_failures", failures)
         yield _gauge("penstock:models", len(self.catalog.known))
         yield _totals(
             "penstock:jobs_ended_total", {} if queue is None else dict(queue.totals.items())
