@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from tests.support.launched import Launched
 SEATS = 8
 BUDGET = 64
 BLOCK_SIZE = 4
+NUM_TRIES = 3
+FEW_STEPS = 15
 NUM_BLOCKS = 512
 KNOBS = {
     "SCHEDULING_POLICY": "fcfs",
@@ -74,9 +78,14 @@ def test_one_more_than_there_are_seats_waits(door: FrontDoor) -> None:
 
 
 def test_all_that_decode_share_each_step(door: FrontDoor) -> None:
+    begin_s = time.monotonic()
+    door.generate([599] * 3, 300)
+    alone_s = time.monotonic() - begin_s
     before = door.until_idle()
     bodies = [{"prompt": [600 + i] * 3, "max_tokens": 300} for i in range(SEATS)]
+    begin_s = time.monotonic()
     streams = asyncio.run(stream_all(door.base_url, bodies))
+    together_s = time.monotonic() - begin_s
     assert [token_ids_of(events) for events in streams] == [[600 + i] * 300 for i in range(SEATS)]
     after = door.until_idle()
     num_tokens = after["generated_tokens"] - before["generated_tokens"]
@@ -85,39 +94,54 @@ def test_all_that_decode_share_each_step(door: FrontDoor) -> None:
     # Perfectly together they need little more than 300 steps, one after the other 2400; they come
     # in one after the other, on a busy machine over a second or more.
     assert num_steps < num_tokens / 3
+    # One after the other they would take eight times as long as one.
+    assert together_s < alone_s * SEATS / 2, (together_s, alone_s)
 
 
 def test_a_long_prompt_is_computed_beside_a_stream_that_goes_on(door: FrontDoor) -> None:
-    before = door.until_idle()
-    with (
-        ThreadPoolExecutor(1) as pool,
-        door.stream("/generate", {"prompt": [700, 701], "max_tokens": 800}) as events,
-    ):
-        received = [next(events) for _ in range(3)]
-        begin_s = time.monotonic()
-        reading = pool.submit(door.generate, list(range(1, 1201)), 2)
-        while not reading.done():
-            received.append(next(events))
-        long = reading.result()
-    assert token_ids_of(received) == echo([700, 701], len(received))
-    assert token_ids_of(long) == [1, 2]
-    after = door.until_idle()
-    # 1200 tokens are at least 19 steps of 64, and each of them carried a token of the other.
-    assert after["mixed_steps"] - before["mixed_steps"] >= 1200 // BUDGET
-    meanwhile = [event for event in received if begin_s < event.at_s < long[0].at_s]
-    assert meanwhile
+    shares = []
+    for number in range(NUM_TRIES):
+        before = door.until_idle()
+        with (
+            ThreadPoolExecutor(1) as pool,
+            door.stream("/generate", {"prompt": [700, 701], "max_tokens": 800}) as events,
+        ):
+            received = [next(events) for _ in range(3)]
+            begin_s = time.monotonic()
+            prompt = list(range(number + 1, number + 1201))
+            reading = pool.submit(door.generate, prompt, 2)
+            while not reading.done():
+                received.append(next(events))
+            long = reading.result()
+        assert token_ids_of(received) == echo([700, 701], len(received))
+        assert token_ids_of(long) == prompt[:2]
+        after = door.until_idle()
+        # 1200 tokens are at least 18 steps of 64, and each of them carried a token of the other.
+        assert after["mixed_steps"] - before["mixed_steps"] >= 1200 // BUDGET
+        prefill_s = long[0].at_s - begin_s
+        moments = [begin_s, *(e.at_s for e in received if begin_s < e.at_s < long[0].at_s)]
+        gaps = [later - earlier for earlier, later in pairwise([*moments, long[0].at_s])]
+        shares.append(max(gaps) / prefill_s)
+    # The largest gap: a step in nineteen, not the prefill.
+    assert min(shares) < 0.4, shares
 
 
 def test_the_second_time_a_prompt_comes_out_of_the_cache(door: FrontDoor) -> None:
-    prompt = list(range(1200, 1800))
-    usages = []
-    for _ in range(2):
-        events = door.generate(prompt, 4)
-        assert token_ids_of(events) == prompt[:4]
-        assert events[-2].payload is not None
-        usages.append(events[-2].payload["usage"])
-    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
-    assert cached == [0, len(prompt) - BLOCK_SIZE]  # the last token is always computed
+    shares = []
+    for number in range(NUM_TRIES):
+        prompt = list(range(1200 + number, 1800 + number))
+        usages, first_token_s = [], []
+        for _ in range(2):
+            begin_s = time.monotonic()
+            events = door.generate(prompt, 4)
+            first_token_s.append(events[0].at_s - begin_s)
+            assert token_ids_of(events) == prompt[:4]
+            assert events[-2].payload is not None
+            usages.append(events[-2].payload["usage"])
+        cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+        assert cached == [0, len(prompt) - BLOCK_SIZE]  # the last token is always computed
+        shares.append(first_token_s[1] / first_token_s[0])
+    assert min(shares) < 0.6, shares  # one step instead of ten, and the way there and back
     before = door.until_idle()
     door.generate(prompt, 4)
     after = door.until_idle()
@@ -139,19 +163,27 @@ def test_preempted_streams_pause_and_lose_nothing(door: FrontDoor) -> None:
 def test_a_client_that_leaves_frees_its_blocks_and_stops_the_counter(
     door: FrontDoor, streamed: bool
 ) -> None:
-    before = door.until_idle()
-    body = {"prompt": [800, 801], "max_tokens": 1500}
-    if streamed:
-        with door.stream("/generate", body) as events:
-            received = [next(events) for _ in range(5)]
-        assert received[0].payload is not None
-    else:
-        # The answer would take fifteen seconds; its client waits for a fraction of one.
-        with pytest.raises(Exception, match="timed out"):
-            door.http.post("/generate", json={**body, "stream": False}, timeout=0.4)
-    after = door.until_idle()
-    job = door.http.get("/v1/jobs?state=cancelled&limit=1").json()["data"][0]
-    assert job["error"]["code"] == "disconnected"
-    # A few steps for the way to the engine; on a busy machine more, but not the whole.
-    assert after["generated_tokens"] - before["generated_tokens"] < 1500
-    assert door.worker()["generated_tokens"] == after["generated_tokens"]
+    """A few steps are for the way to the engine: for the frontend to see that the client has left,
+    and for the worker to hear of it. Of the tries the middle one is judged."""
+    too_many = []
+    for number in range(NUM_TRIES):
+        before = door.until_idle()
+        body = {"prompt": [800 + number, 801], "max_tokens": 1500}
+        if streamed:
+            with door.stream("/generate", body) as events:
+                received = [next(events) for _ in range(5)]
+            assert received[0].payload is not None
+        else:
+            # The answer would take fifteen seconds; its client waits for a fraction of one.
+            with pytest.raises(Exception, match="timed out"):
+                door.http.post("/generate", json={**body, "stream": False}, timeout=0.4)
+        after = door.until_idle()
+        job = door.http.get("/v1/jobs?state=cancelled&limit=1").json()["data"][0]
+        assert job["error"]["code"] == "disconnected"
+        num_computed = after["generated_tokens"] - before["generated_tokens"]
+        # What had been computed when the job was cancelled, and when the client left.
+        too_many.append(num_computed - job["usage"]["completion_tokens"])
+        if streamed:
+            assert num_computed < 1500 / 4
+        assert door.worker()["generated_tokens"] == after["generated_tokens"]
+    assert statistics.median(too_many) <= FEW_STEPS, too_many
