@@ -104,8 +104,8 @@ def test_many_requests_leave_the_engines_memory_as_it_was(tmp_path: Path) -> Non
     env = {**ENV, "CPU_TIER": "auto"}
     with Launched(tmp_path, env) as penstock, FrontDoor(penstock) as door:
         grown = growth_of(door)
-    # What leaks grows each time. Of 400 MiB the bound is 14 KiB for each request.
-    assert all(min(shares) < 0.005 for shares in grown.values()), grown
+    # What leaks grows each time. Of 300 MiB the bound is 20 KiB for each request.
+    assert all(min(shares) < 0.01 for shares in grown.values()), grown
 
 
 def growth_of(door: FrontDoor) -> dict[str, list[float]]:
