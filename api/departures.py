@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import anyio
 
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 NOW_S = 2.0  # that a leaving reader's own task may take
 KEEP_TRYING_S = 60.0
 MAX_PENDING = 10_000  # the oldest is given up; frontend lease and deadline end such a job
+ATTACH_ROUNDS = 4  # calls of `attach_some` in which each reader attaches once
 
 
 class Departures:
@@ -24,7 +26,10 @@ class Departures:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._pending: OrderedDict[str, float] = OrderedDict()  # job id -> when to give up
-        self._attached: dict[str, str] = {}  # reader id -> job id
+        # Reader id -> job id, in groups that attach in turn: the work is spread over time.
+        self._attached: tuple[dict[str, str], ...] = tuple({} for _ in range(ATTACH_ROUNDS))
+        self._round = 0  # whose group is next
+        self._has_missed = False  # a round failed: the next one is for all readers
         self.num_cancelled = 0
 
     @property
@@ -50,26 +55,50 @@ class Departures:
         await self._detach(job_id, reader_id)
 
     def watch(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
-        """This reader says that it is there, each second, until `unwatch`.
+        """This reader, which has just attached, attaches again and again until `unwatch`.
 
         For a job that goes on without any reader nothing needs to be said.
         """
         if policy is OnDisconnect.CONTINUE:
             return
-        self._attached[reader_id] = job_id
+        self._attached[self._round - 1][reader_id] = job_id  # the group whose turn is last
 
     def unwatch(self, reader_id: str) -> None:
-        self._attached.pop(reader_id, None)
+        """Idempotent."""
+        for group in self._attached:
+            group.pop(reader_id, None)
 
-    async def retry(self) -> None:
-        """One round: a sign of life for each watched reader, and pending cancels again.
+    async def attach_some(self) -> None:
+        """Attaches a part of the readers: each one in ATTACH_ROUNDS calls, all of them after a
+        call that failed. Raises TransportError.
 
         Several readers of a job do not know of each other; the one that stays says so here before
         the grace period that the other's leaving, or its frontend's death, started has passed.
         """
-        if self._attached:
-            readers = [(job_id, reader_id) for reader_id, job_id in self._attached.items()]
+        if self._has_missed:
+            await self.attach_all()
+            return
+        group = self._attached[self._round]
+        await self._attach([group])
+        self._round = (self._round + 1) % ATTACH_ROUNDS
+
+    async def attach_all(self) -> None:
+        """Attaches every reader now. Raises TransportError."""
+        await self._attach(self._attached)
+        self._has_missed = False
+
+    async def _attach(self, groups: Sequence[dict[str, str]]) -> None:
+        readers = [(job_id, reader_id) for group in groups for reader_id, job_id in group.items()]
+        if not readers:
+            return
+        try:
             await self._store.attach(readers)
+        except BaseException:
+            self._has_missed = True
+            raise
+
+    async def retry(self) -> None:
+        """One round: pending cancels again."""
         for job_id in list(self._pending):
             await self._try(job_id)
 

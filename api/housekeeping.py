@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from api.accepted_jobs import AcceptedJobs
 from api.catalog import ModelCatalog
-from api.departures import Departures
+from api.departures import ATTACH_ROUNDS, Departures
 from api.files import Files
 from api.health import HealthMonitor
 from api.key_ring import KeyRing
@@ -18,6 +19,7 @@ from shared.transport.base import JobStore, TransportError
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
+ATTACH_S = 2.0  # from one attach of a reader to its next
 KEYS_S = 2.0
 FILES_S = 10.0
 KEEP_S = 60.0
@@ -25,8 +27,12 @@ MAX_ROUND_S = 10.0  # then a round counts as failed
 
 
 class Housekeeping:
-    """Beat and reap once a second; look at workers, queue and models at the health interval, at
-    what files are to be removed and at the file of keys now and then."""
+    """Beats and reaps once a second; attaches readers; looks at workers, queue and models at the
+    health interval, at what files are to be removed and at the file of keys now and then.
+
+    A frontend that stood still for longer than its lease learns so from the first beat after: all
+    its readers attach again before it reaps, so that it ends none of its own jobs as orphans.
+    """
 
     def __init__(
         self,
@@ -53,11 +59,14 @@ class Housekeeping:
         self._lease_ms = lease_ms
         self._health_interval_s = health_interval_s
         self._tasks: list[asyncio.Task[None]] = []
+        self._beat_s: float | None = None  # when the last beat was heard
+        self._has_lapsed = False  # the lease had ended, and not all readers have attached since
 
     def start(self) -> None:
         rounds: list[tuple[str, float, Callable[[], Awaitable[object]]]] = [
             ("beat", BEAT_S, self._beat),
-            ("reap", BEAT_S, self._store.reap),
+            ("reap", BEAT_S, self._reap),
+            ("readers", ATTACH_S / ATTACH_ROUNDS, self._departures.attach_some),
             ("departures", BEAT_S, self._departures.retry),
             ("accepted jobs", BEAT_S, self._accepted.look),
             ("health", self._health_interval_s, self._health.refresh),
@@ -76,7 +85,20 @@ class Housekeeping:
         self._tasks = []
 
     async def _beat(self) -> None:
-        await self._store.beat_frontend(self._frontend_id, self._lease_ms)
+        is_in_time = await self._store.beat_frontend(self._frontend_id, self._lease_ms)
+        last_s, self._beat_s = self._beat_s, time.monotonic()
+        if not is_in_time and last_s is not None:
+            self._has_lapsed = True
+            since_s = round(self._beat_s - last_s, 2)
+            log.warning("the lease had ended", extra={"since_last_beat_s": since_s})
+
+    async def _reap(self) -> None:
+        """Never before this frontend's own lease runs and its readers have attached."""
+        await self._beat()
+        if self._has_lapsed:
+            await self._departures.attach_all()
+            self._has_lapsed = False
+        await self._store.reap()
 
 
 async def _forever(name: str, every_s: float, work: Callable[[], Awaitable[object]]) -> None:

@@ -302,12 +302,17 @@ class JobStore(Protocol):
     async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
         """Each (job id, reader id) is there, or still there. The jobs' states; None: no such job.
 
-        Repeat it every second: a job whose marked reader has left or died then knows of another.
+        Repeat it every two seconds: a job whose marked reader has left, or whose frontend has
+        died, then knows of another reader in time.
         """
         ...
 
     async def detach(self, job_id: str, reader_id: str) -> None: ...
-    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> None: ...
+    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> bool:
+        """Renews a frontend's lease. False: it had ended, or there was none. Its jobs may count as
+        orphans soon: all its readers attach before it reaps."""
+        ...
+
     async def reap(self) -> int:
         """Ends jobs past their deadline and, a page of them at a time, those that nobody reads any
         more; returns how many. Anybody may call it at any time, everybody each second."""

@@ -306,15 +306,17 @@ class RedisJobStore:
             with translated("detach"):
                 await self._call("detach", job_id, reader_id, self._policy.delivered_retain_ms)
 
-    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> None:
+    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> bool:
         with translated("beat_frontend"):
             lease = self._keys.frontend(frontend_id)
+            is_in_time = bool(await self._beats.pexpire(lease, lease_ms))
             try:
                 await self._beats.set(lease, str(lease_ms), px=lease_ms)
             except RedisError as error:
-                # Above maxmemory SET is refused, and a lease that is there can still be renewed.
-                if not (is_out_of_memory(error) and await self._beats.pexpire(lease, lease_ms)):
+                # Above maxmemory SET is refused; a lease that was there has been renewed.
+                if not (is_out_of_memory(error) and is_in_time):
                     raise
+        return is_in_time
 
     async def reap(self) -> int:
         num_ended, stands_still = await self._reap()

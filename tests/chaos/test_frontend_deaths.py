@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from shared.messages import JobState
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.stage import Stage
+
+STANDSTILL_S = 9.0  # beyond a lease: more than the readers of a dead frontend have
 
 
 async def test_readers_of_a_killed_frontend_go_on_at_another(stage: Stage) -> None:
@@ -15,6 +19,49 @@ async def test_readers_of_a_killed_frontend_go_on_at_another(stage: Stage) -> No
         stage.deployment.frontends[0].kill()
     await stage.all_finished(clients)
     assert any(client.reading.num_connections > 1 for client in clients)
+    await stage.settled()
+
+
+@pytest.mark.parametrize("num_frontends", [1, 2])
+async def test_the_streams_of_a_frontend_that_stood_still_go_on(
+    stage: Stage, num_frontends: int
+) -> None:
+    """Its lease has ended long since: workers and the other frontend look for orphans meanwhile."""
+    await stage.deployment.use_workers(1, MAX_NUM_SEQS=4)
+    frozen = (await stage.deployment.use_frontends(num_frontends, FRONTEND_LEASE_MS=2000))[0]
+    running = [stage.client(200, first_url=0) for _ in range(4)]
+    async with stage.middle_of(running):
+        queued = [stage.client(20, first_url=0) for _ in range(3)]
+        await until(lambda: _num_queued(stage, 3), "three jobs to wait")
+        job_ids = await _job_ids(stage)
+        frontend_id, _, _ = (await stage.job(job_ids[0]))["fe"].partition("#")
+        lease = stage.transport.keys.frontend(frontend_id)
+        frozen.freeze()
+
+        async def has_ended() -> bool:
+            return not await stage.redis.exists(lease)
+
+        await until(has_ended, "its lease to end")
+        await asyncio.sleep(STANDSTILL_S)
+        assert [(await stage.job(job_id)).get("reason") for job_id in job_ids] == [None] * 7
+        frozen.thaw()
+    await stage.all_finished([*running, *queued])
+    await stage.settled()
+
+
+async def test_jobs_of_a_frontend_that_stands_still_for_too_long_are_orphaned(
+    stage: Stage,
+) -> None:
+    """Its connections stay open, as those of a machine that lost its network."""
+    victim, _ = await stage.deployment.use_frontends(2, FRONTEND_LEASE_MS=2000)
+    running = [stage.client(450, first_url=0) for _ in range(2)]
+    async with stage.middle_of(running):
+        job_ids = await _job_ids(stage)
+        victim.freeze()
+        await until(lambda: _all_orphaned(stage, job_ids), "all to be orphaned")
+        victim.thaw()
+    for reading in await stage.all_ended(running):
+        assert reading.error_code == "orphaned"
     await stage.settled()
 
 

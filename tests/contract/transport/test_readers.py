@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shared.messages import JobState, OnDisconnect
@@ -193,3 +195,37 @@ async def test_readers_of_an_ended_job_leave_its_record_alone(transport: RedisTr
     await steps.store.detach(stream.job_id, "fe2#1")
     assert await steps.hash(stream.job_id) == before
     assert await steps.redis.pttl(steps.keys.log(stream.job_id)) > 60_000
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("is_listening", [True, False])
+async def test_a_frontend_that_may_wake_has_longer_than_one_that_died(
+    transport: RedisTransport, policy: OnDisconnect, is_listening: bool
+) -> None:
+    """One that stands still keeps its connections; the system closes those of one that died."""
+    steps = Steps(transport)
+    delivery = await steps.running(frontend="fe1#1", on_disconnect=policy)
+    job_id = delivery.job.job_id
+    subscription = await transport.bus.subscribe(job_id)
+    if not is_listening:
+        await transport.bus.unsubscribe(subscription)
+        while dict(await steps.redis.pubsub_numsub(steps.keys.channel(job_id))).popitem()[1]:
+            await asyncio.sleep(0.01)
+    await steps.lose_frontend("fe1")
+    assert await steps.beat("w1", running=[(job_id, 1)]) == []  # the clock starts
+    seconds, microseconds = await steps.redis.time()
+    wait_ms = int((await steps.hash(job_id))["orphan_ms"]) - seconds * 1000 - microseconds // 1000
+    grace_ms = 10_000 if policy is OnDisconnect.GRACE else 0
+    expected_ms = max(grace_ms, 20_000 if is_listening else 4000)
+    assert expected_ms - 2000 < wait_ms <= expected_ms
+    if is_listening:
+        await transport.bus.unsubscribe(subscription)
+
+
+async def test_a_beat_knows_whether_it_is_in_time(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    assert not await steps.store.beat_frontend("fe1", 60_000)  # the first
+    assert await steps.store.beat_frontend("fe1", 60_000)
+    await steps.redis.delete(steps.keys.frontend("fe1"))
+    assert not await steps.store.beat_frontend("fe1", 60_000)
+    assert await steps.redis.pttl(steps.keys.frontend("fe1")) > 0

@@ -1,5 +1,6 @@
 -- Who reads a job, and whether nobody does any more.
-local TAKEOVER_MS = 3000   -- what readers elsewhere have to take the mark of a dead frontend over
+local TAKEOVER_MS = 4000     -- what readers elsewhere have to take the mark of a dead frontend over
+local STANDSTILL_MS = 20000  -- what a frontend has, beyond its lease, that stands still and may wake
 
 local function frontend_of(reader)
   return string.match(reader or '', '^[^#]+')
@@ -15,14 +16,22 @@ local function is_alive(reader)
   return lease_runs(lease, given_ms > 1 and given_ms or nil) or leases_mean_nothing()
 end
 
+-- Whether any process is subscribed to the job's channel. The system closes the connections of a
+-- process that dies; those of one that stands still (stopped, paused, in a long computation) stay.
+local function has_listener(id)
+  local numsub = PUBLISH == 'SPUBLISH' and 'SHARDNUMSUB' or 'NUMSUB'
+  local found = redis.pcall('PUBSUB', numsub, P .. 'ch:' .. id)
+  return not found.err and tonumber(found[2]) > 0
+end
+
 -- True when nobody reads the job any more and its grace has passed. `og` is the policy: '' keeps the
 -- job for ever, else the grace in ms ('0': none, but for readers at other frontends). A frontend whose
--- lease ended starts the clock.
+-- lease ended starts the clock; the first look decides whether it has died or may still wake.
 local function orphaned(id, reader, orphan_ms, grace_ms)
   if not grace_ms or grace_ms == '' then return false end
   if orphan_ms and orphan_ms ~= '' then return now_ms() >= tonumber(orphan_ms) end
   if not frontend_of(reader) or is_alive(reader) then return false end
-  local due = due_in(math.max(tonumber(grace_ms), TAKEOVER_MS))
+  local due = due_in(math.max(tonumber(grace_ms), has_listener(id) and STANDSTILL_MS or TAKEOVER_MS))
   redis.call('HSET', P .. 'job:' .. id, 'orphan_ms', whole(due))
   return false
 end

@@ -1,0 +1,126 @@
+"""A frontend that stood still: its readers attach before it looks for orphans."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from api.departures import ATTACH_ROUNDS, Departures
+from api.housekeeping import Housekeeping
+from shared.messages import JobState, OnDisconnect
+from shared.transport.base import TransportError
+
+
+class FakeStore:
+    """Notes what is called; the lease is there, or has ended, as told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.attached: list[str] = []  # reader ids
+        self.has_lease = False
+        self.is_away = False
+
+    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> bool:
+        self.calls.append("beat")
+        had, self.has_lease = self.has_lease, True
+        return had
+
+    async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
+        if self.is_away:
+            raise TransportError("away")
+        self.calls.append("attach")
+        self.attached += [reader_id for _, reader_id in readers]
+        return [JobState.QUEUED] * len(readers)
+
+    async def reap(self) -> int:
+        self.calls.append("reap")
+        return 0
+
+
+def watched(store: FakeStore, count: int) -> Departures:
+    departures = Departures(store)  # type: ignore[arg-type]
+    for number in range(count):
+        departures.watch(f"0-{number}", f"fe#{number}", OnDisconnect.CANCEL)
+    return departures
+
+
+def housekeeping_of(store: FakeStore, departures: Departures) -> Housekeeping:
+    others: Any = None  # of no use to beats
+    return Housekeeping(
+        store,  # type: ignore[arg-type]
+        departures,
+        *(others, others, others, others),
+        frontend_id="fe",
+        lease_ms=10_000,
+        health_interval_s=1.0,
+    )
+
+
+async def test_after_a_late_beat_all_readers_attach_before_the_frontend_reaps() -> None:
+    store = FakeStore()
+    housekeeping = housekeeping_of(store, watched(store, 6))
+    await housekeeping._reap()
+    assert store.calls == ["beat", "reap"]  # the first beat is not late
+    store.calls.clear()
+    store.has_lease = False  # it stood still for longer than its lease
+    await asyncio.gather(housekeeping._beat(), housekeeping._reap())
+    assert store.calls == ["beat", "beat", "attach", "reap"]
+    assert sorted(store.attached) == [f"fe#{number}" for number in range(6)]
+    store.calls.clear()
+    await housekeeping._reap()
+    assert store.calls == ["beat", "reap"]
+
+
+async def test_a_frontend_whose_readers_could_not_attach_does_not_reap() -> None:
+    store = FakeStore()
+    housekeeping = housekeeping_of(store, watched(store, 2))
+    await housekeeping._reap()
+    store.has_lease, store.is_away = False, True
+    for _ in range(2):  # its lease runs again at the second
+        with pytest.raises(TransportError):
+            await housekeeping._reap()
+    assert store.calls.count("reap") == 1
+    store.is_away = False
+    await housekeeping._reap()
+    assert store.calls[-2:] == ["attach", "reap"]
+
+
+async def test_each_reader_attaches_once_in_a_turn_of_rounds_and_the_work_is_spread() -> None:
+    store = FakeStore()
+    departures = Departures(store)  # type: ignore[arg-type]
+    numbers = itertools.count()
+    for _ in range(ATTACH_ROUNDS):  # they come over time
+        for number in itertools.islice(numbers, 5):
+            departures.watch(f"0-{number}", f"fe#{number}", OnDisconnect.CANCEL)
+        await departures.attach_some()
+    departures.watch("0-x", "fe#x", OnDisconnect.CONTINUE)
+    store.attached.clear()
+    sizes = []
+    for _ in range(ATTACH_ROUNDS):
+        before = len(store.attached)
+        await departures.attach_some()
+        sizes.append(len(store.attached) - before)
+    assert sizes == [5] * ATTACH_ROUNDS
+    assert sorted(store.attached) == sorted(f"fe#{number}" for number in range(20))
+    departures.unwatch("fe#3")
+    store.attached.clear()
+    await departures.attach_all()
+    assert len(store.attached) == 19
+
+
+async def test_after_a_round_that_failed_all_readers_attach() -> None:
+    store = FakeStore()
+    departures = watched(store, 8)
+    store.is_away = True
+    while True:
+        try:
+            await departures.attach_some()
+        except TransportError:
+            break
+    store.is_away = False
+    await departures.attach_some()
+    assert len(store.attached) == 8
