@@ -127,6 +127,7 @@ class Frontend:
 
     async def aclose(self) -> None:
         await self._housekeeping.aclose()
+        await self.relay.aclose()
         await self.catalog.aclose()
         self.metrics.registry.unregister(self._collector)
         self.pool.close()

@@ -31,6 +31,7 @@ from shared.messages import (
 )
 from shared.transport.base import (
     EventBus,
+    JobLook,
     JobRecord,
     JobStore,
     QueueFull,
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 PAGE_EVENTS = 256  # read from the log at once: bounds what a slow reader holds
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 1.0
-IDLE_READS_PER_LOOK = 3  # empty log reads between looks at the job's record
 
 
 class StreamInterrupted(Exception):
@@ -82,7 +82,6 @@ class JobStream:
         bus: EventBus,
         subscription: Subscription,
         counts: RelayCounts,
-        idle_s: float,
         outage_s: float,
         submit: Callable[[], Awaitable[object]] | None = None,
         *,
@@ -98,16 +97,18 @@ class JobStream:
         self._bus = bus
         self._subscription = subscription
         self._counts = counts
-        self._idle_s = idle_s
         self._outage_s = outage_s
         self._resubmit = submit
         self._page: deque[Delta | JobEvent] = deque()
         self._behind = is_behind
         self._reading: asyncio.Task[bool] | None = None
         self._clock = asyncio.get_running_loop().time
-        self._last_news = self._clock()
-        self._idle_reads = 0
+        self._is_closed = False
+        self._is_interrupted = False
+        self._is_doubtful = False  # the log may have been rolled back since it was compared
         self._is_missing = False  # at the last look the server had no such job
+        self._is_over = False  # by the store: the job is gone, or has ended
+        self.last_news_s = self._clock()  # when anything was heard last
 
     @property
     def cursor(self) -> Cursor:
@@ -118,6 +119,32 @@ class JobStream:
     def num_waiting(self) -> int:
         """Events that are here and were not taken: 0 for a reader who keeps up."""
         return len(self._page) + self._subscription.num_waiting
+
+    @property
+    def is_closed(self) -> bool:
+        """It has ended, or is read no longer."""
+        return self._is_closed or self.ended
+
+    @property
+    def is_reading(self) -> bool:
+        """The log is being read, or will be by the next `get`."""
+        return self._behind or self._reading is not None
+
+    def compare(self, found: JobLook | None) -> None:
+        """Reads the log if `found`, where the job stands, is not what was delivered."""
+        if self.is_reading:
+            return
+        self._is_missing = self._is_missing and found is None
+        self._is_over = found is None or found.state in TERMINAL_STATES
+        if self._is_over or self._is_doubtful or found is None or found.end != self.cursor:
+            self._counts.idle_reads += 1
+            self._behind = True
+            self._subscription.wake()
+
+    def interrupt(self) -> None:
+        """Ends the stream as interrupted: the store was away for too long."""
+        self._is_interrupted = True
+        self._subscription.wake()
 
     async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
         """The next event, or None when there is none within `timeout_s`.
@@ -131,12 +158,13 @@ class JobStream:
                 event = self._accept(self._page.popleft(), from_log=True)
                 if event is not None:
                     return event
+            if self._is_interrupted:
+                raise StreamInterrupted(self.job_id, self.cursor)
             if self._behind:
                 if not await self._catch_up(deadline):
                     return None
                 continue
-            wait_s = min(deadline, self._last_news + self._idle_s) - self._clock()
-            event = await self._live(max(0.0, wait_s))
+            event = await self._live(max(0.0, deadline - self._clock()))
             if event is not None:
                 return event
             if not self._behind and self._clock() >= deadline:
@@ -144,6 +172,7 @@ class JobStream:
 
     async def aclose(self) -> None:
         """Ends the subscription. Idempotent; cancels nothing."""
+        self._is_closed = True
         if self._reading is not None:
             await stop_tasks(self._reading)
             self._reading = None
@@ -152,16 +181,13 @@ class JobStream:
     async def _live(self, timeout_s: float) -> Delta | Finished | Failed | None:
         item = await self._subscription.get(timeout_s)
         if item is None:
-            if self._clock() >= self._last_news + self._idle_s:
-                self._counts.idle_reads += 1
-                self._idle_reads += 1
-                self._behind = True  # a lost last frame shows in no other way
             return None
+        self.last_news_s = self._clock()
         if isinstance(item, Resync):
             self._counts.resyncs += 1
             self._behind = True
+            self._is_doubtful = True  # what takes the connection away may roll the log back
             return None
-        self._news()
         return self._accept(item, from_log=False)
 
     def _accept(
@@ -224,11 +250,6 @@ class JobStream:
             usage=Usage(0, self.cursor.num_tokens),
         )
 
-    def _news(self) -> None:
-        self._last_news = self._clock()
-        self._idle_reads = 0
-        self._is_missing = False
-
     async def _catch_up(self, deadline: float) -> bool:
         """Reads a page of the log; False when that takes beyond `deadline` (it goes on)."""
         if self._reading is None:
@@ -259,11 +280,13 @@ class JobStream:
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
         self._page.extend(events)
         if is_news:
-            self._news()
-        else:
-            self._last_news = self._clock()
-            if lost is not None:
-                self._page.append(lost)
+            self.last_news_s = self._clock()
+        elif lost is not None:
+            self._page.append(lost)
+        # An entry that overlaps with what was delivered is compared with it as it is taken; where
+        # there is none, the log is shorter than the reader, or nothing can be compared.
+        if events or self._delivered.last_start == self.cursor:
+            self._is_doubtful = False
         return len(events) >= PAGE_EVENTS
 
     async def _read_log(self) -> Sequence[Delta | JobEvent]:
@@ -283,9 +306,10 @@ class JobStream:
 
     async def _missing_end(self) -> Finished | Failed | None:
         """The end of a job whose log does not say it: the record is gone, or outlived the log."""
-        if self._idle_reads % IDLE_READS_PER_LOOK != 1:
+        if not self._is_over:
             return None
         record = await self._store.get(self.job_id)
+        self._is_over = False
         if record is None:
             if await self._submitted_again():
                 return None

@@ -71,7 +71,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
             app.state.frontend = frontend
             stack.push_async_callback(frontend.aclose)
             await frontend.start()
-            runner = BatchRunner(frontend, in_use.bus)
+            runner = BatchRunner(frontend)
             stack.push_async_callback(runner.aclose)
             runner.start()
             yield

@@ -9,21 +9,27 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from api.job_stream import JobStream, RelayCounts
+from api.quiet_streams import QuietStreams
 from shared.messages import Cursor
 from shared.transport.base import EventBus, JobStore, Submitted
 
 
 class EventRelay:
-    """Opens streams over one store and one bus. Stateless but for its counts."""
+    """Opens streams over one store and one bus, and looks after those that hear nothing."""
 
     def __init__(
-        self, store: JobStore, bus: EventBus, *, idle_s: float = 1.0, outage_s: float = 30.0
+        self, store: JobStore, bus: EventBus, *, silence_s: float = 1.0, outage_s: float = 30.0
     ) -> None:
         self._store = store
         self._bus = bus
-        self._idle_s = idle_s
+        """`silence_s`: how long a stream hears nothing before its job is looked at."""
         self._outage_s = outage_s
+        self._quiet = QuietStreams(store, silence_s=silence_s, outage_s=outage_s)
         self.counts = RelayCounts()
+
+    async def aclose(self) -> None:
+        """Streams that are still open are looked after no longer. Idempotent."""
+        await self._quiet.aclose()
 
     async def open(
         self, job_id: str, after: Cursor, submit: Callable[[], Awaitable[object]] | None = None
@@ -42,15 +48,16 @@ class EventRelay:
         except BaseException:
             await self._bus.unsubscribe(subscription)
             raise
-        return JobStream(
+        stream = JobStream(
             job_id,
             after,
             self._store,
             self._bus,
             subscription,
             self.counts,
-            self._idle_s,
             self._outage_s,
             submit,
             is_behind=must_catch_up,
         )
+        self._quiet.add(stream)
+        return stream

@@ -20,7 +20,6 @@ from api.errors import ApiError, ServerError, UnavailableError, invalid_paramete
 from api.frontend import Frontend
 from api.job_stream import JobStream, StreamInterrupted
 from api.public_id import public_id
-from api.relay import EventRelay
 from api.request_id import RequestNames
 from api.routes.answers import Prepared
 from api.text_pool import request_bytes
@@ -54,7 +53,6 @@ class RowRoom:
     """What the rows of a batch share."""
 
     frontend: Frontend
-    relay: EventRelay
     endpoint: Endpoint
     tenant: str
     stop: StopSign
@@ -172,7 +170,7 @@ class RowRun:
         async with room.submitting:
             while room.stop.why is None:
                 try:
-                    return await room.relay.open(self._job_id, START, submit)
+                    return await room.frontend.relay.open(self._job_id, START, submit)
                 except QueueFull as full:
                     delay_s = min(full.retry_after_s, MAX_RETRY_S)
                 except TransportError:
@@ -192,7 +190,7 @@ class RowRun:
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                return await self._room.relay.open(self._job_id, after)
+                return await self._room.frontend.relay.open(self._job_id, after)
             except TransportError:
                 await asyncio.sleep(_jittered(retry_s))
                 retry_s = min(2 * retry_s, MAX_RETRY_S)

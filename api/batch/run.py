@@ -19,7 +19,6 @@ from api.batch.stop_sign import Stop
 from api.batch.validation import InputCheck
 from api.blobs import BlobDamaged
 from api.frontend import Frontend
-from api.relay import EventRelay
 from shared.transport.batches import (
     BatchError,
     BatchLease,
@@ -38,7 +37,6 @@ class RunRoom:
     """What the runs of a frontend share."""
 
     frontend: Frontend
-    relay: EventRelay
     preparing: asyncio.Semaphore  # rows that read their prompts at once
     policy: RowsPolicy
     max_rows: int
@@ -92,7 +90,6 @@ class BatchRun:
         room = self._room
         rows = RowRoom(
             frontend=room.frontend,
-            relay=room.relay,
             endpoint=ENDPOINTS[record.endpoint],
             tenant=record.tenant,
             stop=self._keeper.stop,

@@ -10,16 +10,14 @@ from api.batch.rows_run import RowsPolicy
 from api.batch.run import BatchRun, RunRoom
 from api.blobs import BlobDamaged, BlobsUnavailable
 from api.frontend import Frontend
-from api.relay import EventRelay
 from api.tasks import stop_tasks
 from shared.outage_log import OutageLog
-from shared.transport.base import EventBus, TransportError
+from shared.transport.base import TransportError
 from shared.transport.batches import BatchLease, LeaseLost
 
 log = logging.getLogger(__name__)
 
 CLAIM_EVERY_S = 1.0
-IDLE_S = 5.0  # between looks into the log of a row that says nothing: nobody waits for it
 PREPARING = 2  # prompts that batches read at once, of all threads for that
 UNWANTED_S = 30.0  # a batch whose files cannot be used here is left to others for so long
 LEAVE_S = 5.0  # for giving batches back when this frontend goes
@@ -28,7 +26,7 @@ LEAVE_S = 5.0  # for giving batches back when this frontend goes
 class BatchRunner:
     """Claims batches that nobody runs and runs them, `at_once` of them. `start`, then `aclose`."""
 
-    def __init__(self, frontend: Frontend, bus: EventBus) -> None:
+    def __init__(self, frontend: Frontend) -> None:
         settings = frontend.settings
         self._frontend = frontend
         self._batches = frontend.batches
@@ -37,7 +35,6 @@ class BatchRunner:
         self._lease_ms = settings.frontend_lease_ms
         self._room = RunRoom(
             frontend=frontend,
-            relay=EventRelay(frontend.store, bus, idle_s=IDLE_S, outage_s=settings.outage_s),
             preparing=asyncio.Semaphore(PREPARING),
             policy=RowsPolicy(settings.batch_rows_in_flight, settings.max_body_bytes),
             max_rows=settings.max_batch_rows,

@@ -203,6 +203,10 @@ class Subscription(Protocol):
         """Events that `get` would give at once."""
         ...
 
+    def wake(self) -> None:
+        """Ends the wait of a `get`, which returns None if there is nothing to give."""
+        ...
+
 
 class Resync:
     """Sentinel class: catch up from the log now."""
@@ -221,6 +225,14 @@ class EventBus(Protocol):
         ...
 
     async def unsubscribe(self, subscription: Subscription) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobLook:
+    """Where a job stands: enough to know whether a reader has missed something."""
+
+    state: JobState
+    end: Cursor  # of what was logged
 
 
 class JobStore(Protocol):
@@ -274,6 +286,10 @@ class JobStore(Protocol):
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:
         """Durable events (Delta, then one Finished or Failed) strictly after `after`, in order."""
+        ...
+
+    async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
+        """Where each job stands, of many at little cost; None: no such job."""
         ...
 
     async def get(self, job_id: str) -> JobRecord | None: ...

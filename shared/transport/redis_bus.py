@@ -43,6 +43,10 @@ class RedisSubscription:
     def num_waiting(self) -> int:
         return len(self._events)
 
+    def wake(self) -> None:
+        """As Subscription."""
+        self._waiting.wake()
+
     def close(self) -> None:
         """Nobody will wait any more."""
         self._waiting.close()

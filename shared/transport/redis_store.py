@@ -28,6 +28,7 @@ from shared.transport.base import (
     AdmissionLimits,
     AnnouncedModel,
     CancelResult,
+    JobLook,
     JobRecord,
     KeptKey,
     KeyTaken,
@@ -52,6 +53,7 @@ MAX_LISTED = 1000  # records of one list_jobs
 LIST_PAGE = 200
 LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
 ATTACH_PAGE = 256  # readers per script call
+LOOK_PAGE = 256  # jobs per script call
 MAX_SCANNED = 10_000  # entries of an index looked at by one list_jobs
 POSITION_MAX = 1000  # entries counted per lane
 MEMORY_RETRY_S = 5.0
@@ -221,6 +223,16 @@ class RedisJobStore:
         if end is None:
             return []
         return [end if end.end <= after else lost_output(end)]
+
+    async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
+        looks: dict[str, JobLook | None] = {}
+        ours = [job_id for job_id in job_ids if self._is_ours(job_id)]
+        for at in range(0, len(ours), LOOK_PAGE):
+            page = ours[at : at + LOOK_PAGE]
+            with translated("look"):
+                words = await self._call("look", *page)
+            looks.update(zip(page, map(_job_look, words), strict=True))
+        return [looks.get(job_id) for job_id in job_ids]
 
     async def get(self, job_id: str) -> JobRecord | None:
         if not self._is_ours(job_id):
@@ -532,6 +544,15 @@ def _milliseconds(time: tuple[int, int]) -> int:
     """Of the reply of TIME."""
     seconds, microseconds = time
     return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def _job_look(word: bytes) -> JobLook | None:
+    """Of one word of the transition's reply."""
+    if word == b"gone":
+        return None
+    state, _, end = word.decode().partition(" ")
+    num_tokens, _, num_bytes = end.partition("-")
+    return JobLook(JobState(state), Cursor(int(num_tokens), int(num_bytes)))
 
 
 def _tokens_of(worker: WorkerStatus) -> float:

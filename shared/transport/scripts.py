@@ -34,6 +34,7 @@ TRANSITIONS = (
     "forget",
     "keep",
     "letter_drop",
+    "look",
     "oversubscribe",
     "position",
     "pull",

@@ -49,7 +49,11 @@ def main() -> None:
         "LOG_LEVEL": "WARNING",
     }
     with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
-        print(json.dumps(asyncio.run(_measure(penstock, arguments))))
+        row = asyncio.run(_measure(penstock, arguments))
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
+    ).stdout.strip()
+    print(json.dumps({"commit": commit} | row))
 
 
 async def _measure(penstock: Launched, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -69,11 +73,7 @@ async def _measure(penstock: Launched, arguments: argparse.Namespace) -> dict[st
             stream.cancel()
     if waiting < arguments.streams or ended:
         raise RuntimeError(f"{waiting} jobs wait and {ended} streams have ended")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
-    ).stdout.strip()
     return {
-        "commit": commit,
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),

@@ -15,9 +15,10 @@ from shared.messages import (
     FinishReason,
     JobEvent,
     JobState,
+    Started,
     Usage,
 )
-from shared.transport.base import RESYNC, JobRecord, Resync, TransportError
+from shared.transport.base import RESYNC, JobLook, JobRecord, Resync, TransportError
 
 
 class FakeSubscription:
@@ -36,6 +37,9 @@ class FakeSubscription:
             return self.items.popleft()
         await asyncio.sleep(min(timeout_s, 0.005))
         return self.items.popleft() if self.items else None
+
+    def wake(self) -> None:
+        """As Subscription: `get` looks again soon enough."""
 
 
 class FakeBus:
@@ -63,6 +67,7 @@ class FakeStore:
         self.visible = len(self.log)
         self.failures = 0  # reads that fail before one works
         self.reads = 0
+        self.looks = 0
         self.record: JobRecord | None = record_of(JobState.RUNNING)
 
     async def read_log(
@@ -75,6 +80,20 @@ class FakeStore:
             raise TransportError("away")
         rest = [event for event in self.log[: self.visible] if _position(event) > after]
         return rest[:count]
+
+    async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
+        await asyncio.sleep(0)
+        self.looks += 1
+        if self.failures:
+            self.failures -= 1
+            raise TransportError("away")
+        if self.record is None:
+            return [None] * len(job_ids)
+        shown = [event for event in self.log[: self.visible] if not isinstance(event, Started)]
+        has_ended = bool(shown) and not isinstance(shown[-1], Delta)
+        state = JobState.FINISHED if has_ended else self.record.state
+        end = shown[-1].end if shown else START
+        return [JobLook(state, end)] * len(job_ids)
 
     async def get(self, job_id: str) -> JobRecord | None:
         return self.record

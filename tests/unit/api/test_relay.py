@@ -32,11 +32,11 @@ from tests.unit.api.relay_fakes import (
     record_of,
 )
 
-IDLE_S = 0.02
+SILENCE_S = 0.02
 
 
 def relay_over(store: FakeStore, bus: FakeBus, outage_s: float = 5.0) -> EventRelay:
-    return EventRelay(store, bus, idle_s=IDLE_S, outage_s=outage_s)  # type: ignore[arg-type]
+    return EventRelay(store, bus, silence_s=SILENCE_S, outage_s=outage_s)  # type: ignore[arg-type]
 
 
 async def open_stream(store: FakeStore, bus: FakeBus, after: Cursor = START) -> JobStream:
