@@ -25,6 +25,7 @@ class Bug(StrEnum):
     # at a reader
     NO_GAP_CHECK = "a reader takes every frame as the next"
     END_BEFORE_TEXT = "a reader takes an end frame although text before it is missing"
-    NO_IDLE_LOOK = "a reader to whom nothing comes does not look into the log"
+    NO_IDLE_LOOK = "a reader to whom nothing comes does not look at its job"
+    LOOKS_AT_LENGTHS = "a look compares lengths and does not see that the job has ended"
     NO_DIVERGENCE_CHECK = "a reader does not compare what comes twice"
     COMPARES_ONLY_OVERLAPS = "a reader reads the log strictly after its cursor"

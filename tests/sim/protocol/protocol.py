@@ -109,10 +109,11 @@ class Protocol:
         reader, channel = world.reader, world.channel
         if reader.end or (world.job.state == ABSENT and not reader.got):
             return
-        read = relay.read_log(reader, world.job, self.bug)
-        if read != reader and self.bug is not Bug.NO_IDLE_LOOK:
-            yield Step("look", world._replace(reader=read))
+        seen = relay.look(reader, world.job, self.bug)
+        if seen != reader and self.bug is not Bug.NO_IDLE_LOOK:
+            yield Step("look", world._replace(reader=seen))
         if channel.resync:
+            read = relay.resync(reader, world.job, self.bug)
             upon = world._replace(reader=read, channel=channel._replace(resync=False))
             yield Step("resync", upon)
         elif channel.frames:

@@ -29,11 +29,28 @@ def publish(channel: Channel, frames: tuple[Frame, ...]) -> Channel:
     return channel._replace(frames=queued)
 
 
+def look(reader: Reader, job: Job, bug: Bug | None) -> Reader:
+    """Where the job stands: the log is read when that is not where the reader is."""
+    has_ended = job.state in TERMINAL and bug is not Bug.LOOKS_AT_LENGTHS
+    length = sum(map(len, job.log))
+    if length == len(reader.got) and not (has_ended or job.state == ABSENT or reader.doubts):
+        return reader
+    return read_log(reader, job, bug)
+
+
+def resync(reader: Reader, job: Job, bug: Bug | None) -> Reader:
+    """The log is read; where it is too short to be compared, it is at the looks that follow."""
+    is_shorter = sum(map(len, job.log)) < len(reader.got)
+    return read_log(reader, job, bug)._replace(doubts=is_shorter)
+
+
 def read_log(reader: Reader, job: Job, bug: Bug | None) -> Reader:
     """Everything from the cursor on: first the entry that ends there, to compare it again."""
     if job.state in (ABSENT, FORGOTTEN):
         return reader._replace(end=LOST)
     start = 0
+    if sum(map(len, job.log)) >= len(reader.got):
+        reader = reader._replace(doubts=False)
     for part in job.log:
         end = start + len(part)
         if reader.end:

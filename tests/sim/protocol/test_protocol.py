@@ -52,6 +52,7 @@ SEEDED = {
     Bug.NO_GAP_CHECK: Seeded(SPLICED),
     Bug.END_BEFORE_TEXT: Seeded(WRONG_END),
     Bug.NO_IDLE_LOOK: Seeded(STUCK),
+    Bug.LOOKS_AT_LENGTHS: Seeded(STUCK),
     Bug.NO_DIVERGENCE_CHECK: Seeded(SPLICED, rollback=True),
     Bug.COMPARES_ONLY_OVERLAPS: Seeded(WRONG_END, rollback=True),
 }

@@ -86,6 +86,7 @@ class Channel(NamedTuple):
 class Reader(NamedTuple):
     got: Tokens
     end: str  # '', a terminal state, DIVERGED or LOST
+    doubts: bool = False  # the log was shorter than the reader when it was read after a loss
 
 
 DIVERGED, LOST = "diverged", "lost"
