@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from shared.messages import START, JobState
+from shared.messages import START, Cursor, JobState
 from shared.transport import redis_store
-from shared.transport.base import TransportError
+from shared.transport.base import JobLook, TransportError
 from shared.transport.connect import RedisTransport
 from tests.contract.transport.steps import FINISHED, MODEL, Steps, Stream, whole_log
 from tests.support.redis_server import assert_every_key_expires
@@ -300,3 +300,33 @@ async def test_cards_that_nobody_announces_are_forgotten(transport: RedisTranspo
 
 async def test_ping_measures_a_round_trip(transport: RedisTransport) -> None:
     assert 0 < await transport.store.ping() < 60
+
+
+async def test_a_look_tells_where_each_job_stands_and_changes_nothing(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    await steps.say("w1", stream, [5, 6], "né")
+    queued = (await steps.submit()).job_id
+    cancelled = (await steps.submit()).job_id
+    await steps.store.cancel(cancelled, "cancelled")
+    lost = (await steps.submit()).job_id
+    await steps.redis.delete(steps.keys.job(lost))
+    before = await steps.hash(stream.job_id), await steps.redis.pttl(steps.keys.job(queued)) > 0
+    asked = [stream.job_id, queued, cancelled, lost, "not an id", "7-x"] * 60
+    assert await steps.store.look([]) == []
+    assert (
+        await steps.store.look(asked)
+        == [
+            JobLook(JobState.RUNNING, Cursor(2, 3)),
+            JobLook(JobState.QUEUED, START),
+            JobLook(JobState.CANCELLED, START),
+            None,
+            None,
+            None,
+        ]
+        * 60
+    )
+    after = await steps.hash(stream.job_id), await steps.redis.pttl(steps.keys.job(queued)) > 0
+    assert after == before

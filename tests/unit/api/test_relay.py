@@ -259,6 +259,59 @@ async def test_a_store_that_stays_away_interrupts_and_says_where() -> None:
     assert caught.value.cursor == deltas[0].end
 
 
+async def test_a_quiet_stream_is_looked_at_and_does_not_read_its_log() -> None:
+    store, bus = FakeStore(log_of(["ab"])), FakeBus()
+    stream = await open_stream(store, bus)
+    assert await stream.get(1) is not None
+    reads = store.reads
+    while store.looks < 4:
+        assert await stream.get(0.05) is None
+    assert store.reads == reads
+    await stream.aclose()
+
+
+async def test_a_store_that_is_away_interrupts_a_stream_that_only_waits() -> None:
+    store, bus = FakeStore(), FakeBus()
+    stream = await relay_over(store, bus, outage_s=0.1).open("0-x", START)
+    assert await stream.get(0.01) is None
+    store.failures = 10**6
+    with pytest.raises(StreamInterrupted):
+        await read_to_end(stream)
+    await stream.aclose()
+
+
+async def test_a_log_that_was_rolled_back_is_compared_once_it_is_as_long_again() -> None:
+    """It was too short when the connection came back, and no frame of what follows is heard."""
+    original = log_of(["a", "b"])
+    bus, store = FakeBus(), FakeStore(original)
+    stream = await open_stream(store, bus)
+    assert [await stream.get(1), await stream.get(1)] == original
+    store.visible = 0
+    bus.subscription.items.append(RESYNC)
+    looks = store.looks
+    while store.looks < looks + 2:
+        assert await stream.get(0.05) is None
+    store.log = log_of(["a", "X"], first_token=70)
+    store.visible = 2
+    got, end = await read_to_end(stream)
+    assert got == []
+    assert isinstance(end, Failed)
+    assert end.code == ErrorCode.STREAM_DIVERGED
+
+
+async def test_a_log_that_was_lost_is_missed_at_the_jobs_end() -> None:
+    deltas = log_of(["abc", "d"])
+    store, bus = FakeStore(deltas), FakeBus()
+    store.visible = 1
+    stream = await open_stream(store, bus)
+    assert await stream.get(1) == deltas[0]
+    store.log, store.record = [], record_of(JobState.FINISHED, 4, "stop")
+    got, end = await read_to_end(stream)
+    assert got == []
+    assert isinstance(end, Failed)
+    assert end.code == ErrorCode.JOB_LOST
+
+
 async def test_get_keeps_its_time_while_the_store_is_slow_and_loses_nothing() -> None:
     deltas = log_of(["a"])
     store, bus = FakeStore([*deltas, finished_after(deltas)]), FakeBus()
