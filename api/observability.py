@@ -51,7 +51,12 @@ METRICS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("penstock:relay_resyncs_total", "counter", (), "Confirmed (re)subscriptions and overflows."),
     ("penstock:relay_gaps_total", "counter", (), "Live frames that came too early."),
     ("penstock:relay_overlaps_total", "counter", (), "Deltas of which the reader had a part."),
-    ("penstock:relay_idle_reads_total", "counter", (), "Looks into the log after silence."),
+    (
+        "penstock:relay_idle_reads_total",
+        "counter",
+        (),
+        "Reads of the log after a look at a quiet stream.",
+    ),
     ("penstock:relay_read_errors_total", "counter", (), "Reads of the log that failed."),
     ("penstock:disconnects_total", "counter", ("kind",), "Clients that left before the end."),
     ("penstock:cancels_total", "counter", ("cause",), "Cancels sent: disconnect or request."),

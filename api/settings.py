@@ -182,7 +182,8 @@ class ApiSettings(SharedSettings):
         default=10_000,
         ge=2000,
         le=600_000,
-        description="Milliseconds without a beat until this frontend's readers count as gone.",
+        description="Milliseconds without a beat until this frontend's readers count as gone; 20 s "
+        "more where its connections are still there.",
     )
     health_interval_s: float = Field(
         default=0.5,

@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 
 from shared.keys import Keys
-from shared.messages import START, JobState, Started
+from shared.messages import START, JobState, OnDisconnect, Started
 from shared.transport.base import RESYNC, AnnouncedModel, TransportError
 from shared.transport.connect import RedisTransport, open_transport
 from tests.contract.transport.steps import FINISHED, MODEL, Steps, Stream, until, whole_log
@@ -105,6 +105,21 @@ async def test_a_dead_workers_job_goes_on_and_is_cancelled_by_id(steps: Steps) -
     await steps.transport.bus.unsubscribe(subscription)
     await hints.aclose()  # type: ignore[attr-defined]
     assert len(await steps.store.read_log(stream.job_id, START)) == 2
+
+
+async def test_a_frontend_that_stands_still_is_told_from_one_that_died(steps: Steps) -> None:
+    await steps.worker("w1")
+    still, dead = [
+        (await steps.submit(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)).job_id
+        for _ in range(2)
+    ]
+    assert len(await steps.pull("w1")) == 2
+    subscription = await steps.transport.bus.subscribe(still)
+    await steps.lose_frontend("fe1")
+    assert await steps.beat("w1", running=[(still, 1), (dead, 1)]) == []
+    due_ms = [int((await steps.hash(job_id))["orphan_ms"]) for job_id in (still, dead)]
+    assert due_ms[0] - due_ms[1] > 15_000
+    await steps.transport.bus.unsubscribe(subscription)
 
 
 async def test_a_worker_is_seen_with_its_card_until_it_retires(steps: Steps) -> None:
