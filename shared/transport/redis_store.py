@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ MEMORY_RETRY_S = 5.0
 SECRET_LIFE_MS = 7 * 24 * 3_600_000
 CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
 _MAX_ID_PART = 2**63 - 1
+_STATES = {b"gone": None, **{state.encode(): state for state in JobState}}
 
 Fields = dict[bytes, bytes]
 
@@ -225,14 +227,15 @@ class RedisJobStore:
         return [end if end.end <= after else lost_output(end)]
 
     async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
-        looks: dict[str, JobLook | None] = {}
-        ours = [job_id for job_id in job_ids if self._is_ours(job_id)]
+        looks: list[JobLook | None] = [None] * len(job_ids)
+        ours = [index for index, job_id in enumerate(job_ids) if self._is_ours(job_id)]
         for at in range(0, len(ours), LOOK_PAGE):
             page = ours[at : at + LOOK_PAGE]
             with translated("look"):
-                words = await self._call("look", *page)
-            looks.update(zip(page, map(_job_look, words), strict=True))
-        return [looks.get(job_id) for job_id in job_ids]
+                words = await self._call("look", *[job_ids[index] for index in page])
+            for index, word in zip(page, words, strict=True):
+                looks[index] = _job_look(word)
+        return looks
 
     async def get(self, job_id: str) -> JobRecord | None:
         if not self._is_ours(job_id):
@@ -302,16 +305,16 @@ class RedisJobStore:
                 await self._call("renew", *ours)
 
     async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
-        states: dict[tuple[str, str], JobState | None] = {}
-        ours = [reader for reader in readers if self._is_ours(reader[0])]
+        states: list[JobState | None] = [None] * len(readers)
+        ours = [index for index, (job_id, _) in enumerate(readers) if self._is_ours(job_id)]
         for at in range(0, len(ours), ATTACH_PAGE):
             page = ours[at : at + ATTACH_PAGE]
-            arguments = [word for reader in page for word in reader]
+            arguments = [word for index in page for word in readers[index]]
             with translated("attach"):
                 words = await self._call("attach", self._policy.frontend_lease_ms, *arguments)
-            for reader, word in zip(page, words, strict=True):
-                states[reader] = None if word == b"gone" else JobState(word.decode())
-        return [states.get(reader) for reader in readers]
+            for index, word in zip(page, words, strict=True):
+                states[index] = _STATES[word]
+        return states
 
     async def detach(self, job_id: str, reader_id: str) -> None:
         if self._is_ours(job_id):
@@ -546,13 +549,13 @@ def _milliseconds(time: tuple[int, int]) -> int:
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
+@functools.lru_cache(maxsize=1024)  # jobs that wait all stand where they began
 def _job_look(word: bytes) -> JobLook | None:
     """Of one word of the transition's reply."""
-    if word == b"gone":
-        return None
-    state, _, end = word.decode().partition(" ")
-    num_tokens, _, num_bytes = end.partition("-")
-    return JobLook(JobState(state), Cursor(int(num_tokens), int(num_bytes)))
+    state, _, end = word.partition(b" ")
+    num_tokens, _, num_bytes = end.partition(b"-")
+    known = _STATES[state]
+    return None if known is None else JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
 
 
 def _tokens_of(worker: WorkerStatus) -> float:
