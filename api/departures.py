@@ -19,6 +19,8 @@ KEEP_TRYING_S = 60.0
 MAX_PENDING = 10_000  # the oldest is given up; frontend lease and deadline end such a job
 ATTACH_ROUNDS = 4  # calls of `attach_some` in which each reader attaches once
 
+Reader = tuple[str, str]  # job id, reader id
+
 
 class Departures:
     """Cancels are tried at once and again until they were heard or are too old to matter."""
@@ -26,8 +28,8 @@ class Departures:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._pending: OrderedDict[str, float] = OrderedDict()  # job id -> when to give up
-        # Reader id -> job id, in groups that attach in turn: the work is spread over time.
-        self._attached: tuple[dict[str, str], ...] = tuple({} for _ in range(ATTACH_ROUNDS))
+        # By reader id, in groups that attach in turn: the work is spread over time.
+        self._attached: tuple[dict[str, Reader], ...] = tuple({} for _ in range(ATTACH_ROUNDS))
         self._round = 0  # whose group is next
         self._has_missed = False  # a round failed: the next one is for all readers
         self.num_cancelled = 0
@@ -61,7 +63,10 @@ class Departures:
         """
         if policy is OnDisconnect.CONTINUE:
             return
-        self._attached[self._round - 1][reader_id] = job_id  # the group whose turn is last
+        self._attached[self._round - 1][reader_id] = (
+            job_id,
+            reader_id,
+        )  # the group whose turn is last
 
     def unwatch(self, reader_id: str) -> None:
         """Idempotent."""
@@ -87,8 +92,8 @@ class Departures:
         await self._attach(self._attached)
         self._has_missed = False
 
-    async def _attach(self, groups: Sequence[dict[str, str]]) -> None:
-        readers = [(job_id, reader_id) for group in groups for reader_id, job_id in group.items()]
+    async def _attach(self, groups: Sequence[dict[str, Reader]]) -> None:
+        readers = [reader for group in groups for reader in group.values()]
         if not readers:
             return
         try:
