@@ -31,7 +31,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 async def merged(*stores: FakeStore, num_choices: int = 1, outage_s: float = 5.0) -> MergedStream:
     streams = []
     for index, store in enumerate(stores):
-        relay = EventRelay(store, FakeBus(), idle_s=0.01, outage_s=outage_s)  # type: ignore[arg-type]
+        relay = EventRelay(store, FakeBus(), silence_s=0.01, outage_s=outage_s)  # type: ignore[arg-type]
         streams.append(await relay.open(f"0-{index}", START))
     return MergedStream(streams, num_choices)
 

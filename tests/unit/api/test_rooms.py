@@ -175,10 +175,10 @@ async def test_readers_say_that_they_are_there_until_they_leave() -> None:
     departures.watch("0-j", "fe#1", OnDisconnect.CANCEL)
     departures.watch("0-j", "fe#2", OnDisconnect.GRACE)
     departures.watch("0-k", "fe#3", OnDisconnect.CONTINUE)  # lives without readers
-    await departures.retry()
+    await departures.attach_all()
     departures.unwatch("fe#1")
     departures.unwatch("fe#2")
-    await departures.retry()
+    await departures.attach_all()
     assert store.calls == [("attach", ("0-j", "fe#1"), ("0-j", "fe#2"))]
 
 
