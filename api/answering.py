@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import anyio
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api import sse
+from api.answer_size import is_short
 from api.dialect import Dialect
 from api.errors import (
     ApiError,
@@ -24,6 +26,7 @@ from api.errors import (
 )
 from api.frontend import Frontend
 from api.job_stream import StreamInterrupted
+from api.json_answer import send_json
 from api.open_requests import Ending, OpenRequest
 from api.pieces import told
 from api.request_id import tell_durability
@@ -162,7 +165,7 @@ class GenerationResponse(Response):
             else:
                 self._timing.started_s = stream.started_s
                 self._observe_end(event)
-                await self._end_stream(send, self._last_payloads(event))
+                await self._end_stream(send, self._last_payloads(event), event)
                 return
 
     def _last_payloads(self, event: Finished | Failed) -> Sequence[Any]:
@@ -185,8 +188,12 @@ class GenerationResponse(Response):
             await self._send_error(send, job_failed(event, delivered=False))
             return
         self._has_begun = True
-        body = sse.json_bytes(self._dialect.whole(event))
-        await _send_all(send, 200, ((b"content-type", b"application/json"),), body)
+        answer = self._dialect.whole(event)
+        if is_short(self._job, event):
+            headers = ((b"content-type", b"application/json"),)
+            await _send_all(send, 200, headers, sse.json_bytes(answer))
+        else:
+            await send_json(send, answer, self._frontend.slices)
 
     async def _say_cut(self, stream: AnswerStream, send: Send) -> None:
         self._outcome = "cut"
@@ -209,8 +216,16 @@ class GenerationResponse(Response):
         self._has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
 
-    async def _end_stream(self, send: Send, payloads: Sequence[Any]) -> None:
+    async def _end_stream(
+        self, send: Send, payloads: Sequence[Any], end: Finished | Failed | None = None
+    ) -> None:
+        """Payloads of an `end` may be as long as the answer: a response's say it once more."""
         framing = self._dialect.framing
+        if end is not None and not is_short(self._job, end):
+            parts = chain.from_iterable(map(framing.event_pieces, payloads))
+            async for piece in self._frontend.slices.pieces(parts):
+                await _write(send, piece)
+            payloads = ()
         await _write(send, b"".join(map(framing.event, payloads)) + framing.done, more=False)
 
     async def _send_error(self, send: Send, error: ApiError) -> None:

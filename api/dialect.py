@@ -38,7 +38,7 @@ class Dialect(Protocol):
 
     def collect(self, delta: Delta) -> None: ...
     def whole(self, end: Finished) -> Any:
-        """The one payload of an answer that was not streamed."""
+        """The one payload of an answer that was not streamed. Long lists may be iterators."""
         ...
 
 

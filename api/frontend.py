@@ -24,6 +24,7 @@ from api.relay import EventRelay
 from api.settings import ApiSettings
 from api.stream_tokens import StreamTokens
 from api.text_pool import TextPool
+from api.time_slices import TimeSlices
 from api.upload import UploadLimits
 from shared.transport.base import AdmissionLimits, EventBus, JobStore
 from shared.transport.batches import BatchStore
@@ -66,6 +67,7 @@ class Frontend:
         self.metrics = metrics
         self.open_requests = open_requests
         self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes)
+        self.slices = TimeSlices()
         self.catalog = ModelCatalog(
             store, self.pool, settings.model_retention_s, settings.kept_models
         )

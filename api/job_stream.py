@@ -42,7 +42,11 @@ from shared.transport.base import (
 
 log = logging.getLogger(__name__)
 
+FIRST_PAGE_EVENTS = 32  # of a log of which nothing is known
+FEWEST_EVENTS = 4  # of a page: its first one may be the last one again
 PAGE_EVENTS = 256  # read from the log at once: bounds what a slow reader holds
+PAGE_NUMBERS = 16_384  # as far as the last page lets one guess: ids and log probabilities
+TURN_S = 0.004  # of events taken without a pause, until everything else that is ready has a turn
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 1.0
 
@@ -100,6 +104,7 @@ class JobStream:
         self._outage_s = outage_s
         self._resubmit = submit
         self._page: deque[Delta | JobEvent] = deque()
+        self._page_events = FIRST_PAGE_EVENTS
         self._behind = is_behind
         self._reading: asyncio.Task[bool] | None = None
         self._clock = asyncio.get_running_loop().time
@@ -109,6 +114,7 @@ class JobStream:
         self._is_missing = False  # at the last look the server had no such job
         self._is_over = False  # by the store: the job is gone, or has ended
         self.last_news_s = self._clock()  # when anything was heard last
+        self._turn_began = self._clock()
 
     @property
     def cursor(self) -> Cursor:
@@ -154,6 +160,8 @@ class JobStream:
         assert not self.ended, "nothing follows the terminal event"
         deadline = self._clock() + timeout_s
         while True:
+            if self.num_waiting:
+                await self._give_way()
             while self._page:
                 event = self._accept(self._page.popleft(), from_log=True)
                 if event is not None:
@@ -178,8 +186,17 @@ class JobStream:
             self._reading = None
         await self._bus.unsubscribe(self._subscription)
 
+    async def _give_way(self) -> None:
+        """A reader for whom much waits would take all of it without ever awaiting anything."""
+        if self._clock() - self._turn_began >= TURN_S:
+            await asyncio.sleep(0)
+            self._turn_began = self._clock()
+
     async def _live(self, timeout_s: float) -> Delta | Finished | Failed | None:
+        is_here = bool(self._subscription.num_waiting)
         item = await self._subscription.get(timeout_s)
+        if not is_here:
+            self._turn_began = self._clock()  # it was waited for
         if item is None:
             return None
         self.last_news_s = self._clock()
@@ -258,6 +275,7 @@ class JobStream:
         await asyncio.wait((self._reading,), timeout=max(0.001, deadline - self._clock()))
         if not self._reading.done():
             return False
+        self._turn_began = self._clock()
         reading, self._reading = self._reading, None
         self._behind = reading.result()
         return True
@@ -278,6 +296,8 @@ class JobStream:
                     raise StreamInterrupted(self.job_id, self.cursor) from error
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
+        num_asked = self._page_events
+        self._page_events = _next_page(events)
         self._page.extend(events)
         if is_news:
             self.last_news_s = self._clock()
@@ -287,7 +307,7 @@ class JobStream:
         # there is none, the log is shorter than the reader, or nothing can be compared.
         if events or self._delivered.last_start == self.cursor:
             self._is_doubtful = False
-        return len(events) >= PAGE_EVENTS
+        return len(events) >= num_asked
 
     async def _read_log(self) -> Sequence[Delta | JobEvent]:
         """A page of the log, from the start of the delta that the reader got last.
@@ -296,9 +316,9 @@ class JobStream:
         cursor would overlap nowhere else, and another history would be spliced on.
         """
         since = self._delivered.last_start
-        events = await self._store.read_log(self.job_id, since, PAGE_EVENTS)
+        events = await self._store.read_log(self.job_id, since, self._page_events)
         if not events and since != self.cursor:
-            events = await self._store.read_log(self.job_id, self.cursor, PAGE_EVENTS)
+            events = await self._store.read_log(self.job_id, self.cursor, self._page_events)
         return events
 
     def _has(self, event: Delta | JobEvent) -> bool:
@@ -341,6 +361,18 @@ class JobStream:
         self._resubmit = None
         log.warning("job resubmitted", extra={"job_id": self.job_id})
         return True
+
+
+def _next_page(events: Sequence[Delta | JobEvent]) -> int:
+    """How many events to ask for after these: an entry may hold one token or hundreds of them, each
+    with twenty alternatives."""
+    numbers = 1
+    for event in events:
+        if isinstance(event, Delta):
+            width = 1 if not event.logprobs else 2 + len(event.logprobs[0].top)
+            numbers += len(event.token_ids) * width
+    fitting = len(events) * PAGE_NUMBERS // numbers
+    return min(max(FEWEST_EVENTS, fitting), PAGE_EVENTS) if events else FIRST_PAGE_EVENTS
 
 
 def _end_of_record(record: JobRecord, cursor: Cursor) -> Finished | Failed:

@@ -1,14 +1,54 @@
-"""A JSON answer."""
+"""JSON answers: small ones in one piece, long ones in many that are made as they are sent."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from api.sse import json_bytes
+from api.sse import json_bytes, json_pieces
+from api.time_slices import TimeSlices
+
+MEDIA_TYPE = "application/json"
 
 
 def json_answer(payload: Any, status: int = 200) -> Response:
-    """`payload` as application/json, in one line."""
-    return Response(json_bytes(payload), status_code=status, media_type="application/json")
+    """Returns `payload` as application/json, in one line. For what is known to be short."""
+    return Response(json_bytes(payload), status_code=status, media_type=MEDIA_TYPE)
+
+
+class LongJsonAnswer(Response):
+    """An answer of any length: encoded and sent piece by piece, without a content-length."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, payload: Any, slices: TimeSlices) -> None:
+        super().__init__()
+        self._payload = payload
+        self._slices = slices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, self._payload, self._slices)
+
+
+async def send_json(send: Send, payload: Any, slices: TimeSlices) -> None:
+    """Sends a whole answer with status 200, in chunks where it is not small.
+
+    The rest of the loop goes on in between, and a reader that is slow is waited for: no more than a
+    piece is held beside the payload.
+    """
+    headers = [(b"content-type", MEDIA_TYPE.encode())]
+    has_begun = False
+    piece = b""
+    async for following in slices.pieces(json_pieces(payload)):
+        if piece:
+            if not has_begun:
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                has_begun = True
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        piece = following
+    if not has_begun:
+        headers.append((b"content-length", str(len(piece)).encode()))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": piece, "more_body": False})

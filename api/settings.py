@@ -46,6 +46,13 @@ class ApiSettings(SharedSettings):
         le=1_000_000,
         description="Answers being generated or tailed at once by this frontend; more are 503.",
     )
+    max_answer_bytes: int = Field(
+        default=64 * 2**20,
+        ge=65_536,
+        le=2**40,
+        description="Bytes of one whole answer, estimated from its request's choices, max_tokens "
+        "and log probabilities; more is answered 400. A frontend holds them until they are sent.",
+    )
     max_queued_jobs: int = Field(
         default=1000, ge=1, le=10_000_000, description="Jobs waiting in the queue; more are 503."
     )

@@ -7,8 +7,9 @@ only where a client can resume; nothing after `[DONE]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -21,7 +22,17 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": ka\n"
 
-_encoder = msgspec.json.Encoder()
+
+def _list_of(value: Any) -> list[Any]:
+    """Encodes an iterator as a list."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise NotImplementedError(f"no JSON for {type(value).__name__}")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_list_of)
+
+_FEW = 64  # items of a list that are encoded in one go
 
 # Legal inside JSON strings, but line ends to clients that split with str.splitlines().
 _LINE_ENDS = (
@@ -32,12 +43,56 @@ _LINE_ENDS = (
 
 
 def json_bytes(payload: Any) -> bytes:
-    """Compact JSON on one line, whatever a client takes for a line end."""
+    """Compact JSON on one line, whatever a client takes for a line end. Iterators are lists."""
     encoded = _encoder.encode(payload)
     for raw, escaped in _LINE_ENDS:
         if raw in encoded:
             encoded = encoded.replace(raw, escaped)
     return encoded
+
+
+def json_pieces(payload: Any) -> Iterator[bytes]:
+    """Yields what `json_bytes` returns, in pieces that take about a millisecond each at most.
+
+    Mappings and lists of mappings are descended into, other lists are cut, an iterator is a list
+    whose items are made as they are taken. Everything else is encoded in one go.
+    """
+    if isinstance(payload, dict):
+        return _mapping_pieces(payload)
+    if isinstance(payload, Iterator):
+        return _list_pieces(payload)
+    if isinstance(payload, list | tuple) and payload:
+        if isinstance(payload[0], dict):
+            return _nested_pieces(payload)
+        return _list_pieces(iter(payload))
+    return iter((json_bytes(payload),))
+
+
+def _mapping_pieces(payload: dict[str, Any]) -> Iterator[bytes]:
+    before = b"{"
+    for name, value in payload.items():
+        yield before + json_bytes(name) + b":"
+        yield from json_pieces(value)
+        before = b","
+    yield b"}" if payload else b"{}"
+
+
+def _nested_pieces(items: Sequence[Any]) -> Iterator[bytes]:
+    before = b"["
+    for item in items:
+        yield before
+        yield from json_pieces(item)
+        before = b","
+    yield b"]"
+
+
+def _list_pieces(items: Iterator[Any]) -> Iterator[bytes]:
+    before = b"["
+    while few := list(islice(items, _FEW)):
+        yield before
+        yield json_bytes(few)[1:-1]
+        before = b","
+    yield b"]" if before == b"," else b"[]"
 
 
 def event(payload: Any, event_id: str | None = None) -> bytes:
@@ -46,10 +101,27 @@ def event(payload: Any, event_id: str | None = None) -> bytes:
     return data if event_id is None else b"id: " + event_id.encode("ascii") + b"\n" + data
 
 
+def event_pieces(payload: Any) -> Iterator[bytes]:
+    """Yields what `event` returns, as `json_pieces`."""
+    yield b"data: "
+    yield from json_pieces(payload)
+    yield b"\n\n"
+
+
 def typed_event(payload: Any) -> bytes:
     """One event with a name of its own: the payload's `type`."""
+    return _name_line(payload) + event(payload)
+
+
+def typed_event_pieces(payload: Any) -> Iterator[bytes]:
+    """Yields what `typed_event` returns, as `json_pieces`."""
+    yield _name_line(payload)
+    yield from event_pieces(payload)
+
+
+def _name_line(payload: Any) -> bytes:
     kind: str = payload["type"]
-    return b"event: " + kind.encode("ascii") + b"\n" + event(payload)
+    return b"event: " + kind.encode("ascii") + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +129,10 @@ class Framing:
     """How a dialect's payloads become a stream."""
 
     event: Callable[[Any], bytes]
+    event_pieces: Callable[[Any], Iterator[bytes]]  # the same, of a long payload
     done: bytes  # after the last event
     keepalive: bytes
 
 
-PLAIN = Framing(event, DONE, KEEPALIVE)
-TYPED = Framing(typed_event, b"", KEEPALIVE)
+PLAIN = Framing(event, event_pieces, DONE, KEEPALIVE)
+TYPED = Framing(typed_event, typed_event_pieces, b"", KEEPALIVE)

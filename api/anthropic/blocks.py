@@ -60,25 +60,32 @@ class BlockStream:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
-def whole_blocks(events: Sequence[TurnEvent]) -> list[dict[str, Any]]:
-    """The blocks of a turn that is over.
+class WholeBlocks:
+    """The blocks of a turn whose events are taken as they come."""
 
-    A call whose arguments were cut off before they became a JSON object is left out: there is no
-    `input` that would tell it apart from one that means something.
-    """
-    stream = BlockStream()
-    blocks: list[dict[str, Any]] = []
-    texts: list[list[str]] = []
-    for event in stream.push(events):
-        if event["type"] == "content_block_start":
-            blocks.append(dict(event["content_block"]))
-            texts.append([])
-        elif event["type"] == "content_block_delta":
-            _, text = event["delta"].values()
-            texts[-1].append(text)
-    return [
-        block for block, parts in zip(blocks, texts, strict=True) if _filled(block, "".join(parts))
-    ]
+    def __init__(self) -> None:
+        self._stream = BlockStream()
+        self._blocks: list[dict[str, Any]] = []
+        self._texts: list[list[str]] = []  # of each block
+
+    def take(self, events: Sequence[TurnEvent]) -> None:
+        """Keeps what these events add."""
+        for event in self._stream.push(events):
+            if event["type"] == "content_block_start":
+                self._blocks.append(dict(event["content_block"]))
+                self._texts.append([])
+            elif event["type"] == "content_block_delta":
+                _, text = event["delta"].values()
+                self._texts[-1].append(text)
+
+    def payload(self) -> list[dict[str, Any]]:
+        """The member `content` of a turn that is over.
+
+        A call whose arguments were cut off before they became a JSON object is left out: there is
+        no `input` that would tell it apart from one that means something.
+        """
+        filled = zip(self._blocks, self._texts, strict=True)
+        return [block for block, parts in filled if _filled(block, "".join(parts))]
 
 
 def _filled(block: dict[str, Any], text: str) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.anthropic.blocks import BlockStream, whole_blocks
+from api.anthropic.blocks import BlockStream, WholeBlocks
 from api.anthropic.errors import error_payload
 from api.errors import ApiError
-from api.sse import Framing, typed_event
+from api.sse import Framing, typed_event, typed_event_pieces
 from api.turn.parser import NewParser, PlainParser
 from api.turn.reasoning_tokens import ReasoningTokens
 from shared.messages import Delta, Finished, FinishReason, Usage
@@ -33,7 +33,7 @@ class MessageDialect:
     reasoning."""
 
     kind = "message"
-    framing = Framing(typed_event, b"", typed_event({"type": "ping"}))
+    framing = Framing(typed_event, typed_event_pieces, b"", typed_event({"type": "ping"}))
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class MessageDialect:
         self._parser = new_parser()
         self._thinking_tokens = thinking_tokens
         self._blocks = BlockStream()
-        self._texts: list[str] = []  # collected for whole answers only
+        self._content = WholeBlocks()  # of whole answers
 
     def opening(self) -> Sequence[Any]:
         usage = usage_payload(Usage(self._facts.prompt_tokens, 0))
@@ -67,13 +67,13 @@ class MessageDialect:
 
     def collect(self, delta: Delta) -> None:
         self._count_thinking(delta)
-        self._texts.append(delta.text)
+        self._content.take(self._parser.push(delta.text))
 
     def whole(self, end: Finished) -> Any:
-        events = (*self._parser.push("".join(self._texts)), *self._parser.finish())
+        self._content.take(self._parser.finish())
         return {
             **self._message(),
-            "content": whole_blocks(events),
+            "content": self._content.payload(),
             **self._stop(end),
             "usage": {**self._usage(end), "service_tier": SERVICE_TIER},
         }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from api.blobs import Blobs, BlobWriter
 from api.errors import ApiError
-from api.sse import json_bytes
+from api.sse import json_bytes, json_pieces
 from shared.messages import Usage
 from shared.transport.batches import NO_USAGE
 from shared.transport.files import FilePart
@@ -25,9 +25,10 @@ class RowResult:
     usage: Usage = NO_USAGE
 
 
-def answer_line(custom_id: str, job_id: str, request_id: str, body: Any) -> bytes:
-    """A row that was answered."""
-    return _line(custom_id, job_id, _response(200, request_id, body), None)
+def answer_pieces(custom_id: str, job_id: str, request_id: str, body: Any) -> Iterator[bytes]:
+    """Yields the line of a row that was answered, which may be long."""
+    yield from json_pieces(_payload(custom_id, job_id, _response(200, request_id, body), None))
+    yield b"\n"
 
 
 def refusal_line(custom_id: str, job_id: str, request_id: str, error: ApiError) -> bytes:
@@ -47,13 +48,16 @@ def _response(status: int, request_id: str, body: Any) -> dict[str, Any]:
 
 
 def _line(custom_id: str, job_id: str, response: Any, error: Any) -> bytes:
-    payload = {
+    return json_bytes(_payload(custom_id, job_id, response, error)) + b"\n"
+
+
+def _payload(custom_id: str, job_id: str, response: Any, error: Any) -> dict[str, Any]:
+    return {
         "id": f"batch_req_{job_id}",
         "custom_id": custom_id,
         "response": response,
         "error": error,
     }
-    return json_bytes(payload) + b"\n"
 
 
 class ResultFile:

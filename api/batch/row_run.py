@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from api.batch.batch_share import batch_share
 from api.batch.endpoints import Endpoint
-from api.batch.results import RowResult, answer_line, expiry_line, refusal_line
+from api.batch.results import RowResult, answer_pieces, expiry_line, refusal_line
 from api.batch.rows import Row
 from api.batch.stop_sign import Stop, StopSign
 from api.caller import Caller
@@ -102,7 +102,8 @@ class RowRun:
                 return self._unanswered()
             if isinstance(end, Finished):
                 body = prepared.dialect.whole(end)
-                text = answer_line(self._row.custom_id, self._job_id, self._request_id, body)
+                line = answer_pieces(self._row.custom_id, self._job_id, self._request_id, body)
+                text = await self._room.frontend.slices.joined(line)
                 return RowResult(self._line, self._job_id, text, True, end.usage)
             if end.code not in _LOST or life == MAX_LIVES:
                 return self._failed(end)

@@ -7,13 +7,13 @@ the text of their tokens is out.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from api.dialect import usage_payload
 from api.errors import ApiError
-from api.openai.logprobs import LogprobAligner, PlacedLogprob
+from api.openai.logprobs import EntryForm, EntryT, LogprobAligner, PlacedLogprob
 from api.sse import PLAIN
 from api.timing import Timing
 from api.turn.source import TextSpans
@@ -44,19 +44,21 @@ class ChoiceEnd:
     stop_reason: str | int | None = None
 
 
-class ChoiceAnswer:
+class ChoiceAnswer(Generic[EntryT]):
     """One choice in the making: what is known of it and not shown yet."""
 
-    def __init__(self, index: int, facts: AnswerFacts, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, index: int, facts: AnswerFacts, tokenizer: Tokenizer, form: EntryForm[EntryT]
+    ) -> None:
         self.index = index
-        self.texts: list[str] = []  # all of it; collected for whole answers only
         self.ending: ChoiceEnd | None = None
         self.spans: TextSpans | None = None  # where its text is the answer's; None: everywhere
         self._num_bytes = 0  # of its text so far
         self._shows_token_ids = facts.prompt_token_ids is not None
         self._token_ids: list[int] = []
-        self._aligner = None if facts.num_logprobs is None else LogprobAligner(tokenizer)
-        self._placed: list[PlacedLogprob] = []
+        has_logprobs = facts.num_logprobs is not None
+        self._aligner = LogprobAligner(tokenizer, form) if has_logprobs else None
+        self._placed: list[PlacedLogprob[EntryT]] = []
 
     def take(self, delta: ChoiceDelta) -> None:
         """New tokens of this choice; perhaps its last."""
@@ -81,7 +83,7 @@ class ChoiceAnswer:
         token_ids, self._token_ids = self._token_ids, []
         return token_ids if self._shows_token_ids else None
 
-    def take_placed(self) -> list[PlacedLogprob]:
+    def take_placed(self) -> list[PlacedLogprob[EntryT]]:
         """Those not shown yet whose text is known to be the answer's."""
         placed, spans = self._placed, self.spans
         if spans is None:
@@ -96,7 +98,7 @@ class ChoiceAnswer:
         ]
 
 
-class OpenAIAnswer:
+class OpenAIAnswer(Generic[EntryT]):
     """Base of the two dialects. A subclass says what a choice's text looks like."""
 
     kind: str
@@ -104,11 +106,12 @@ class OpenAIAnswer:
     chunk_object: str
     whole_object: str
 
-    def __init__(self, facts: AnswerFacts, tokenizer: Tokenizer) -> None:
+    def __init__(self, facts: AnswerFacts, tokenizer: Tokenizer, form: EntryForm[EntryT]) -> None:
+        """`form`: how the entries of log probabilities are kept."""
         self._facts = facts
         self._tokenizer = tokenizer
         self._choices = [
-            ChoiceAnswer(index, facts, tokenizer) for index in range(facts.num_choices)
+            ChoiceAnswer(index, facts, tokenizer, form) for index in range(facts.num_choices)
         ]
 
     def opening(self) -> Sequence[Any]:
@@ -144,7 +147,7 @@ class OpenAIAnswer:
         for part in choice_deltas(delta):
             choice = self._choices[part.choice]
             choice.take(part)
-            choice.texts.append(part.text)
+            self._collect(choice, part.text)
 
     def whole(self, end: Finished) -> Any:
         for choice in self._choices:
@@ -168,7 +171,7 @@ class OpenAIAnswer:
         }
         return answer
 
-    def _shown(self) -> Sequence[ChoiceAnswer]:
+    def _shown(self) -> Sequence[ChoiceAnswer[EntryT]]:
         """The choices of a whole answer, in its order."""
         return self._choices
 
@@ -207,7 +210,7 @@ class OpenAIAnswer:
 
     def _choice(
         self,
-        choice: ChoiceAnswer,
+        choice: ChoiceAnswer[EntryT],
         member: dict[str, Any],
         end: ChoiceEnd | None = None,
         *,
@@ -230,17 +233,21 @@ class OpenAIAnswer:
             said["token_ids"] = token_ids
         return said
 
-    def _logprobs(self, placed: list[PlacedLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, placed: Sequence[PlacedLogprob[EntryT]]) -> Mapping[str, Any] | None:
         raise NotImplementedError
 
-    def _said(self, choice: ChoiceAnswer, text: str) -> Iterable[dict[str, Any]]:
+    def _collect(self, choice: ChoiceAnswer[EntryT], text: str) -> None:
+        """Keeps new text for `_whole`."""
+        raise NotImplementedError
+
+    def _said(self, choice: ChoiceAnswer[EntryT], text: str) -> Iterable[dict[str, Any]]:
         """Members of `choices` for new text, one per chunk."""
         raise NotImplementedError
 
-    def _ended(self, choice: ChoiceAnswer, end: ChoiceEnd) -> Iterable[dict[str, Any]]:
+    def _ended(self, choice: ChoiceAnswer[EntryT], end: ChoiceEnd) -> Iterable[dict[str, Any]]:
         """The last members of `choices`, one per chunk."""
         raise NotImplementedError
 
-    def _whole(self, choice: ChoiceAnswer, end: ChoiceEnd) -> dict[str, Any]:
+    def _whole(self, choice: ChoiceAnswer[EntryT], end: ChoiceEnd) -> dict[str, Any]:
         """The one member of `choices` of an answer that was not streamed."""
         raise NotImplementedError

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from api.dialect import usage_payload
 from api.openai.answer import AnswerFacts, ChoiceAnswer, ChoiceEnd, OpenAIAnswer
-from api.openai.logprobs import PlacedLogprob, chat_logprobs
+from api.openai.logprobs import ChatEntryForm, ChatLogprobs, PlacedLogprob, chat_logprobs
 from api.turn.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from api.turn.parser import NewParser, PlainParser, TurnParser
 from api.turn.reasoning_tokens import ReasoningTokens
@@ -16,8 +18,10 @@ from shared.text.base import Tokenizer
 
 CALLED = "tool_calls"  # the finish reason of a choice that made calls
 
+Choice = ChoiceAnswer[msgspec.Raw]
 
-class ChatDialect(OpenAIAnswer):
+
+class ChatDialect(OpenAIAnswer[msgspec.Raw]):
     """`new_parser` makes the parser of each choice's text; `counts_reasoning` where it may find
     some."""
 
@@ -33,7 +37,9 @@ class ChatDialect(OpenAIAnswer):
         *,
         counts_reasoning: bool = False,
     ) -> None:
-        super().__init__(facts, tokenizer)
+        super().__init__(facts, tokenizer, ChatEntryForm(tokenizer))
+        self._messages = [WholeMessage() for _ in self._choices]  # of whole answers
+        self._contents: list[list[msgspec.Raw]] = [[] for _ in self._choices]  # of their logprobs
         self._parsers = [new_parser() for _ in self._choices]
         self._counters = [ReasoningTokens(tokenizer) for _ in self._choices if counts_reasoning]
         for choice, parser in zip(self._choices, self._parsers, strict=True):
@@ -66,28 +72,36 @@ class ChatDialect(OpenAIAnswer):
             usage, sum(counter.count(parser.reasoning_bytes) for counter, parser in counted)
         )
 
-    def _logprobs(self, placed: list[PlacedLogprob]) -> dict[str, Any] | None:
-        return chat_logprobs(placed, self._tokenizer)
+    def _logprobs(self, placed: Sequence[PlacedLogprob[msgspec.Raw]]) -> ChatLogprobs | None:
+        return chat_logprobs([item.entry for item in placed])
 
-    def _said(self, choice: ChoiceAnswer, text: str) -> Iterable[dict[str, Any]]:
+    def _collect(self, choice: Choice, text: str) -> None:
+        self._messages[choice.index].take(self._parsers[choice.index].push(text))
+        self._collect_logprobs(choice)
+
+    def _collect_logprobs(self, choice: Choice) -> None:
+        self._contents[choice.index] += [item.entry for item in choice.take_placed()]
+
+    def _said(self, choice: Choice, text: str) -> Iterable[dict[str, Any]]:
         return self._members(choice, self._parsers[choice.index].push(text))
 
-    def _ended(self, choice: ChoiceAnswer, end: ChoiceEnd) -> Iterable[dict[str, Any]]:
+    def _ended(self, choice: Choice, end: ChoiceEnd) -> Iterable[dict[str, Any]]:
         parser = self._parsers[choice.index]
         yield from self._members(choice, parser.finish())
         yield self._choice(choice, {"delta": {}}, _end(end, parser))
 
-    def _members(
-        self, choice: ChoiceAnswer, events: Sequence[TurnEvent]
-    ) -> Iterable[dict[str, Any]]:
+    def _members(self, choice: Choice, events: Sequence[TurnEvent]) -> Iterable[dict[str, Any]]:
         for event in events:
             is_text = isinstance(event, Text)
             yield self._choice(choice, {"delta": _delta(event)}, is_text=is_text)
 
-    def _whole(self, choice: ChoiceAnswer, end: ChoiceEnd) -> dict[str, Any]:
-        parser = self._parsers[choice.index]
-        events = [*parser.push("".join(choice.texts)), *parser.finish()]
-        return self._choice(choice, {"message": _message(events)}, _end(end, parser))
+    def _whole(self, choice: Choice, end: ChoiceEnd) -> dict[str, Any]:
+        parser, message = self._parsers[choice.index], self._messages[choice.index]
+        message.take(parser.finish())
+        self._collect_logprobs(choice)
+        member = {"message": message.payload()}
+        logprobs = chat_logprobs(self._contents[choice.index])
+        return {**self._choice(choice, member, _end(end, parser)), "logprobs": logprobs}
 
 
 def _end(end: ChoiceEnd, parser: TurnParser) -> ChoiceEnd:
@@ -111,22 +125,42 @@ def _call(call: ToolCall, arguments: str) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": function}
 
 
-def _message(events: Sequence[TurnEvent]) -> dict[str, Any]:
-    """The content is null where there are calls and no text."""
-    text = "".join(event.text for event in events if isinstance(event, Text))
-    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
-    calls = [event for event in events if isinstance(event, ToolCall)]
-    arguments = ["" for _ in calls]
-    for event in events:
-        if isinstance(event, ToolArguments):
-            arguments[event.index] += event.text
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": text if text or not calls else None,
-        "refusal": None,
-    }
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = [_call(call, arguments[call.index]) for call in calls]
-    return message
+class WholeMessage:
+    """The message of a choice whose events are taken as they come."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._arguments: list[list[str]] = []  # of each call
+
+    def take(self, events: Sequence[TurnEvent]) -> None:
+        """Keeps what these events add."""
+        for event in events:
+            match event:
+                case Text(text):
+                    self._text.append(text)
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                case ToolCall():
+                    self._calls.append(event)
+                    self._arguments.append([])
+                case ToolArguments(index, text):
+                    self._arguments[index].append(text)
+
+    def payload(self) -> dict[str, Any]:
+        """The member `message`. Its content is null where there are calls and no text."""
+        text, reasoning = "".join(self._text), "".join(self._reasoning)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not self._calls else None,
+            "refusal": None,
+        }
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if self._calls:
+            message["tool_calls"] = [
+                _call(call, "".join(parts))
+                for call, parts in zip(self._calls, self._arguments, strict=True)
+            ]
+        return message

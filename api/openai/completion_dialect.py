@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.openai.answer import AnswerFacts, ChoiceAnswer, ChoiceEnd, OpenAIAnswer
-from api.openai.logprobs import PlacedLogprob, completion_logprobs
-from shared.messages import Delta, Finished, choice_deltas
+from api.openai.logprobs import (
+    CompletionLogprobs,
+    PlacedLogprob,
+    as_it_is,
+    completion_logprobs,
+)
+from shared.messages import Delta, Finished, TokenLogprob, choice_deltas
 from shared.text.base import Tokenizer
 
 
@@ -32,8 +37,10 @@ class CompletionShape:
 
 ONE_CHOICE = CompletionShape()
 
+Choice = ChoiceAnswer[TokenLogprob]
 
-class CompletionDialect(OpenAIAnswer):
+
+class CompletionDialect(OpenAIAnswer[TokenLogprob]):
     """`text_completion`, in chunks and whole."""
 
     kind = "completion"
@@ -43,8 +50,9 @@ class CompletionDialect(OpenAIAnswer):
     def __init__(
         self, facts: AnswerFacts, tokenizer: Tokenizer, shape: CompletionShape = ONE_CHOICE
     ) -> None:
-        super().__init__(facts, tokenizer)
+        super().__init__(facts, tokenizer, as_it_is)
         self._shape = shape
+        self._texts: list[list[str]] = [[] for _ in self._choices]  # of whole answers
         self._num_tokens = [0] * facts.num_choices
         self._logprob_sums = [0.0] * facts.num_choices
 
@@ -71,7 +79,7 @@ class CompletionDialect(OpenAIAnswer):
                     entry.logprob for entry in part.logprobs or ()
                 )
 
-    def _shown(self) -> Sequence[ChoiceAnswer]:
+    def _shown(self) -> Sequence[Choice]:
         """The best of each prompt's choices first; equal ones in the order of their numbers."""
         shape, shown = self._shape, []
         for first in range(0, len(self._choices), shape.best_of):
@@ -81,7 +89,7 @@ class CompletionDialect(OpenAIAnswer):
             shown += of_prompt
         return shown
 
-    def _mean_logprob(self, choice: ChoiceAnswer) -> float:
+    def _mean_logprob(self, choice: Choice) -> float:
         return self._logprob_sums[choice.index] / max(1, self._num_tokens[choice.index])
 
     def _about_prompt(self) -> dict[str, Any]:
@@ -89,33 +97,34 @@ class CompletionDialect(OpenAIAnswer):
             return {"job_ids": self._shape.job_ids}
         return super()._about_prompt()
 
-    def _about_own_prompt(self, choice: ChoiceAnswer) -> dict[str, Any]:
+    def _about_own_prompt(self, choice: Choice) -> dict[str, Any]:
         token_ids = self._shape.prompt_token_ids
         return {"prompt_token_ids": token_ids[self._prompt_of(choice)]} if token_ids else {}
 
-    def _prompt_of(self, choice: ChoiceAnswer) -> int:
+    def _prompt_of(self, choice: Choice) -> int:
         return choice.index // self._shape.best_of
 
-    def _echo(self, choice: ChoiceAnswer) -> str:
+    def _echo(self, choice: Choice) -> str:
         echoes = self._shape.echoes
         return "" if echoes is None else echoes[self._prompt_of(choice)]
 
-    def _member(
-        self, choice: ChoiceAnswer, text: str, end: ChoiceEnd | None = None
-    ) -> dict[str, Any]:
+    def _member(self, choice: Choice, text: str, end: ChoiceEnd | None = None) -> dict[str, Any]:
         return self._choice(choice, {"text": text}, end)
 
-    def _logprobs(self, placed: list[PlacedLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, placed: Sequence[PlacedLogprob[TokenLogprob]]) -> CompletionLogprobs | None:
         return completion_logprobs(placed, self._tokenizer, self._facts.num_logprobs or 0)
 
-    def _said(self, choice: ChoiceAnswer, text: str) -> Iterable[dict[str, Any]]:
+    def _collect(self, choice: Choice, text: str) -> None:
+        self._texts[choice.index].append(text)
+
+    def _said(self, choice: Choice, text: str) -> Iterable[dict[str, Any]]:
         yield self._member(choice, text)
 
-    def _ended(self, choice: ChoiceAnswer, end: ChoiceEnd) -> Iterable[dict[str, Any]]:
+    def _ended(self, choice: Choice, end: ChoiceEnd) -> Iterable[dict[str, Any]]:
         yield self._member(choice, "", end)
 
-    def _whole(self, choice: ChoiceAnswer, end: ChoiceEnd) -> dict[str, Any]:
-        text = self._echo(choice) + "".join(choice.texts)
+    def _whole(self, choice: Choice, end: ChoiceEnd) -> dict[str, Any]:
+        text = self._echo(choice) + "".join(self._texts[choice.index])
         return {**self._member(choice, text, end), **self._about_own_prompt(choice)}
 
     def whole(self, end: Finished) -> Any:

@@ -7,43 +7,99 @@ entry is released when the text of its token is, and never when that text was cu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypedDict, TypeVar
+
+import msgspec
 
 from shared.messages import TokenLogprob
 from shared.text.base import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
 
+_encoder = msgspec.json.Encoder()
 
-@dataclass(frozen=True, slots=True)
-class PlacedLogprob:
+EntryT = TypeVar("EntryT")
+EntryT_co = TypeVar("EntryT_co", covariant=True)
+
+
+class PlacedLogprob(msgspec.Struct, Generic[EntryT], frozen=True, gc=False):
     """An entry and where the text of its token is: UTF-8 bytes and characters from the start."""
 
-    entry: TokenLogprob
+    entry: EntryT
     start_bytes: int
     end_bytes: int
     start_chars: int
 
 
-class LogprobAligner:
-    """Holds entries until the text of their tokens was released."""
+class EntryForm(Protocol[EntryT_co]):
+    """How a dialect keeps a token's entry until it is shown."""
+
+    def __call__(self, entry: TokenLogprob, /) -> EntryT_co: ...
+
+
+def as_it_is(entry: TokenLogprob) -> TokenLogprob:
+    """Returns the entry itself: an EntryForm."""
+    return entry
+
+
+class _Token(msgspec.Struct, frozen=True, gc=False):
+    token: str
+    logprob: float
+    bytes: msgspec.Raw
+
+
+class _SampledToken(msgspec.Struct, frozen=True, gc=False):
+    token: str
+    logprob: float
+    bytes: msgspec.Raw
+    top_logprobs: list[_Token]
+
+
+class ChatEntryForm:
+    """Encodes entries as the JSON of a member of the chat dialect's `logprobs.content`.
+
+    Each entry is encoded as it comes: an answer with many of them is a concatenation in the end,
+    and costs no more memory than its JSON. How a token id is spelled is looked up once per answer.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._spelled: dict[int, tuple[str, msgspec.Raw]] = {}  # its text, its bytes as JSON
+
+    def __call__(self, entry: TokenLogprob, /) -> msgspec.Raw:
+        top = [_Token(*self._parts(token_id, logprob)) for token_id, logprob in entry.top]
+        token = _SampledToken(*self._parts(entry.token_id, entry.logprob), top)
+        return msgspec.Raw(_encoder.encode(token))
+
+    def _parts(self, token_id: int, logprob: float) -> tuple[str, float, msgspec.Raw]:
+        spelled = self._spelled.get(token_id)
+        if spelled is None:
+            text = self._tokenizer.token_text(token_id)
+            encoded = msgspec.Raw(_encoder.encode(list(self._tokenizer.token_bytes(token_id))))
+            spelled = self._spelled[token_id] = (text, encoded)
+        return spelled[0], _finite(logprob), spelled[1]
+
+
+class LogprobAligner(Generic[EntryT]):
+    """Holds entries until the text of their tokens was released."""
+
+    def __init__(self, tokenizer: Tokenizer, form: EntryForm[EntryT]) -> None:
+        self._form = form
         self._detokenizer = tokenizer.detokenizer()
-        self._held: deque[PlacedLogprob] = deque()
+        self._held: deque[PlacedLogprob[EntryT]] = deque()
         self._bytes = 0
         self._chars = 0
 
-    def push(self, entries: Sequence[TokenLogprob], num_bytes: int) -> list[PlacedLogprob]:
+    def push(self, entries: Sequence[TokenLogprob], num_bytes: int) -> list[PlacedLogprob[EntryT]]:
         """Entries whose text is out, now that there are `num_bytes` of it."""
         for entry in entries:
             text = self._detokenizer.push((entry.token_id,))
             start_bytes, start_chars = self._bytes, self._chars
             self._bytes += len(text.encode())
             self._chars += len(text)
-            self._held.append(PlacedLogprob(entry, start_bytes, self._bytes, start_chars))
+            placed = PlacedLogprob(self._form(entry), start_bytes, self._bytes, start_chars)
+            self._held.append(placed)
         released = []
         # `<` for tokens without text: one at the end may be the token that stops, see `rest`.
         while self._held and (
@@ -52,7 +108,7 @@ class LogprobAligner:
             released.append(self._held.popleft())
         return released
 
-    def rest(self, num_bytes: int, *, stopped: bool) -> list[PlacedLogprob]:
+    def rest(self, num_bytes: int, *, stopped: bool) -> list[PlacedLogprob[EntryT]]:
         """The entries left at the end of a text of `num_bytes`.
 
         After a stop, tokens that begin where the text ends stand for nothing that was shown (the
@@ -63,46 +119,52 @@ class LogprobAligner:
         return left
 
 
-def chat_logprobs(placed: Sequence[PlacedLogprob], tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """`choices[].logprobs` of the chat dialect; None without entries."""
-    if not placed:
-        return None
-    content = [
-        {
-            **_token(tokenizer, item.entry.token_id, item.entry.logprob),
-            "top_logprobs": [
-                _token(tokenizer, token_id, logprob) for token_id, logprob in item.entry.top
-            ],
-        }
-        for item in placed
-    ]
-    return {"content": content, "refusal": None}
+class ChatLogprobs(TypedDict):
+    """`choices[].logprobs` of the chat dialect."""
+
+    content: Sequence[msgspec.Raw]
+    refusal: None
+
+
+def chat_logprobs(content: Sequence[msgspec.Raw]) -> ChatLogprobs | None:
+    """Returns None without entries."""
+    return {"content": content, "refusal": None} if content else None
+
+
+class CompletionLogprobs(TypedDict):
+    """`choices[].logprobs` of the completion dialect."""
+
+    tokens: Iterable[str]
+    token_logprobs: Iterable[float]
+    top_logprobs: Iterable[dict[str, float]] | None
+    text_offset: Iterable[int]
 
 
 def completion_logprobs(
-    placed: Sequence[PlacedLogprob], tokenizer: Tokenizer, num_top: int
-) -> dict[str, Any] | None:
-    """`choices[].logprobs` of the completion dialect; None without entries.
+    placed: Sequence[PlacedLogprob[TokenLogprob]], tokenizer: Tokenizer, num_top: int
+) -> CompletionLogprobs | None:
+    """Returns None without entries, else members that are made as they are read.
 
     `text_offset` counts characters of the answer. The chosen token is always among
     `top_logprobs`, so there may be one more than asked for.
     """
     if not placed:
         return None
-    top = []
-    for item in placed:
-        best = {
-            _spelled(tokenizer, token_id): _finite(logprob)
-            for token_id, logprob in reversed(item.entry.top)
-        }
-        best[_spelled(tokenizer, item.entry.token_id)] = _finite(item.entry.logprob)
-        top.append(dict(sorted(best.items(), key=lambda pair: -pair[1])))
     return {
-        "tokens": [_spelled(tokenizer, item.entry.token_id) for item in placed],
-        "token_logprobs": [_finite(item.entry.logprob) for item in placed],
-        "top_logprobs": top if num_top else None,
-        "text_offset": [item.start_chars for item in placed],
+        "tokens": (_spelled(tokenizer, item.entry.token_id) for item in placed),
+        "token_logprobs": (_finite(item.entry.logprob) for item in placed),
+        "top_logprobs": (_top(tokenizer, item.entry) for item in placed) if num_top else None,
+        "text_offset": (item.start_chars for item in placed),
     }
+
+
+def _top(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, float]:
+    """The best tokens, best first, and the chosen one."""
+    best = {
+        _spelled(tokenizer, token_id): _finite(logprob) for token_id, logprob in reversed(entry.top)
+    }
+    best[_spelled(tokenizer, entry.token_id)] = _finite(entry.logprob)
+    return dict(sorted(best.items(), key=lambda pair: -pair[1]))
 
 
 def _spelled(tokenizer: Tokenizer, token_id: int) -> str:
@@ -112,14 +174,6 @@ def _spelled(tokenizer: Tokenizer, token_id: int) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    return {
-        "token": tokenizer.token_text(token_id),
-        "logprob": _finite(logprob),
-        "bytes": list(tokenizer.token_bytes(token_id)),
-    }
 
 
 def _finite(logprob: float) -> float:

@@ -77,13 +77,16 @@ def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
         logprobs = request.top_logprobs or 0
     elif request.top_logprobs is not None:
         raise InvalidParameter("top_logprobs", "needs 'logprobs' to be true")
-    renamed = {"logprobs": "top_logprobs"}
-    asked = request.max_tokens
-    if request.max_completion_tokens is not None:
-        asked = request.max_completion_tokens
-        renamed["max_tokens"] = "max_completion_tokens"
-    with _renaming(renamed):
+    name, asked = asked_tokens(request)
+    with _renaming({"logprobs": "top_logprobs", "max_tokens": name}):
         return _sampling(request, room.max_tokens(asked, room.left), logprobs, room)
+
+
+def asked_tokens(request: ChatRequest) -> tuple[str, int | None]:
+    """The member that bounds the answer, and its value."""
+    if request.max_completion_tokens is not None:
+        return "max_completion_tokens", request.max_completion_tokens
+    return "max_tokens", request.max_tokens
 
 
 def completion_sampling(request: CompletionRequest, room: Room) -> SamplingParams:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from starlette.types import Send
@@ -68,7 +69,11 @@ class ResponseTail(TailResponse):
                     await _write(send, events)
             else:
                 self._has_ended = True
-                await _write(send, self._bytes(_last_payloads(self._response, event)), more=False)
+                last = self._unknown(_last_payloads(self._response, event))
+                parts = chain.from_iterable(map(sse.typed_event_pieces, last))
+                async for piece in self._frontend.slices.pieces(parts):
+                    await _write(send, piece)
+                await _write(send, b"", more=False)
                 return
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
@@ -78,9 +83,12 @@ class ResponseTail(TailResponse):
         return where_a_response_goes_on(stream.job_id, self._response)
 
     def _bytes(self, events: Sequence[Any]) -> bytes:
-        """Of what the client does not have. An `error` has the number of the event before it."""
-        return b"".join(
-            sse.typed_event(event)
+        return b"".join(map(sse.typed_event, self._unknown(events)))
+
+    def _unknown(self, events: Sequence[Any]) -> Iterator[Any]:
+        """Yields what the client does not have. An `error` has the number of the event before."""
+        return (
+            event
             for event in events
             if event["sequence_number"] >= self._response.num_known or event["type"] == "error"
         )

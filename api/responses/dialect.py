@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from api.errors import ApiError, job_failed
-from api.openai.logprobs import PlacedLogprob, chat_logprobs
 from api.public_id import public_id
 from api.responses.facts import ResponseFacts, response_payload
 from api.responses.output import Logprobs, ResponseOutput
-from api.responses.pieces import TokenPieces
+from api.responses.pieces import Placed, TokenPieces
 from api.sse import TYPED
 from api.turn.events import Text, TurnEvent
 from shared.messages import Delta, ErrorCode, Failed, Finished, FinishReason, JobState, Usage
@@ -44,11 +43,10 @@ class ResponseDialect:
         self.num_known = 0  # that the reader has from elsewhere
         self._facts = facts
         self._id = public_id(self.kind, job_id)
-        self._tokenizer = tokenizer
         self._parser = facts.reading.parser(job_id)
         self._pieces = TokenPieces(tokenizer)
         self._output = ResponseOutput(job_id)
-        self._placed: list[PlacedLogprob] = []  # of pieces that became no text yet
+        self._placed: list[Placed] = []  # of pieces that became no text yet
         self._has_begun = not facts.background
 
     @property
@@ -153,8 +151,7 @@ class ResponseDialect:
                 for one in placed
                 if one.end_bytes <= spans.num_bytes and spans.holds(one.start_bytes, one.end_bytes)
             ]
-        told = chat_logprobs(placed, self._tokenizer)
-        return [] if told is None else told["content"]
+        return [one.entry for one in placed]
 
     def _finished_response(self, end: Finished) -> Payload:
         is_complete = end.reason is FinishReason.STOP

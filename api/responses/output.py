@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from api.turn.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 
 Payload = dict[str, Any]
-Logprobs = list[dict[str, Any]]
+Logprobs = list[msgspec.Raw]  # each a member of the chat dialect's `logprobs.content`
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 

@@ -11,11 +11,15 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from api.openai.logprobs import PlacedLogprob
+import msgspec
+
+from api.openai.logprobs import ChatEntryForm, PlacedLogprob
 from shared.messages import Delta, TokenLogprob
 from shared.text.base import Tokenizer
+
+Placed = PlacedLogprob[msgspec.Raw]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class TokenPiece:
     """The text of a token, after tokens that have none by themselves (parts of a character)."""
 
     text: str
-    placed: tuple[PlacedLogprob, ...] = ()
+    placed: tuple[Placed, ...] = ()
 
 
 class TokenPieces:
@@ -41,7 +45,8 @@ class TokenPieces:
         self._num_chars = 0  # of the tokens so far
         self._ends = array("q", (0,))  # of each token, in bytes of the text, after the start
         self._next = 1  # index into `_ends` of the first token that no piece was given for
-        self._held: deque[PlacedLogprob] = deque()
+        self._held: deque[Placed] = deque()
+        self._form = ChatEntryForm(tokenizer)
 
     def push(self, delta: Delta) -> Iterator[TokenPiece]:
         """The pieces that this completes. Take all of them before the next push."""
@@ -63,7 +68,7 @@ class TokenPieces:
         """
         end = self._num_bytes
         placed = tuple(
-            replace(
+            msgspec.structs.replace(
                 held, start_bytes=min(held.start_bytes, end), end_bytes=min(held.end_bytes, end)
             )
             for held in self._held
@@ -86,7 +91,7 @@ class TokenPieces:
         end = start + len(text.encode())
         self._ends.append(end)
         if entry is not None:
-            self._held.append(PlacedLogprob(entry, start, end, self._num_chars))
+            self._held.append(PlacedLogprob(self._form(entry), start, end, self._num_chars))
         self._num_chars += len(text)
 
     def _cut(self, end: int) -> TokenPiece | None:

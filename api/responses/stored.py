@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from shared.transport.base import JobRecord
 log = logging.getLogger(__name__)
 
 PAGE_EVENTS = 1024
-INLINE_TOKENS = 256  # more are read by a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +112,12 @@ async def _collect(
             cursor = deltas[-1].end
             if text_only:
                 deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
-            if sum(len(delta.token_ids) for delta in deltas) <= INLINE_TOKENS:
-                _collect_all(dialect, deltas)
-            else:
-                await frontend.pool.run(_collect_all, dialect, deltas)
+            await frontend.slices.run(map(dialect.collect, deltas))
         for event in events:
             if not isinstance(event, Delta | Started):
                 return event
         if not events:
             return None
-
-
-def _collect_all(dialect: ResponseDialect, deltas: Iterable[Delta]) -> None:
-    for delta in deltas:
-        dialect.collect(delta)
 
 
 async def _ended_s(frontend: Frontend, record: JobRecord) -> int | None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_size import AnswerSize
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import Caller, caller_of
@@ -16,12 +17,13 @@ from api.frontend import Frontend, frontend_of
 from api.openai.answer import AnswerFacts
 from api.openai.chat_dialect import ChatDialect
 from api.openai.lanes import job_lane, served_tier
-from api.openai.sampling import chat_sampling
+from api.openai.sampling import Room, asked_tokens, chat_sampling
 from api.openai.schemas import ChatRequest
 from api.openai.structured import structured_members
 from api.routes.answers import Prepared, check_stream_options, new_job, now_s
 from api.routes.plain_route import PlainRoute
 from api.timing import Timing
+from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
 
@@ -42,7 +44,7 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
     InvalidParameter."""
     include_usage = check_stream_options(chat)
     model = await frontend.catalog.require(chat.model)
-    chat_sampling(chat, model.room())  # what is wrong whatever the prompt is said before the work
+    _sampling(frontend, chat, model.room())  # what is wrong whatever the prompt is comes first
     lane = job_lane(chat)
     ask = ChatAsk(
         messages=chat.messages,
@@ -63,7 +65,7 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
         model=model.card.name,
         kind=ChatDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(chat_sampling(chat, room), grammar=plan.grammar),
+        sampling=replace(_sampling(frontend, chat, room), grammar=plan.grammar),
         on_disconnect=chat.on_disconnect,
         queue_timeout_s=chat.queue_timeout,
         durability=chat.durability,
@@ -89,3 +91,16 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
         counts_reasoning=plan.counts_reasoning,
     )
     return Prepared(job, dialect, timing)
+
+
+def _sampling(frontend: Frontend, chat: ChatRequest, room: Room) -> SamplingParams:
+    if not 1 <= chat.n <= MAX_CHOICES:
+        raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {chat.n}")
+    sampling = chat_sampling(chat, room)
+    size = AnswerSize(
+        choices=(("n", chat.n),),
+        max_tokens=asked_tokens(chat),
+        logprobs=("top_logprobs", sampling.logprobs),
+        has_token_ids=chat.return_token_ids,
+    )
+    return size.fitted(sampling, frontend.settings.max_answer_bytes)

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_size import COMPLETION_ENTRY_BYTES, AnswerSize
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import Caller, caller_of
@@ -69,9 +70,9 @@ async def prepare_completions(
     include_usage = check_stream_options(completion)
     model = await frontend.catalog.require(completion.model)
     is_at_once = is_quick(completion.prompt) and not completion.echo
-    if not is_at_once:
-        completion_sampling(completion, model.room())  # what is wrong is said before the long work
     best_of = check_choices(completion)
+    if not is_at_once:  # what is wrong is said before the long work
+        _fitted(frontend, completion, completion_sampling(completion, model.room()))
     lane = job_lane(completion)
     if is_at_once:
         prompts = encoded_prompts(model, completion.prompt, False)
@@ -81,8 +82,11 @@ async def prepare_completions(
         )
     asked = structured_members(completion)
     grammar = await frontend.pool.run(checked_grammar, model, asked) if asked else None
-    samplings = [_sampling(completion, model, prompt, grammar) for prompt in prompts]
     check_choices(completion, len(prompts))
+    samplings = [
+        _fitted(frontend, completion, _sampling(completion, model, prompt, grammar), len(prompts))
+        for prompt in prompts
+    ]
     first, names = new_job(
         caller,
         frontend,
@@ -131,6 +135,24 @@ def _sampling(
         return sampling
     # Choices are ranked by them, whether they are to be shown or not.
     return replace(sampling, logprobs=sampling.logprobs or 0)
+
+
+def _fitted(
+    frontend: Frontend,
+    completion: CompletionRequest,
+    sampling: SamplingParams,
+    num_prompts: int = 1,
+) -> SamplingParams:
+    """The sampling of one of so many prompts, for an answer within its bound."""
+    several = "n" if completion.best_of is None else "best_of"
+    size = AnswerSize(
+        choices=(("prompts", num_prompts), (several, completion.best_of or completion.n)),
+        max_tokens=("max_tokens", completion.max_tokens),
+        logprobs=("logprobs", sampling.logprobs),
+        entry_bytes=COMPLETION_ENTRY_BYTES,
+        has_token_ids=completion.return_token_ids,
+    )
+    return size.fitted(sampling, frontend.settings.max_answer_bytes)
 
 
 def _shape(

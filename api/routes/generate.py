@@ -6,17 +6,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_size import AnswerSize
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import caller_of
-from api.frontend import frontend_of
+from api.frontend import Frontend, frontend_of
 from api.native import GenerateDialect
-from api.openai.sampling import generate_sampling
+from api.openai.sampling import Room, generate_sampling
 from api.openai.schemas import GenerateRequest
 from api.prompts import prompt_token_ids
 from api.routes.answers import new_job
 from api.routes.plain_route import PlainRoute
 from api.timing import Timing
+from shared.messages import SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
 
@@ -27,7 +29,7 @@ async def generate(request: Request) -> Response:
     frontend = frontend_of(request)
     asked = await read_request(request, GenerateDialect.kind, GenerateRequest)
     model = await frontend.catalog.only(asked.model)
-    generate_sampling(asked, model.room())
+    _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
     token_ids = await frontend.pool.run(prompt_token_ids, model, asked.prompt)
     room = model.room(len(token_ids))
     room.check_prompt("prompt")
@@ -37,7 +39,7 @@ async def generate(request: Request) -> Response:
         model=model.card.name,
         kind=GenerateDialect.kind,
         token_ids=token_ids,
-        sampling=generate_sampling(asked, room),
+        sampling=_sampling(frontend, asked, room),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -45,3 +47,8 @@ async def generate(request: Request) -> Response:
     timing = Timing()
     dialect = GenerateDialect(names.request_id, model.card.name, timing)
     return GenerationResponse(frontend, job, dialect, timing, streamed=asked.stream)
+
+
+def _sampling(frontend: Frontend, asked: GenerateRequest, room: Room) -> SamplingParams:
+    size = AnswerSize(max_tokens=("max_tokens", asked.max_tokens), has_token_ids=True)
+    return size.fitted(generate_sampling(asked, room), frontend.settings.max_answer_bytes)

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_size import AnswerSize
 from api.answering import GenerationResponse
 from api.anthropic.conversation import chat_ask, check_thinking
 from api.anthropic.message_dialect import MessageDialect, MessageFacts
@@ -20,9 +21,11 @@ from api.catalog import ServedModel
 from api.chat_plan import ChatPlan, plan_chat
 from api.frontend import Frontend, frontend_of
 from api.json_answer import json_answer
+from api.openai.sampling import Room
 from api.routes.answers import Prepared, new_job
 from api.routes.plain_route import PlainRoute
 from api.turn.reasoning_tokens import ReasoningTokens
+from shared.messages import SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
 
@@ -53,7 +56,7 @@ async def count_tokens(request: Request) -> Response:
 async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequest) -> Prepared:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     model = await frontend.catalog.require(asked.model)
-    message_sampling(asked, model.room())  # what is wrong whatever the prompt is comes first
+    _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
     plan = await frontend.pool.run(_planned, model, asked, caller.names.request_id)
     room = model.room(len(plan.token_ids))
     room.check_prompt("messages")
@@ -63,7 +66,7 @@ async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequ
         model=model.card.name,
         kind=MessageDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(message_sampling(asked, room), grammar=plan.grammar),
+        sampling=replace(_sampling(frontend, asked, room), grammar=plan.grammar),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -76,6 +79,11 @@ async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequ
     )
     counter = ReasoningTokens(model.text.tokenizer) if plan.counts_reasoning else None
     return Prepared(job, MessageDialect(facts, plan.new_parser, counter))
+
+
+def _sampling(frontend: Frontend, asked: MessageRequest, room: Room) -> SamplingParams:
+    size = AnswerSize(max_tokens=("max_tokens", asked.max_tokens))
+    return size.fitted(message_sampling(asked, room), frontend.settings.max_answer_bytes)
 
 
 def _planned(

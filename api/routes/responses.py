@@ -9,14 +9,16 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answer_size import AnswerSize
 from api.body import read_request
 from api.caller import Caller, caller_of
 from api.catalog import ServedModel
 from api.chat_plan import ChatAsk, ChatPlan, plan_chat
 from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
 from api.frontend import Frontend, frontend_of
-from api.json_answer import json_answer
+from api.json_answer import LongJsonAnswer, json_answer
 from api.openai.lanes import job_lane
+from api.openai.sampling import Room
 from api.paging import page_answer, page_of
 from api.request_id import tell_durability
 from api.responses.answering import ResponseAnswer, ResponseTail
@@ -31,7 +33,7 @@ from api.responses.sampling import as_chat, response_sampling
 from api.responses.schemas import ResponseRequest, check_includes, check_request
 from api.responses.stored import find_response, open_dialect, response_not_found, tell_response
 from api.routes.answers import new_job, now_s
-from shared.messages import InvalidParameter, Job, OnDisconnect
+from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
 router = APIRouter()
 
@@ -56,7 +58,7 @@ async def prepare_response(
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     check_request(asked)
     model = await frontend.catalog.require(asked.model)
-    response_sampling(asked, model.room())  # what is wrong whatever the prompt is comes first
+    _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
     lane = job_lane(as_chat(asked))
     assert caller.names.job_id is not None, "this route makes jobs"
     items = input_items(asked.input, caller.names.job_id)
@@ -72,7 +74,7 @@ async def prepare_response(
         model=model.card.name,
         kind=ResponseDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(response_sampling(asked, room), grammar=plan.grammar),
+        sampling=replace(_sampling(frontend, asked, room), grammar=plan.grammar),
         on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -101,7 +103,8 @@ async def get_response(request: Request, name: str) -> Response:
         raise InvalidParameter("starting_after", "only allowed when 'stream' is true")
     stored = await find_response(frontend, caller_of(request).tenant, name)
     if not is_streamed:
-        return json_answer((await tell_response(frontend, stored)).payload)
+        told = await tell_response(frontend, stored)
+        return LongJsonAnswer(told.payload, frontend.slices)
     dialect = await open_dialect(frontend, stored)
     return ResponseTail(frontend, stored.record, dialect, starting_after)
 
@@ -119,7 +122,8 @@ async def cancel_response(request: Request, name: str) -> Response:
             param="response_id",
         )
     await _cancel(frontend, stored.job_id)
-    return json_answer((await tell_response(frontend, stored)).payload)
+    told = await tell_response(frontend, stored)
+    return LongJsonAnswer(told.payload, frontend.slices)
 
 
 @router.delete("/v1/responses/{name}")
@@ -158,6 +162,15 @@ async def _cancel(frontend: Frontend, job_id: str) -> None:
     result = await frontend.store.cancel(job_id, "cancelled")
     if result is not None and result.won:
         frontend.metrics.cancels_by_request += 1
+
+
+def _sampling(frontend: Frontend, asked: ResponseRequest, room: Room) -> SamplingParams:
+    sampling = response_sampling(asked, room)
+    size = AnswerSize(
+        max_tokens=("max_output_tokens", asked.max_output_tokens),
+        logprobs=("top_logprobs", sampling.logprobs),
+    )
+    return size.fitted(sampling, frontend.settings.max_answer_bytes)
 
 
 def _planned(model: ServedModel, ask: ChatAsk) -> ChatPlan:

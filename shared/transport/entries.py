@@ -30,8 +30,11 @@ from shared.transport.segments import decode_segments
 
 LOST_OUTPUT = "The output of this job is no longer stored."
 
-_Logprobs = list[tuple[int, float | None, list[tuple[int, float | None]]]]
-_logprobs_decoder = msgspec.json.Decoder(_Logprobs)
+_NULL = b"null"  # how minus infinity is written
+_logprobs_decoder = msgspec.json.Decoder(tuple[TokenLogprob, ...])
+_nullable_decoder = msgspec.json.Decoder(
+    tuple[tuple[int, float | None, tuple[tuple[int, float | None], ...]], ...]
+)
 
 
 def encode_token_ids(token_ids: Sequence[int]) -> str:
@@ -50,17 +53,20 @@ def encode_logprobs(logprobs: Sequence[TokenLogprob] | None) -> bytes:
 
 
 def decode_logprobs(text: bytes) -> tuple[TokenLogprob, ...] | None:
+    """Raises ValueError for what is not a list of entries."""
     if not text:
         return None
+    if _NULL not in text:
+        return _logprobs_decoder.decode(text)
     return tuple(
         TokenLogprob(
-            token_id, _finite(logprob), tuple((other, _finite(value)) for other, value in top)
+            token_id, _number(logprob), tuple((other, _number(value)) for other, value in top)
         )
-        for token_id, logprob, top in _logprobs_decoder.decode(text)
+        for token_id, logprob, top in _nullable_decoder.decode(text)
     )
 
 
-def _finite(logprob: float | None) -> float:
+def _number(logprob: float | None) -> float:
     return -math.inf if logprob is None else logprob
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import secrets
 import time
@@ -60,6 +61,7 @@ POSITION_MAX = 1000  # entries counted per lane
 MEMORY_RETRY_S = 5.0
 SECRET_LIFE_MS = 7 * 24 * 3_600_000
 CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
+DECODE_S = 0.004  # of decoding without a pause
 _MAX_ID_PART = 2**63 - 1
 _STATES = {b"gone": None, **{state.encode(): state for state in JobState}}
 
@@ -217,8 +219,8 @@ class RedisJobStore:
             pipe.hgetall(self._keys.job(job_id))
             rows, newest, fields = await pipe.execute()
         if rows or not fields:
-            return _events(job_id, rows)
-        last = _events(job_id, newest)
+            return await _events(job_id, rows)
+        last = await _events(job_id, newest)
         if last and not isinstance(last[0], Delta):
             return last
         end = end_of(fields)
@@ -528,9 +530,16 @@ class RedisJobStore:
         return "0" if policy is OnDisconnect.CANCEL else str(self._policy.grace_ms)
 
 
-def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Delta | JobEvent]:
+async def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Delta | JobEvent]:
+    """Decodes entries, giving way to the loop's other work: a page may be megabytes."""
+    decoded = []
+    ends_s = time.monotonic() + DECODE_S
     try:
-        decoded = [decode_entry(entry_id, fields) for entry_id, fields in rows]
+        for entry_id, fields in rows:
+            decoded.append(decode_entry(entry_id, fields))
+            if time.monotonic() >= ends_s:
+                await asyncio.sleep(0)
+                ends_s = time.monotonic() + DECODE_S
     except (ValueError, KeyError, TypeError) as error:
         raise TransportError(f"the log of job {job_id} is malformed: {error}") from error
     return [event for event in decoded if event is not None]

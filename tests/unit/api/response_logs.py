@@ -22,6 +22,7 @@ from shared.messages import (
 )
 from shared.text.card import ModelCard
 from shared.text.turn_formats import ReasoningFormat, ToolFormat
+from tests.unit.api.as_sent import as_sent
 from tests.unit.api.letter_tokenizer import LetterTokenizer
 
 EMOJI = "😀".encode()
@@ -140,4 +141,5 @@ def told(made: ResponseDialect, log: Sequence[Delta], end: Finished | Failed) ->
     events = [*made.opening()]
     for delta in log:
         events += made.delta(delta)
-    return [*events, *(made.finished(end) if isinstance(end, Finished) else made.ended(end))]
+    last = made.finished(end) if isinstance(end, Finished) else made.ended(end)
+    return list(as_sent([*events, *last]))

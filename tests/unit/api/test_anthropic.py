@@ -12,7 +12,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
-from api.anthropic.blocks import BlockStream, whole_blocks
+from api.anthropic.blocks import BlockStream, WholeBlocks
 from api.anthropic.conversation import chat_ask
 from api.anthropic.errors import error_payload, error_status
 from api.anthropic.message_dialect import MessageDialect, MessageFacts
@@ -374,6 +374,13 @@ def test_a_stream_is_what_the_sdk_types() -> None:
     }
 
 
+def blocks_of(said: Sequence[TurnEvent]) -> list[dict[str, Any]]:
+    blocks = WholeBlocks()
+    for event in said:
+        blocks.take([event])
+    return blocks.payload()
+
+
 def test_blocks_follow_the_kinds_of_what_is_said() -> None:
     said: list[TurnEvent] = [
         Reasoning("hm"),
@@ -412,7 +419,7 @@ def test_blocks_follow_the_kinds_of_what_is_said() -> None:
         ("delta", 4),
         ("stop", 4),
     ]
-    assert whole_blocks(said) == [
+    assert blocks_of(said) == [
         {"type": "thinking", "thinking": "hmm", "signature": ""},
         {"type": "text", "text": "Let me see."},
         {"type": "tool_use", "id": "call_a", "name": "depth", "input": {"gate": 1}},
@@ -424,7 +431,7 @@ def test_blocks_follow_the_kinds_of_what_is_said() -> None:
 @pytest.mark.parametrize("arguments", ["", '{"gate": ', "[1]", "7", "{}}"])
 def test_a_call_that_was_cut_off_has_no_block_of_its_own(arguments: str) -> None:
     said = [Text("a"), ToolCall(0, "c", "depth"), ToolArguments(0, arguments)]
-    assert whole_blocks(said) == [{"type": "text", "text": "a"}]
+    assert blocks_of(said) == [{"type": "text", "text": "a"}]
 
 
 def test_a_whole_answer_is_the_message_that_its_stream_makes() -> None:

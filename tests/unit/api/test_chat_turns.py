@@ -23,6 +23,7 @@ from shared.messages import (
     Usage,
 )
 from shared.text.turn_formats import ReasoningFormat, ToolFormat
+from tests.unit.api.as_sent import as_sent
 from tests.unit.api.letter_tokenizer import LetterTokenizer
 
 TOKENIZER = LetterTokenizer([b"<end>", *(bytes([byte]) for byte in range(1, 256))])
@@ -68,7 +69,7 @@ def whole(text: str, reason: FinishReason = FinishReason.STOP, **facts: Any) -> 
     answer, deltas = dialect(**facts), tokens(text)
     for delta in deltas:
         answer.collect(delta)
-    return dict(answer.whole(finished(deltas, reason)))
+    return dict(as_sent(answer.whole(finished(deltas, reason))))
 
 
 def streamed(
@@ -78,7 +79,7 @@ def streamed(
     chunks = [*answer.opening()]
     for delta in deltas:
         chunks += answer.delta(delta)
-    return [*chunks, *answer.finished(finished(deltas, reason))]
+    return list(as_sent([*chunks, *answer.finished(finished(deltas, reason))]))
 
 
 def put_together(chunks: Sequence[dict[str, Any]], index: int = 0) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from api.openai.chat_dialect import ChatDialect
 from api.openai.completion_dialect import CompletionDialect
 from api.timing import Timing
 from shared.messages import START, Cursor, Delta, Finished, FinishReason, TokenLogprob, Usage
+from tests.unit.api.as_sent import as_sent
 from tests.unit.api.letter_tokenizer import LetterTokenizer
 
 EMOJI = "😀".encode()
@@ -110,7 +111,7 @@ def test_an_error_is_the_object_that_an_answer_would_have() -> None:
 
 
 def tokens_of(choice: dict[str, Any]) -> list[str]:
-    logprobs = choice["logprobs"]
+    logprobs = as_sent(choice["logprobs"])
     return [] if logprobs is None else [entry["token"] for entry in logprobs["content"]]
 
 
@@ -133,7 +134,7 @@ def test_logprobs_of_an_open_character_come_with_the_character() -> None:
     opening = delta(START, (4, 5, 6), "", logprobs=True)
     assert list(dialect.delta(opening)) == []
     (chunk,) = dialect.delta(delta(opening.end, (7,), "😀", logprobs=True))
-    entries = chunk["choices"][0]["logprobs"]["content"]
+    entries = as_sent(chunk)["choices"][0]["logprobs"]["content"]
     assert b"".join(bytes(entry["bytes"]) for entry in entries) == EMOJI
 
 
@@ -154,7 +155,7 @@ def test_a_text_cut_at_its_length_shows_all_its_logprobs() -> None:
 def test_json_never_sees_an_infinite_logprob() -> None:
     dialect = chat(num_logprobs=2)
     (chunk,) = dialect.delta(delta(START, (2,), "b", logprobs=True))
-    top = chunk["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    top = as_sent(chunk)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     assert [entry["logprob"] for entry in top] == [-0.5, -9999.0]
 
 
@@ -162,7 +163,7 @@ def test_the_older_logprobs_have_offsets_and_the_chosen_token() -> None:
     facts = AnswerFacts(**{**FACTS, "num_logprobs": 1})  # type: ignore[arg-type]
     dialect = CompletionDialect(facts, TOKENIZER)
     dialect.collect(delta(START, (1, 4, 5, 6, 7, 2), "a😀b", logprobs=True))
-    logprobs = dialect.whole(finished(Cursor(6, 6)))["choices"][0]["logprobs"]
+    logprobs = as_sent(dialect.whole(finished(Cursor(6, 6))))["choices"][0]["logprobs"]
     assert logprobs["tokens"] == [
         "a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", "b",
     ]  # fmt: skip

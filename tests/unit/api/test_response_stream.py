@@ -16,6 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from api.errors import going_down
 from api.turn.call_ids import call_id
 from shared.messages import FinishReason, JobState
+from tests.unit.api.as_sent import as_sent
 from tests.unit.api.response_logs import (
     JOB_ID,
     PIECES,
@@ -237,7 +238,7 @@ def test_events_do_not_depend_on_how_the_log_was_cut(
         whole = dialect(TURNS, background=background, has_logprobs=logprobs)
         for delta in log:
             whole.collect(delta)
-        wholes.append(whole.whole(finished(log, reason)))
+        wholes.append(as_sent(whole.whole(finished(log, reason))))
     assert streams[0] == streams[1]
     assert wholes[0] == wholes[1] == streams[0][-1]["response"]
     assert [event["sequence_number"] for event in streams[0]] == list(range(len(streams[0])))

@@ -1,0 +1,78 @@
+"""AnswerSize: how many bytes a whole answer may come to, as far as its request says.
+
+A worker decides how long an answer gets and what its tokens are. Before that only estimates are
+known: what JSON takes for a token of a common vocabulary, and for each of its alternatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shared.messages import Failed, Finished, InvalidParameter, Job, SamplingParams
+
+TOKEN_BYTES = 8  # of text, escapes included
+TOKEN_ID_BYTES = 8
+CHAT_ENTRY_BYTES = 96  # {"token":" light","logprob":-1.34567832946777,"bytes":[32,108,105,103,104]}
+COMPLETION_ENTRY_BYTES = 40  # " light":-11.34567832946777 in one of three lists
+SHORT_BYTES = 65_536  # encoded in one go, in less than a millisecond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSize:
+    """What a request says of its answer, under the names of its own members."""
+
+    choices: tuple[tuple[str, int], ...] = ()  # members that multiply to the number of choices
+    max_tokens: tuple[str, int | None]  # None: left to the default
+    logprobs: tuple[str, int | None] = ("logprobs", None)  # alternatives of each token
+    entry_bytes: int = CHAT_ENTRY_BYTES
+    has_token_ids: bool = False
+
+    @property
+    def num_choices(self) -> int:
+        num_choices = 1
+        for _, factor in self.choices:
+            num_choices *= factor
+        return num_choices
+
+    @property
+    def token_bytes(self) -> int:
+        """Of each token of each choice."""
+        num_bytes = TOKEN_BYTES + (TOKEN_ID_BYTES if self.has_token_ids else 0)
+        num_alternatives = self.logprobs[1]
+        if num_alternatives is not None:
+            num_bytes += (1 + num_alternatives) * self.entry_bytes
+        return num_bytes
+
+    def fitted(self, sampling: SamplingParams, max_bytes: int) -> SamplingParams:
+        """Returns `sampling`, with a default of max_tokens that keeps the answer in `max_bytes`.
+
+        Raises InvalidParameter, naming what makes the answer large, where the caller asks for more.
+        """
+        num_bytes = self.num_choices * sampling.max_tokens * self.token_bytes
+        if num_bytes <= max_bytes:
+            return sampling
+        param, asked = self.max_tokens
+        num_tokens = max_bytes // (self.num_choices * self.token_bytes)
+        if asked is None and num_tokens:
+            return replace(sampling, max_tokens=num_tokens)
+        members = [(name, factor) for name, factor in self.choices if factor > 1]
+        members.append((param, sampling.max_tokens))
+        if self.logprobs[1] is not None:
+            members.append((self.logprobs[0], self.logprobs[1]))
+        named = ", ".join(f"{name} {value}" for name, value in members)
+        raise InvalidParameter(
+            param,
+            f"an answer with {named} can have about {num_bytes} bytes, and {max_bytes} are "
+            f"allowed. Please ask for less: {param} can be {num_tokens} here.",
+            "answer_too_large",
+        )
+
+
+def is_short(job: Job, end: Finished | Failed) -> bool:
+    """Whether the answer of such a job, with its prompt in each choice, has few bytes."""
+    alternatives = job.sampling.logprobs
+    token_bytes = TOKEN_BYTES + TOKEN_ID_BYTES
+    entry_bytes = 0 if alternatives is None else (1 + alternatives) * CHAT_ENTRY_BYTES
+    prompt_bytes = job.num_choices * end.usage.prompt_tokens * token_bytes
+    answer_bytes = end.usage.completion_tokens * (token_bytes + entry_bytes)
+    return prompt_bytes + answer_bytes <= SHORT_BYTES
