@@ -68,7 +68,7 @@ class AnswerSize:
         )
 
 
-def is_short(job: Job, end: Finished | Failed) -> bool:
+def is_small_answer(job: Job, end: Finished | Failed) -> bool:
     """Whether the answer of such a job, with its prompt in each choice, has few bytes."""
     alternatives = job.sampling.logprobs
     token_bytes = TOKEN_BYTES + TOKEN_ID_BYTES

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api import sse
-from api.answer_size import is_short
+from api.answer_size import is_small_answer
 from api.dialect import Dialect
 from api.errors import (
     ApiError,
@@ -28,7 +28,7 @@ from api.frontend import Frontend
 from api.job_stream import StreamInterrupted
 from api.json_answer import send_json
 from api.open_requests import Ending, OpenRequest
-from api.pieces import told
+from api.pieces import is_short, parts_of, told
 from api.request_id import tell_durability
 from api.timing import Timing
 from shared.messages import START, Cursor, Delta, Failed, Finished, Job
@@ -155,13 +155,17 @@ class GenerationResponse(Response):
                 await _write(send, framing.keepalive)
             elif isinstance(event, Delta):
                 self._observe(event)
-                said = [
+                said = (
                     framing.event(payload)
                     for piece in told(event, stream.num_waiting)
                     for payload in self._dialect.delta(piece)
-                ]
-                if said:
-                    await _write(send, b"".join(said))
+                )
+                if is_short(event):
+                    if body := b"".join(said):
+                        await _write(send, body)
+                    continue
+                async for body in self._frontend.slices.pieces(said):
+                    await _write(send, body)
             else:
                 self._timing.started_s = stream.started_s
                 self._observe_end(event)
@@ -179,7 +183,10 @@ class GenerationResponse(Response):
             event = await stream.get(self._frontend.settings.keepalive_s)
             if isinstance(event, Delta):
                 self._observe(event)
-                self._dialect.collect(event)
+                if is_short(event):
+                    self._dialect.collect(event)
+                else:
+                    await self._frontend.slices.run(map(self._dialect.collect, parts_of(event)))
             elif event is not None:
                 break
         self._timing.started_s = stream.started_s
@@ -189,7 +196,7 @@ class GenerationResponse(Response):
             return
         self._has_begun = True
         answer = self._dialect.whole(event)
-        if is_short(self._job, event):
+        if is_small_answer(self._job, event):
             headers = ((b"content-type", b"application/json"),)
             await _send_all(send, 200, headers, sse.json_bytes(answer))
         else:
@@ -221,7 +228,7 @@ class GenerationResponse(Response):
     ) -> None:
         """Payloads of an `end` may be as long as the answer: a response's say it once more."""
         framing = self._dialect.framing
-        if end is not None and not is_short(self._job, end):
+        if end is not None and not is_small_answer(self._job, end):
             parts = chain.from_iterable(map(framing.event_pieces, payloads))
             async for piece in self._frontend.slices.pieces(parts):
                 await _write(send, piece)

@@ -48,7 +48,7 @@ class ApiSettings(SharedSettings):
     )
     max_answer_bytes: int = Field(
         default=64 * 2**20,
-        ge=65_536,
+        ge=1024,
         le=2**40,
         description="Bytes of one whole answer, estimated from its request's choices, max_tokens "
         "and log probabilities; more is answered 400. A frontend holds them until they are sent.",

@@ -32,7 +32,8 @@ def _list_of(value: Any) -> list[Any]:
 
 _encoder = msgspec.json.Encoder(enc_hook=_list_of)
 
-_FEW = 64  # items of a list that are encoded in one go
+_FEW = 64  # items of a long list that are encoded in one go
+_SEVERAL = 128  # mappings of a list, each of which may be long: an answer has no more choices
 
 # Legal inside JSON strings, but line ends to clients that split with str.splitlines().
 _LINE_ENDS = (
@@ -54,15 +55,15 @@ def json_bytes(payload: Any) -> bytes:
 def json_pieces(payload: Any) -> Iterator[bytes]:
     """Yields what `json_bytes` returns, in pieces that take about a millisecond each at most.
 
-    Mappings and lists of mappings are descended into, other lists are cut, an iterator is a list
-    whose items are made as they are taken. Everything else is encoded in one go.
+    Mappings and short lists of mappings are descended into, other lists are cut, an iterator is a
+    list whose items are made as they are taken. Everything else is encoded in one go.
     """
     if isinstance(payload, dict):
         return _mapping_pieces(payload)
     if isinstance(payload, Iterator):
         return _list_pieces(payload)
     if isinstance(payload, list | tuple) and payload:
-        if isinstance(payload[0], dict):
+        if len(payload) <= _SEVERAL and isinstance(payload[0], dict):
             return _nested_pieces(payload)
         return _list_pieces(iter(payload))
     return iter((json_bytes(payload),))

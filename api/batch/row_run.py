@@ -19,6 +19,7 @@ from api.caller import Caller
 from api.errors import ApiError, ServerError, UnavailableError, invalid_parameter, job_failed
 from api.frontend import Frontend
 from api.job_stream import JobStream, StreamInterrupted
+from api.pieces import parts_of
 from api.public_id import public_id
 from api.request_id import RequestNames
 from api.routes.answers import Prepared
@@ -145,7 +146,8 @@ class RowRun:
                 event = await stream.get(LOOK_S)
                 if isinstance(event, Delta):
                     prepared.timing.token_came()
-                    prepared.dialect.collect(event)
+                    parts = parts_of(event)
+                    await self._room.frontend.slices.run(map(prepared.dialect.collect, parts))
                 elif event is not None:
                     return event
                 if self._room.stop.why is not None and not is_cancelled:

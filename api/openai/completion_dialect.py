@@ -12,12 +12,13 @@ from typing import Any
 
 from api.openai.answer import AnswerFacts, ChoiceAnswer, ChoiceEnd, OpenAIAnswer
 from api.openai.logprobs import (
+    CompletionEntry,
+    CompletionEntryForm,
     CompletionLogprobs,
     PlacedLogprob,
-    as_it_is,
     completion_logprobs,
 )
-from shared.messages import Delta, Finished, TokenLogprob, choice_deltas
+from shared.messages import Delta, Finished, choice_deltas
 from shared.text.base import Tokenizer
 
 
@@ -37,10 +38,10 @@ class CompletionShape:
 
 ONE_CHOICE = CompletionShape()
 
-Choice = ChoiceAnswer[TokenLogprob]
+Choice = ChoiceAnswer[CompletionEntry]
 
 
-class CompletionDialect(OpenAIAnswer[TokenLogprob]):
+class CompletionDialect(OpenAIAnswer[CompletionEntry]):
     """`text_completion`, in chunks and whole."""
 
     kind = "completion"
@@ -50,7 +51,7 @@ class CompletionDialect(OpenAIAnswer[TokenLogprob]):
     def __init__(
         self, facts: AnswerFacts, tokenizer: Tokenizer, shape: CompletionShape = ONE_CHOICE
     ) -> None:
-        super().__init__(facts, tokenizer, as_it_is)
+        super().__init__(facts, tokenizer, CompletionEntryForm(tokenizer, facts.num_logprobs or 0))
         self._shape = shape
         self._texts: list[list[str]] = [[] for _ in self._choices]  # of whole answers
         self._num_tokens = [0] * facts.num_choices
@@ -111,8 +112,10 @@ class CompletionDialect(OpenAIAnswer[TokenLogprob]):
     def _member(self, choice: Choice, text: str, end: ChoiceEnd | None = None) -> dict[str, Any]:
         return self._choice(choice, {"text": text}, end)
 
-    def _logprobs(self, placed: Sequence[PlacedLogprob[TokenLogprob]]) -> CompletionLogprobs | None:
-        return completion_logprobs(placed, self._tokenizer, self._facts.num_logprobs or 0)
+    def _logprobs(
+        self, placed: Sequence[PlacedLogprob[CompletionEntry]]
+    ) -> CompletionLogprobs | None:
+        return completion_logprobs(placed)
 
     def _collect(self, choice: Choice, text: str) -> None:
         self._texts[choice.index].append(text)

@@ -38,11 +38,6 @@ class EntryForm(Protocol[EntryT_co]):
     def __call__(self, entry: TokenLogprob, /) -> EntryT_co: ...
 
 
-def as_it_is(entry: TokenLogprob) -> TokenLogprob:
-    """Returns the entry itself: an EntryForm."""
-    return entry
-
-
 class _Token(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
@@ -79,6 +74,47 @@ class ChatEntryForm:
             encoded = msgspec.Raw(_encoder.encode(list(self._tokenizer.token_bytes(token_id))))
             spelled = self._spelled[token_id] = (text, encoded)
         return spelled[0], _finite(logprob), spelled[1]
+
+
+class CompletionEntry(msgspec.Struct, frozen=True, gc=False):
+    """What the completion dialect shows of a token's entry."""
+
+    token: str
+    logprob: float
+    top: msgspec.Raw | None  # JSON: token -> log probability, best first; None: not asked for
+
+
+class CompletionEntryForm:
+    """Encodes entries as the members of the completion dialect's lists, as they come."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._spelled: dict[int, str] = {}
+
+    def __call__(self, entry: TokenLogprob, /) -> CompletionEntry:
+        token, logprob = self._spell(entry.token_id), _finite(entry.logprob)
+        top = None
+        if self._num_top:
+            best = {self._spell(token_id): _finite(other) for token_id, other in entry.top[::-1]}
+            best[token] = logprob
+            top = msgspec.Raw(
+                _encoder.encode(dict(sorted(best.items(), key=lambda pair: -pair[1])))
+            )
+        return CompletionEntry(token, logprob, top)
+
+    def _spell(self, token_id: int) -> str:
+        """Returns OpenAI's spelling where tokens are keys: parts of a character must not look all
+        the same."""
+        spelled = self._spelled.get(token_id)
+        if spelled is None:
+            raw = self._tokenizer.token_bytes(token_id)
+            try:
+                spelled = raw.decode()
+            except UnicodeDecodeError:
+                spelled = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+            self._spelled[token_id] = spelled
+        return spelled
 
 
 class LogprobAligner(Generic[EntryT]):
@@ -136,12 +172,12 @@ class CompletionLogprobs(TypedDict):
 
     tokens: Iterable[str]
     token_logprobs: Iterable[float]
-    top_logprobs: Iterable[dict[str, float]] | None
+    top_logprobs: Iterable[msgspec.Raw | None] | None
     text_offset: Iterable[int]
 
 
 def completion_logprobs(
-    placed: Sequence[PlacedLogprob[TokenLogprob]], tokenizer: Tokenizer, num_top: int
+    placed: Sequence[PlacedLogprob[CompletionEntry]],
 ) -> CompletionLogprobs | None:
     """Returns None without entries, else members that are made as they are read.
 
@@ -150,30 +186,13 @@ def completion_logprobs(
     """
     if not placed:
         return None
+    has_top = placed[0].entry.top is not None
     return {
-        "tokens": (_spelled(tokenizer, item.entry.token_id) for item in placed),
-        "token_logprobs": (_finite(item.entry.logprob) for item in placed),
-        "top_logprobs": (_top(tokenizer, item.entry) for item in placed) if num_top else None,
+        "tokens": (item.entry.token for item in placed),
+        "token_logprobs": (item.entry.logprob for item in placed),
+        "top_logprobs": (item.entry.top for item in placed) if has_top else None,
         "text_offset": (item.start_chars for item in placed),
     }
-
-
-def _top(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, float]:
-    """The best tokens, best first, and the chosen one."""
-    best = {
-        _spelled(tokenizer, token_id): _finite(logprob) for token_id, logprob in reversed(entry.top)
-    }
-    best[_spelled(tokenizer, entry.token_id)] = _finite(entry.logprob)
-    return dict(sorted(best.items(), key=lambda pair: -pair[1]))
-
-
-def _spelled(tokenizer: Tokenizer, token_id: int) -> str:
-    """OpenAI's spelling where tokens are keys: parts of a character must not look all the same."""
-    raw = tokenizer.token_bytes(token_id)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _finite(logprob: float) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from api.errors import MAX_ECHO_CHARS, CallerError
 from api.frontend import Frontend
+from api.pieces import parts_of
 from api.public_id import parse_job_id
 from api.responses.dialect import READERS_ERRORS, ResponseDialect
 from api.responses.facts import ResponseFacts, decode_facts
@@ -112,7 +114,9 @@ async def _collect(
             cursor = deltas[-1].end
             if text_only:
                 deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
-            await frontend.slices.run(map(dialect.collect, deltas))
+            await frontend.slices.run(
+                map(dialect.collect, chain.from_iterable(map(parts_of, deltas)))
+            )
         for event in events:
             if not isinstance(event, Delta | Started):
                 return event

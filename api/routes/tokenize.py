@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api.body import read_request
 from api.catalog import ServedModel
 from api.frontend import frontend_of
-from api.json_answer import json_answer
+from api.json_answer import LongJsonAnswer
 from api.openai.schemas import DetokenizeRequest, TokenizeRequest
 from api.prompts import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
 from shared.messages import InvalidParameter
@@ -28,7 +28,7 @@ async def tokenize(request: Request) -> Response:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidParameter("prompt", "exactly one of 'prompt' and 'messages' must be given")
     model = await frontend.catalog.only(asked.model)
-    return json_answer(await frontend.pool.run(_tokenized, model, asked))
+    return LongJsonAnswer(await frontend.pool.run(_tokenized, model, asked), frontend.slices)
 
 
 @router.post("/detokenize")
@@ -38,7 +38,7 @@ async def detokenize(request: Request) -> Response:
     asked = await read_request(request, "detokenize", DetokenizeRequest)
     model = await frontend.catalog.only(asked.model)
     text = await frontend.pool.run(_detokenized, model, asked.tokens)
-    return json_answer({"prompt": text})
+    return LongJsonAnswer({"prompt": text}, frontend.slices)
 
 
 def _tokenized(model: ServedModel, asked: TokenizeRequest) -> dict[str, Any]:
