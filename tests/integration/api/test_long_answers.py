@@ -1,4 +1,4 @@
-"""Answers that are long: sent in chunks, the same as their streams, refused where too long."""
+"""Answers that are long: sent in chunks, the same as their streams."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.integration.api.stage import MODEL, Stage, staged
+from tests.integration.api.one_row import batch_of
+from tests.integration.api.stage import MODEL, Stage
 from tests.integration.api.stage_fixtures import module_stage
-from tests.support.redis_server import new_namespace
 
 LONG = {"max_tokens": 400, "ignore_eos": True}  # with twenty alternatives each: half a megabyte
 MESSAGES = [{"role": "user", "content": "water"}]
@@ -24,7 +24,6 @@ CHAT: dict[str, Any] = {
     "top_logprobs": 20,
     **LONG,
 }
-FEW_BYTES = 2048  # 1 token with twenty alternatives, 256 without any
 
 shared_stage = module_stage(keepalive_s=0.1)
 
@@ -59,7 +58,7 @@ def test_a_long_chat_answer_comes_in_chunks_and_is_its_stream(
 def test_a_long_completion_comes_in_chunks_and_is_its_stream(
     client: httpx.Client, stage: Stage
 ) -> None:
-    asked = {"model": MODEL, "prompt": ["water", "fire"], "logprobs": 5, **LONG}
+    asked = {"model": MODEL, "prompt": ["water", "fire", "air"], "logprobs": 5, **LONG}
     whole = client.post("/v1/completions", json=asked)
     assert whole.status_code == 200, whole.text[:500]
     assert "content-length" not in whole.headers
@@ -145,114 +144,3 @@ def test_a_row_of_a_batch_has_a_long_answer(client: httpx.Client) -> None:
     output = batch_of(client, {**CHAT}, "output_file_id")
     (choice,) = output["response"]["body"]["choices"]
     assert len(choice["logprobs"]["content"]) == LONG["max_tokens"]
-
-
-def batch_of(client: httpx.Client, body: dict[str, Any], which: str) -> Any:
-    """The one line that answers a row with this body."""
-    row = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    file = client.post(
-        "/v1/files",
-        files={"file": ("rows.jsonl", json.dumps(row).encode())},
-        data={"purpose": "batch"},
-    ).json()
-    begun = {
-        "input_file_id": file["id"],
-        "endpoint": "/v1/chat/completions",
-        "completion_window": "24h",
-    }
-    batch = client.post("/v1/batches", json=begun).json()
-    deadline = time.monotonic() + 60
-    while batch["status"] not in ("completed", "failed"):
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.05)
-        batch = client.get(f"/v1/batches/{batch['id']}").json()
-    assert batch[which], batch
-    return json.loads(client.get(f"/v1/files/{batch[which]}/content").content)
-
-
-TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
-    (
-        "/v1/chat/completions",
-        {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20, "n": 2, "max_tokens": 3},
-        "max_tokens",
-        "n 2, max_tokens 3, top_logprobs 20",
-    ),
-    (
-        "/v1/chat/completions",
-        {"messages": MESSAGES, "max_completion_tokens": 300},
-        "max_completion_tokens",
-        "max_completion_tokens 300",
-    ),
-    (
-        "/v1/completions",
-        {"prompt": ["a", "b"], "best_of": 4, "n": 2, "max_tokens": 10, "logprobs": 2},
-        "max_tokens",
-        "prompts 2, best_of 4, max_tokens 10, logprobs 2",
-    ),
-    (
-        "/v1/responses",
-        {
-            "input": "water",
-            "include": ["message.output_text.logprobs"],
-            "top_logprobs": 9,
-            "max_output_tokens": 3,
-        },
-        "max_output_tokens",
-        "max_output_tokens 3, top_logprobs 9",
-    ),
-    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 300}, "max_tokens", "max_tokens 300"),
-    ("/generate", {"prompt": "water", "max_tokens": 200}, "max_tokens", "max_tokens 200"),
-]
-
-
-class TestWithFewBytes:
-    @pytest.fixture(scope="class")
-    def shared_stage(self, redis_url: str, checkpoint: Any, files_dir: Any) -> Any:
-        settings = {"max_answer_bytes": FEW_BYTES, "files_dir": str(files_dir)}
-        with staged(redis_url, new_namespace(), checkpoint, **settings) as made:
-            yield made
-
-    @pytest.mark.parametrize(("path", "asked", "param", "named"), TOO_LONG)
-    @pytest.mark.parametrize("is_streamed", [False, True])
-    def test_an_answer_that_could_be_too_long_is_refused_by_name(
-        self,
-        client: httpx.Client,
-        stage: Stage,
-        path: str,
-        asked: dict[str, Any],
-        param: str,
-        named: str,
-        is_streamed: bool,
-    ) -> None:
-        if is_streamed:
-            asked = {name: value for name, value in asked.items() if name != "best_of"}
-            named = named.replace("best_of 4", "n 2")
-        answer = client.post(path, json={"model": MODEL, "stream": is_streamed, **asked})
-        assert answer.status_code == 400, answer.text[:300]
-        error = answer.json()["error"]
-        assert named in error["message"]
-        assert str(FEW_BYTES) in error["message"]
-        if path != "/v1/messages":  # its dialect has neither
-            assert error["param"] == param
-            assert error["code"] == "answer_too_large"
-        assert not stage.worker.seen, "nothing was queued"
-
-    def test_a_row_that_asks_for_too_long_an_answer_is_refused_by_name(
-        self, client: httpx.Client
-    ) -> None:
-        refused = batch_of(client, CHAT, "error_file_id")["response"]
-        assert refused["status_code"] == 400
-        assert refused["body"]["error"]["code"] == "answer_too_large"
-
-    def test_a_default_of_max_tokens_is_what_fits(self, client: httpx.Client) -> None:
-        asked = {name: value for name, value in CHAT.items() if name != "max_tokens"}
-        (choice,) = client.post("/v1/chat/completions", json=asked).json()["choices"]
-        assert choice["finish_reason"] == "length"
-        assert len(choice["logprobs"]["content"]) == 1
-
-    def test_what_fits_is_answered(self, client: httpx.Client) -> None:
-        asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 250, "ignore_eos": True}
-        for path in ("/v1/chat/completions", "/v1/messages"):
-            if path == "/v1/messages":
-                asked.pop("ignore_eos")
-            assert client.post(path, json=asked).status_code == 200
