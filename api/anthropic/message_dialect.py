@@ -15,6 +15,7 @@ from api.turn.reasoning_tokens import ReasoningTokens
 from shared.messages import Delta, Finished, FinishReason, Usage
 
 SERVICE_TIER = "standard"  # there is no other
+TEXTS_AT_ONCE = 64  # that are read together, where nobody waits for them
 _NOT_STOPPED = {"stop_reason": None, "stop_sequence": None}
 
 
@@ -45,6 +46,7 @@ class MessageDialect:
         self._parser = new_parser()
         self._thinking_tokens = thinking_tokens
         self._blocks = BlockStream()
+        self._texts: list[str] = []  # collected and not read yet
         self._content = WholeBlocks()  # of whole answers
 
     def opening(self) -> Sequence[Any]:
@@ -67,9 +69,12 @@ class MessageDialect:
 
     def collect(self, delta: Delta) -> None:
         self._count_thinking(delta)
-        self._content.take(self._parser.push(delta.text))
+        self._texts.append(delta.text)
+        if len(self._texts) >= TEXTS_AT_ONCE:
+            self._read()
 
     def whole(self, end: Finished) -> Any:
+        self._read()
         self._content.take(self._parser.finish())
         return {
             **self._message(),
@@ -77,6 +82,10 @@ class MessageDialect:
             **self._stop(end),
             "usage": {**self._usage(end), "service_tier": SERVICE_TIER},
         }
+
+    def _read(self) -> None:
+        self._content.take(self._parser.push("".join(self._texts)))
+        self._texts.clear()
 
     def _ended(self, end: Finished) -> Iterator[dict[str, Any]]:
         yield from self._blocks.push(self._parser.finish())

@@ -17,6 +17,7 @@ from shared.messages import Delta, FinishReason, Usage, choice_deltas
 from shared.text.base import Tokenizer
 
 CALLED = "tool_calls"  # the finish reason of a choice that made calls
+TEXTS_AT_ONCE = 64  # that are read together, where nobody waits for them
 
 Choice = ChoiceAnswer[msgspec.Raw]
 
@@ -38,6 +39,7 @@ class ChatDialect(OpenAIAnswer[msgspec.Raw]):
         counts_reasoning: bool = False,
     ) -> None:
         super().__init__(facts, tokenizer, ChatEntryForm(tokenizer))
+        self._texts: list[list[str]] = [[] for _ in self._choices]  # collected and not read yet
         self._messages = [WholeMessage() for _ in self._choices]  # of whole answers
         self._contents: list[list[msgspec.Raw]] = [[] for _ in self._choices]  # of their logprobs
         self._parsers = [new_parser() for _ in self._choices]
@@ -73,13 +75,23 @@ class ChatDialect(OpenAIAnswer[msgspec.Raw]):
         )
 
     def _logprobs(self, placed: Sequence[PlacedLogprob[msgspec.Raw]]) -> ChatLogprobs | None:
-        return chat_logprobs([item.entry for item in placed])
+        return chat_logprobs([item.entry for item in placed]) if placed else None
 
     def _collect(self, choice: Choice, text: str) -> None:
-        self._messages[choice.index].take(self._parsers[choice.index].push(text))
-        self._collect_logprobs(choice)
+        texts = self._texts[choice.index]
+        texts.append(text)
+        if len(texts) >= TEXTS_AT_ONCE:
+            self._read(choice)
 
-    def _collect_logprobs(self, choice: Choice) -> None:
+    def _read(self, choice: Choice) -> None:
+        """Reads what was collected. The entries of a choice that has ended wait for its last."""
+        texts = self._texts[choice.index]
+        self._messages[choice.index].take(self._parsers[choice.index].push("".join(texts)))
+        texts.clear()
+        if self._facts.num_logprobs is not None and choice.ending is None:
+            self._read_logprobs(choice)
+
+    def _read_logprobs(self, choice: Choice) -> None:
         self._contents[choice.index] += [item.entry for item in choice.take_placed()]
 
     def _said(self, choice: Choice, text: str) -> Iterable[dict[str, Any]]:
@@ -97,8 +109,9 @@ class ChatDialect(OpenAIAnswer[msgspec.Raw]):
 
     def _whole(self, choice: Choice, end: ChoiceEnd) -> dict[str, Any]:
         parser, message = self._parsers[choice.index], self._messages[choice.index]
+        self._read(choice)
         message.take(parser.finish())
-        self._collect_logprobs(choice)
+        self._read_logprobs(choice)
         member = {"message": message.payload()}
         logprobs = chat_logprobs(self._contents[choice.index])
         return {**self._choice(choice, member, _end(end, parser)), "logprobs": logprobs}

@@ -222,3 +222,26 @@ def test_a_stream_put_together_is_the_whole_answer(turn: tuple[str, list[int]]) 
     assert told["finish_reason"] == wanted["finish_reason"]
     assert told["logprobs"] == (wanted["logprobs"] or {"content": []})["content"]
     assert chunks[-1]["usage"] == answer["usage"]
+
+
+def test_a_choice_s_last_entries_are_kept_when_its_text_was_held_back_until_its_end() -> None:
+    """Of several choices each ends with a delta of its own, before the parser knows."""
+    text = "so <tool"  # the marker's beginning is text after all
+    token_ids = tuple(text.encode())
+    end = Cursor(len(token_ids), len(token_ids))
+    delta = Delta(
+        START,
+        end,
+        token_ids,
+        text,
+        tuple(TokenLogprob(token, -0.5) for token in token_ids),
+        (
+            Segment(0, len(token_ids), len(token_ids), FinishReason.LENGTH),
+            Segment(1, 0, 0, FinishReason.LENGTH),
+        ),
+    )
+    answer = dialect(num_choices=2, num_logprobs=0)
+    answer.collect(delta)
+    first, _ = as_sent(answer.whole(Finished(end, FinishReason.LENGTH, Usage(3, 8))))["choices"]
+    assert first["message"]["content"] == text
+    assert "".join(entry["token"] for entry in first["logprobs"]["content"]) == text
