@@ -1,8 +1,8 @@
 """TimeSlices: long work on the event loop, a few milliseconds at a time.
 
 What takes long here is pure Python (an answer of many megabytes that is encoded, a long log that is
-read): in a thread it would hold the interpreter's lock, and the loop would have to ask for it back
-after every system call (docs/adr/0016). So it stays on the loop and gives way often.
+read): in a thread it would hold the interpreter's lock and take the loop's time as well
+(docs/adr/0016). So it stays on the loop and gives way often.
 """
 
 from __future__ import annotations
