@@ -121,7 +121,8 @@ def test_an_old_client_gets_a_long_answer_until_the_connection_ends(stage: Stage
     address = urlsplit(stage.base_url)
     body = json.dumps(CHAT).encode()
     with socket.create_connection((str(address.hostname), address.port or 0), 60) as made:
-        head = b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: %d\r\n\r\n" % len(body)
         made.sendall(head + body)
         received = b"".join(iter(lambda: made.recv(65_536), b""))
     head, _, answer = received.partition(b"\r\n\r\n")
