@@ -203,7 +203,7 @@ async def test_a_dead_frontends_running_job_ends_by_its_policy(
     if policy is OnDisconnect.CONTINUE:
         assert "orphan_ms" not in found
         return
-    grace_ms = 3000 if policy is OnDisconnect.CANCEL else 10_000
+    grace_ms = 4000 if policy is OnDisconnect.CANCEL else 10_000
     seconds, microseconds = await steps.redis.time()
     assert int(found["orphan_ms"]) - int(seconds) * 1000 - microseconds // 1000 <= grace_ms
     await steps.redis.hset(steps.keys.job(job_id), "orphan_ms", 1)

@@ -54,6 +54,11 @@ IDEMPOTENCIES = (
 FRONTENDS = ("fe1", "fe2")
 
 
+async def known_models(stage: Stage) -> dict[str, bytes]:
+    """What the store knows, but for how long: each server has a clock of its own."""
+    return {name: model.card for name, model in (await stage.store.models()).items()}
+
+
 class Walk:
     """One walk. `run` raises AssertionError with the seed and the step."""
 
@@ -204,7 +209,7 @@ class Walk:
         state = self.rng.choice((None, *JobState))
         await self.mirrors.everywhere(lambda stage: stage.listed(state))
         await self.mirrors.everywhere(lambda stage: stage.store.queue_stats())
-        await self.mirrors.everywhere(lambda stage: stage.store.models())
+        await self.mirrors.everywhere(known_models)
 
     # --- the workers' side -----------------------------------------------------------------
 
