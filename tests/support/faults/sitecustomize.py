@@ -2,8 +2,8 @@
 
 Python imports this by itself at start. In an engine process it sets traps, which a prompt springs
 by its first token (echo runner only), a brake, which tests/support/brake.py works, and a device
-that can fail (with a model). Elsewhere it does nothing unless CHAOS_CLOCK_OFFSET_S or CHAOS_SCHEMA
-is set.
+that can fail (with a model). Elsewhere it does nothing unless CHAOS_CLOCK_OFFSET_S, CHAOS_SCHEMA or
+JOB_HISTORY is set.
 """
 
 from __future__ import annotations
@@ -118,3 +118,9 @@ if "CHAOS_SCHEMA" in os.environ and "worker.engine_process" not in sys.orig_argv
     import next_release
 
     next_release.become(int(os.environ["CHAOS_SCHEMA"]))
+if "JOB_HISTORY" in os.environ and sys.orig_argv[-2:] == ["-m", "worker"]:
+    from pathlib import Path
+
+    from tests.support.job_history import record_worker_calls
+
+    record_worker_calls(Path(os.environ["JOB_HISTORY"]))

@@ -1,0 +1,55 @@
+"""One service with its default settings, which two tenants share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from api.api_keys import digest_of, new_key
+from tests.support.brake import FAULTS
+from tests.support.job_history import HISTORY
+from tests.support.launched import REPOSITORY, Launched
+
+QUIET_KEY, WORST_KEY = new_key(), new_key()
+STEP_MS = 20  # of the echo runner: a token of each stream in each step
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A launched service, the keys of its tenants, and where histories are written."""
+
+    penstock: Launched
+    quiet_key: str
+    worst_key: str
+    history: Path
+
+
+@pytest.fixture(scope="module")
+def echo_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """Everything at its default but for the keys and the runner, whose pace is known."""
+    env = {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_MS)}
+    yield from _launched(tmp_path_factory.mktemp("neighbours"), env)
+
+
+@pytest.fixture(scope="module")
+def demo_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """Everything at its default but for the keys: the demo model, which compiles grammars."""
+    yield from _launched(tmp_path_factory.mktemp("neighbours"), {})
+
+
+def _launched(directory: Path, env: dict[str, str]) -> Iterator[Shared]:
+    history = directory / "history"
+    history.mkdir()
+    (directory / "keys").write_text(
+        f"{digest_of(QUIET_KEY)} tenant=quiet\n{digest_of(WORST_KEY)} tenant=worst\n"
+    )
+    env |= {
+        "API_KEYS_FILE": str(directory / "keys"),
+        "PYTHONPATH": f"{FAULTS}:{REPOSITORY}",
+        HISTORY: str(history),
+    }
+    with Launched(directory, env) as penstock:
+        yield Shared(penstock, QUIET_KEY, WORST_KEY, history)
