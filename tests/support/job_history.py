@@ -171,7 +171,7 @@ def record_worker_calls(directory: Path) -> None:
         writer.reply(number, status="released" if was_ours else "not_owned")
         return was_ours
 
-    for name in ("pull", "reconcile", "recover"):
+    for name in ("pull", "oversubscribe", "reconcile", "recover"):
         setattr(RedisJobQueue, name, recorded_claims(name))
     RedisJobQueue.append = recorded_append  # type: ignore[method-assign]
     RedisJobQueue.release = recorded_release  # type: ignore[method-assign]
