@@ -2,8 +2,10 @@
 
     python -m tests.chaos.long --streams 10000 --seed 1
 
-Every stream is checked as in the scenarios; at the end the store must be at rest and true. The last
-line is a summary; the exit status is 1 when anything did not hold.
+Every stream is checked as in the scenarios, and beside the streams whole answers, background
+responses, Messages and batches; at the end the store must be at rest and true, and every job's
+history, as its readers and its workers recorded it, linearizable. The last line is a summary; the
+exit status is 1 when anything did not hold.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from tests.chaos.harness.api_clients import ApiClients
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt
@@ -26,6 +30,8 @@ from tests.chaos.harness.oracle import StoreOracle, check_reading
 from tests.chaos.harness.proxy import Proxy
 from tests.support.checkpoints import make_checkpoint
 from tests.support.faults.sitecustomize import POISON_TOKEN
+from tests.support.job_history import END, HISTORY, HistoryWriter, read_histories
+from tests.support.linearizability import check_history
 
 READERS = 48  # streams open at once
 MIN_TOKENS, MAX_TOKENS = 20, 60
@@ -34,6 +40,10 @@ KINDS = {
     "plain": 100.0,  # do not
     "leaving": 50.0,  # go away in the middle
     "poison": 0.5,  # kill the engine that they run on
+    "chat": 60.0,  # whole answers, sent again under their keys
+    "message": 40.0,  # streams of the Messages API
+    "response": 60.0,  # in the background, read at any frontend
+    "batch": 1.5,
 }
 STREAM_TIMEOUT_S = 120.0
 JOBS_KEPT_S = 540.0  # ended jobs can be looked at for ten minutes
@@ -45,7 +55,15 @@ WORKERS = 3
 class Round:
     """One round's load and what became of it."""
 
-    def __init__(self, deployment: Deployment, echo: EchoText, num_streams: int, seed: int) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        echo: EchoText,
+        apis: ApiClients,
+        history: HistoryWriter,
+        num_streams: int,
+        seed: int,
+    ) -> None:
         self.outcomes: Counter[str] = Counter()
         self.failures: list[str] = []
         self.num_tokens = 0
@@ -53,6 +71,8 @@ class Round:
         self.waits_s: list[float] = []
         self._deployment = deployment
         self._echo = echo
+        self._apis = apis
+        self._history = history
         self._rng = random.Random(seed)
         self._num_streams = num_streams
         self._num_begun = 0
@@ -77,6 +97,8 @@ class Round:
         rng = self._rng
         prompt = random_prompt(rng, rng.randint(4, 40))
         (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
+        if kind in ("chat", "message", "response", "batch"):
+            return await self._ask(kind)
         if kind == "poison":
             prompt = [POISON_TOKEN, *prompt]
         client = Client(
@@ -98,11 +120,20 @@ class Round:
         if not reading.has_ended and kind == "plain":
             return "plain, broken off" if reading.job_id else "plain, refused"
         check_reading(reading, self._echo)
+        if reading.finished:
+            num_tokens = reading.num_tokens
+            self._history.record(
+                reading.job_id, END, time.monotonic(), state="finished", num_tokens=num_tokens
+            )
         if kind == "poison":
             assert reading.error_code == "poison", f"a poison job ended as {reading.ends}"
         elif kind == "resuming":
             assert reading.finished, f"{reading.job_id} ended as {reading.ends}"
         return f"{kind}, {'finished' if reading.finished else reading.error_code}"
+
+    async def _ask(self, kind: str) -> str:
+        ask: Callable[[], Awaitable[str]] = getattr(self._apis, kind)
+        return await ask()
 
     async def _leave(self, client: Client, after_tokens: int) -> str:
         deadline_s = time.monotonic() + STREAM_TIMEOUT_S
@@ -120,17 +151,30 @@ async def long_round(directory: Path, num_streams: int, seed: int) -> int:
     _end_orderly_on_sigterm()
     try:
         deployment.change_usual(
-            num_workers=WORKERS, ECHO_STEP_MS=5, MAX_NUM_SEQS=32, LEASE_MS=2000, STALL_LIMIT_S=2
+            num_workers=WORKERS,
+            ECHO_STEP_MS=5,
+            MAX_NUM_SEQS=32,
+            LEASE_MS=2000,
+            STALL_LIMIT_S=2,
+            **{HISTORY: str(directory / "history")},
         )
+        deployment.change_frontends(FILES_DIR=str(directory / "files"))
+        (directory / "history").mkdir()
         async with Proxy(deployment.server.url) as proxy:
             deployment.redis_url = proxy.url
             await deployment.heal()
-            load = Round(deployment, EchoText(checkpoint), num_streams, seed)
+            apis = ApiClients(deployment.urls, deployment.model, random.Random(seed + 2))
+            await apis.learn()
+            history = HistoryWriter(directory / "history", "readers")
+            load = Round(deployment, EchoText(checkpoint), apis, history, num_streams, seed)
             faults = RandomFaults(deployment, proxy, random.Random(seed + 1))
             begin_s = time.monotonic()
             await _run(load, faults, begin_s)
             took_s = time.monotonic() - begin_s
+            await apis.aclose()
+            history.close()
             num_jobs = await _check_store(deployment, load, took_s)
+            _check_histories(directory / "history", load)
             _summarize(load, faults, num_streams, seed, took_s, num_jobs)
             return 1 if load.failures else 0
     finally:
@@ -178,6 +222,17 @@ async def _check_store(deployment: Deployment, load: Round, took_s: float) -> in
         except AssertionError as error:
             load.failures.append(f"the store: {error}")
             return 0
+
+
+def _check_histories(directory: Path, load: Round) -> None:
+    histories = read_histories(directory)
+    for job_id, operations in histories.items():
+        try:
+            check_history(job_id, operations)
+        except AssertionError as error:
+            load.failures.append(str(error))
+    num_operations = sum(map(len, histories.values()))
+    print(f"  {num_operations} operations on {len(histories)} jobs checked", flush=True)
 
 
 def _summarize(

@@ -37,6 +37,7 @@ class Deployment:
         self._numbers = itertools.count()
         self._num_workers = NUM_WORKERS
         self._worker_changes: dict[str, object] = {}
+        self._frontend_changes: dict[str, object] = {}
         self.server = Server(directory / "redis")
         self.redis_url = self.server.url  # where processes are sent to that are not told otherwise
         self.brake = Brake(directory / "brake")
@@ -46,13 +47,18 @@ class Deployment:
         self._num_workers = num_workers
         self._worker_changes = worker
 
+    def change_frontends(self, **changes: object) -> None:
+        """From now on these are settings of the usual frontends too."""
+        self._frontend_changes = changes
+
     def worker_settings(self, **changes: object) -> dict[str, str]:
         model = {"MODEL": str(self.checkpoint), **self.brake.env}
         changed = {**self._worker_changes, **changes}
         return WORKER_SETTINGS | model | {name: str(value) for name, value in changed.items()}
 
     def frontend_settings(self, **changes: object) -> dict[str, str]:
-        return FRONTEND_SETTINGS | {name: str(value) for name, value in changes.items()}
+        changed = {**self._frontend_changes, **changes}
+        return FRONTEND_SETTINGS | {name: str(value) for name, value in changed.items()}
 
     def urls(self) -> Sequence[str]:
         """Of the frontends that a client would be sent to."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -27,18 +28,33 @@ WEIGHTS = {
     "kill a worker": 4,
     "end a worker": 3,
     "freeze a worker": 3,
+    "kill all workers": 1,
     "kill an engine": 3,
     "freeze an engine": 1,
     "kill a frontend": 3,
     "end a frontend": 2,
     "freeze a frontend": 1,
+    "no descriptors for a frontend": 1,
     "cut all subscribers": 3,
     "cut all command connections": 2,
     "reset all connections": 2,
     "forget the scripts": 2,
+    "no disk for redis": 1,
     "restart redis": 1,
     "kill redis": 1,
 }
+
+
+@contextmanager
+def limited(pid: int, limit: int, value: int) -> Iterator[None]:
+    """A process may use no more of something than `value`, until the block is left."""
+    before = resource.prlimit(pid, limit)
+    resource.prlimit(pid, limit, (value, before[1]))
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # another fault ended it
+            resource.prlimit(pid, limit, before)
 
 
 class RandomFaults:
@@ -92,11 +108,13 @@ class RandomFaults:
             "kill a worker": lambda: self._replace_worker(WorkerProcess.kill),
             "end a worker": lambda: self._replace_worker(WorkerProcess.terminate),
             "freeze a worker": lambda: self._freeze(self._deployment.workers),
+            "kill all workers": self._kill_all_workers,
             "kill an engine": lambda: self._hurt_engine(WorkerProcess.kill_engine),
             "freeze an engine": lambda: self._hurt_engine(WorkerProcess.freeze_engine),
             "kill a frontend": lambda: self._replace_frontend(FrontendProcess.kill),
             "end a frontend": lambda: self._replace_frontend(FrontendProcess.terminate),
             "freeze a frontend": lambda: self._freeze(self._deployment.frontends),
+            "no descriptors for a frontend": self._exhaust_descriptors,
             "cut all subscribers": lambda: self._tell_server(
                 lambda client: client.client_kill_filter(_type="pubsub")
             ),
@@ -105,6 +123,7 @@ class RandomFaults:
             ),
             "reset all connections": self._reset_connections,
             "forget the scripts": lambda: self._tell_server(lambda client: client.script_flush()),
+            "no disk for redis": self._fill_disk,
             "restart redis": lambda: self._restart_server(self._deployment.server.stop),
             "kill redis": lambda: self._restart_server(self._deployment.server.kill),
         }
@@ -129,6 +148,36 @@ class RandomFaults:
             self._deployment.frontends.remove(victim)
             victim.close()
         await self._left_alone_until_ready(self._deployment.start_frontend())
+
+    async def _kill_all_workers(self) -> None:
+        """Those that are well; the last one among them. New ones come after a while."""
+        victims = [worker for worker in self._deployment.workers if worker not in self._victims]
+        self._victims.update(victims)
+        for victim in victims:
+            victim.kill()
+            self._deployment.workers.remove(victim)
+            victim.close()
+        await asyncio.sleep(self._rng.uniform(0, 3))
+        started = [self._deployment.start_worker() for _ in victims]
+        self._victims.update(started)
+        self._victims.difference_update(victims)
+        for worker in started:
+            await self._left_alone_until_ready(worker)
+
+    async def _exhaust_descriptors(self) -> None:
+        """EMFILE for whatever it opens or accepts."""
+        with self._victim(self._deployment.frontends) as victim:
+            if victim is None:
+                return
+            with limited(victim.pid, resource.RLIMIT_NOFILE, victim.num_descriptors()):
+                await asyncio.sleep(self._rng.uniform(*OUTAGE_S))
+
+    async def _fill_disk(self) -> None:
+        """Writes to its file fail: it refuses commands that write (MISCONF), and says why."""
+        async with self._server_is_ours:
+            server = self._deployment.server
+            with limited(server.pid, resource.RLIMIT_FSIZE, server.file_size()):
+                await asyncio.sleep(self._rng.uniform(*OUTAGE_S))
 
     async def _left_alone_until_ready(self, process: WorkerProcess | FrontendProcess) -> None:
         self._victims.add(process)

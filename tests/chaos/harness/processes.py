@@ -204,6 +204,10 @@ class FrontendProcess(Process):
         except httpx.TransportError:
             return None
 
+    def num_descriptors(self) -> int:
+        """How many it has open."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
     def rss_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

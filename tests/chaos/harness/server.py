@@ -7,13 +7,31 @@ from pathlib import Path
 from shared.transport.private_server import PrivateServer
 
 
+class _Outliving(PrivateServer):
+    """A server that is told by an error, and not by a signal, that its file may not grow."""
+
+    def _command_of(self, path: str) -> list[str]:
+        return ["env", "--ignore-signal=XFSZ", *super()._command_of(path)]
+
+
 class Server:
     """A private server on a data directory; its address outlives its restarts."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
-        self._server = PrivateServer(data_dir)
+        self._server = _Outliving(data_dir)
         self.url = self._server.start()
+
+    @property
+    def pid(self) -> int:
+        process = self._server._process
+        assert process is not None
+        return process.pid
+
+    def file_size(self) -> int:
+        """Of the append-only file that is written now, in bytes."""
+        (path,) = (self._data_dir / "appendonlydir").glob("*.incr.aof")
+        return path.stat().st_size
 
     def stop(self) -> None:
         """SIGTERM: it writes everything first."""
@@ -28,7 +46,7 @@ class Server:
         self._server.stop()
 
     def start(self) -> None:
-        self._server = PrivateServer(self._data_dir)
+        self._server = _Outliving(self._data_dir)
         assert self._server.start() == self.url, "a server's address is that of its directory"
 
     def file_size(self) -> int:
