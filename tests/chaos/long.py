@@ -92,6 +92,7 @@ class Round:
             except Exception as error:  # all of them belong into the report
                 self.outcomes["WRONG"] += 1
                 self.failures.append(f"{type(error).__name__}: {error}")
+                print(f"  WRONG {self.failures[-1]}", flush=True)
 
     async def _stream(self) -> str:
         rng = self._rng

@@ -27,6 +27,7 @@ QUESTIONS = (
     "Ein Tor, ein Rad, und Wasser: öffnen!",
     "水 turns 🌊 the wheel",
 )
+OVERLOADED = 529  # Anthropic's status for what is a 503 elsewhere
 UNFINISHED = frozenset({"queued", "in_progress"})
 
 
@@ -76,7 +77,7 @@ class ApiClients:
             async with self._http.stream(
                 "POST", self._url() + "/v1/messages", json=self._message(question, stream=True)
             ) as response:
-                if response.status_code in TRY_AGAIN:
+                if response.status_code in TRY_AGAIN | {OVERLOADED}:
                     return "message, refused"
                 assert response.status_code == 200, await response.aread()
                 async for line in response.aiter_lines():

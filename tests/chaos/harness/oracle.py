@@ -115,6 +115,9 @@ class StoreOracle:
         states: Counter[str] = Counter()
         for key in frozenset(await self._job_keys()) - self._jobs_before:
             fields = {n.decode(): v.decode() for n, v in (await self._redis.hgetall(key)).items()}
+            if not fields and not all_kept:
+                continue  # its retention has just ended
+            assert "state" in fields, f"{key} has no state: {fields}"
             assert fields["state"] in TERMINAL, f"{key} is {fields['state']}"
             states[fields["state"]] += 1
             job_id = key.removeprefix(self._keys.job(""))
