@@ -66,6 +66,14 @@ def seen(state: str | None, num_tokens: int = 0, kind: str = GET) -> tuple[str, 
             (APPEND, LAST_APPEND | {"attempt": 2}),
             seen("finished", 5, END),
         ),
+        # The same, and the worker was cut off behind an append that had its effect.
+        (
+            SUBMITTED,
+            CLAIMED,
+            (APPEND, OK_APPEND | {"status": "fenced"}),
+            (CLAIM, {"attempt": 2, "num_tokens": 4}),
+            (APPEND, LAST_APPEND | {"attempt": 2}),
+        ),
         # Its deadline ended it, which no client recorded.
         (SUBMITTED, CLAIMED, (APPEND, OK_APPEND), seen("expired", 4, END), seen("expired", 4)),
         # The reply to an append was lost, and it is sent again.

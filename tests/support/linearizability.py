@@ -14,6 +14,7 @@ crash limit ends a job. It never finishes one: `finished` comes from an append a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ ABSENT, QUEUED, RUNNING = "absent", JobState.QUEUED.value, JobState.RUNNING.valu
 FINISHED, CANCELLED = JobState.FINISHED.value, JobState.CANCELLED.value
 ENDED_BY_THE_STORE = frozenset({CANCELLED, JobState.EXPIRED.value, JobState.FAILED.value})
 TERMINAL = ENDED_BY_THE_STORE | {FINISHED}
+REFUSALS = frozenset({"ended", "fenced"})  # of an append
 MAX_STATES = 2_000_000
 
 
@@ -50,7 +52,7 @@ class NotLinearizable(AssertionError):
 
 def check_history(job_id: str, history: Sequence[Operation]) -> None:
     """Raises NotLinearizable, with the history as far as it could be explained."""
-    operations = sorted(history, key=lambda operation: operation.invoked_s)
+    operations = sorted([*history, *_sent_first(history)], key=lambda o: o.invoked_s)
     if all(operation.kind != SUBMIT for operation in operations):  # its client recorded nothing
         long_ago = operations[0].invoked_s - 1.0
         operations.insert(0, Operation(job_id, SUBMIT, "unknown", long_ago, None, {}))
@@ -92,6 +94,18 @@ def check_history(job_id: str, history: Sequence[Operation]) -> None:
     raise NotLinearizable(
         f"{job_id}: no order explains the operations marked ->\n" + "\n".join(lines)
     )
+
+
+def _sent_first(history: Sequence[Operation]) -> Iterator[Operation]:
+    """Yields what a refused append may have been before.
+
+    A call whose reply is lost is sent again by the connection pool: it may have had its effect, and
+    the refusal is the reply to the second sending.
+    """
+    for operation in history:
+        if operation.kind == APPEND and operation.values.get("status") in REFUSALS:
+            values = {k: v for k, v in operation.values.items() if k != "status"}
+            yield dataclasses.replace(operation, returned_s=None, values=values)
 
 
 def transitions(state: State, operation: Operation) -> Iterator[State]:
@@ -157,7 +171,7 @@ def _appended(state: State, operation: Operation, *, is_known: bool) -> Iterator
             "fenced": phase in (QUEUED, RUNNING) and not is_owner,
             "gone": phase == ABSENT,
         }
-        if explained.get(status, True):
+        if explained.get(str(status), True):
             yield state
 
 
