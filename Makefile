@@ -45,7 +45,7 @@ space := $(subst ,, )
 # Two files at a time: first those that compute, then those that start and break processes and wait
 # for most of their time. What looks at times and at the processor's share has the machine to itself.
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
-ALONE := $(patsubst %,tests/e2e/test_promises_%.py,engine health load streaming)
+ALONE := $(patsubst %,tests/e2e/test_promises_%.py,computing engine health load streaming) tests/neighbours
 LEFT_OUT := $(strip $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock))
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 

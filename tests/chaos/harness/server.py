@@ -28,11 +28,6 @@ class Server:
         assert process is not None
         return process.pid
 
-    def file_size(self) -> int:
-        """Of the append-only file that is written now, in bytes."""
-        (path,) = (self._data_dir / "appendonlydir").glob("*.incr.aof")
-        return path.stat().st_size
-
     def stop(self) -> None:
         """SIGTERM: it writes everything first."""
         self._server.stop()
