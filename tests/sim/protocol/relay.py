@@ -33,7 +33,8 @@ def look(reader: Reader, job: Job, bug: Bug | None) -> Reader:
     """Where the job stands: the log is read when that is not where the reader is."""
     has_ended = job.state in TERMINAL and bug is not Bug.LOOKS_AT_LENGTHS
     length = sum(map(len, job.log))
-    if length == len(reader.got) and not (has_ended or job.state == ABSENT or reader.doubts):
+    is_gone = job.state in (ABSENT, FORGOTTEN)
+    if length == len(reader.got) and not (has_ended or is_gone or reader.doubts):
         return reader
     return read_log(reader, job, bug)
 

@@ -53,7 +53,7 @@ def housekeeping_of(store: FakeStore, departures: Departures) -> Housekeeping:
     return Housekeeping(
         store,  # type: ignore[arg-type]
         departures,
-        *(others, others, others, others),
+        *(others, others, others, others, others),
         frontend_id="fe",
         lease_ms=10_000,
         health_interval_s=1.0,
