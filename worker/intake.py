@@ -113,11 +113,17 @@ class Intake:
             await self._take(pulled)
 
     async def _oversubscribe(self) -> None:
-        """Takes jobs that the engine finds seats for, of those who hold few."""
+        """Takes jobs that the engine finds seats for, of those who hold few; recovered ones first.
+
+        Else a worker whose places never come free would leave the jobs of a dead one to their
+        deadlines.
+        """
         more = self._oversubscription()
         if more is None:
             return
-        taken = await self._queue.oversubscribe(self._worker_id, more.count, more.leave_out)
+        taken = await self._queue.recover(self._worker_id, more.count)
+        if not taken:
+            taken = await self._queue.oversubscribe(self._worker_id, more.count, more.leave_out)
         if taken:
             await self._take(taken)
 

@@ -119,7 +119,8 @@ class Scheduler:
         Beside n decodes at most `prompt_tokens(n)` others are planned, and `most_tokens` in all.
         With `only`, which must be running, nothing else is planned.
         """
-        self._share_seats()
+        if only is None:
+            self._share_seats()
         planned: list[PlannedSequence] = []
         outgrown: list[Sequence] = []
         left = self._budget if most_tokens is None else min(self._budget, most_tokens)

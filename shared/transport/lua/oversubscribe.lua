@@ -2,7 +2,9 @@
 -- seats from those that hold many.
 -- ARGV: 3 worker, 4 jobs at most, 5 max crashes, 6 number of tenants to leave out, 7.. these tenants,
 --   then the queues, those that go first at the front
--- Of each lane only what is next in it is looked at: nothing is taken out of its order.
+-- Of each lane only what is next in it is looked at: nothing is taken out of its order. Every 8th job
+-- that a worker takes is the oldest that waits, here too, whatever its tenant holds.
+-- The first write is refused above maxmemory: a full server starts no new work.
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
 --@include lib/common.lua
@@ -18,35 +20,62 @@
 local wid, left, max_crashes, num_tenants = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {} end
+redis.call('HSET', lease, 'pull_ms', whole(now_ms()))
+local OLDEST_EVERY, FIRST_QUEUE = 8, 7 + num_tenants
+local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 local left_out, claims = {}, {}
 for i = 7, 6 + num_tenants do left_out[ARGV[i]] = true end
 
--- The tenant of the job that is next in the lane; nil: there is none, or nothing that can be taken.
-local function next_tenant(queue)
+-- The entry that is next in the lane, and its job; nil: there is none, or nothing that can be taken.
+local function next_of(queue)
   if redis.call('EXISTS', queue) == 0 then return nil end
   local head = redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', 1)[1]
   local id = head and read_entry(head[2])
-  return id and redis.call('HGET', P .. 'job:' .. id, 'tenant')
+  if id then return head[1], id end
 end
 
-for i = 7 + num_tenants, #ARGV do
+-- False: the lane has no group (yet), or nothing was delivered.
+local function take(queue)
+  local got = redis.pcall('XREADGROUP', 'GROUP', GROUP, wid, 'COUNT', 1, 'STREAMS', queue, '>')
+  if not got or got.err or not got[1] then return false end
+  local item = got[1][2][1]
+  local id = read_entry(item[2])
+  local result = claim(id, queue, item[1], wid, false, max_crashes, true)
+  if result[1] == 'OK' then
+    claims[#claims + 1] = result
+    taken = taken + 1
+  elseif result[1] == 'NEWER' or result[1] == 'WAITS' then
+    redis.call('XCLAIM', queue, GROUP, RELEASED, 0, item[1], 'JUSTID')
+  elseif result[1] == 'HELD' and result[2] ~= wid then
+    redis.call('XCLAIM', queue, GROUP, result[2], 0, item[1], 'JUSTID')
+  end
+  left = left - 1
+  return true
+end
+
+local function take_oldest()
+  local oldest, head
+  for i = FIRST_QUEUE, #ARGV do
+    local entry = next_of(ARGV[i])
+    if entry and (not head or is_after(head, entry)) then oldest, head = ARGV[i], entry end
+  end
+  if oldest then take(oldest) end
+end
+
+for i = FIRST_QUEUE, #ARGV do
   local queue = ARGV[i]
   while left > 0 do
-    local tenant = next_tenant(queue)
+    local entry, id = next_of(queue)
+    local tenant = entry and redis.call('HGET', P .. 'job:' .. id, 'tenant')
     if not tenant or left_out[tenant] then break end
-    local got = redis.call('XREADGROUP', 'GROUP', GROUP, wid, 'COUNT', 1, 'STREAMS', queue, '>')
-    if not got or not got[1] then break end
-    local item = got[1][2][1]
-    local id = read_entry(item[2])
-    local result = claim(id, queue, item[1], wid, false, max_crashes, true)
-    if result[1] == 'OK' then
-      claims[#claims + 1] = result
-    elseif result[1] == 'NEWER' or result[1] == 'WAITS' then
-      redis.call('XCLAIM', queue, GROUP, RELEASED, 0, item[1], 'JUSTID')
-    elseif result[1] == 'HELD' and result[2] ~= wid then
-      redis.call('XCLAIM', queue, GROUP, result[2], 0, item[1], 'JUSTID')
+    if taken % OLDEST_EVERY == OLDEST_EVERY - 1 then
+      local before = taken
+      take_oldest()
+      if taken == before then taken = taken + 1 end  -- it could not be taken: its turn is over
+    elseif not take(queue) then
+      break
     end
-    left = left - 1
   end
 end
+if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
 return claims

@@ -177,3 +177,29 @@ async def test_a_worker_without_a_lease_or_queues_takes_nothing_beyond_its_place
     await steps.worker("w2")
     await steps.redis.delete(*(steps.keys.queue(MODEL, lane) for lane in range(8)))
     assert await steps.queue.oversubscribe("w2", 1, []) == []
+
+
+async def test_a_full_worker_takes_the_oldest_in_its_turn_too(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    old = [(await steps.submit(tenant="batch", lane=7)).job_id for _ in range(2)]
+    taken: list[str] = []
+    for number in range(OLDEST_EVERY * 2):
+        await steps.submit(tenant=f"t{number}")  # one comes for each that is taken
+        (delivery,) = await steps.queue.oversubscribe("w1", 1, ["batch"])
+        taken.append(delivery.job.job_id)
+        await end(steps, Stream(delivery))
+    places = [taken.index(job_id) + 1 for job_id in old]
+    assert places == [OLDEST_EVERY, OLDEST_EVERY * 2]
+
+
+async def test_a_lane_without_its_group_loses_no_claim_of_a_full_worker(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    await steps.submit(tenant="first")
+    await steps.submit(tenant="second", lane=3)
+    await steps.redis.xgroup_destroy(steps.keys.queue(MODEL, 3), "w")
+    (taken,) = await steps.queue.oversubscribe("w1", 4, [])
+    assert taken.job.tenant == "first"

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from shared.transport.base import Delivery
 from tests.unit.worker.fakes import FakeQueue, make_job, until
 from worker.intake import Intake
+from worker.intake_room import Oversubscription
 from worker.running_jobs import RunningJob, RunningJobs
 
 
@@ -150,3 +151,14 @@ async def test_suspects_are_tried_on_a_device_that_failed_when_nothing_else_wait
     async with running() as bench:
         bench.engine_failing = True
         await until(lambda: bench.queue.calls.count("recover") > 2)
+
+
+async def test_a_full_worker_takes_recovered_jobs_before_it_oversubscribes() -> None:
+    async with running(max_num_seqs=1) as bench:
+        bench.intake._oversubscription = lambda: Oversubscription(1, ())
+        bench.queue.deliveries.append(delivery("0-first"))
+        await until(lambda: len(bench.jobs) == 1)
+        bench.queue.recoverable = [delivery("0-lost")]
+        bench.queue.deliveries.append(delivery("0-next"))
+        await until(lambda: len(bench.jobs) == 3)
+        assert [running.job.job_id for running in bench.jobs] == ["0-first", "0-lost", "0-next"]
