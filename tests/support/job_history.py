@@ -127,9 +127,9 @@ def record_worker_calls(directory: Path) -> None:
     def recorded_claims(name: str) -> Any:
         take = getattr(RedisJobQueue, name)
 
-        async def claims(self: RedisJobQueue, *arguments: Any) -> Sequence[Delivery]:
+        async def claims(self: RedisJobQueue, *arguments: Any, **more: Any) -> Sequence[Delivery]:
             invoked_s = time.monotonic()
-            deliveries: Sequence[Delivery] = await take(self, *arguments)
+            deliveries: Sequence[Delivery] = await take(self, *arguments, **more)
             for delivery in deliveries:
                 writer.record(
                     delivery.job.job_id,

@@ -18,7 +18,7 @@ from typing import Any
 POISON_TOKEN = 350  # kills the engine before the job's first token of this attempt
 CRASHER_TOKEN = 351  # kills the engine after three tokens of this attempt
 CRASHER_TOKENS = 3
-ASSERT_TOKEN = 352  # makes the device assert before the job's first token of this attempt
+ASSERT_TOKEN = 353  # makes the device assert before the job's first token of this attempt
 DEVICE = (
     "CHAOS_DEVICE"  # names a file; while it is there it has the steps that the device still does
 )
