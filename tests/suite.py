@@ -102,7 +102,12 @@ def _pytest(folder: Path, arguments: Sequence[str], report: Path) -> tuple[int, 
     words = [f"--basetemp={tests}", f"--junitxml={report}", "-o", "junit_family=xunit1"]
     ended = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", *words, *arguments],
-        env={**os.environ, "TMPDIR": str(folder)},
+        # torch makes a folder for compiled graphs when a part of it is imported.
+        env={
+            **os.environ,
+            "TMPDIR": str(folder),
+            "TORCHINDUCTOR_CACHE_DIR": str(tests / "torchinductor"),
+        },
     )
     while True:
         try:
