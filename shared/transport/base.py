@@ -507,8 +507,8 @@ class JobQueue(Protocol):
     ) -> Sequence[Delivery]:
         """Takes up to `count` jobs for a worker without a free place, without waiting.
 
-        Of each lane only the next job is looked at, and no job of the tenants in `leave_out` is
-        taken. A reply that is lost may hold claims, as with `pull`.
+        A lane is taken in its order as long as a job of a tenant outside `leave_out` is next or
+        close behind. A reply that is lost may hold claims, as with `pull`.
         """
         ...
 

@@ -29,8 +29,8 @@ from tests.support.linearizability import check_history
 pytestmark = pytest.mark.timeout(240)
 
 CALM_S, STORM_S, PATIENCE_S = 4.0, 8.0, 90.0
-# The worst client is a fair share of what two cores do, so others notice it; they must not stand
-# still for it. Before the mends that these tests ask for, the ratios were 80 to 600.
+# The worst client takes its share of two cores, so others notice it; they must not stand still for
+# it. Where they did, the ratios were 50 to 320.
 MAX_GAP_RATIO, MAX_FIRST_TOKEN_RATIO = 15, 25
 MODEL = "penstock-demo"
 

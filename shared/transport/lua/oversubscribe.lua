@@ -2,7 +2,8 @@
 -- seats from those that hold many.
 -- ARGV: 3 worker, 4 jobs at most, 5 max crashes, 6 number of tenants to leave out, 7.. these tenants,
 --   then the queues, those that go first at the front
--- Of each lane only what is next in it is looked at: nothing is taken out of its order. Every 8th job
+-- Nothing is taken out of its lane's order: the job of a tenant that is left out is taken too when one of
+-- another tenant waits close behind it. Every 8th job
 -- that a worker takes is the oldest that waits, here too, whatever its tenant holds.
 -- The first write is refused above maxmemory: a full server starts no new work.
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
@@ -21,17 +22,26 @@ local wid, left, max_crashes, num_tenants = ARGV[3], tonumber(ARGV[4]), tonumber
 local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {} end
 redis.call('HSET', lease, 'pull_ms', whole(now_ms()))
-local OLDEST_EVERY, FIRST_QUEUE = 8, 7 + num_tenants
+local OLDEST_EVERY, CLOSE, FIRST_QUEUE = 8, 4, 7 + num_tenants
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 local left_out, claims = {}, {}
 for i = 7, 6 + num_tenants do left_out[ARGV[i]] = true end
 
--- The entry that is next in the lane, and its job; nil: there is none, or nothing that can be taken.
-local function next_of(queue)
-  if redis.call('EXISTS', queue) == 0 then return nil end
-  local head = redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', 1)[1]
-  local id = head and read_entry(head[2])
-  if id then return head[1], id end
+-- The next entries of the lane; none where there is no lane.
+local function next_of(queue, count)
+  if redis.call('EXISTS', queue) == 0 then return {} end
+  return redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', count)
+end
+
+-- Whether the next job of the lane, or one close behind it, is of a tenant that is not left out.
+local function is_wanted(queue)
+  for _, item in ipairs(next_of(queue, CLOSE)) do
+    local id = read_entry(item[2])
+    local tenant = id and redis.call('HGET', P .. 'job:' .. id, 'tenant')
+    if not tenant then return false end  -- `pull` clears it away
+    if not left_out[tenant] then return true end
+  end
+  return false
 end
 
 -- False: the lane has no group (yet), or nothing was delivered.
@@ -56,18 +66,15 @@ end
 local function take_oldest()
   local oldest, head
   for i = FIRST_QUEUE, #ARGV do
-    local entry = next_of(ARGV[i])
-    if entry and (not head or is_after(head, entry)) then oldest, head = ARGV[i], entry end
+    local first = next_of(ARGV[i], 1)[1]
+    if first and (not head or is_after(head, first[1])) then oldest, head = ARGV[i], first[1] end
   end
   if oldest then take(oldest) end
 end
 
 for i = FIRST_QUEUE, #ARGV do
   local queue = ARGV[i]
-  while left > 0 do
-    local entry, id = next_of(queue)
-    local tenant = entry and redis.call('HGET', P .. 'job:' .. id, 'tenant')
-    if not tenant or left_out[tenant] then break end
+  while left > 0 and is_wanted(queue) do
     if taken % OLDEST_EVERY == OLDEST_EVERY - 1 then
       local before = taken
       take_oldest()

@@ -148,18 +148,17 @@ async def test_what_waits_in_a_lane_is_counted_as_work(transport: RedisTransport
     assert await steps.redis.pttl(steps.keys.work(MODEL)) > 0
 
 
-async def test_a_full_worker_takes_the_next_job_of_a_lane_unless_its_tenant_is_left_out(
+async def test_a_full_worker_takes_what_waits_for_tenants_that_are_not_left_out(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
     await steps.worker("w1")
     for _ in range(4):
         await steps.submit(tenant="flood")  # lanes 0, 1, 1, 2
-    small = (await steps.submit(tenant="small")).job_id  # lane 0, behind the flood's first
     assert await steps.queue.oversubscribe("w1", 2, ["flood"]) == []
-    (first,) = await steps.pull("w1", 1)
+    small = (await steps.submit(tenant="small")).job_id  # lane 0, behind the flood's first
+    first, taken = await steps.queue.oversubscribe("w1", 2, ["flood"])
     assert first.job.tenant == "flood"
-    (taken,) = await steps.queue.oversubscribe("w1", 2, ["flood"])
     assert (taken.job.job_id, taken.attempt) == (small, 1)
     assert await steps.queue.oversubscribe("w1", 2, ["flood"]) == []
     two = await steps.queue.oversubscribe("w1", 2, [])
