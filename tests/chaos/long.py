@@ -32,6 +32,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.faults.sitecustomize import POISON_TOKEN
 from tests.support.job_history import END, HISTORY, HistoryWriter, read_histories
 from tests.support.linearizability import check_history
+from tests.support.settable_clock import SettableClock
 
 READERS = 48  # streams open at once
 MIN_TOKENS, MAX_TOKENS = 20, 60
@@ -148,6 +149,14 @@ class Round:
 
 async def long_round(directory: Path, num_streams: int, seed: int) -> int:
     checkpoint = make_checkpoint(directory / "tiny")
+    clock = SettableClock(directory / "clock")
+    with clock.governs():
+        return await _round(directory, checkpoint, clock, num_streams, seed)
+
+
+async def _round(
+    directory: Path, checkpoint: Path, clock: SettableClock, num_streams: int, seed: int
+) -> int:
     deployment = Deployment(directory, checkpoint)
     _end_orderly_on_sigterm()
     try:
@@ -168,7 +177,7 @@ async def long_round(directory: Path, num_streams: int, seed: int) -> int:
             await apis.learn()
             history = HistoryWriter(directory / "history", "readers")
             load = Round(deployment, EchoText(checkpoint), apis, history, num_streams, seed)
-            faults = RandomFaults(deployment, proxy, random.Random(seed + 1))
+            faults = RandomFaults(deployment, proxy, clock, random.Random(seed + 1))
             begin_s = time.monotonic()
             await _run(load, faults, begin_s)
             took_s = time.monotonic() - begin_s

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.processes import FrontendProcess, Process, WorkerProcess
 from tests.chaos.harness.proxy import Proxy
+from tests.support.settable_clock import SettableClock
 
 ProcessT = TypeVar("ProcessT", bound=Process)
 
@@ -23,12 +24,13 @@ AT_A_TIME = 3
 MIN_REST_S, MAX_REST_S = 0.2, 1.5
 FREEZE_S = (0.5, 4.0)  # leases are 2 s: some freezes outlast them, some do not
 OUTAGE_S = (0.0, 3.0)
+CLOCK_S = 25.0
 
 WEIGHTS = {
     "kill a worker": 4,
     "end a worker": 3,
     "freeze a worker": 3,
-    "kill all workers": 1,
+    "kill all workers": 2,
     "kill an engine": 3,
     "freeze an engine": 1,
     "kill a frontend": 3,
@@ -39,7 +41,8 @@ WEIGHTS = {
     "cut all command connections": 2,
     "reset all connections": 2,
     "forget the scripts": 2,
-    "no disk for redis": 1,
+    "no disk for redis": 2,
+    "set the clock of redis": 2,
     "restart redis": 1,
     "kill redis": 1,
 }
@@ -60,11 +63,14 @@ def limited(pid: int, limit: int, value: int) -> Iterator[None]:
 class RandomFaults:
     """Breaks things until cancelled, several at a time; `done` counts what it broke."""
 
-    def __init__(self, deployment: Deployment, proxy: Proxy, rng: random.Random) -> None:
-        """`proxy` is what the processes reach their server through, by TCP."""
+    def __init__(
+        self, deployment: Deployment, proxy: Proxy, clock: SettableClock, rng: random.Random
+    ) -> None:
+        """`proxy`: what processes reach their server through, by TCP; `clock`: the server's."""
         self.done: Counter[str] = Counter()
         self._deployment = deployment
         self._proxy = proxy
+        self._clock = clock
         self._rng = rng
         self._victims: set[Process] = set()
         self._server_is_ours = asyncio.Lock()
@@ -124,6 +130,7 @@ class RandomFaults:
             "reset all connections": self._reset_connections,
             "forget the scripts": lambda: self._tell_server(lambda client: client.script_flush()),
             "no disk for redis": self._fill_disk,
+            "set the clock of redis": self._set_clock,
             "restart redis": lambda: self._restart_server(self._deployment.server.stop),
             "kill redis": lambda: self._restart_server(self._deployment.server.kill),
         }
@@ -219,6 +226,10 @@ class RandomFaults:
         async with self._server_is_ours:
             with self._proxy.resetting():
                 await asyncio.sleep(self._rng.uniform(*OUTAGE_S))
+
+    async def _set_clock(self) -> None:
+        """Forward or back, never far from the true time: what is kept for a minute is needed."""
+        self._clock.set(self._rng.uniform(-CLOCK_S, CLOCK_S))
 
     async def _restart_server(self, end: Callable[[], None]) -> None:
         async with self._server_is_ours:
