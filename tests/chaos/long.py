@@ -47,7 +47,7 @@ KINDS = {
     "batch": 1.5,
 }
 STREAM_TIMEOUT_S = 120.0
-JOBS_KEPT_S = 540.0  # ended jobs can be looked at for ten minutes
+JOBS_KEPT_S = 50.0  # rows of a batch can be looked at for a minute after they were saved
 REPORT_EVERY_S = 15.0
 MAX_SHOWN = 20
 WORKERS = 3
