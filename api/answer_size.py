@@ -26,6 +26,7 @@ class AnswerSize:
     logprobs: tuple[str, int | None] = ("logprobs", None)  # alternatives of each token
     entry_bytes: int = CHAT_ENTRY_BYTES
     has_token_ids: bool = False
+    prompts: tuple[str, int] = ("echo", 0)  # bytes of the prompts that the answer repeats
 
     @property
     def num_choices(self) -> int:
@@ -48,11 +49,13 @@ class AnswerSize:
 
         Raises InvalidParameter, naming what makes the answer large, where the caller asks for more.
         """
-        num_bytes = self.num_choices * sampling.max_tokens * self.token_bytes
+        prompts_param, prompt_bytes = self.prompts
+        step_bytes = self.num_choices * self.token_bytes
+        num_bytes = prompt_bytes + sampling.max_tokens * step_bytes
         if num_bytes <= max_bytes:
             return sampling
         param, asked = self.max_tokens
-        num_tokens = max_bytes // (self.num_choices * self.token_bytes)
+        num_tokens = max(0, max_bytes - prompt_bytes) // step_bytes
         if asked is None and num_tokens:
             return replace(sampling, max_tokens=num_tokens)
         members = [(name, factor) for name, factor in self.choices if factor > 1]
@@ -60,6 +63,15 @@ class AnswerSize:
         if self.logprobs[1] is not None:
             members.append((self.logprobs[0], self.logprobs[1]))
         named = ", ".join(f"{name} {value}" for name, value in members)
+        if prompt_bytes:
+            named += f" and {prompt_bytes} bytes of prompts ({prompts_param})"
+        if prompt_bytes and not num_tokens:
+            raise InvalidParameter(
+                prompts_param,
+                f"an answer with {named} can have about {num_bytes} bytes, and {max_bytes} are "
+                f"allowed: the prompts that it repeats leave no room for a token.",
+                "answer_too_large",
+            )
         raise InvalidParameter(
             param,
             f"an answer with {named} can have about {num_bytes} bytes, and {max_bytes} are "

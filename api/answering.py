@@ -147,8 +147,9 @@ class GenerationResponse(Response):
     async def _stream(self, stream: AnswerStream, send: Send) -> None:
         framing = self._dialect.framing
         await self._begin_stream(send)
-        opening = b"".join(map(framing.event, self._dialect.opening()))
-        await _write(send, opening or framing.keepalive)
+        opening = chain.from_iterable(map(framing.event_pieces, self._dialect.opening()))
+        async for piece in self._frontend.slices.pieces(opening):
+            await _write(send, piece or framing.keepalive)
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:

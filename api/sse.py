@@ -23,14 +23,25 @@ DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": ka\n"
 
 
-def _list_of(value: Any) -> list[Any]:
-    """Encodes an iterator as a list."""
+class JoinedText:
+    """A string that is joined when it is encoded: many payloads may share a long part."""
+
+    __slots__ = ("parts",)  # no dataclass: msgspec would encode it as an object
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+
+
+def _plain(value: Any) -> Any:
+    """Encodes an iterator as a list, and a JoinedText as a string."""
+    if isinstance(value, JoinedText):
+        return "".join(value.parts)
     if isinstance(value, Iterator):
         return list(value)
     raise NotImplementedError(f"no JSON for {type(value).__name__}")
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_list_of)
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 _FEW = 64  # items of a long list that are encoded in one go
 _SEVERAL = 128  # mappings of a list, each of which may be long: an answer has no more choices
@@ -62,6 +73,8 @@ def json_pieces(payload: Any) -> Iterator[bytes]:
         return _mapping_pieces(payload)
     if isinstance(payload, Iterator):
         return _list_pieces(payload)
+    if isinstance(payload, JoinedText):
+        return _text_pieces(payload)
     if isinstance(payload, list | tuple) and payload:
         if len(payload) <= _SEVERAL and isinstance(payload[0], dict):
             return _nested_pieces(payload)
@@ -85,6 +98,13 @@ def _nested_pieces(items: Sequence[Any]) -> Iterator[bytes]:
         yield from json_pieces(item)
         before = b","
     yield b"]"
+
+
+def _text_pieces(text: JoinedText) -> Iterator[bytes]:
+    yield b'"'
+    for part in text.parts:
+        yield json_bytes(part)[1:-1]
+    yield b'"'
 
 
 def _list_pieces(items: Iterator[Any]) -> Iterator[bytes]:

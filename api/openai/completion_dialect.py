@@ -18,6 +18,7 @@ from api.openai.logprobs import (
     PlacedLogprob,
     completion_logprobs,
 )
+from api.sse import JoinedText
 from shared.messages import Delta, Finished, choice_deltas
 from shared.text.base import Tokenizer
 
@@ -109,7 +110,9 @@ class CompletionDialect(OpenAIAnswer[CompletionEntry]):
         echoes = self._shape.echoes
         return "" if echoes is None else echoes[self._prompt_of(choice)]
 
-    def _member(self, choice: Choice, text: str, end: ChoiceEnd | None = None) -> dict[str, Any]:
+    def _member(
+        self, choice: Choice, text: str | JoinedText, end: ChoiceEnd | None = None
+    ) -> dict[str, Any]:
         return self._choice(choice, {"text": text}, end)
 
     def _logprobs(
@@ -127,8 +130,9 @@ class CompletionDialect(OpenAIAnswer[CompletionEntry]):
         yield self._member(choice, "", end)
 
     def _whole(self, choice: Choice, end: ChoiceEnd) -> dict[str, Any]:
-        text = self._echo(choice) + "".join(self._texts[choice.index])
-        return {**self._member(choice, text, end), **self._about_own_prompt(choice)}
+        text, echo = "".join(self._texts[choice.index]), self._echo(choice)
+        shown = JoinedText(echo, text) if echo else text  # no copy of the prompt for each choice
+        return {**self._member(choice, shown, end), **self._about_own_prompt(choice)}
 
     def whole(self, end: Finished) -> Any:
         answer = super().whole(end)

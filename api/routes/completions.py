@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answer_size import COMPLETION_ENTRY_BYTES, AnswerSize
+from api.answer_size import COMPLETION_ENTRY_BYTES, TOKEN_ID_BYTES, AnswerSize
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import Caller, caller_of
@@ -25,6 +25,7 @@ from api.prompts import EncodedPrompt, encoded_prompts, is_quick
 from api.routes.answers import Prepared, check_stream_options, new_job, now_s, sibling
 from api.routes.plain_route import PlainRoute
 from api.several_answering import SeveralResponse
+from api.sse import json_bytes
 from api.timing import Timing
 from shared.messages import Grammar, Job, SamplingParams
 
@@ -75,16 +76,20 @@ async def prepare_completions(
         _fitted(frontend, completion, completion_sampling(completion, model.room()))
     lane = job_lane(completion)
     if is_at_once:
-        prompts = encoded_prompts(model, completion.prompt, False)
+        prompts, repeated = _read_prompts(model, completion, best_of)
     else:
-        prompts = await frontend.pool.run(
-            encoded_prompts, model, completion.prompt, completion.echo
-        )
+        prompts, repeated = await frontend.pool.run(_read_prompts, model, completion, best_of)
     asked = structured_members(completion)
     grammar = await frontend.pool.run(checked_grammar, model, asked) if asked else None
     check_choices(completion, len(prompts))
     samplings = [
-        _fitted(frontend, completion, _sampling(completion, model, prompt, grammar), len(prompts))
+        _fitted(
+            frontend,
+            completion,
+            _sampling(completion, model, prompt, grammar),
+            len(prompts),
+            repeated,
+        )
         for prompt in prompts
     ]
     first, names = new_job(
@@ -142,8 +147,12 @@ def _fitted(
     completion: CompletionRequest,
     sampling: SamplingParams,
     num_prompts: int = 1,
+    repeated: tuple[str, int] = ("echo", 0),
 ) -> SamplingParams:
-    """The sampling of one of so many prompts, for an answer within its bound."""
+    """The sampling of one of so many prompts, for an answer within its bound.
+
+    `repeated`: the member that asks for the prompts in the answer, and their bytes in it.
+    """
     several = "n" if completion.best_of is None else "best_of"
     size = AnswerSize(
         choices=(("prompts", num_prompts), (several, completion.best_of or completion.n)),
@@ -151,8 +160,27 @@ def _fitted(
         logprobs=("logprobs", sampling.logprobs),
         entry_bytes=COMPLETION_ENTRY_BYTES,
         has_token_ids=completion.return_token_ids,
+        prompts=repeated,
     )
     return size.fitted(sampling, frontend.settings.max_answer_bytes)
+
+
+def _read_prompts(
+    model: ServedModel, completion: CompletionRequest, best_of: int
+) -> tuple[tuple[EncodedPrompt, ...], tuple[str, int]]:
+    """Returns the prompts, the member that asks for them in the answer, and their bytes there.
+
+    With `echo` each choice repeats the text of its prompt. Its ids are in each choice where there
+    are several prompts, else in the answer once. Raises InvalidParameter.
+    """
+    prompts = encoded_prompts(model, completion.prompt, completion.echo)
+    num_bytes = 0
+    if completion.echo:
+        num_bytes += best_of * sum(len(json_bytes(prompt.text)) for prompt in prompts)
+    if completion.return_token_ids:
+        copies = best_of if len(prompts) > 1 else 1
+        num_bytes += copies * TOKEN_ID_BYTES * sum(len(prompt.token_ids) for prompt in prompts)
+    return prompts, ("echo" if completion.echo else "return_token_ids", num_bytes)
 
 
 def _shape(

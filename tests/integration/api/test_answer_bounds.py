@@ -54,6 +54,12 @@ TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
         "max_output_tokens",
         "max_output_tokens 3, top_logprobs 9",
     ),
+    (
+        "/v1/completions",
+        {"prompt": "water " * 20, "n": 20, "max_tokens": 1, "echo": True},
+        "echo",
+        "n 20, max_tokens 1 and 2440 bytes of prompts (echo)",
+    ),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 300}, "max_tokens", "max_tokens 300"),
     ("/generate", {"prompt": "water", "max_tokens": 200}, "max_tokens", "max_tokens 200"),
 ]

@@ -155,6 +155,33 @@ def test_a_completion_in_pieces_has_every_entry_as_openai_writes_it() -> None:
         }
 
 
+def echoing(num_choices: int, num_bytes: int) -> CompletionDialect:
+    """A completion of one prompt that each of its choices repeats."""
+    shape = CompletionShape(best_of=num_choices, n=num_choices, echoes=("w\u2028" * num_bytes,))
+    made = AnswerFacts(id="x-1", model="m", created_s=7, num_choices=num_choices)
+    return CompletionDialect(made, TOKENIZER, shape)
+
+
+def test_choices_that_repeat_their_prompt_share_one_copy_of_it() -> None:
+    num_choices, num_chars = 64, 20_000
+    dialect = echoing(num_choices, num_chars)
+    delta = big_delta(num_choices, 1, 0)
+    last, end = ended(delta, num_choices)
+    for part in (delta, last):
+        dialect.collect(part)
+    tracemalloc.start()
+    try:
+        answer = dialect.whole(end)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < num_choices * num_chars
+    sent = b"".join(json_pieces(answer))
+    assert sent == json_bytes(answer)
+    texts = [choice["text"] for choice in json.loads(sent)["choices"]]
+    assert texts == ["w\u2028" * num_chars + "a"] * num_choices
+
+
 def test_parts_of_a_long_delta_say_what_it_says() -> None:
     delta = big_delta(5, MANY_TOKENS // 2, 1)
     parts = parts_of(delta)
