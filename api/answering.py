@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import anyio
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from api import sse
 from api.answer_size import is_small_answer
@@ -195,13 +195,18 @@ class GenerationResponse(Response):
         if isinstance(event, Failed):
             await self._send_error(send, job_failed(event, delivered=False))
             return
-        self._has_begun = True
+
+        async def sending(message: Message) -> None:
+            # Until the first message an answer that cannot be made has an error in its place.
+            self._has_begun = True
+            await send(message)
+
         answer = self._dialect.whole(event)
         if is_small_answer(self._job, event):
             headers = ((b"content-type", b"application/json"),)
-            await _send_all(send, 200, headers, sse.json_bytes(answer))
+            await _send_all(sending, 200, headers, sse.json_bytes(answer))
         else:
-            await send_json(send, answer, self._frontend.slices)
+            await send_json(sending, answer, self._frontend.slices)
 
     async def _say_cut(self, stream: AnswerStream, send: Send) -> None:
         self._outcome = "cut"

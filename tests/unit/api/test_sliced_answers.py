@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
+import pytest
+
 from api.answering import GenerationResponse
 from api.open_requests import OpenRequests
 from api.openai.answer import AnswerFacts
@@ -90,3 +92,29 @@ async def test_prompts_that_a_stream_repeats_are_written_in_pieces() -> None:
     lines = [line for line in b"".join(bodies).split(b"\n") if line.startswith(b"data: {")]
     texts = [json.loads(line[6:])["choices"][0]["text"] for line in lines]
     assert texts == [PROMPT] * JOB.num_choices + [""] * JOB.num_choices
+
+
+class Broken(CompletionDialect):
+    """Its answer cannot be made, or cannot be encoded from its first byte on."""
+
+    def __init__(self, *, is_made: bool) -> None:
+        super().__init__(AnswerFacts(id="x-1", model="m", created_s=7, num_choices=1), TOKENIZER)
+        self._is_made = is_made
+
+    def whole(self, end: Finished) -> Any:
+        if self._is_made:
+            return {"no JSON": object()}
+        raise ValueError("broken")
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("prompt_tokens", [1, 100_000])  # encoded in one go, and in pieces
+async def test_a_whole_answer_that_cannot_be_made_is_an_error_answer(
+    is_made: bool, prompt_tokens: int
+) -> None:
+    end = Finished(START, FinishReason.STOP, Usage(prompt_tokens, 0))
+    made = Broken(is_made=is_made)
+    response = GenerationResponse(frontend_with([end]), JOB, made, Timing(), streamed=False)
+    start, body = await sent_by(response)
+    assert start["status"] == 500
+    assert json.loads(body["body"])["error"]["code"] == "internal_error"
