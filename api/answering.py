@@ -214,7 +214,7 @@ class GenerationResponse(Response):
         await self._say_error(send, going_down(said))
 
     def _how_to_go_on(self, stream: AnswerStream) -> str:
-        return where_to_go_on(stream) if self._streamed else "Try again."
+        return where_to_go_on(stream.job_id, stream.cursor) if self._streamed else "Try again."
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
         if not self._streamed:
@@ -291,11 +291,10 @@ class GenerationResponse(Response):
         self._frontend.metrics.requests.labels(self._job.kind, outcome).inc()
 
 
-def where_to_go_on(stream: AnswerStream) -> str:
+def where_to_go_on(job_id: str, cursor: Cursor) -> str:
     """A sentence for a reader whose stream ends before its job does."""
     return (
-        f"GET /v1/jobs/{stream.job_id}/stream with the header 'Last-Event-ID: {stream.cursor}' "
-        "goes on from here."
+        f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {cursor}' goes on from here."
     )
 
 

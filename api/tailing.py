@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import anyio
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from api.frontend import Frontend
 from api.job_stream import JobStream, StreamInterrupted
 from api.native import tail_choice, tail_delta, tail_end, tail_error
 from api.open_requests import Ending
-from api.pieces import pieces_of
+from api.pieces import parts_of, pieces_of
 from shared.messages import (
     START,
     TERMINAL_STATES,
@@ -56,6 +56,7 @@ class TailResponse(Response):
         self._reader_id = frontend.new_reader_id()
         self._has_ended = False
         self._token_ids: list[int] = []  # without text so far
+        self._made = self._written = after  # ids of the last events that were made, and written
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         frontend = self._frontend
@@ -106,7 +107,7 @@ class TailResponse(Response):
             await self._say_error(send, ServerError("The server made a mistake. It was logged."))
 
     def _how_to_go_on(self, stream: JobStream) -> str:
-        return where_to_go_on(stream)
+        return where_to_go_on(stream.job_id, self._written)
 
     async def _tail(self, stream: JobStream, send: Send) -> None:
         await _write(send, sse.KEEPALIVE)
@@ -115,27 +116,40 @@ class TailResponse(Response):
             if event is None:
                 await _write(send, sse.KEEPALIVE)
             elif isinstance(event, Delta):
-                if self._has_several and event.segments is not None:
-                    said = _choice_events(event)
-                else:
-                    said = self._text_events(pieces_of(event))
-                if said:
-                    await _write(send, said)
+                async for piece in self._frontend.slices.pieces(self._events(event)):
+                    self._written = self._made  # a reader may be cut off within an entry
+                    if piece:
+                        await _write(send, piece)
             else:
                 self._has_ended = True
                 await _write(send, self._last_event(event) + sse.DONE, more=False)
                 return
 
-    def _text_events(self, pieces: Sequence[Delta]) -> bytes:
-        """An event for each of them that has text, with an id of its own."""
-        events = []
-        for piece in pieces:
+    def _events(self, delta: Delta) -> Iterator[bytes]:
+        """Yields an event for each segment, with an id of its own."""
+        tells_choices = self._has_several and delta.segments is not None
+        for part in parts_of(delta):  # a long one takes time to cut as well
+            yield from self._choice_events(part) if tells_choices else self._text_events(part)
+
+    def _text_events(self, delta: Delta) -> Iterator[bytes]:
+        """Yields events for the pieces that have text."""
+        for piece in pieces_of(delta):
             self._token_ids.extend(piece.token_ids)
             if piece.text:
                 payload = tail_delta(piece.text, self._token_ids)
                 self._token_ids = []
-                events.append(sse.event(payload, str(piece.end)))
-        return b"".join(events)
+                self._made = piece.end
+                yield sse.event(payload, str(piece.end))
+
+    def _choice_events(self, delta: Delta) -> Iterator[bytes]:
+        """Yields an event for each segment: a reader may come back in between."""
+        cursor = delta.start
+        for part in segment_deltas(delta):
+            cursor = Cursor(
+                cursor.num_tokens + len(part.token_ids), cursor.num_bytes + len(part.text.encode())
+            )
+            self._made = cursor
+            yield sse.event(tail_choice(part), str(cursor))
 
     def _last_event(self, event: Finished | Failed) -> bytes:
         end_id = f"{event.end.num_tokens + 1}-0"
@@ -147,17 +161,6 @@ class TailResponse(Response):
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
         await _write(send, sse.event(tail_error(error)) + sse.DONE, more=False)
-
-
-def _choice_events(delta: Delta) -> bytes:
-    """One event for each segment, with an id of its own: a reader may come back in between."""
-    events, cursor = [], delta.start
-    for part in segment_deltas(delta):
-        cursor = Cursor(
-            cursor.num_tokens + len(part.token_ids), cursor.num_bytes + len(part.text.encode())
-        )
-        events.append(sse.event(tail_choice(part), str(cursor)))
-    return b"".join(events)
 
 
 async def _write(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -13,6 +13,7 @@ from api.answering import AnswerStream, GenerationResponse
 from api.errors import ApiError
 from api.frontend import Frontend
 from api.job_stream import JobStream
+from api.pieces import parts_of
 from api.public_id import public_id
 from api.responses.dialect import ResponseDialect
 from api.tailing import TailResponse
@@ -37,7 +38,7 @@ class ResponseAnswer(GenerationResponse):
     def _how_to_go_on(self, stream: AnswerStream) -> str:
         if not (self._streamed and self._is_stored):
             return super()._how_to_go_on(stream)
-        return where_a_response_goes_on(stream.job_id, self._response)
+        return where_a_response_goes_on(stream.job_id, self._response.last_number)
 
 
 class ResponseTail(TailResponse):
@@ -55,18 +56,23 @@ class ResponseTail(TailResponse):
     ) -> None:
         super().__init__(frontend, record, START)
         self._response = dialect
+        self._last_made = self._last_written = -1  # the number of an event
         if starting_after is not None:
             dialect.num_known = starting_after + 1
 
     async def _tail(self, stream: JobStream, send: Send) -> None:
-        await _write(send, self._bytes(self._response.opening()) or sse.KEEPALIVE)
+        opening = self._bytes(self._response.opening())
+        self._last_written = self._response.last_number
+        await _write(send, opening or sse.KEEPALIVE)
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
                 await _write(send, sse.KEEPALIVE)
             elif isinstance(event, Delta):
-                if events := self._bytes(self._response.delta(event)):
-                    await _write(send, events)
+                async for piece in self._frontend.slices.pieces(self._events(event)):
+                    self._last_written = self._last_made
+                    if piece:
+                        await _write(send, piece)
             else:
                 self._has_ended = True
                 last = self._unknown(_last_payloads(self._response, event))
@@ -80,7 +86,14 @@ class ResponseTail(TailResponse):
         await _write(send, sse.typed_event(self._response.failed(error)), more=False)
 
     def _how_to_go_on(self, stream: JobStream) -> str:
-        return where_a_response_goes_on(stream.job_id, self._response)
+        return where_a_response_goes_on(stream.job_id, self._last_written)
+
+    def _events(self, delta: Delta) -> Iterator[bytes]:
+        for part in parts_of(delta):
+            for payload in self._response.delta(part):
+                self._last_made = payload["sequence_number"]
+                if self._last_made >= self._response.num_known:
+                    yield sse.typed_event(payload)
 
     def _bytes(self, events: Sequence[Any]) -> bytes:
         return b"".join(map(sse.typed_event, self._unknown(events)))
@@ -98,12 +111,15 @@ def _last_payloads(dialect: ResponseDialect, event: Finished | Failed) -> Sequen
     return dialect.finished(event) if isinstance(event, Finished) else dialect.ended(event)
 
 
-def where_a_response_goes_on(job_id: str, dialect: ResponseDialect) -> str:
-    """A sentence for a reader whose stream ends before the response does."""
-    response_id = public_id(dialect.kind, job_id)
+def where_a_response_goes_on(job_id: str, last_number: int) -> str:
+    """A sentence for a reader whose stream ends before the response does.
+
+    `last_number`: of the last event that was written; -1 before the first.
+    """
+    response_id = public_id(ResponseDialect.kind, job_id)
     where = f"GET /v1/responses/{response_id}?stream=true"
-    if dialect.last_number >= 0:
-        where += f"&starting_after={dialect.last_number}"
+    if last_number >= 0:
+        where += f"&starting_after={last_number}"
     return f"{where} goes on from here."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,30 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
+from api import sse
 from api.answering import GenerationResponse
 from api.open_requests import OpenRequests
 from api.openai.answer import AnswerFacts
 from api.openai.completion_dialect import CompletionDialect, CompletionShape
+from api.responses.answering import ResponseTail
+from api.tailing import TailResponse
 from api.time_slices import PIECE_BYTES, TimeSlices
 from api.timing import Timing
-from shared.messages import START, Delta, Finished, FinishReason, Job, SamplingParams, Usage
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    Finished,
+    FinishReason,
+    Job,
+    JobState,
+    OnDisconnect,
+    SamplingParams,
+    Segment,
+    Usage,
+)
 from tests.unit.api.letter_tokenizer import LetterTokenizer
+from tests.unit.api.response_logs import dialect
 
 TOKENIZER = LetterTokenizer([b"<end>", b"a"])
 PROMPT = "water " * 5000
@@ -118,3 +135,74 @@ async def test_a_whole_answer_that_cannot_be_made_is_an_error_answer(
     start, body = await sent_by(response)
     assert start["status"] == 500
     assert json.loads(body["body"])["error"]["code"] == "internal_error"
+
+
+NUM_TOKENS = 4096  # of the longest log entry
+
+
+def long_entry(num_choices: int) -> tuple[Delta, Finished]:
+    """One entry of a step for each token, the choices in turn, and the end."""
+    segments = tuple(Segment(index % num_choices, 1, 1) for index in range(NUM_TOKENS))
+    end = Cursor(NUM_TOKENS, NUM_TOKENS)
+    entry = Delta(START, end, (1,) * NUM_TOKENS, "a" * NUM_TOKENS, None, segments)
+    return entry, Finished(end, FinishReason.STOP, Usage(1, NUM_TOKENS))
+
+
+def record_with(num_choices: int) -> Any:
+    return SimpleNamespace(
+        job_id=JOB.job_id,
+        state=JobState.FINISHED,
+        on_disconnect=OnDisconnect.CONTINUE,
+        num_choices=num_choices,
+    )
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_a_tail_writes_a_long_entry_in_pieces_with_an_id_for_each_step(
+    num_choices: int,
+) -> None:
+    frontend = frontend_with(long_entry(num_choices))
+    response = TailResponse(frontend, record_with(num_choices), START)
+    bodies = [message["body"] for message in (await sent_by(response))[1:]]
+    assert max(map(len, bodies)) < 2 * PIECE_BYTES < sum(map(len, bodies))
+    ids = [line for line in b"".join(bodies).split(b"\n") if line.startswith(b"id: ")]
+    assert ids[:-1] == [b"id: " + str(Cursor(k, k)).encode() for k in range(1, NUM_TOKENS + 1)]
+
+
+async def test_a_response_that_is_told_again_writes_a_long_entry_in_pieces() -> None:
+    entry, end = long_entry(1)
+    in_one_go = dialect()
+    events = [*in_one_go.opening(), *in_one_go.delta(entry)]
+    expected = b"".join(map(sse.typed_event, events))
+    response = ResponseTail(frontend_with([entry, end]), record_with(1), dialect(), None)
+    bodies = [message["body"] for message in (await sent_by(response))[1:]]
+    assert max(map(len, bodies)) < 2 * PIECE_BYTES < len(expected)
+    assert b"".join(bodies).startswith(expected)
+
+
+@pytest.mark.parametrize("is_response", [False, True])
+async def test_a_tail_that_is_cut_within_an_entry_names_the_last_event_that_it_wrote(
+    is_response: bool,
+) -> None:
+    frontend, record = frontend_with(long_entry(1)), record_with(1)
+    bodies: list[bytes] = []
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        bodies.append(message.get("body", b""))
+        if len(bodies) == 3:
+            frontend.open_requests.cut_all()
+            await asyncio.sleep(0)
+
+    response: Any = TailResponse(frontend, record, START)
+    name, place = b"id: ", b"'Last-Event-ID: %s'"
+    if is_response:
+        response = ResponseTail(frontend, record, dialect(), None)
+        name, place = b'"sequence_number":', b"&starting_after=%s goes"
+    await response({"type": "http", "state": {}}, receive, send)
+    *written, farewell = bodies
+    ids = re.findall(name + rb"([0-9-]+)", b"".join(written))
+    assert 0 < len(ids) < NUM_TOKENS
+    assert place % ids[-1] in farewell
