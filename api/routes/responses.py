@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import APIRouter
@@ -13,7 +14,7 @@ from api.answer_size import AnswerSize
 from api.body import read_request
 from api.caller import Caller, caller_of
 from api.catalog import ServedModel
-from api.chat_plan import ChatAsk, ChatPlan, plan_chat
+from api.chat_plan import ChatPlan, plan_chat
 from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
 from api.frontend import Frontend, frontend_of
 from api.json_answer import LongJsonAnswer, json_answer
@@ -28,7 +29,7 @@ from api.responses.dialect import ResponseDialect
 from api.responses.earlier import earlier_items
 from api.responses.facts import encode_facts, facts_of
 from api.responses.item_list import DEFAULT_LIMIT, MAX_LIMIT, ORDERS, items_of_page
-from api.responses.items import input_items
+from api.responses.items import Item, input_items
 from api.responses.sampling import as_chat, response_sampling
 from api.responses.schemas import ResponseRequest, check_includes, check_request
 from api.responses.stored import find_response, open_dialect, response_not_found, tell_response
@@ -61,11 +62,8 @@ async def prepare_response(
     _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
     lane = job_lane(as_chat(asked))
     assert caller.names.job_id is not None, "this route makes jobs"
-    items = input_items(asked.input, caller.names.job_id)
     earlier = await earlier_items(frontend, caller.tenant, asked.previous_response_id)
-    check_calls(earlier, items)
-    ask = chat_ask(asked, [*earlier, *items], caller.names.job_id)
-    plan = await frontend.pool.run(_planned, model, ask)
+    items, plan = await frontend.pool.run(_planned, model, asked, earlier, caller.names.job_id)
     room = model.room(len(plan.token_ids))
     room.check_prompt("input")
     job, _ = new_job(
@@ -173,9 +171,18 @@ def _sampling(frontend: Frontend, asked: ResponseRequest, room: Room) -> Samplin
     return size.fitted(sampling, frontend.settings.max_answer_bytes)
 
 
-def _planned(model: ServedModel, ask: ChatAsk) -> ChatPlan:
+def _planned(
+    model: ServedModel, asked: ResponseRequest, earlier: Sequence[Item], job_id: str
+) -> tuple[list[Item], ChatPlan]:
+    """Returns the request's items, and what the whole conversation asks of the model.
+
+    Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
+    """
+    items = input_items(asked.input, job_id)
+    check_calls(earlier, items)
+    ask = chat_ask(asked, [*earlier, *items], job_id)
     with in_this_dialect():
-        return plan_chat(model, ask)
+        return items, plan_chat(model, ask)
 
 
 def _check_includes(query: QueryParams) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response
 
 from api.responses import earlier
+from api.responses.items import input_items
+from api.routes import responses
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.base import JobEnd
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
@@ -578,3 +581,17 @@ async def test_the_async_client_does_the_same(stage: Stage, other_url: str) -> N
             *(client.responses.create(model=MODEL, input=str(number)) for number in range(20))
         )
         assert [answer.output_text for answer in many] == [f"user\n{n}" for n in range(20)]
+
+
+def test_items_are_read_on_the_threads_of_the_text_pool(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[str] = []
+
+    def read(asked: Any, job_id: str) -> Any:
+        readers.append(threading.current_thread().name)
+        return input_items(asked, job_id)
+
+    monkeypatch.setattr(responses, "input_items", read)
+    create(client, input=[{"role": "user", "content": "water"}] * 3)
+    assert [name.partition("-")[0] for name in readers] == ["text"]
