@@ -218,8 +218,11 @@ class ModelCatalog:
                 blob = await self._store.get_blob(digest)
                 if blob is not None:
                     blobs[digest] = blob
-            request_bytes.set(sum(map(len, blobs.values())))  # no small work
-            text = await self._pool.run(load_text, card, blobs, self._rendering)
+            counted = request_bytes.set(sum(map(len, blobs.values())))  # no small work
+            try:
+                text = await self._pool.run(load_text, card, blobs, self._rendering)
+            finally:
+                request_bytes.reset(counted)  # a request may be what needs it
             self._texts[key] = text
             log.info("model text loaded", extra={"model": card.name})
         self._texts.move_to_end(key)

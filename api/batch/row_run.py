@@ -114,12 +114,12 @@ class RowRun:
     async def _prepared(self) -> Prepared | None:
         """None when the batch stops before this can be done. Raises ApiError, InvalidParameter."""
         room, retry_s = self._room, FIRST_RETRY_S
-        request_bytes.set(len(self._row.body))
         names = RequestNames(self._request_id, self._job_id, _shown(self._row.custom_id))
         caller = Caller(names, room.tenant)
         while True:
             try:
                 async with room.preparing:
+                    request_bytes.set(len(self._row.body))  # earlier turns are added to it
                     asked = await room.frontend.pool.run(room.endpoint.parse, self._row.body)
                     return await room.endpoint.prepare(room.frontend, caller, asked)
             except (UnavailableError, TransportError):  # no worker lives, or the pool is full

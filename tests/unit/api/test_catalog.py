@@ -10,9 +10,9 @@ import pytest
 from api import catalog as catalog_module
 from api.catalog import ModelCatalog
 from api.errors import ApiError
-from api.text_pool import TextPool
+from api.text_pool import TextPool, request_bytes
 from shared.messages import InvalidParameter
-from shared.text.card import card_from_checkpoint
+from shared.text.card import ModelCard, card_from_checkpoint
 from shared.transport.base import AnnouncedModel, TransportError
 from tests.support.checkpoints import make_checkpoint
 
@@ -170,3 +170,14 @@ async def test_the_context_is_what_model_and_cache_both_hold(
     await catalog.refresh()
     assert catalog.known["large"].context_tokens == 64
     assert catalog.known["small"].room(10).left == 30
+
+
+async def test_a_request_that_loads_a_text_counts_as_large_as_it_was(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    store.serve(checkpoint, "m")
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    request_bytes.set(100)
+    await catalog.of_card(ModelCard.from_json(store.cards["m"]))
+    assert request_bytes.get() == 100
