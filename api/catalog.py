@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from api.errors import model_not_found, unavailable
+from api.errors import UnavailableError, model_not_found, unavailable
 from api.openai.sampling import Room
 from api.tasks import stop_tasks
 from api.text_pool import TextPool, request_bytes
@@ -30,6 +30,7 @@ MAX_TEXTS = 16  # text sides kept, served or not
 MAX_SEEN = 256  # names remembered after their workers left
 MIN_REFRESH_S = 0.2  # between looks that requests ask for
 UNSERVED_RETRY_S = 5.0  # what is told while no worker serves: when one comes nobody knows
+LOAD_RETRY_S = 5.0  # until a text that could not be loaded now is loaded again
 MAX_WAIT_S = 10.0  # that a request waits for a model's text to load
 
 
@@ -74,6 +75,7 @@ class ModelCatalog:
         self._texts: OrderedDict[object, TextModel] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._refused: dict[str, bytes] = {}  # cards that could not be used, to say it once
+        self._load_again_s: dict[str, float] = {}  # by name: when to load what could not be loaded
         self._looking: asyncio.Task[None] | None = None
         self._looked_s = -MIN_REFRESH_S
         self._reachable = False
@@ -108,6 +110,8 @@ class ModelCatalog:
             return model
         if not self._reachable:
             raise unavailable("The job store cannot be reached now. Try again soon.")
+        if name in self._load_again_s:
+            raise unavailable("This model's text could not be loaded now. Try again soon.")
         if name in self._seen:
             raise unavailable(
                 "No worker has served this model for a while: its requests are not queued any more "
@@ -142,7 +146,8 @@ class ModelCatalog:
     async def of_card(self, card: ModelCard) -> ServedModel:
         """The model of a card that was kept, also when no worker serves it now.
 
-        Raises TransportError, and TextInvalid when its files are no longer stored.
+        Raises TransportError, UnavailableError (503) when its text cannot be loaded now, and
+        TextInvalid when its files are no longer stored.
         """
         return ServedModel(card, await self._text(card))
 
@@ -185,6 +190,8 @@ class ModelCatalog:
         # Those that are served come first: clients that take the first one get an answer soonest.
         self._known = dict(sorted(known.items(), key=lambda item: not item[1].is_served))
         self._reachable = True
+        for name in self._load_again_s.keys() - announced.keys():
+            del self._load_again_s[name]
         for name in known:
             self._remember(name)
 
@@ -198,9 +205,16 @@ class ModelCatalog:
         blob = found.card
         if self._refused.get(name) == blob:
             return None
+        if time.monotonic() < self._load_again_s.get(name, 0.0):
+            return None
+        self._load_again_s.pop(name, None)
         try:
             card = ModelCard.from_json(blob)
             return ServedModel(card, await self._text(card), found.unserved_s == 0.0)
+        except UnavailableError as error:  # of this model's text alone, and of this moment
+            log.error("model text not loaded", extra={"model": name, "reason": error.message})
+            self._load_again_s[name] = time.monotonic() + LOAD_RETRY_S
+            return None
         except TextInvalid as error:
             log.error("model cannot be served", extra={"model": name, "reason": str(error)})
             if len(self._refused) < MAX_SEEN and "missing" not in str(error):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from api.errors import overloaded
+from api.errors import overloaded, unavailable
 from api.text_threads import SMALL_BYTES, TextThreads
+from shared.text.errors import RenderingUnavailable
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -54,8 +58,8 @@ class TextPool:
         return self._text_threads.num_busy
 
     async def run(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Raises UnavailableError (503) when too much waits or no thread is free in time, and
-        whatever `work` raises."""
+        """Raises UnavailableError (503) when too much waits, no thread is free in time or no
+        process can render a chat template, and whatever else `work` raises."""
         num_bytes = max(MIN_BYTES, request_bytes.get())
         lane = self._small if num_bytes <= SMALL_BYTES else self._large
         is_full = lane.num_bytes + num_bytes > self._max_waiting_bytes
@@ -77,7 +81,12 @@ class TextPool:
         done, _ = await asyncio.wait([future], timeout=MAX_WAIT_S)
         if not done and begun.cancel():  # False: a thread is at it
             raise overloaded("No thread was free in time to read this prompt.", RETRY_AFTER_S)
-        return await asyncio.shield(future)
+        try:
+            return await asyncio.shield(future)
+        except RenderingUnavailable as error:
+            log.error("chat template not rendered", extra={"reason": str(error)})
+            message = "The prompt could not be rendered now. Try again soon."
+            raise unavailable(message, RETRY_AFTER_S) from None
 
     def close(self) -> None:
         """Waiting work is dropped. Threads end after what they are at, and are not waited for."""

@@ -149,7 +149,8 @@ def load_card_tokenizer(card: ModelCard, blobs: Mapping[str, bytes]) -> FastToke
 def load_text(
     card: ModelCard, blobs: Mapping[str, bytes], processes: RenderingProcesses | None = None
 ) -> TextModel:
-    """Raises TextInvalid as `load_card_tokenizer` does. `processes` render the chat template."""
+    """Raises TextInvalid as `load_card_tokenizer` does, and RenderingUnavailable. `processes`
+    render the chat template."""
     tokenizer = load_card_tokenizer(card, blobs)
     grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
     if card.template_digest is None:

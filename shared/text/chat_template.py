@@ -21,7 +21,7 @@ class JinjaChatTemplate:
 
     `source` is a template, or several by name, of which "tool_use" serves requests with tools and
     "default" the others. `special_tokens` are variables of the template ("bos_token", ...).
-    Raises TextInvalid for a source that does not compile.
+    Raises TextInvalid for a source that does not compile, and RenderingUnavailable.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class JinjaChatTemplate:
         `extra` are further variables, such as `documents` or `enable_thinking`. Raises
         InvalidParameter for "messages" when the template refuses the conversation or needs too
         much time or memory, and for "chat_template_kwargs" when a variable's name is not the
-        caller's to set.
+        caller's to set. Raises RenderingUnavailable as RenderingProcesses.ask.
         """
         request = RenderRequest(
             number=self._template.number,

@@ -11,6 +11,14 @@ class TextInvalid(ValueError):
     """
 
 
+class RenderingUnavailable(RuntimeError):
+    """No process could render a chat template: none could be started, they were killed from
+    outside, they stood still, or this process is going down.
+
+    Says nothing about template or conversation: a later attempt may succeed.
+    """
+
+
 class GrammarInvalid(ValueError):
     """A grammar that cannot be compiled, or that no output can follow; a sentence says why.
 

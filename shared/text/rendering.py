@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import weakref
 import msgspec
 
 from shared.messages import InvalidParameter
-from shared.text.errors import TextInvalid
+from shared.text.errors import RenderingUnavailable, TextInvalid
 from shared.text.rendering_process import (
     END_OF_TIME,
     RenderReply,
@@ -33,8 +34,11 @@ MAX_WALL_SECONDS = 20.0
 MAX_TEMPLATES = 64  # of one process, which is replaced then
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")  # no secrets in it
 
+_KILLED = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # from outside, as by lack of memory
+
 TOO_LONG = "refused by the chat template: it takes too long over this conversation"
 TOO_LARGE = "refused by the chat template: it needs more memory than a rendering may have"
+CLOSED = "the rendering processes are closed"
 
 
 class RenderingProcesses:
@@ -51,21 +55,33 @@ class RenderingProcesses:
         weakref.finalize(self, _end, self._all)  # where `close` is not called, at exit
 
     def ask(self, request: RenderRequest, template: TemplateSource) -> RenderReply:
-        """Raises InvalidParameter for "messages" where the process was killed over the request.
+        """Raises InvalidParameter for "messages" where the process ended over the request, and
+        RenderingUnavailable where none could be started, it was killed from outside or stood still.
 
-        One that ends for another reason, such as the kernel's lack of memory, may have been ended
-        before the request came: the request is tried once more.
+        One that ends for another reason than its bounds, such as the kernel's lack of memory, may
+        have been ended before the request came: the request is tried once more.
         """
         data = _encoded(request)
         for is_last in (False, True):
-            process = self._taken()
+            try:
+                process = self._taken()
+            except OSError as error:
+                raise RenderingUnavailable(
+                    f"no rendering process can be started: {error}"
+                ) from None
             try:
                 reply = process.ask(data, request, template)
             except (OSError, EOFError, msgspec.MsgspecError) as error:
                 code = self._dropped(process)
-                if code == -END_OF_TIME or isinstance(error, TimeoutError):
+                if self._is_closed:
+                    raise RenderingUnavailable(CLOSED) from None
+                if code == -END_OF_TIME:
                     raise InvalidParameter("messages", TOO_LONG) from None
-                if is_last or self._is_closed:
+                if isinstance(error, TimeoutError):
+                    raise RenderingUnavailable("a rendering process stood still") from None
+                if is_last and code in _KILLED:
+                    raise RenderingUnavailable("rendering processes were killed") from None
+                if is_last:
                     raise InvalidParameter("messages", f"{TOO_LARGE} (process: {code})") from None
                 continue
             except BaseException:
@@ -96,7 +112,7 @@ class RenderingProcesses:
     def _taken(self) -> _Process:
         with self._lock:
             if self._is_closed:
-                raise RuntimeError("the rendering processes are closed")
+                raise RenderingUnavailable(CLOSED)
             if self._idle:
                 return self._idle.pop()
         process = _Process()  # takes some ten milliseconds: not under the lock
@@ -111,7 +127,7 @@ class RenderingProcesses:
                 return
         self._dropped(process)
 
-    def _dropped(self, process: _Process) -> int:
+    def _dropped(self, process: _Process) -> int | None:
         with self._lock:
             self._all.discard(process)
         return process.end()
@@ -132,17 +148,22 @@ class _Process:
     """One rendering process. Used by one thread at a time."""
 
     def __init__(self) -> None:
+        """Raises OSError."""
         self._connection, theirs = socket.socketpair()
         kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shared.text.rendering_process"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # a traceback may have a prompt in it
-                env={**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                start_new_session=True,  # a signal to the frontend's group leaves it alone
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "shared.text.rendering_process"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # a traceback may have a prompt in it
+                    env={**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                    start_new_session=True,  # a signal to the frontend's group leaves it alone
+                )
+        except OSError:
+            self._connection.close()
+            raise
         self._known: set[int] = set()
 
     @property
@@ -172,14 +193,15 @@ class _Process:
             raise EOFError
         return msgspec.json.decode(answer, type=RenderReply)
 
-    def end(self) -> int:
-        """Kills it; what it had ended with, if it had, is the result: as Popen.returncode."""
+    def end(self) -> int | None:
+        """Kills it. Returns what it had ended with, as Popen.returncode; None if it had not."""
         self._connection.close()
         try:
-            self._process.wait(0.1)  # one that closed its connection is about to be reaped
+            return self._process.wait(0.1)  # one that closed its connection is about to be reaped
         except subprocess.TimeoutExpired:
             self._process.kill()
-        return self._process.wait()
+        self._process.wait()
+        return None
 
 
 def _encoded(request: RenderRequest) -> bytes:

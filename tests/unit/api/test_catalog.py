@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from api.catalog import ModelCatalog
 from api.errors import ApiError
 from api.text_pool import TextPool, request_bytes
 from shared.messages import InvalidParameter
-from shared.text.card import ModelCard, card_from_checkpoint
+from shared.text.card import ModelCard, TextModel, card_from_checkpoint, load_text
+from shared.text.errors import RenderingUnavailable
 from shared.transport.base import AnnouncedModel, TransportError
 from tests.support.checkpoints import make_checkpoint
 
@@ -181,3 +183,27 @@ async def test_a_request_that_loads_a_text_counts_as_large_as_it_was(
     request_bytes.set(100)
     await catalog.of_card(ModelCard.from_json(store.cards["m"]))
     assert request_bytes.get() == 100
+
+
+async def test_a_model_whose_text_cannot_be_loaded_now_is_loaded_later_and_holds_up_no_other(
+    checkpoint: Path, pool: TextPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    store.serve(checkpoint, "m")
+    store.serve(checkpoint, "other")
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    loads: list[str] = []
+
+    def load(card: ModelCard, *args: Any) -> TextModel:
+        loads.append(card.name)
+        if len(loads) == 1:
+            raise RenderingUnavailable("rendering processes were killed")
+        return load_text(card, *args)
+
+    monkeypatch.setattr(catalog_module, "load_text", load)
+    await catalog.refresh()
+    assert list(catalog.known) == ["other"]
+    assert await refused(catalog, "m") == (503, "service_unavailable")
+    catalog._load_again_s.clear()  # the time has come
+    assert (await catalog.require("m")).card.name == "m"
+    assert loads == ["m", "other"], "the two have one text"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -9,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared.messages import InvalidParameter
+from shared.text import rendering
 from shared.text.chat_template import JinjaChatTemplate
-from shared.text.errors import TextInvalid
+from shared.text.errors import RenderingUnavailable, TextInvalid
 from shared.text.rendering import RenderingProcesses
 from shared.text.rendering_process import KILL_CPU_SECONDS, MAX_MEMORY_BYTES
 
@@ -164,6 +167,45 @@ def test_a_process_that_was_killed_from_outside_is_replaced(processes: Rendering
     assert before not in processes.pids
 
 
+def test_what_ends_processes_from_outside_is_no_fault_of_the_template(
+    processes: RenderingProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = rendering._Process.ask
+    with monkeypatch.context() as patched:
+
+        def killed(process: rendering._Process, *request: Any) -> Any:
+            os.kill(process.pid, signal.SIGKILL)
+            return ask(process, *request)
+
+        patched.setattr(rendering._Process, "ask", killed)
+        with pytest.raises(RenderingUnavailable, match="killed"):
+            JinjaChatTemplate(ORDINARY, {}, processes=processes)
+    with monkeypatch.context() as patched:
+
+        def stopped(process: rendering._Process, *request: Any) -> Any:
+            os.kill(process.pid, signal.SIGSTOP)
+            return ask(process, *request)
+
+        patched.setattr(rendering, "MAX_WALL_SECONDS", 0.2)
+        patched.setattr(rendering._Process, "ask", stopped)
+        with pytest.raises(RenderingUnavailable, match="still"):
+            JinjaChatTemplate(ORDINARY, {}, processes=processes)
+    assert JinjaChatTemplate(ORDINARY, {}, processes=processes).render(HI) == "[hi]"
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_template(
+    processes: RenderingProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rendering.socket, "socketpair", none_left)
+        with pytest.raises(RenderingUnavailable, match="Too many open files"):
+            JinjaChatTemplate(ORDINARY, {}, processes=processes)
+    assert JinjaChatTemplate(ORDINARY, {}, processes=processes).render(HI) == "[hi]"
+
+
 def test_a_process_is_kept_for_the_next_rendering(processes: RenderingProcesses) -> None:
     template = JinjaChatTemplate(ORDINARY, {}, processes=processes)
     before = processes.pids
@@ -194,7 +236,7 @@ def test_closing_ends_a_rendering_that_is_under_way(processes: RenderingProcesse
     ended = threading.Event()
 
     def render() -> None:
-        with pytest.raises(InvalidParameter):
+        with pytest.raises(RenderingUnavailable, match="closed"):
             template.render(GO)
         ended.set()
 
