@@ -147,7 +147,8 @@ class GenerationResponse(Response):
     async def _stream(self, stream: AnswerStream, send: Send) -> None:
         framing = self._dialect.framing
         await self._begin_stream(send)
-        opening = chain.from_iterable(map(framing.event_pieces, self._dialect.opening()))
+        # Whole events: the stream may be cut between any two writes.
+        opening = map(framing.event, self._dialect.opening())
         async for piece in self._frontend.slices.pieces(opening):
             await _write(send, piece or framing.keepalive)
         while True:
