@@ -99,10 +99,13 @@ class QuietStreams:
         """Until no stream is left."""
         while self._due:
             page = self._take_due()
+            if not page:
+                self._away_since_s = None  # nothing is tried: nothing is known of the store
             if page and not await self._look(page):
                 await asyncio.sleep(self._silence_s)
             elif len(page) < PAGE_STREAMS:
                 await asyncio.sleep(self._silence_s / TURNS_PER_SILENCE)
+        self._away_since_s = None
 
     def _take_due(self) -> list[_Watch]:
         """At most a page of the streams that are quiet and due. The others are put off."""

@@ -186,6 +186,35 @@ def test_after_a_short_outage_every_stream_is_looked_at_in_time() -> None:
     leap(main)
 
 
+@pytest.mark.parametrize("others", ["closed", "busy"])
+def test_a_short_outage_that_no_look_saw_the_end_of_is_not_counted_on(others: str) -> None:
+    async def main() -> None:
+        store = FakeStore()
+        quiet, stream = quiet_over(store), FakeStream("0-x")
+        quiet.add(stream)
+        store.is_away = True
+        await asyncio.sleep(SILENCE_S + 2 * TURN_S)
+        assert store.calls, "one look failed"
+        store.is_away = False
+        if others == "closed":  # it went on by itself, and ended before the next look
+            stream.is_closed = True
+            await asyncio.sleep(2 * OUTAGE_S)
+        else:
+            for _ in range(round(4 * OUTAGE_S / SILENCE_S)):
+                stream.last_news_s = now()
+                await asyncio.sleep(SILENCE_S / 2)
+        store.is_away, later = True, FakeStream("0-y")
+        quiet.add(later)
+        await asyncio.sleep(OUTAGE_S / 2)
+        assert len(store.calls) > 2
+        assert not later.is_interrupted
+        await asyncio.sleep(OUTAGE_S)
+        assert later.is_interrupted
+        await quiet.aclose()
+
+    leap(main)
+
+
 @pytest.mark.parametrize("is_reading", [True, False])
 def test_nothing_is_left_of_streams_that_were_closed(is_reading: bool) -> None:
     async def main() -> None:
