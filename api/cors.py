@@ -28,7 +28,7 @@ ALLOWED_HEADERS = (
     "x-request-id",
 )
 ALLOWED_PREFIXES = ("x-stainless-", "openai-", "anthropic-")  # what the SDKs say of themselves
-EXPOSED_HEADERS = "x-request-id, request-id, retry-after, x-should-retry"
+EXPOSED_HEADERS = "x-request-id, request-id, retry-after, x-should-retry, x-penstock-durability"
 MAX_AGE_S = 600
 MAX_ASKED_HEADERS = 64
 _WEB = ("http", "https")

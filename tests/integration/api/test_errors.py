@@ -295,7 +295,8 @@ def test_a_browser_may_read_every_answer(client: httpx.Client, path: str) -> Non
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert answer.headers["vary"] == "Origin"
     exposed = answer.headers["access-control-expose-headers"]
-    assert {"x-request-id", "retry-after", "x-should-retry"} <= set(exposed.split(", "))
+    names = {"x-request-id", "retry-after", "x-should-retry", "x-penstock-durability"}
+    assert names <= set(exposed.split(", "))
 
 
 def test_a_preflight_allows_what_the_sdks_send(client: httpx.Client) -> None:
