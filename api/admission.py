@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from shared.transport.base import (
     JobStore,
     KeyTaken,
     QueueFull,
+    Restored,
     Submitted,
     TransportError,
 )
@@ -82,6 +84,20 @@ class Admission:
             if isinstance(error, NotConfirmed):
                 raise unavailable(str(error)) from error
             raise store_unreachable(error) from error
+
+    def resubmit_of(self, job: Job, reader_id: str) -> Callable[[], Awaitable[Restored]]:
+        """Returns what queues `job`, which is being accepted now, once more after a loss.
+
+        It runs under no limit and with what is left of its timeout. Its durability is not waited
+        for again. It raises TransportError and cancels nothing.
+        """
+        due_s = time.monotonic() + job.timeout_ms / 1000
+
+        async def resubmit() -> Restored:
+            left_ms = round((due_s - time.monotonic()) * 1000)
+            return await self._store.submit_again(job, left_ms, reader_id)
+
+        return resubmit
 
     async def requeue(self, letter_id: str, job: Job) -> str | None:
         """As JobStore.requeue. Raises UnavailableError when the job could not be queued.

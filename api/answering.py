@@ -104,7 +104,8 @@ class GenerationResponse(Response):
             return await frontend.admission.submit(job, self._reader_id)
 
         try:
-            stream = await frontend.relay.open(job.job_id, START, submit)
+            resubmit = frontend.admission.resubmit_of(job, self._reader_id)
+            stream = await frontend.relay.open(job.job_id, START, submit, resubmit)
         except ApiError as error:
             self._count(f"refused_{error.status}")
             raise

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from api.accepted_jobs import MAX_BLIND_S
 from api.delivered import Delivered, Diverged
 from api.tasks import stop_tasks
 from shared.messages import (
@@ -34,7 +35,7 @@ from shared.transport.base import (
     JobLook,
     JobRecord,
     JobStore,
-    QueueFull,
+    Restored,
     Resync,
     Subscription,
     TransportError,
@@ -87,11 +88,12 @@ class JobStream:
         subscription: Subscription,
         counts: RelayCounts,
         outage_s: float,
-        submit: Callable[[], Awaitable[object]] | None = None,
+        resubmit: Callable[[], Awaitable[Restored]] | None = None,
         *,
         is_behind: bool = False,
     ) -> None:
-        """`is_behind`: the log may hold something already that no RESYNC will tell of."""
+        """`resubmit`: see EventRelay.open. `is_behind`: the log may hold something already that no
+        RESYNC will tell of."""
         self.job_id = job_id
         self.ended = False
         self.has_started = False  # a worker said so, or sent something
@@ -102,7 +104,7 @@ class JobStream:
         self._subscription = subscription
         self._counts = counts
         self._outage_s = outage_s
-        self._resubmit = submit
+        self._resubmit = resubmit
         self._page: deque[Delta | JobEvent] = deque()
         self._page_events = FIRST_PAGE_EVENTS
         self._behind = is_behind
@@ -114,6 +116,7 @@ class JobStream:
         self._is_missing = False  # at the last look the server had no such job
         self._is_over = False  # by the store: the job is gone, or has ended
         self.last_news_s = self._clock()  # when anything was heard last
+        self._seen_s = self._clock()  # when the server had the job last
         self._turn_began = self._clock()
 
     @property
@@ -140,12 +143,17 @@ class JobStream:
         """Reads the log if `found`, where the job stands, is not what was delivered."""
         if self.is_reading:
             return
-        self._is_missing = self._is_missing and found is None
+        if found is not None:
+            self._seen()
         self._is_over = found is None or found.state in TERMINAL_STATES
         if self._is_over or self._is_doubtful or found is None or found.end != self.cursor:
             self._counts.idle_reads += 1
             self._behind = True
             self._subscription.wake()
+
+    def _seen(self) -> None:
+        """The server has the job."""
+        self._is_missing, self._seen_s = False, self._clock()
 
     def interrupt(self) -> None:
         """Ends the stream as interrupted: the store was away for too long."""
@@ -325,42 +333,52 @@ class JobStream:
         return isinstance(event, Delta) and self._delivered.has(event)
 
     async def _missing_end(self) -> Finished | Failed | None:
-        """The end of a job whose log does not say it: the record is gone, or outlived the log."""
+        """The end of a job whose log does not say it: the record is gone, or outlived the log.
+
+        After a TransportError it is called again.
+        """
         if not self._is_over:
             return None
         record = await self._store.get(self.job_id)
+        end = await (self._end_of_lost() if record is None else self._end_of_known(record))
         self._is_over = False
-        if record is None:
-            if await self._submitted_again():
-                return None
-            if not self._is_missing:
-                self._is_missing = True  # until the next look its worker may put it back
-                return None
-            return Failed(
-                end=self.cursor,
-                state=JobState.FAILED,
-                code=ErrorCode.JOB_LOST,
-                message="The job is no longer known: its record expired or was lost.",
-                usage=Usage(0, self.cursor.num_tokens),
-            )
-        self._is_missing = False
+        return end
+
+    async def _end_of_lost(self) -> Failed | None:
+        resubmitted = await self._submitted_again()
+        if resubmitted is Restored.RESTORED:
+            return None
+        if resubmitted is None and not self._is_missing:
+            self._is_missing = True  # until the next look its worker may put it back
+            return None
+        return Failed(
+            end=self.cursor,
+            state=JobState.FAILED,
+            code=ErrorCode.JOB_LOST,
+            message="The job is no longer known: its record expired or was lost.",
+            usage=Usage(0, self.cursor.num_tokens),
+        )
+
+    async def _end_of_known(self, record: JobRecord) -> Finished | Failed | None:
+        self._seen()
         if record.state not in TERMINAL_STATES:
             return None
         if await self._store.read_log(self.job_id, self.cursor, 1):
             return None  # it ended between the two looks; the next read has all
         return _end_of_record(record, self.cursor)
 
-    async def _submitted_again(self) -> bool:
-        """A store that forgot an untouched job gets it once more, under the same id."""
+    async def _submitted_again(self) -> Restored | None:
+        """A store that lost an untouched job gets it once more, under the same id. None: this
+        stream cannot do that, or has not seen the job for so long that it may have ended."""
         if self._resubmit is None or self.cursor != START:
-            return False
-        try:
-            await self._resubmit()
-        except QueueFull:
-            return False
-        self._resubmit = None
-        log.warning("job resubmitted", extra={"job_id": self.job_id})
-        return True
+            return None
+        if self._clock() - self._seen_s > MAX_BLIND_S:
+            return None
+        restored = await self._resubmit()
+        if restored is Restored.RESTORED:
+            self._seen()
+            log.warning("job resubmitted", extra={"job_id": self.job_id})
+        return restored
 
 
 def _next_page(events: Sequence[Delta | JobEvent]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from api.job_stream import JobStream, RelayCounts
 from api.quiet_streams import QuietStreams
 from shared.messages import Cursor
-from shared.transport.base import EventBus, JobStore, Submitted
+from shared.transport.base import EventBus, JobStore, Restored, Submitted
 
 
 class EventRelay:
@@ -32,9 +32,15 @@ class EventRelay:
         await self._quiet.aclose()
 
     async def open(
-        self, job_id: str, after: Cursor, submit: Callable[[], Awaitable[object]] | None = None
+        self,
+        job_id: str,
+        after: Cursor,
+        submit: Callable[[], Awaitable[object]] | None = None,
+        resubmit: Callable[[], Awaitable[Restored]] | None = None,
     ) -> JobStream:
         """Subscribes, then submits. Raises TransportError, or whatever `submit` raises.
+
+        `resubmit` queues the job once more where the store has lost it before it gave anything.
 
         Where `submit` returns ACCEPTED the job is new: what was confirmed before it was made has
         missed nothing, and the log is not read for it.
@@ -56,7 +62,7 @@ class EventRelay:
             subscription,
             self.counts,
             self._outage_s,
-            submit,
+            resubmit,
             is_behind=must_catch_up,
         )
         self._quiet.add(stream)

@@ -59,7 +59,8 @@ class SeveralResponse(GenerationResponse):
             return await self._frontend.admission.submit(job, reader_id)
 
         try:
-            stream = await self._frontend.relay.open(job.job_id, START, submit)
+            resubmit = self._frontend.admission.resubmit_of(job, reader_id)
+            stream = await self._frontend.relay.open(job.job_id, START, submit, resubmit)
         except TransportError as error:
             raise store_unreachable(error) from error
         self._frontend.departures.watch(job.job_id, reader_id, job.on_disconnect)

@@ -37,7 +37,7 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
-from shared.transport.base import AdmissionLimits, QueueFull, TransportError
+from shared.transport.base import AdmissionLimits, QueueFull, Restored, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -158,22 +158,25 @@ class RowRun:
     async def _submitted(self, prepared: Prepared) -> JobStream | None:
         """None when the batch stops first, and no earlier owner had submitted it."""
         room, retry_s = self._room, FIRST_RETRY_S
+        row = dataclasses.replace(
+            prepared.job,
+            lane=LANE,
+            on_disconnect=OnDisconnect.CONTINUE,
+            queue_timeout_ms=None,  # a row may wait until the batch expires
+        )
 
         async def submit() -> None:
             prepared.timing.submitted_s = time.monotonic()
-            job = dataclasses.replace(
-                prepared.job,
-                lane=LANE,
-                on_disconnect=OnDisconnect.CONTINUE,
-                timeout_ms=max(1, room.time_left_ms()),
-                queue_timeout_ms=None,  # a row may wait until the batch expires
-            )
+            job = dataclasses.replace(row, timeout_ms=max(1, room.time_left_ms()))
             await room.frontend.store.submit(job, self._limits(job), "")
+
+        async def resubmit() -> Restored:
+            return await room.frontend.store.submit_again(row, room.time_left_ms())
 
         async with room.submitting:
             while room.stop.why is None:
                 try:
-                    return await room.frontend.relay.open(self._job_id, START, submit)
+                    return await room.frontend.relay.open(self._job_id, START, submit, resubmit)
                 except QueueFull as full:
                     delay_s = min(full.retry_after_s, MAX_RETRY_S)
                 except TransportError:

@@ -246,11 +246,12 @@ class JobStore(Protocol):
         """
         ...
 
-    async def submit_again(self, job: Job, timeout_ms: int) -> Restored:
+    async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
         """Queues a job that was accepted before and that the server has lost; no limit holds.
 
-        `timeout_ms`: what is left of its timeout. RESTORED also where it is there already. To be
-        called only by who has seen the job's record, or its acceptance, within TOMBSTONE_MS.
+        `timeout_ms`: what is left of its timeout. `reader_id`: as in `submit`. RESTORED also where
+        it is there already. To be called only by who has seen the job's record, or its acceptance,
+        within TOMBSTONE_MS.
         """
         ...
 

@@ -108,11 +108,11 @@ class RedisJobStore:
             return None
         return reply[1].decode() if reply[0] == b"REQUEUED" else job.job_id
 
-    async def submit_again(self, job: Job, timeout_ms: int) -> Restored:
+    async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
         """As JobStore. Raises QueueFull above maxmemory alone."""
         job = replace(job, timeout_ms=max(1, timeout_ms))
         try:
-            reply = await self._submit(job, AdmissionLimits(), "", again=True)
+            reply = await self._submit(job, AdmissionLimits(), reader_id, again=True)
         except KeyTaken:  # by an equal request that came later
             return Restored.OVER
         return Restored.OVER if reply[0] == b"OVER" else Restored.RESTORED

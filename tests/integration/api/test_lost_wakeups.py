@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from api.accepted_jobs import AcceptedJobs
+from api.admission import Admission
+from api.departures import Departures
+from api.durable_accept import DurableAccept
 from api.job_stream import JobStream
 from api.quiet_streams import MAX_SILENCES
 from api.relay import EventRelay
-from shared.messages import START, Delta, ErrorCode, Failed, Finished, JobState
-from shared.transport.base import RESYNC, JobEvent, Resync, Subscription
+from shared.messages import START, Delta, Durability, ErrorCode, Failed, Finished, JobState
+from shared.transport.base import RESYNC, AdmissionLimits, JobEvent, Resync, Subscription
 from shared.transport.connect import RedisTransport, open_transport
 from tests.contract.transport.steps import FINISHED, Steps, Stream
 from tests.support.redis_server import namespace, redis_url  # noqa: F401
@@ -66,6 +70,13 @@ async def relay(transport: RedisTransport) -> AsyncIterator[EventRelay]:
     made = EventRelay(transport.store, DeafBus(transport.bus), silence_s=SILENCE_S)  # type: ignore[arg-type]
     yield made
     await made.aclose()
+
+
+def admission_over(transport: RedisTransport) -> Admission:
+    store = transport.store
+    durable = DurableAccept(store, Durability.NONE, 1, 5.0)
+    limits = AdmissionLimits(max_queued_jobs=0)  # a job that was accepted is not asked again
+    return Admission(store, lambda _: limits, Departures(store), AcceptedJobs(store), durable)
 
 
 async def quiet(relay: EventRelay, job_id: str) -> JobStream:
@@ -126,24 +137,36 @@ async def test_a_job_that_vanished_is_lost_or_submitted_again(
 ) -> None:
     steps = Steps(transport)
     lost, kept = [await steps.submit() for _ in range(2)]
-    submits = []
-
-    async def submit() -> None:
-        submits.append(kept.job_id)
-        if len(submits) == 2:  # the first is the one that was lost
-            await steps.submit(job_id=kept.job_id)
-
+    resubmit = admission_over(transport).resubmit_of(kept, "fe#1")
     ending = await quiet(relay, lost.job_id)
-    going_on = await relay.open(kept.job_id, START, submit)
+    going_on = await relay.open(kept.job_id, START, None, resubmit)
+    deadline_ms = int((await steps.hash(kept.job_id))["deadline_ms"])
     await steps.redis.delete(steps.keys.job(lost.job_id), steps.keys.job(kept.job_id))
     (end,) = await read(ending)
     assert isinstance(end, Failed)
     assert end.code == ErrorCode.JOB_LOST
     assert await read(going_on, 3 * MAX_SILENCES * SILENCE_S) == []
-    assert len(submits) == 2
-    assert (await steps.hash(kept.job_id))["state"] == "queued"
+    again = await steps.hash(kept.job_id)
+    assert (again["state"], again["fe"]) == ("queued", "fe#1")
+    # It was lost after three seconds of its timeout, and got no more than the rest.
+    assert int(again["deadline_ms"]) - deadline_ms < 1000
     for stream in (ending, going_on):
         await stream.aclose()
+
+
+async def test_a_job_that_was_deleted_unheard_does_not_run_again(
+    transport: RedisTransport, relay: EventRelay
+) -> None:
+    steps = Steps(transport)
+    job = await steps.submit()
+    resubmit = admission_over(transport).resubmit_of(job, "fe#1")
+    stream = await relay.open(job.job_id, START, None, resubmit)
+    await steps.store.cancel(job.job_id, "cancelled")
+    assert await steps.store.forget(job.job_id)
+    (end,) = await read(stream)
+    assert isinstance(end, Failed)
+    assert not await steps.hash(job.job_id)
+    await stream.aclose()
 
 
 async def test_a_log_that_is_gone_is_missed_at_the_end_of_its_job(

@@ -22,7 +22,7 @@ from shared.messages import (
     Started,
     Usage,
 )
-from shared.transport.base import RESYNC, QueueFull, Submitted
+from shared.transport.base import RESYNC, QueueFull, Restored, Submitted, TransportError
 from tests.unit.api.relay_fakes import (
     FakeBus,
     FakeStore,
@@ -216,19 +216,52 @@ async def test_a_vanished_job_ends_as_lost() -> None:
 async def test_an_untouched_job_that_the_store_forgot_is_submitted_once_more() -> None:
     store, bus, deltas = FakeStore(), FakeBus(), log_of(["a"])
     store.record = None
-    submits = []
+    submits: list[str] = []
 
     async def submit() -> None:
-        submits.append(1)
-        if len(submits) == 2:
-            store.record = record_of(JobState.QUEUED)
-            store.log = [*deltas, finished_after(deltas)]
-            store.visible = 2
+        submits.append("submit")
 
-    stream = await relay_over(store, bus).open("0-x", START, submit)
+    async def resubmit() -> Restored:
+        submits.append("resubmit")
+        if len(submits) == 2:
+            raise QueueFull("memory", 1.0)
+        if len(submits) == 3:
+            raise TransportError("away")
+        store.record = record_of(JobState.QUEUED)
+        store.log = [*deltas, finished_after(deltas)]
+        store.visible = 2
+        return Restored.RESTORED
+
+    stream = await relay_over(store, bus).open("0-x", START, submit, resubmit)
     got, end = await read_to_end(stream)
     assert (got, end) == (deltas, finished_after(deltas))
-    assert len(submits) == 2
+    assert submits == ["submit", *["resubmit"] * 3]
+
+
+async def test_an_untouched_job_that_has_ended_is_not_submitted_again() -> None:
+    store, bus, resubmits = FakeStore(), FakeBus(), []
+    store.record = None
+
+    async def resubmit() -> Restored:
+        resubmits.append(1)
+        return Restored.OVER
+
+    _, end = await read_to_end(await relay_over(store, bus).open("0-x", START, None, resubmit))
+    assert isinstance(end, Failed)
+    assert end.code == ErrorCode.JOB_LOST
+    assert len(resubmits) == 1
+
+
+async def test_a_resubmission_that_keeps_failing_interrupts() -> None:
+    store, bus = FakeStore(), FakeBus()
+    store.record = None
+
+    async def resubmit() -> Restored:
+        raise TransportError("away")
+
+    relay = relay_over(store, bus, outage_s=0.2)
+    with pytest.raises(StreamInterrupted):
+        await read_to_end(await relay.open("0-x", START, None, resubmit))
 
 
 async def test_the_record_says_an_end_that_the_log_does_not() -> None:
