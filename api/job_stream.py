@@ -107,6 +107,7 @@ class JobStream:
         self._resubmit = resubmit
         self._page: deque[Delta | JobEvent] = deque()
         self._page_events = FIRST_PAGE_EVENTS
+        self._read_from: Cursor | None = None  # the end of a full page that had no news
         self._behind = is_behind
         self._reading: asyncio.Task[bool] | None = None
         self._clock = asyncio.get_running_loop().time
@@ -296,7 +297,8 @@ class JobStream:
             try:
                 events = await self._read_log()
                 is_news = any(not self._has(event) for event in events)
-                lost = None if is_news else await self._missing_end()
+                is_full = len(events) >= self._page_events
+                lost = None if is_news or is_full else await self._missing_end()
                 break
             except TransportError as error:
                 self._counts.read_errors += 1
@@ -304,7 +306,8 @@ class JobStream:
                     raise StreamInterrupted(self.job_id, self.cursor) from error
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
-        num_asked = self._page_events
+        last = events[-1] if is_full and not is_news else None
+        self._read_from = last.end if isinstance(last, Delta) else None
         self._page_events = _next_page(events)
         self._page.extend(events)
         if is_news:
@@ -315,15 +318,16 @@ class JobStream:
         # there is none, the log is shorter than the reader, or nothing can be compared.
         if events or self._delivered.last_start == self.cursor:
             self._is_doubtful = False
-        return len(events) >= num_asked
+        return is_full
 
     async def _read_log(self) -> Sequence[Delta | JobEvent]:
-        """A page of the log, from the start of the delta that the reader got last.
+        """A page of the log, from the start of the delta that the reader got last, or from where a
+        page ended that the reader has all of.
 
         That one is only compared: a log that was rolled back and written anew up to the very
         cursor would overlap nowhere else, and another history would be spliced on.
         """
-        since = self._delivered.last_start
+        since = self._read_from or self._delivered.last_start
         events = await self._store.read_log(self.job_id, since, self._page_events)
         if not events and since != self.cursor:
             events = await self._store.read_log(self.job_id, self.cursor, self._page_events)

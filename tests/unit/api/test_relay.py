@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.job_stream import JobStream, StreamInterrupted
+from api.job_stream import PAGE_EVENTS, JobStream, StreamInterrupted
 from api.relay import EventRelay
 from shared.messages import (
     START,
@@ -343,6 +343,25 @@ async def test_a_log_that_was_lost_is_missed_at_the_jobs_end() -> None:
     assert got == []
     assert isinstance(end, Failed)
     assert end.code == ErrorCode.JOB_LOST
+
+
+async def test_a_log_of_smaller_entries_than_the_frame_that_was_heard_is_read_past_them() -> None:
+    """The worker's frame was one; the log has as much in more entries than two pages."""
+    deltas = log_of(["a"] * (2 * PAGE_EVENTS + 2))
+    frame, rest = merged(deltas[:-1]), deltas[-1]
+    store, bus = FakeStore(deltas), FakeBus()
+    store.visible = 0
+    bus.subscription.items.append(frame)
+    stream = await open_stream(store, bus)
+    assert await stream.get(1) == frame
+    store.visible = len(deltas)
+    bus.subscription.items.append(RESYNC)
+    reads = store.reads
+    async with asyncio.timeout(20):
+        assert await stream.get(1) == rest
+    assert store.reads - reads <= 5
+    assert await stream.get(4 * SILENCE_S) is None
+    await stream.aclose()
 
 
 async def test_get_keeps_its_time_while_the_store_is_slow_and_loses_nothing() -> None:
