@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from api.accepted_jobs import MAX_BLIND_S
+from api.accepted_jobs import MAX_BLIND_S, PATIENCE_S
 from api.delivered import Delivered, Diverged
 from api.tasks import stop_tasks
 from shared.messages import (
@@ -91,9 +91,10 @@ class JobStream:
         resubmit: Callable[[], Awaitable[Restored]] | None = None,
         *,
         is_behind: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """`resubmit`: see EventRelay.open. `is_behind`: the log may hold something already that no
-        RESYNC will tell of."""
+        RESYNC will tell of. `patience_s`: how long a worker has to put a lost job back."""
         self.job_id = job_id
         self.ended = False
         self.has_started = False  # a worker said so, or sent something
@@ -114,7 +115,8 @@ class JobStream:
         self._is_closed = False
         self._is_interrupted = False
         self._is_doubtful = False  # the log may have been rolled back since it was compared
-        self._is_missing = False  # at the last look the server had no such job
+        self._patience_s = patience_s
+        self._missing_since_s: float | None = None  # since when the server has no such job
         self._is_over = False  # by the store: the job is gone, or has ended
         self.last_news_s = self._clock()  # when anything was heard last
         self._seen_s = self._clock()  # when the server had the job last
@@ -154,7 +156,7 @@ class JobStream:
 
     def _seen(self) -> None:
         """The server has the job."""
-        self._is_missing, self._seen_s = False, self._clock()
+        self._missing_since_s, self._seen_s = None, self._clock()
 
     def interrupt(self) -> None:
         """Ends the stream as interrupted: the store was away for too long."""
@@ -212,8 +214,10 @@ class JobStream:
         if isinstance(item, Resync):
             self._counts.resyncs += 1
             self._behind = True
+            self._missing_since_s = None  # the worker may have to connect anew as well
             self._is_doubtful = True  # what takes the connection away may roll the log back
             return None
+        self._seen()
         return self._accept(item, from_log=False)
 
     def _accept(
@@ -302,6 +306,7 @@ class JobStream:
                 break
             except TransportError as error:
                 self._counts.read_errors += 1
+                self._missing_since_s = None  # its worker cannot reach the server either
                 if self._clock() + retry_s > give_up:
                     raise StreamInterrupted(self.job_id, self.cursor) from error
                 await asyncio.sleep(retry_s)
@@ -352,9 +357,8 @@ class JobStream:
         resubmitted = await self._submitted_again()
         if resubmitted is Restored.RESTORED:
             return None
-        if resubmitted is None and not self._is_missing:
-            self._is_missing = True  # until the next look its worker may put it back
-            return None
+        if resubmitted is None and not self._has_been_missing():
+            return None  # its worker may put it back until a later look
         return Failed(
             end=self.cursor,
             state=JobState.FAILED,
@@ -362,6 +366,13 @@ class JobStream:
             message="The job is no longer known: its record expired or was lost.",
             usage=Usage(0, self.cursor.num_tokens),
         )
+
+    def _has_been_missing(self) -> bool:
+        """For so long that no worker puts it back any more."""
+        now_s = self._clock()
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        return now_s - self._missing_since_s >= self._patience_s
 
     async def _end_of_known(self, record: JobRecord) -> Finished | Failed | None:
         self._seen()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from api.accepted_jobs import PATIENCE_S
 from api.job_stream import JobStream, RelayCounts
 from api.quiet_streams import QuietStreams
 from shared.messages import Cursor
@@ -18,11 +19,19 @@ class EventRelay:
     """Opens streams over one store and one bus, and looks after those that hear nothing."""
 
     def __init__(
-        self, store: JobStore, bus: EventBus, *, silence_s: float = 1.0, outage_s: float = 30.0
+        self,
+        store: JobStore,
+        bus: EventBus,
+        *,
+        silence_s: float = 1.0,
+        outage_s: float = 30.0,
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        """`silence_s`: how long a stream hears nothing before its job is looked at. `patience_s`:
+        how long a job may be missing before its stream ends as `job_lost`."""
         self._store = store
         self._bus = bus
-        """`silence_s`: how long a stream hears nothing before its job is looked at."""
+        self._patience_s = patience_s
         self._outage_s = outage_s
         self._quiet = QuietStreams(store, silence_s=silence_s, outage_s=outage_s)
         self.counts = RelayCounts()
@@ -64,6 +73,7 @@ class EventRelay:
             self._outage_s,
             resubmit,
             is_behind=must_catch_up,
+            patience_s=self._patience_s,
         )
         self._quiet.add(stream)
         return stream

@@ -213,6 +213,43 @@ async def test_a_vanished_job_ends_as_lost() -> None:
     assert end.code == ErrorCode.JOB_LOST
 
 
+async def test_a_job_that_its_worker_puts_back_in_time_goes_on() -> None:
+    """Several looks miss it before a worker that was slow to connect writes it again."""
+    deltas = log_of(["a", "b"])
+    store, bus = FakeStore(deltas), FakeBus()
+    store.visible = 1
+    relay = EventRelay(store, bus, silence_s=SILENCE_S, patience_s=60.0)  # type: ignore[arg-type]
+    stream = await relay.open("0-x", START)
+    assert await stream.get(1) == deltas[0]
+    record, store.record, looks = store.record, None, store.looks
+    while store.looks < looks + 4:
+        assert await stream.get(0.05) is None
+    store.record = record
+    store.log.append(finished_after(deltas))
+    store.visible = 3
+    got, end = await read_to_end(stream)
+    assert (got, end) == (deltas[1:], finished_after(deltas))
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_job_is_lost_once_it_was_missing_for_the_whole_patience(comes_back: bool) -> None:
+    """A new connection begins the patience anew: its worker has to connect as well."""
+    store, bus, patience_s = FakeStore(), FakeBus(), 0.5
+    relay = EventRelay(store, bus, silence_s=SILENCE_S, patience_s=patience_s)  # type: ignore[arg-type]
+    stream = await relay.open("0-x", START)
+    assert await stream.get(0.01) is None
+    began_s, store.record = time.monotonic(), None
+    if comes_back:
+        while time.monotonic() < began_s + patience_s / 2:
+            assert await stream.get(0.01) is None
+        began_s = time.monotonic()
+        bus.subscription.items.append(RESYNC)
+    _, end = await read_to_end(stream)
+    assert isinstance(end, Failed)
+    assert end.code == ErrorCode.JOB_LOST
+    assert time.monotonic() - began_s >= patience_s
+
+
 async def test_an_untouched_job_that_the_store_forgot_is_submitted_once_more() -> None:
     store, bus, deltas = FakeStore(), FakeBus(), log_of(["a"])
     store.record = None
