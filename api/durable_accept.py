@@ -27,16 +27,17 @@ class DurableAccept:
         self._timeout_s = timeout_s
 
     async def check(self, durability: Durability) -> None:
-        """Before anything is written. Raises InvalidParameter where the server cannot do what the
-        request asks for, UnavailableError where it cannot do what the setting asks for."""
+        """Before anything is written. Raises InvalidParameter where a request asks for what the
+        server cannot do at all, UnavailableError where the server cannot do it now, or the setting
+        asks for it."""
         if durability is Durability.NONE:
             return
-        why = await self._store.durability_fault(durability, self._num_replicas)
-        if why is None:
+        fault = await self._store.durability_fault(durability, self._num_replicas)
+        if fault is None:
             return
-        if durability is self.default:
-            raise unavailable(f"Nothing is accepted as '{durability}' at the moment: {why}")
-        raise InvalidParameter("durability", f"cannot be '{durability}' here: {why}")
+        if fault.is_lasting and durability is not self.default:
+            raise InvalidParameter("durability", f"cannot be '{durability}' here: {fault.sentence}")
+        raise unavailable(f"Nothing is accepted as '{durability}' at the moment: {fault.sentence}")
 
     async def confirm(self, kind: str, name: str, durability: Durability) -> None:
         """Returns when the record of the "job" or "batch" is there. Raises NotConfirmed when that

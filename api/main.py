@@ -145,12 +145,18 @@ async def _check(
 ) -> None:
     """Waits for the server, then judges it: one that would lose jobs gets none from here."""
     outage = OutageLog(log, away="redis is away", back="redis is here")
+    held = OutageLog(log, away="nothing is accepted as durable", back="accepting as durable")
     while True:
         try:
             sentences = await transport.check()
-            if settings.accept_durability is not Durability.NONE:
-                await _check_durability(settings, transport)
+            why_not = await _check_durability(settings, transport)
             outage.works()
+            open_requests.hold(why_not)
+            if why_not is not None:
+                held.failed(url=transport.url, reason=why_not)
+                await asyncio.sleep(CHECK_AGAIN_S)
+                continue
+            held.works()
             for sentence in sentences:
                 log.warning("redis", extra={"detail": sentence})
             return
@@ -163,9 +169,16 @@ async def _check(
             await asyncio.sleep(CHECK_AGAIN_S)
 
 
-async def _check_durability(settings: ApiSettings, transport: RedisTransport) -> None:
-    """Raises UnsafeServer and TransportError."""
+async def _check_durability(settings: ApiSettings, transport: RedisTransport) -> str | None:
+    """Returns why nothing can be accepted as ACCEPT_DURABILITY asks until a later look. Raises
+    UnsafeServer where the server can never do it, and TransportError."""
     durability = settings.accept_durability
-    why = await transport.store.durability_fault(durability, settings.accept_replicas)
-    if why is not None:
-        raise UnsafeServer(f"ACCEPT_DURABILITY cannot be {durability}: {why}")
+    if durability is Durability.NONE:
+        return None
+    fault = await transport.store.durability_fault(durability, settings.accept_replicas)
+    if fault is None:
+        return None
+    why = f"ACCEPT_DURABILITY cannot be {durability}: {fault.sentence}"
+    if fault.is_lasting:
+        raise UnsafeServer(why)
+    return f"At the moment {why}"

@@ -70,15 +70,21 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All of this frontend. `closed`: why no new ones are let in, as a sentence."""
+    """All of this frontend."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._open: set[OpenRequest] = set()
-        self.closed: str | None = None
+        self._closed: str | None = None
+        self._held: str | None = None
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def closed(self) -> str | None:
+        """Why no new ones are let in, as a sentence."""
+        return self._held if self._closed is None else self._closed
 
     @contextmanager
     def enter(self) -> Iterator[OpenRequest]:
@@ -96,7 +102,11 @@ class OpenRequests:
 
     def close(self, why: str) -> None:
         """Lets no new ones in; those that are open go on."""
-        self.closed = why
+        self._closed = why
+
+    def hold(self, why: str | None) -> None:
+        """Lets no new ones in until the next call with None."""
+        self._held = why
 
     def cut_all(self) -> None:
         for request in list(self._open):

@@ -235,6 +235,14 @@ class JobLook:
     end: Cursor  # of what was logged
 
 
+@dataclass(frozen=True, slots=True)
+class DurabilityFault:
+    """Why a server cannot confirm a durability."""
+
+    sentence: str
+    is_lasting: bool  # False: it may pass by itself, as a failover or a replica's reconnect does
+
+
 class JobStore(Protocol):
     """The frontend's view: submit, read, cancel, look. Every call may raise TransportError."""
 
@@ -255,8 +263,10 @@ class JobStore(Protocol):
         """
         ...
 
-    async def durability_fault(self, durability: Durability, num_replicas: int) -> str | None:
-        """A sentence when the server cannot confirm this durability now; None when it can."""
+    async def durability_fault(
+        self, durability: Durability, num_replicas: int
+    ) -> DurabilityFault | None:
+        """Why the server cannot confirm this durability now; None when it can."""
         ...
 
     async def confirm(

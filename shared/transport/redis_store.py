@@ -30,6 +30,7 @@ from shared.transport.base import (
     AdmissionLimits,
     AnnouncedModel,
     CancelResult,
+    DurabilityFault,
     JobLook,
     JobRecord,
     KeptKey,
@@ -117,14 +118,16 @@ class RedisJobStore:
             return Restored.OVER
         return Restored.OVER if reply[0] == b"OVER" else Restored.RESTORED
 
-    async def durability_fault(self, durability: Durability, num_replicas: int) -> str | None:
+    async def durability_fault(
+        self, durability: Durability, num_replicas: int
+    ) -> DurabilityFault | None:
         probe: Command = ("ROLE",) if durability is Durability.REPLICAS else ("WAITAOF", 1, 0, 1)
         with translated("durability"):
             (reply,) = await self._accept.exchange(probe)
         if isinstance(reply, ResponseError):
             return _why_not(reply)
-        if durability is Durability.REPLICAS and len(reply[2]) < num_replicas:
-            return f"the server has {len(reply[2])} of {num_replicas} replicas."
+        if durability is Durability.REPLICAS:
+            return _fault_of_role(reply, num_replicas)
         return None
 
     async def confirm(
@@ -573,13 +576,24 @@ def _tokens_of(worker: WorkerStatus) -> float:
     return sum(count for count in counts if isinstance(count, float | int))
 
 
-def _why_not(error: ResponseError) -> str:
+def _why_not(error: ResponseError) -> DurabilityFault:
     text = str(error)
     if "appendonly" in text:
-        return "the server's append-only file is off."
+        return DurabilityFault("the server's append-only file is off.", is_lasting=True)
     if "unknown command" in text.lower():
-        return "the server is older than Redis 7.2 and has no WAITAOF."
-    return f"the server refuses it ({text[:120]})."
+        sentence = "the server is older than Redis 7.2 and has no WAITAOF."
+        return DurabilityFault(sentence, is_lasting=True)
+    return DurabilityFault(f"the server refuses it ({text[:120]}).", is_lasting=False)
+
+
+def _fault_of_role(role: Sequence[Any], num_replicas: int) -> DurabilityFault | None:
+    if role[0] != b"master":
+        return DurabilityFault("the server is itself a replica at the moment.", is_lasting=False)
+    num_here = len(role[2])
+    if num_here >= num_replicas:
+        return None
+    sentence = f"the server has {num_here} of {num_replicas} replicas."
+    return DurabilityFault(sentence, is_lasting=False)
 
 
 def _is_code(reason: str) -> bool:

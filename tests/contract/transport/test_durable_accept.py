@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.messages import Durability
+from shared.transport.base import DurabilityFault
 from shared.transport.connect import RedisTransport, open_transport
 from tests.contract.transport.steps import Steps, until
 from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
@@ -110,14 +111,29 @@ async def test_a_server_that_cannot_sync_says_why(
 ) -> None:
     server = new_server(*options)  # type: ignore[operator]
     async with opened(server) as transport:
-        assert await transport.store.durability_fault(FSYNC, 1) == why
+        fault = DurabilityFault(why, is_lasting=True)
+        assert await transport.store.durability_fault(FSYNC, 1) == fault
+
+
+@pytest.mark.parametrize("durability", [REPLICAS, pytest.param(FSYNC, marks=needs_waitaof)])
+async def test_a_server_that_is_a_replica_during_a_failover_may_become_a_primary(
+    new_server: object, durability: Durability
+) -> None:
+    primary, replica = new_server(), new_server()  # type: ignore[operator]
+    replica.client.replicaof("127.0.0.1", primary.port)
+    async with opened(replica) as transport:
+        fault = await transport.store.durability_fault(durability, 0)
+        assert fault is not None
+        assert not fault.is_lasting
+        replica.client.replicaof("NO", "ONE")
+        assert await transport.store.durability_fault(durability, 0) is None
 
 
 async def test_replicas_are_waited_for(new_server: object) -> None:
     primary, replica = new_server(), new_server()  # type: ignore[operator]
     async with opened(primary) as transport:
         steps = Steps(transport)
-        none = "the server has 0 of 1 replicas."
+        none = DurabilityFault("the server has 0 of 1 replicas.", is_lasting=False)
         assert await transport.store.durability_fault(REPLICAS, 1) == none
         replica.client.replicaof("127.0.0.1", primary.port)
 
@@ -125,7 +141,7 @@ async def test_replicas_are_waited_for(new_server: object) -> None:
             return await transport.store.durability_fault(REPLICAS, 1) is None
 
         await until(has_replica)
-        two = "the server has 1 of 2 replicas."
+        two = DurabilityFault("the server has 1 of 2 replicas.", is_lasting=False)
         assert await transport.store.durability_fault(REPLICAS, 2) == two
         job = await steps.submit()
         assert await confirmed(transport, job.job_id, REPLICAS)

@@ -76,12 +76,13 @@ def test_a_durability_that_is_none_is_refused_by_name(client: httpx.Client) -> N
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_without_replicas_a_request_for_them_is_refused_by_name_and_makes_no_job(
+def test_while_replicas_are_away_a_request_for_them_is_to_be_repeated_and_makes_no_job(
     client: httpx.Client, path: str
 ) -> None:
     answer = client.post(path, json={**BODIES[path], "durability": "replicas"})
-    assert answer.status_code == 400, answer.text
-    assert "0 of 1 replicas" in answer.json()["error"]["message"]
+    assert answer.status_code == (529 if path == "/v1/messages" else 503), answer.text
+    assert "0 of 1 replicas" in answer.text
+    assert "retry-after" in answer.headers
     assert HEADER not in answer.headers
     assert client.get(f"/v1/jobs/{answer.headers['x-request-id']}").status_code == 404
 
@@ -97,12 +98,26 @@ def test_a_batch_is_accepted_durably(client: httpx.Client) -> None:
         "endpoint": "/v1/completions",
         "completion_window": "1h",
     }
-    assert client.post("/v1/batches", json={**asked, "durability": "replicas"}).status_code == 400
+    assert client.post("/v1/batches", json={**asked, "durability": "replicas"}).status_code == 503
     assert client.get("/v1/batches").json()["data"] == []
     made = client.post("/v1/batches", json={**asked, "durability": "fsync"})
     assert (made.status_code, made.headers[HEADER]) == (200, "fsync")
     where = f"/v1/batches/{made.json()['id']}"
     wait_until(lambda: client.get(where).json()["status"] == "completed", "the batch's end")
+
+
+@needs_waitaof
+def test_what_the_server_cannot_do_at_all_is_refused_by_name(checkpoint: Path) -> None:
+    with (
+        servers(("--appendonly", "no")) as (server,),
+        staged(url_of(server), new_namespace(), checkpoint) as stage,
+        httpx.Client(base_url=stage.base_url, timeout=20) as client,
+    ):
+        answer = client.post(
+            "/v1/responses", json={**BODIES["/v1/responses"], "durability": "fsync"}
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "durability"
 
 
 @needs_waitaof
@@ -164,7 +179,6 @@ def _check_replicas(client: httpx.Client, stage: Stage, replica: Server) -> None
 @pytest.mark.parametrize(
     ("durability", "options", "why"),
     [
-        ("replicas", (), "the server has 0 of 1 replicas."),
         pytest.param(
             "fsync",
             ("--appendonly", "no"),
@@ -186,3 +200,20 @@ def test_a_setting_that_the_server_cannot_keep_is_refused_at_the_start(
         wait_until(lambda: frontend.answers("/ready", 503), "no readiness")
         answer = httpx.post(f"{frontend.base_url}/generate", json={"prompt": "a"}, timeout=10)
         assert answer.status_code == 503
+
+
+def test_a_setting_that_the_server_cannot_keep_yet_is_looked_at_again() -> None:
+    def closed() -> str | None:
+        said: str | None = httpx.get(f"{frontend.base_url}/ready", timeout=5).json()["closed"]
+        return said
+
+    with (
+        servers((), ()) as (primary, replica),
+        process(url_of(primary), new_namespace(), ACCEPT_DURABILITY="replicas") as frontend,
+    ):
+        wait_until(lambda: "0 of 1 replicas" in (closed() or ""), "the sentence")
+        wait_until(lambda: "0 of 1 replicas" in "".join(frontend.said), "the line of the log")
+        answer = httpx.post(f"{frontend.base_url}/generate", json={"prompt": "a"}, timeout=10)
+        assert answer.status_code == 503
+        replica.client.replicaof("127.0.0.1", primary.port)
+        wait_until(lambda: closed() is None, "it to be looked at again")
