@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from api.accepted_jobs import AcceptedJobs
 from api.departures import Departures
 from api.durable_accept import DurableAccept, NotConfirmed
-from api.errors import idempotency_key_reuse, queue_full, store_unreachable, unavailable
+from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreachable, unavailable
 from shared.messages import Job, OnDisconnect
 from shared.transport.base import (
     AdmissionLimits,
@@ -47,11 +47,11 @@ class Admission:
         self._accepted = accepted
         self._durable = durable
 
-    async def submit(self, job: Job, reader_id: str = "") -> Submitted:
+    async def submit(self, job: Job, reader_id: str = "", *, confirms: bool = True) -> Submitted:
         """Returns when the job is queued. Raises ApiError when it is not.
 
         `reader_id`: whose leaving, or whose frontend's death, ends it by its `on_disconnect`; ""
-        for a job that nobody waits for.
+        for a job that nobody waits for. Without `confirms` the caller calls `confirm`.
 
         A submit whose answer got lost may have been heard: it is repeated once under the same id,
         which is safe, and cancelled when that fails too. So is a job that is not as durable in time
@@ -61,13 +61,14 @@ class Admission:
             await self._durable.check(job.durability)
             limits = self.limits_of(job.tenant)
             submitted = await self._twice(lambda: self._store.submit(job, limits, reader_id))
-            # Of a repeat too: whoever was first may have been told that it is not sure.
-            await self._durable.confirm("job", job.job_id, job.durability)
+            if confirms:
+                # Of a repeat too: whoever was first may have been told that it is not sure.
+                await self._durable.confirm("job", [job.job_id], job.durability)
             if submitted is Submitted.DUPLICATE and reader_id:
                 # Of an earlier try, whose reader may have left: its grace is not to end now.
                 await self._store.attach([(job.job_id, reader_id)])
-            if job.on_disconnect is OnDisconnect.CONTINUE:
-                self._accepted.add(job)
+            if confirms:
+                self._keep(job)
             return submitted
         except QueueFull as error:
             raise queue_full(error) from error
@@ -77,13 +78,32 @@ class Admission:
                 raise unavailable("An equal request has just been accepted. Try again.") from error
             raise idempotency_key_reuse() from error
         except TransportError as error:
-            log.warning("submit failed", extra={"job_id": job.job_id, "reason": str(error)})
-            # By its key it can be asked for again, and others may be reading it.
-            if job.idempotency is None:
-                await self._departures.cancel(job.job_id)
-            if isinstance(error, NotConfirmed):
-                raise unavailable(str(error)) from error
-            raise store_unreachable(error) from error
+            raise await self._not_accepted(job, error) from error
+
+    async def confirm(self, jobs: Sequence[Job]) -> None:
+        """Returns when these jobs of one request, submitted without it, are as durable as asked.
+
+        One wait is for all of them. Raises ApiError; the caller cancels the jobs then.
+        """
+        try:
+            await self._durable.confirm("job", [job.job_id for job in jobs], jobs[0].durability)
+        except TransportError as error:
+            raise await self._not_accepted(jobs[0], error) from error
+        for job in jobs:
+            self._keep(job)
+
+    def _keep(self, job: Job) -> None:
+        if job.on_disconnect is OnDisconnect.CONTINUE:
+            self._accepted.add(job)
+
+    async def _not_accepted(self, job: Job, error: TransportError) -> ApiError:
+        log.warning("submit failed", extra={"job_id": job.job_id, "reason": str(error)})
+        # By its key it can be asked for again, and others may be reading it.
+        if job.idempotency is None:
+            await self._departures.cancel(job.job_id)
+        return (
+            unavailable(str(error)) if isinstance(error, NotConfirmed) else store_unreachable(error)
+        )
 
     def resubmit_of(self, job: Job, reader_id: str) -> Callable[[], Awaitable[Restored]]:
         """Returns what queues `job`, which is being accepted now, once more after a loss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from api.errors import unavailable
 from shared.messages import Durability, InvalidParameter
@@ -39,16 +40,16 @@ class DurableAccept:
             raise InvalidParameter("durability", f"cannot be '{durability}' here: {fault.sentence}")
         raise unavailable(f"Nothing is accepted as '{durability}' at the moment: {fault.sentence}")
 
-    async def confirm(self, kind: str, name: str, durability: Durability) -> None:
-        """Returns when the record of the "job" or "batch" is there. Raises NotConfirmed when that
+    async def confirm(self, kind: str, names: Sequence[str], durability: Durability) -> None:
+        """Returns when the record of each "job" or "batch" is there. Raises NotConfirmed when that
         was not in time, and TransportError."""
         if durability is Durability.NONE:
             return
         is_there = await self._store.confirm(
-            kind, name, durability, self._num_replicas, self._timeout_s
+            kind, names, durability, self._num_replicas, self._timeout_s
         )
         if not is_there:
-            log.warning("not confirmed", extra={"record": name, "durability": str(durability)})
+            log.warning("not confirmed", extra={"record": names[0], "durability": str(durability)})
             raise NotConfirmed(
                 f"Nothing was accepted: the job store did not confirm '{durability}' within "
                 f"{self._timeout_s:g} s. Try again."

@@ -44,6 +44,7 @@ class SeveralResponse(GenerationResponse):
         try:
             for job, reader_id in zip(self._jobs, self._reader_ids, strict=True):
                 streams.append(await self._open_one(job, reader_id))
+            await self._frontend.admission.confirm(self._jobs)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 for stream, reader_id in zip(streams, self._reader_ids, strict=False):
@@ -56,7 +57,7 @@ class SeveralResponse(GenerationResponse):
     async def _open_one(self, job: Job, reader_id: str) -> JobStream:
         async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
-            return await self._frontend.admission.submit(job, reader_id)
+            return await self._frontend.admission.submit(job, reader_id, confirms=False)
 
         try:
             resubmit = self._frontend.admission.resubmit_of(job, reader_id)

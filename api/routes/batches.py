@@ -83,7 +83,7 @@ async def create_batch(request: Request) -> Response:
     await frontend.durable.check(durability)
     record = await _created(frontend, batch, limits)
     try:
-        await frontend.durable.confirm("batch", batch.batch_id, durability)
+        await frontend.durable.confirm("batch", [batch.batch_id], durability)
     except TransportError as error:
         # The caller will ask for another one: this one is not to run.
         with contextlib.suppress(TransportError):

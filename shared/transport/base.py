@@ -270,10 +270,16 @@ class JobStore(Protocol):
         ...
 
     async def confirm(
-        self, kind: str, name: str, durability: Durability, num_replicas: int, timeout_s: float
+        self,
+        kind: str,
+        names: Sequence[str],
+        durability: Durability,
+        num_replicas: int,
+        timeout_s: float,
     ) -> bool:
-        """Waits until the record of a "job" or "batch", and all that was written before, is as
-        durable as that; False when it was not in time, or there is no such record."""
+        """Waits once until the records of these of one kind ("job" or "batch"), and all that was
+        written before, are as durable as that; False when that was not in time, or a record is
+        missing."""
         ...
 
     async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:

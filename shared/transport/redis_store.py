@@ -131,25 +131,31 @@ class RedisJobStore:
         return None
 
     async def confirm(
-        self, kind: str, name: str, durability: Durability, num_replicas: int, timeout_s: float
+        self,
+        kind: str,
+        names: Sequence[str],
+        durability: Durability,
+        num_replicas: int,
+        timeout_s: float,
     ) -> bool:
         """As JobStore; `timeout_s` is at most MAX_ACCEPT_WAIT_S."""
         wait_ms = max(1, round(min(timeout_s, MAX_ACCEPT_WAIT_S) * 1000))
         wait: Command = ("WAITAOF", 1, 0, wait_ms)
         if durability is Durability.REPLICAS:
             wait = ("WAIT", num_replicas, wait_ms)
-        words = ("confirm", kind, name, str(durability))
+        all_words = [("confirm", kind, name, str(durability)) for name in names]
+        commands = [self._scripts.command(*words) for words in all_words]
         with translated("confirm"):
-            found, reply = await self._accept.exchange(self._scripts.command(*words), wait)
-            if isinstance(found, NoScriptError):
-                script = self._scripts.text_command(*words)
-                found, reply = await self._accept.exchange(script, wait)
-            for answer in (found, reply):
+            *found, reply = await self._accept.exchange(*commands, wait)
+            if any(isinstance(answer, NoScriptError) for answer in found):
+                commands[0] = self._scripts.text_command(*all_words[0])  # the others then know it
+                *found, reply = await self._accept.exchange(*commands, wait)
+            for answer in (*found, reply):
                 if isinstance(answer, ResponseError):
                     raise answer
         if durability is Durability.REPLICAS:
-            return bool(found) and reply >= num_replicas
-        return bool(found) and reply[0] >= 1
+            return all(found) and reply >= num_replicas
+        return all(found) and reply[0] >= 1
 
     async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
         with translated("states"):

@@ -48,7 +48,7 @@ def new_server() -> Iterator[object]:
 async def confirmed(
     transport: RedisTransport, job_id: str, durability: Durability, timeout_s: float = 5.0
 ) -> bool:
-    return await transport.store.confirm("job", job_id, durability, 1, timeout_s)
+    return await transport.store.confirm("job", [job_id], durability, 1, timeout_s)
 
 
 @needs_waitaof
@@ -66,6 +66,22 @@ async def test_a_confirmed_job_says_so_and_one_that_is_not_there_is_not_confirme
     assert record.durability is FSYNC
     assert not await confirmed(real, "0-nobody", FSYNC)
     assert await steps.hash("0-nobody") == {}
+
+
+@needs_waitaof
+async def test_many_jobs_are_confirmed_with_one_wait(real: RedisTransport) -> None:
+    steps = Steps(real)
+    await steps.worker("w1")
+    jobs = [(await steps.submit()).job_id for _ in range(8)]
+    await real.connections.cmd.script_flush()
+    info = real.connections.cmd.info
+    calls = (await info("commandstats")).get("cmdstat_waitaof", {"calls": 0})["calls"]
+    assert await real.store.confirm("job", jobs, FSYNC, 1, 5.0)
+    # Twice: the server had forgotten the script at the first time.
+    assert (await info("commandstats"))["cmdstat_waitaof"]["calls"] == calls + 2
+    for job_id in jobs:
+        assert (await steps.hash(job_id))["durability"] == "fsync"
+    assert not await real.store.confirm("job", [*jobs, "0-nobody"], FSYNC, 1, 5.0)
 
 
 @needs_waitaof

@@ -88,6 +88,27 @@ def test_while_replicas_are_away_a_request_for_them_is_to_be_repeated_and_makes_
 
 
 @needs_waitaof
+def test_the_prompts_of_one_request_wait_together(checkpoint: Path) -> None:
+    """A probe of what the server can do for each of them, and one wait for all."""
+    num_prompts = 8
+    with (
+        servers(()) as (server,),
+        staged(url_of(server), new_namespace(), checkpoint) as stage,
+        httpx.Client(base_url=stage.base_url, timeout=20) as client,
+    ):
+        server.client.config_resetstat()
+        body = {"model": MODEL, "prompt": ["a"] * num_prompts, "max_tokens": 2}
+        answer = client.post("/v1/completions", json={**body, "durability": "fsync"})
+        assert answer.headers[HEADER] == "fsync"
+        num_waits = server.client.info("commandstats")["cmdstat_waitaof"]["calls"] - num_prompts
+        assert 1 <= num_waits <= 2, "twice where the server did not know the script"
+        pattern = f"{stage.settings.namespace}:{{p0}}:job:*"
+        keys = list(server.client.scan_iter(pattern))
+        noted = [server.client.hget(key, "durability") for key in keys]
+        assert noted == [b"fsync"] * num_prompts
+
+
+@needs_waitaof
 def test_a_batch_is_accepted_durably(client: httpx.Client) -> None:
     row = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
@@ -148,6 +169,9 @@ def test_replicas_by_setting(checkpoint: Path) -> None:
     with servers((), ()) as (primary, replica):
         replica.client.replicaof("127.0.0.1", primary.port)
         wait_until(lambda: len(primary.client.role()[2]) == 1, "the replica")
+        # It is listed up to a second before it confirms anything.
+        primary.client.set("written", 1, ex=60)
+        wait_until(lambda: primary.client.wait(1, 1000) == 1, "the replica's first confirmation")
         with (
             staged(url_of(primary), new_namespace(), checkpoint, **settings) as stage,
             httpx.Client(base_url=stage.base_url, timeout=20) as client,
