@@ -440,6 +440,7 @@ class JobSnapshot:
     request: bytes
     facts: bytes
     fields: tuple[bytes, ...]  # names and values of its hash
+    claimed_s: float  # when it was claimed, by the clock of ServerClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,11 +183,11 @@ class RedisJobQueue:
     async def restore(
         self, worker_id: str, job_id: str, attempt: int, snapshot: JobSnapshot, sure_ms: int
     ) -> Restored:
-        request, facts, fields = snapshot.request, snapshot.facts, snapshot.fields
+        left_ms = _left_ms(snapshot, self._connections.clock.now_s())
+        arguments: tuple[Argument, ...] = (worker_id, job_id, attempt, sure_ms, left_ms)
+        stored = (snapshot.request, snapshot.facts, *snapshot.fields)
         with translated("restore"):
-            word = await self._call(
-                "restore", worker_id, job_id, attempt, sure_ms, request, facts, *fields
-            )
+            word = await self._call("restore", *arguments, *stored)
         return Restored(word.decode())
 
     async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
@@ -323,13 +323,14 @@ class RedisJobQueue:
 
     async def _deliveries(self, worker_id: str, claims: Sequence[Any]) -> list[Delivery]:
         deliveries = []
+        claimed_s = self._connections.clock.now_s()
         for claim in claims:
-            delivery = await self._delivery(worker_id, claim)
+            delivery = await self._delivery(worker_id, claim, claimed_s)
             if delivery is not None:
                 deliveries.append(delivery)
         return deliveries
 
-    async def _delivery(self, worker_id: str, claim: Any) -> Delivery | None:
+    async def _delivery(self, worker_id: str, claim: Any, claimed_s: float) -> Delivery | None:
         """None when the job cannot be run: it has been failed."""
         _, raw_id, attempt, n, b, _, crashes, cached, request, facts, fields, *_ = claim
         job_id, end = raw_id.decode(), Cursor(int(n), int(b))
@@ -363,7 +364,7 @@ class RedisJobQueue:
             crashes=int(crashes),
             segments=segments,
             logged=tuple(deltas),
-            snapshot=JobSnapshot(request, facts, tuple(fields)),
+            snapshot=JobSnapshot(request, facts, tuple(fields), claimed_s),
         )
 
     async def _logged(self, job_id: str, end: Cursor) -> list[Delta]:
@@ -407,6 +408,13 @@ def _segments_of(deltas: Sequence[Delta]) -> tuple[Segment, ...] | None:
         whole = (Segment(0, len(delta.token_ids), num_bytes),)
         segments += whole if delta.segments is None else delta.segments
     return tuple(segments)
+
+
+def _left_ms(snapshot: JobSnapshot, now_s: float) -> int:
+    """Returns the milliseconds left of a claimed job's timeout at `now_s`, at least 0."""
+    fields = dict(zip(snapshot.fields[::2], snapshot.fields[1::2], strict=True))
+    at_claim_ms = int(fields[b"deadline_ms"]) - int(fields[b"claim_ms"])
+    return max(0, at_claim_ms - int((now_s - snapshot.claimed_s) * 1000))
 
 
 class _Hints:

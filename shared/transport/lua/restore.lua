@@ -1,11 +1,14 @@
 -- restore: a worker puts back a job that the server has lost while it ran (FLUSHALL, the last part of
 -- the append-only file, a failover), or takes back a claim that the server has lost.
--- ARGV: 3 worker, 4 id, 5 attempt, 6 how long ago the server last knew this claim (ms), 7 request,
---   8 facts ('' none), 9.. names and values of the job's hash as at its claim
+-- ARGV: 3 worker, 4 id, 5 attempt, 6 how long ago the server last knew this claim (ms),
+--   7 what is left of its timeout (ms), 8 request, 9 facts ('' none), 10.. names and values of the job's
+--   hash as at its claim
 -- Returns one word: 'restored'; 'over': it has ended, or may have; 'fenced': another attempt owns it;
 --   'nolease': the worker must beat first. Idempotent.
 -- The proof of loss: an ended job has a record or a tombstone for TOMBSTONE_MS, and the worker was sure
 -- of its claim within that time. An attempt never shrinks: a smaller one is of a state before the claim.
+-- The deadline is counted anew from what is left: the `skew_ms` that the stored one was counted by may be
+-- lost too.
 -- The log comes from the worker's next appends, which meet a gap. XADD is the first write, so above
 -- maxmemory nothing is put back.
 --@include lib/common.lua
@@ -40,28 +43,29 @@ end
 
 -- What is said anew, or belongs to what was lost with the job.
 local LEFT_OUT = {state = true, owner = true, attempt = true, n = true, b = true, h = true, q = true,
-  qid = true, claim_ms = true, orphan_ms = true, reserved = true,
+  qid = true, claim_ms = true, deadline_ms = true, orphan_ms = true, reserved = true,
   idem_body = true}
 
 local function put_back()
   local fields, kept = {}, {}
-  for i = 9, #ARGV, 2 do
+  for i = 10, #ARGV, 2 do
     fields[ARGV[i]] = ARGV[i + 1]
     if not LEFT_OUT[ARGV[i]] then
       kept[#kept + 1] = ARGV[i]
       kept[#kept + 1] = ARGV[i + 1]
     end
   end
-  local left_ms = math.max(tonumber(fields.deadline_ms) - now_ms(), 0)
-  local life_ms = left_ms + LEFTOVER_MS
+  local left_ms = tonumber(ARGV[7])
+  local deadline_ms, life_ms = whole(due_in(left_ms)), left_ms + LEFTOVER_MS
   local choices = fields.choices and {'c', fields.choices} or {}
   local entry = redis.call('XADD', fields.q, '*', 'v', fields.v, 'id', id, unpack(choices))
   expire_at_least(fields.q, life_ms)
   redis.call('DEL', P .. 'log:' .. id)
-  redis.call('HSET', job_key, 'n', 0, 'b', 0, 'q', fields.q, 'qid', entry, unpack(kept))
+  redis.call('HSET', job_key, 'n', 0, 'b', 0, 'q', fields.q, 'qid', entry,
+    'deadline_ms', deadline_ms, unpack(kept))
   redis.call('PEXPIRE', job_key, whole(life_ms))
-  redis.call('SET', P .. 'req:' .. id, ARGV[7], 'PX', whole(life_ms))
-  if ARGV[8] ~= '' then redis.call('SET', P .. 'facts:' .. id, ARGV[8], 'PX', whole(life_ms)) end
+  redis.call('SET', P .. 'req:' .. id, ARGV[8], 'PX', whole(life_ms))
+  if ARGV[9] ~= '' then redis.call('SET', P .. 'facts:' .. id, ARGV[9], 'PX', whole(life_ms)) end
   if fields.idem and (fields.idem_body or '') ~= '' then
     local key = P .. 'idem:' .. fields.idem
     if redis.call('EXISTS', key) == 0 then
@@ -69,7 +73,7 @@ local function put_back()
       redis.call('PEXPIRE', key, whole(life_ms))
     end
   end
-  redis.call('ZADD', P .. 'live', fields.deadline_ms, id)
+  redis.call('ZADD', P .. 'live', deadline_ms, id)
   expire_at_least(P .. 'live', life_ms)
   hold(fields.q, entry)
   count_job(id, nil, 'running')

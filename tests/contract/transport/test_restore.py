@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shared.messages import START, Cursor, Delta, Finished, Idempotency, JobState
@@ -62,7 +64,7 @@ async def test_a_lost_job_is_put_back_whole_and_ends(transport: RedisTransport) 
     again = Stream(delivery)
     assert (await steps.say("w1", again, [5, 6], "ef", end=FINISHED)).status is AppendStatus.OK
     after = await steps.hash(job_id)
-    told_anew = {"qid", "claim_ms", "first_ms", "cached_tokens"}
+    told_anew = {"qid", "claim_ms", "deadline_ms", "first_ms", "cached_tokens"}
     for name in before.keys() - told_anew - {"n", "b", "h", "state"}:
         assert after[name] == before[name], name
     record = await steps.store.get(job_id)
@@ -78,6 +80,33 @@ async def test_a_lost_job_is_put_back_whole_and_ends(transport: RedisTransport) 
     assert isinstance(end, Finished)
     await steps.assert_counters_true()
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
+
+
+@pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
+async def test_a_job_that_was_put_back_keeps_what_was_left_of_its_timeout(
+    transport: RedisTransport, skew_ms: int
+) -> None:
+    """What the clock was set by is lost with the job, and was part of its deadline."""
+    steps = Steps(transport)
+    await steps.store.reap()
+    await steps.worker("w1")
+    await steps.submit(timeout_ms=900_000)  # with a live job the skew stays
+    await steps.redis.hset(steps.keys.pulse, "skew_ms", skew_ms)
+    job = await steps.submit(timeout_ms=600_000)
+    deliveries = {found.job.job_id: found for found in await steps.pull("w1")}
+    delivery = deliveries[job.job_id]
+    await asyncio.sleep(0.3)
+    await lose_everything(steps)
+    assert await restore(steps, delivery) is Restored.RESTORED
+    seconds, microseconds = await steps.redis.time()
+    fields = await steps.hash(job.job_id)
+    left_ms = int(fields["deadline_ms"]) - (int(seconds) * 1000 + int(microseconds) // 1000)
+    assert 480_000 < left_ms <= 599_750
+    for index in ("live", "running"):
+        score = await steps.redis.zscore(f"{steps.keys.prefix}{index}", job.job_id)
+        assert score == int(fields["deadline_ms"])
+    assert await steps.beat("w1", running=[(job.job_id, delivery.attempt)]) == []
+    assert (await steps.hash(job.job_id))["state"] == "running"
 
 
 async def test_the_log_of_earlier_attempts_is_delivered_to_be_written_again(

@@ -321,7 +321,7 @@ async def test_the_prefix_hit_is_told_with_the_first_tokens() -> None:
         assert bench.sent[0].cached_tokens == 48
 
 
-SNAPSHOT = JobSnapshot(b"{}", b"", ())
+SNAPSHOT = JobSnapshot(b"{}", b"", (), 0.0)
 
 
 def forgetful(log_end: dict[str, int]) -> Callable[[Append], AppendResult]:
