@@ -5,7 +5,7 @@
 -- bounded.
 --@include lib/common.lua
 local model, life_ms = ARGV[3], tonumber(ARGV[5])
-local now = now_ms()
+local now = server_ms()  -- as readers of these times have it; live models announce again at once
 -- First, because it is never refused above maxmemory.
 redis.call('PEXPIRE', P .. 'models', whole(life_ms))
 redis.call('ZREMRANGEBYSCORE', P .. 'models_kept', '-inf', whole(now))

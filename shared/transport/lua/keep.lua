@@ -5,7 +5,7 @@
 local life_ms, num_models, num_kept = tonumber(ARGV[3]), tonumber(ARGV[4]), 0
 for i = 5, 4 + num_models do
   if redis.call('HEXISTS', P .. 'models', ARGV[i]) == 1 then
-    redis.call('ZADD', P .. 'models_kept', whole(now_ms() + life_ms), ARGV[i])
+    redis.call('ZADD', P .. 'models_kept', whole(server_ms() + life_ms), ARGV[i])
     num_kept = num_kept + 1
   end
 end

@@ -180,6 +180,23 @@ async def test_models_are_told_with_how_long_no_worker_has_served_them(
     assert 0.0 < found["b"].unserved_s < 60.0
 
 
+@pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
+async def test_times_of_models_are_by_the_clock_that_they_are_compared_with(
+    transport: RedisTransport, skew_ms: int
+) -> None:
+    steps = Steps(transport)
+    await steps.redis.hset(steps.keys.pulse, "skew_ms", skew_ms)
+    await steps.queue.announce("a", b"{}", {})
+    await steps.store.keep_models({"a": []})
+    found = await steps.store.models()
+    assert 0.0 <= found["a"].unserved_s < 60.0
+    seconds, _ = await steps.redis.time()
+    for key, after_s in ((steps.keys.models_seen, 0), (steps.keys.models_kept, 86_400)):
+        score = await steps.redis.zscore(key, "a")
+        assert score is not None
+        assert abs(score / 1000 - int(seconds) - after_s) < 60
+
+
 async def test_what_waits_is_counted_by_model_with_and_without_a_worker(
     transport: RedisTransport,
 ) -> None:
