@@ -72,6 +72,22 @@ async def test_a_letter_is_taken_once_whoever_asks_how_often(transport: RedisTra
     assert await steps.store.get(late.job_id) is None
 
 
+async def test_letters_are_as_old_as_the_clock_of_their_entries_shows(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    first = await poison(steps)
+    await steps.store.reap()
+    await steps.submit(timeout_ms=600_000)  # with a live job the skew stays
+    await steps.redis.hset(steps.keys.pulse, "skew_ms", -8 * 86_400_000)
+    second = await steps.submit()
+    claimed = {found.job.job_id: found for found in await steps.pull("w1")}
+    await steps.redis.hset(steps.keys.job(second.job_id), "crashes", 3)
+    await steps.queue.crashed("w1", [(second.job_id, claimed[second.job_id].attempt)])
+    letters = await transport.dead_letters.list(None, 10)
+    assert {letter.job_id for letter in letters} == {first.job_id, second.job_id}
+
+
 async def test_no_letter_no_job(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await steps.submit()

@@ -10,7 +10,7 @@ local function drop_letter(id, entry)
 end
 
 local function make_room(bytes)
-  local kept_from = now_ms() - LETTER_LIFE_MS
+  local kept_from = server_ms() - LETTER_LIFE_MS  -- as the ids of entries have it
   local letters, sum = redis.call('XRANGE', P .. 'dlq', '-', '+'), bytes
   local at = {}
   for k, letter in ipairs(letters) do
