@@ -36,7 +36,9 @@ local function take_back(job)
   hold(job.q, job.qid)
   redis.call('ZREM', P .. 'unbegun', id)
   if job.state == 'queued' then count_job(id, 'queued', 'running') end
-  if (job.owner or '') ~= '' then redis.call(PUBLISH, P .. 'ctl:' .. job.owner, id) end
+  if (job.owner or '') ~= '' and job.owner ~= wid then
+    redis.call(PUBLISH, P .. 'ctl:' .. job.owner, id)
+  end
   redis.call('HSETNX', job_key, 'start_ms', whole(now_ms()))
   return own()
 end

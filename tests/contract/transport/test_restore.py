@@ -206,6 +206,39 @@ async def test_a_job_that_its_frontend_was_first_to_submit_again(
     await steps.assert_counters_true()
 
 
+async def test_a_worker_is_not_told_to_drop_what_it_takes_back_from_itself(
+    transport: RedisTransport,
+) -> None:
+    """The server has the worker's own earlier attempt of a job, as before its last second."""
+    steps = Steps(transport)
+    first = await steps.running()
+    job_id = first.job.job_id
+    assert await steps.queue.release("w1", job_id, first.attempt)
+    (second,) = await steps.queue.recover("w1", 8)
+    await steps.redis.hset(steps.keys.job(job_id), "attempt", first.attempt)
+    hints = steps.queue.cancellations("w1")
+    hint = asyncio.ensure_future(anext(hints))
+    await asyncio.sleep(0.2)  # until it is subscribed
+    assert await restore(steps, second) is Restored.RESTORED
+    other = await steps.running()
+    await steps.store.cancel(other.job.job_id, "cancelled")
+    assert await asyncio.wait_for(hint, 10) == other.job.job_id
+    await hints.aclose()  # type: ignore[attr-defined]
+
+
+async def test_what_is_known_of_waiting_work_expires_after_a_loss(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    delivery = await steps.running()
+    await lose_everything(steps)
+    assert await restore(steps, delivery) is Restored.RESTORED
+    assert await steps.queue.release("w1", delivery.job.job_id, delivery.attempt)
+    assert await steps.redis.hgetall(steps.keys.work(MODEL))
+    await assert_every_key_expires(steps.redis, steps.keys.namespace)
+    await steps.assert_counters_true()
+
+
 async def test_the_holder_of_a_later_attempt_wins(transport: RedisTransport) -> None:
     """Two workers hold the job, one of them fenced long ago; whoever is first, it stays so."""
     steps, other = Steps(transport), other_process(transport)

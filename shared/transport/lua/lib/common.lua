@@ -117,7 +117,9 @@ local function count_job(id, from, to)
     redis.call('HINCRBY', P .. 'stat', 'queued_tokens', tokens)
     redis.call('HINCRBY', tenant_key, 'queued_tokens', tokens)
     if not (base and model and job.work) then return end  -- of an older release
-    redis.call('HINCRBY', P .. 'work:' .. model, lane, whole(step * tonumber(job.work)))
+    local work_key, left_ms = P .. 'work:' .. model, tonumber(job.deadline_ms or '0') - now_ms()
+    redis.call('HINCRBY', work_key, lane, whole(step * tonumber(job.work)))
+    expire_at_least(work_key, math.max(left_ms, 0) + WORK_LIFE_MS)
     if redis.call('HINCRBY', tenant_key, 'base' .. base, step) <= 0 then
       redis.call('HDEL', tenant_key, 'base' .. base, 'newest' .. base)
     end
