@@ -43,6 +43,9 @@ MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
 MAX_GAPS = 3  # in a row, of one job
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 LEASE_WAIT_S = 0.05  # for the beat that must come before a job is put back
+MEMORY_WAIT_S = 1.0  # for a server above maxmemory to have room for a job that it has lost
+
+RESTORE_WAITS_S = {Restored.NO_LEASE: LEASE_WAIT_S, Restored.NO_MEMORY: MEMORY_WAIT_S}
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +109,8 @@ class Publisher:
         self._outboxes: dict[str, Outbox] = {}
         self._waiting: dict[str, Outbox] = {}  # those with something to say, oldest first
         self._lost: dict[str, Outbox] = {}  # those whose jobs the server does not have any more
+        self._restore_due = False  # else the lost jobs wait for `_restore_timer`
+        self._restore_timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
         self._idle = asyncio.Event()
@@ -206,17 +211,20 @@ class Publisher:
         while True:
             await self._wake.wait()
             try:
-                if self._lost:
+                if self._restore_due:
+                    self._restore_due = False  # true again when one is lost meanwhile
                     await self._restore_lost()
                 rested = await self._rest()
                 outboxes = self._due(everything=rested)
                 if not outboxes:
                     failures = 0
+                    self._update()
                     continue
                 begin_s = time.monotonic()
                 items = [outbox.next_append() for outbox in outboxes]
                 results = await self._queue.append(self._worker_id, self._lease_ms, items)
             except TransportError as error:
+                self._restore_due = bool(self._lost)
                 self._note_away(error)
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
                 failures += 1
@@ -230,15 +238,22 @@ class Publisher:
             self._rest_until_s = end_s + self._policy.rest_s(end_s - begin_s)
 
     async def _restore_lost(self) -> None:
-        """Puts back what the server has lost; what cannot come back is settled as GONE. Raises
-        TransportError."""
+        """Puts back what the server has lost; what cannot come back is settled as GONE.
+
+        A job that the server refuses for now stays lost, and the output of the other jobs goes on.
+        Raises TransportError.
+        """
+        wait_s = None
         for job_id, outbox in list(self._lost.items()):
             assert outbox.snapshot is not None, "see _note_lost"
             sure_ms = int((time.monotonic() - outbox.sure_s) * 1000)
             restored = await self._queue.restore(
                 self._worker_id, job_id, outbox.attempt, outbox.snapshot, sure_ms
             )
-            if restored is Restored.NO_LEASE or self._lost.get(job_id) is not outbox:
+            if self._lost.get(job_id) is not outbox:
+                continue
+            if restored in RESTORE_WAITS_S:
+                wait_s = min(wait_s or MEMORY_WAIT_S, RESTORE_WAITS_S[restored])
                 continue
             del self._lost[job_id]
             if restored is not Restored.RESTORED:
@@ -254,19 +269,32 @@ class Publisher:
             else:
                 outbox.num_gaps = 0
                 self._notice(outbox)
+        self._cancel_timer()
+        if wait_s is not None:
+            self._restore_timer = asyncio.get_running_loop().call_later(wait_s, self._restore_soon)
         self._update()
-        if self._lost:
-            await asyncio.sleep(LEASE_WAIT_S)
+
+    def _cancel_timer(self) -> None:
+        if self._restore_timer is not None:
+            self._restore_timer.cancel()
+            self._restore_timer = None
+
+    def _restore_soon(self) -> None:
+        self._cancel_timer()
+        self._restore_due = True
+        self._wake.set()
+        self._urgent.set()
 
     def _note_lost(self, outbox: Outbox, detail: str = "") -> None:
         if outbox.snapshot is None:
             self._close(outbox, AppendStatus.GONE, detail)
             return
+        if self._lost.get(outbox.job_id) is outbox:
+            return
         self._waiting.pop(outbox.job_id, None)
         self._lost[outbox.job_id] = outbox
         self._idle.clear()
-        self._wake.set()
-        self._urgent.set()
+        self._restore_soon()
 
     async def _rest(self) -> bool:
         """True when the rest is over, False when something urgent ended it."""
@@ -299,8 +327,9 @@ class Publisher:
             self.room.clear()
 
     def _update(self) -> None:
-        if not (self._waiting or self._lost):
+        if not (self._waiting or self._restore_due):
             self._wake.clear()
+        if not (self._waiting or self._lost):
             self._idle.set()
         limit = self._policy.max_unflushed_tokens
         if not self.room.is_set() and all(

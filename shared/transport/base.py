@@ -92,6 +92,7 @@ class Restored(StrEnum):
     OVER = "over"  # it has ended, or may have ended
     FENCED = "fenced"  # another attempt owns it
     NO_LEASE = "nolease"  # a worker must beat first
+    NO_MEMORY = "nomemory"  # the server is above maxmemory: it may be tried again
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,12 @@ class RedisJobQueue:
         arguments: tuple[Argument, ...] = (worker_id, job_id, attempt, sure_ms, left_ms)
         stored = (snapshot.request, snapshot.facts, *snapshot.fields)
         with translated("restore"):
-            word = await self._call("restore", *arguments, *stored)
+            try:
+                word = await self._call("restore", *arguments, *stored)
+            except ResponseError as error:
+                if is_out_of_memory(error):
+                    return Restored.NO_MEMORY
+                raise
         return Restored(word.decode())
 
     async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared.messages import JobState
-from shared.transport.base import AppendStatus, QueueFull
+from shared.transport.base import AppendStatus, QueueFull, Restored
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.private_server import PrivateServer
 from tests.contract.transport.steps import FINISHED, LIMITS, Steps, Stream, make_job
@@ -71,3 +71,26 @@ async def test_above_maxmemory_only_admission_and_claims_are_refused(full: Redis
 
     await steps.redis.config_set("maxmemory", 0)
     assert len(await steps.pull("w1")) == 1
+
+
+async def test_a_lost_job_is_refused_above_maxmemory_and_may_be_put_back_later(
+    full: RedisTransport,
+) -> None:
+    steps = Steps(full)
+    delivery = await steps.running()
+    assert delivery.snapshot is not None
+    job_id = delivery.job.job_id
+    await steps.redis.flushall()
+    await steps.worker("w1")
+    await fill(steps)
+
+    async def put_back() -> Restored:
+        assert delivery.snapshot is not None
+        return await steps.queue.restore("w1", job_id, delivery.attempt, delivery.snapshot, 10)
+
+    assert await put_back() is Restored.NO_MEMORY
+    assert not await steps.redis.exists(steps.keys.job(job_id))
+    await steps.redis.config_set("maxmemory", 0)
+    assert await put_back() is Restored.RESTORED
+    assert (await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)).status == "ok"
+    await steps.assert_counters_true()

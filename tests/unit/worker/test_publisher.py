@@ -392,6 +392,38 @@ async def test_putting_back_waits_for_the_lease_and_for_the_store() -> None:
         assert not bench.settled
 
 
+async def test_a_job_that_is_lost_while_another_is_put_back_is_put_back_too() -> None:
+    async with running() as bench:
+        for job_id in ("0-a", "0-b"):
+            bench.publisher.open(job_id, 1, START, (), snapshot=SNAPSHOT)
+        bench.queue.on_restore = lambda job_id: bench.publisher.lost("0-b", 1)
+        bench.publisher.lost("0-a", 1)
+        await until(lambda: len(bench.queue.restored) == 2)
+        assert [restored[0] for restored in bench.queue.restored] == ["0-a", "0-b"]
+
+
+async def test_a_full_server_that_refuses_one_lost_job_does_not_keep_the_others_waiting() -> None:
+    async with running() as bench:
+        bench.publisher.open("0-a", 2, START, (), snapshot=SNAPSHOT)
+        bench.publisher.open("0-b", 1, START, (), snapshot=SNAPSHOT)
+        log_end = {"0-b": 0}
+        bench.queue.answer = forgetful(log_end)
+        bench.queue.restore_answers.extend([Restored.NO_MEMORY, Restored.NO_MEMORY])
+        bench.say("0-a", (1,), "x")
+        await until(lambda: bench.queue.restored)
+        for token_id in range(20):
+            bench.say("0-b", (token_id,), "y")
+            bench.publisher.lost("0-a", 2)  # as each beat says
+            await asyncio.sleep(0.005)
+        await until(lambda: log_end["0-b"] == 20)
+        assert len(bench.queue.restored) == 1
+        assert not bench.publisher.away
+        log_end["0-a"] = 0
+        await until(lambda: log_end["0-a"] == 1)
+        assert len(bench.queue.restored) == 3
+        assert not bench.settled
+
+
 async def test_how_long_ago_the_server_knew_a_job_counts_from_the_last_good_word() -> None:
     async with running() as bench:
         bench.publisher.open("0-a", 2, START, (), snapshot=SNAPSHOT)
