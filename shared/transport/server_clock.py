@@ -22,6 +22,7 @@ class _Pulse(NamedTuple):
     """One answered call: the server's clock showed `server_ms` between `begun_s` and `ended_s`."""
 
     number: int
+    epoch: str
     server_ms: int
     begun_s: float
     ended_s: float
@@ -40,13 +41,14 @@ class ServerClock:
 
         True while the server's time stands still: `testimony`, sent with the next call, ends that.
         """
-        number, server_ms, stands_still = (int(value) for value in reply)
-        seen = _Pulse(number, server_ms, begun_s, self.now_s())
-        if self._base is None or not stands_still:
+        number, server_ms, stands_still = (int(value) for value in reply[:3])
+        seen = _Pulse(number, reply[3].decode(), server_ms, begun_s, self.now_s())
+        if not stands_still:
             self._base, self.testimony = seen, ""
-            return False
-        self.testimony = f"{self._base.number}:{number}:{_step_ms(self._base, seen)}"
-        return True
+        elif self._base is not None:  # else this process began after the clock was in doubt
+            step_ms = _step_ms(self._base, seen)
+            self.testimony = f"{self._base.epoch}:{number}:{step_ms}"
+        return bool(stands_still)
 
 
 def _step_ms(first: _Pulse, second: _Pulse) -> int:

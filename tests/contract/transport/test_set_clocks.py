@@ -345,3 +345,103 @@ async def test_when_nothing_is_live_times_are_what_the_clock_shows_again(
     assert record.state is JobState.QUEUED
     seconds, _ = await frontend.redis.time()
     assert abs(record.submitted_ms - int(seconds) * 1000) < 60_000
+
+
+async def skew_ms(steps: Steps) -> int:
+    return int(await steps.redis.hget(steps.keys.pulse, "skew_ms") or 0)
+
+
+async def roll_back_pulses(steps: Steps, kept: dict[bytes, bytes]) -> None:
+    """Puts the hash back as it was, like a server that lost the end of its append-only file."""
+    pipe = steps.redis.pipeline(transaction=True)
+    pipe.delete(steps.keys.pulse)
+    pipe.hset(steps.keys.pulse, mapping=kept)
+    await pipe.execute()
+
+
+async def set_clock(steps: Steps, clock: SettableClock, offset_s: float) -> None:
+    """Returns when the server shows it."""
+    clock.set(offset_s)
+
+    async def is_shown() -> bool:
+        seconds, _ = await steps.redis.time()
+        return abs(int(seconds) - time.time() - offset_s) < 60
+
+    await until(is_shown)
+
+
+@BOTH_WAYS
+async def test_a_step_is_known_though_the_server_lost_its_last_pulses(
+    partition: Partition, clock: SettableClock, step_s: int
+) -> None:
+    steps = Steps(await partition.transport())
+    job = await steps.submit(timeout_ms=600_000)
+    await steps.store.reap()
+    kept = await steps.redis.hgetall(steps.keys.pulse)
+    for _ in range(5):
+        await steps.store.reap()
+    await roll_back_pulses(steps, kept)
+    await set_clock(steps, clock, step_s)
+    await steps.store.reap()
+    assert abs(await skew_ms(steps) - step_s * 1000) < 2000
+    assert await steps.redis.hget(steps.keys.pulse, "stands_ms") is None
+    await steps.store.reap()
+    assert await states(steps, [job.job_id]) == ["queued"]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("is_rolled_back", [False, True])
+async def test_a_step_counts_once_though_a_process_was_silent_since_before_it(
+    partition: Partition, clock: SettableClock, step_s: int, is_rolled_back: bool
+) -> None:
+    """Of two steps it has seen the sum, and the first is known already."""
+    silent, other = Steps(await partition.transport()), Steps(await partition.transport())
+    job = await other.submit(timeout_ms=600_000)
+    await other.store.reap()
+    kept = await other.redis.hgetall(other.keys.pulse)
+    for _ in range(5):
+        await silent.store.reap()
+    if is_rolled_back:
+        await roll_back_pulses(other, kept)
+    await set_clock(other, clock, step_s)
+    await other.store.reap()
+    for _ in range(10):
+        await other.store.reap()  # numbers pass those of the lost pulses
+    assert abs(await skew_ms(other) - step_s * 1000) < 2000
+    await set_clock(other, clock, 2 * step_s)
+    await silent.store.reap()
+    assert await other.redis.hget(other.keys.pulse, "stands_ms") is not None
+    await other.store.reap()
+    assert abs(await skew_ms(other) - 2 * step_s * 1000) < 2000
+    assert await states(other, [job.job_id]) == ["queued"]
+
+
+async def test_a_process_that_began_after_the_step_settles_nothing(
+    partition: Partition, clock: SettableClock
+) -> None:
+    old, new = Steps(await partition.transport()), Steps(await partition.transport())
+    job = await old.submit(timeout_ms=600_000)
+    await old.store.reap()
+    await set_clock(old, clock, HOUR_S)
+    for _ in range(3):
+        await new.store.reap()
+    assert await states(old, [job.job_id]) == ["queued"]
+    await old.store.reap()
+    assert abs(await skew_ms(old) - HOUR_S * 1000) < 2000
+
+
+async def test_a_silence_without_a_step_leaves_what_processes_know_of_before(
+    partition: Partition, clock: SettableClock
+) -> None:
+    """A stall, then a loss with a step: the bases from before the stall are still good."""
+    one, other = Steps(await partition.transport()), Steps(await partition.transport())
+    job = await one.submit(timeout_ms=600_000)
+    await one.store.reap()
+    await other.store.reap()
+    await asyncio.sleep(2.5)  # without a pulse
+    await one.store.reap()
+    assert await one.redis.hget(one.keys.pulse, "stands_ms") is None
+    await set_clock(one, clock, HOUR_S)
+    await other.store.reap()
+    assert abs(await skew_ms(one) - HOUR_S * 1000) < 2000
+    assert await states(one, [job.job_id]) == ["queued"]

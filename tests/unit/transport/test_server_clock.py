@@ -26,7 +26,7 @@ class Calls:
         self.now_s += there_s
         server_ms = int(self.now_s * 1000 + self.offset_ms)
         self.now_s += back_s
-        reply = [next(self._numbers), str(server_ms).encode(), int(stands_still)]
+        reply = [next(self._numbers), str(server_ms).encode(), int(stands_still), b"1-7"]
         self.clock.answered(begun_s, reply)
         return self.clock.testimony
 
@@ -42,10 +42,10 @@ def test_a_step_is_testified_between_the_calls_that_saw_it(step_ms: int) -> None
     assert calls.call() == ""
     calls.now_s += 1
     calls.offset_ms += step_ms
-    assert calls.call(stands_still=True) == f"2:3:{step_ms}"
+    assert calls.call(stands_still=True) == f"1-7:3:{step_ms}"
     calls.now_s += 1
     # Nobody took it: the next says the same of a longer time.
-    assert calls.call(stands_still=True) == f"2:4:{step_ms}"
+    assert calls.call(stands_still=True) == f"1-7:4:{step_ms}"
     calls.now_s += 1
     assert calls.call() == ""
     assert calls.clock.testimony == ""
@@ -89,6 +89,8 @@ def test_of_a_step_during_a_long_call_what_is_certain_is_testified(step_ms: int)
 def test_who_saw_nothing_before_testifies_nothing() -> None:
     calls = Calls()
     assert calls.call(stands_still=True) == ""
+    calls.now_s += 1
+    assert calls.call(stands_still=True) == ""  # its first was not before the doubt either
 
 
 def test_clocks_that_run_at_slightly_different_rates_make_no_step() -> None:
