@@ -35,7 +35,7 @@ SYNC = b"sync"
 HASHES = frozenset(
     {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem"}
 )
-_TIMES = frozenset({"orphan_ms", "qid", "entry"})  # and every other name that ends in _ms
+_TIMES = frozenset({"orphan_ms", "qid", "entry", "epoch"})  # and every other name that ends in _ms
 _PAIRED = 512  # entries of one pending list that are read
 
 
