@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from api.public_id import parse_job_id
-from tests.support.job_history import END, GET, SUBMIT, HistoryWriter
+from tests.support.job_history import CANCEL, END, GET, SUBMIT, HistoryWriter
 
 TEXT = "A gate and a wheel and water that turns it"
 MESSAGES = [{"role": "user", "content": TEXT}]
@@ -59,7 +59,7 @@ class Notice:
 
 
 class Bystanders:
-    """One client of each dialect against one frontend, and one that watches `/health`.
+    """One client of each dialect against one frontend, one that cancels, one that watches /health.
 
     All ask at temperature 0, so that an answer is the same whoever else is served.
     """
@@ -91,6 +91,7 @@ class Bystanders:
         self.notice, self._is_over = Notice(), False
         tasks = [asyncio.create_task(self._keep_reading(dialect)) for dialect in REQUESTS]
         tasks.append(asyncio.create_task(self._keep_looking()))
+        tasks.append(asyncio.create_task(self._keep_cancelling()))
         try:
             yield self.notice
         finally:
@@ -119,6 +120,31 @@ class Bystanders:
             if answer.status_code != 200:
                 self.notice.faults.append(f"/health: {answer.status_code}")
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _keep_cancelling(self) -> None:
+        """Cancels background responses, queued or running, and looks at what they are then."""
+        body = {"model": self._model, "input": TEXT, "max_output_tokens": 400, "background": True}
+        pause_s = 0.0
+        while not self._is_over:
+            begin_s = time.monotonic()
+            created = await self._http.post("/v1/responses", json=body)
+            if created.status_code != 200:
+                self.notice.faults.append(f"background: {created.status_code} {created.text[:200]}")
+                await asyncio.sleep(LOOK_EVERY_S)
+                continue
+            job_id = parse_job_id(created.json()["id"])
+            assert job_id is not None
+            self._history.record(job_id, SUBMIT, begin_s, status="accepted")
+            await asyncio.sleep(pause_s)
+            pause_s = (pause_s + 0.03) % 0.3  # in every state that it may be in
+            begin_s = time.monotonic()
+            job = (await self._http.delete(f"/v1/jobs/{job_id}")).json()
+            state = STATES.get(job["status"], job["status"])
+            status = "won" if state == "cancelled" else "lost"
+            self._history.record(job_id, CANCEL, begin_s, status=status, state=state)
+            await self._look(job_id)
+            if state != "cancelled":
+                self.notice.faults.append(f"{job_id} was not cancelled: {state}")
 
     async def _stream(self, dialect: str) -> tuple[str, str, float, float]:
         """Reads one stream to its end: text, finish reason, time to the first token, worst gap."""
