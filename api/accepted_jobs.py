@@ -1,4 +1,4 @@
-"""AcceptedJobs: jobs that this frontend accepted and that nobody waits for, until they have ended.
+"""AcceptedJobs: jobs that this frontend accepted and that have no reader, until they have ended.
 
 An open stream notices that the server has lost its job. Of a background job only the frontend that
 accepted it knows, and its worker once it runs. Both put it back: the worker within a beat, this

@@ -51,18 +51,18 @@ class Admission:
         """Returns when the job is queued. Raises ApiError when it is not.
 
         `reader_id`: whose leaving, or whose frontend's death, ends it by its `on_disconnect`; ""
-        for a job that nobody waits for. Without `confirms` the caller calls `confirm`.
+        for a job without a reader. Without `confirms` the caller calls `confirm`.
 
         A submit whose answer got lost may have been heard: it is repeated once under the same id,
-        which is safe, and cancelled when that fails too. So is a job that is not as durable in time
-        as it was asked to be.
+        which is safe, and cancelled when that fails too. So is a job that is not as durable as
+        requested in time.
         """
         try:
             await self._durable.check(job.durability)
             limits = self.limits_of(job.tenant)
             submitted = await self._twice(lambda: self._store.submit(job, limits, reader_id))
             if confirms:
-                # Of a repeat too: whoever was first may have been told that it is not sure.
+                # Of a repeat too: the first one may have ended as a 503, unconfirmed.
                 await self._durable.confirm("job", [job.job_id], job.durability)
             if submitted is Submitted.DUPLICATE and reader_id:
                 # Of an earlier try, whose reader may have left: its grace is not to end now.
@@ -81,7 +81,7 @@ class Admission:
             raise await self._not_accepted(job, error) from error
 
     async def confirm(self, jobs: Sequence[Job]) -> None:
-        """Returns when these jobs of one request, submitted without it, are as durable as asked.
+        """Returns when a request's jobs, submitted without it, are as durable as requested.
 
         One wait is for all of them. Raises ApiError; the caller cancels the jobs then.
         """

@@ -36,8 +36,8 @@ class AllowedHosts:
 
 
 class AllowedHostsMiddleware:
-    """Pure ASGI. Raises CallerError: 400 without exactly one well-formed Host, as RFC 9112 asks
-    (HTTP/1.0 may have none), and 421 for a host that is not allowed."""
+    """Pure ASGI. Raises CallerError: 400 without exactly one well-formed Host, as RFC 9112
+    requires (HTTP/1.0 may have none), and 421 for a host that is not allowed."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""AnswerSize: how many bytes a whole answer may come to, as far as its request says.
+"""AnswerSize: how many bytes a whole answer may take, as far as its request shows.
 
 A worker decides how long an answer gets and what its tokens are. Before that only estimates are
 known: what JSON takes for a token of a common vocabulary, and for each of its alternatives.
@@ -19,7 +19,7 @@ SHORT_BYTES = 65_536  # encoded in one go, in less than a millisecond
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSize:
-    """What a request says of its answer, under the names of its own members."""
+    """What a request sets for its answer, under the names of its own members."""
 
     choices: tuple[tuple[str, int], ...] = ()  # members that multiply to the number of choices
     max_tokens: tuple[str, int | None]  # None: left to the default
@@ -47,7 +47,7 @@ class AnswerSize:
     def fitted(self, sampling: SamplingParams, max_bytes: int) -> SamplingParams:
         """Returns `sampling`, with a default of max_tokens that keeps the answer in `max_bytes`.
 
-        Raises InvalidParameter, naming what makes the answer large, where the caller asks for more.
+        Raises InvalidParameter, naming what makes the answer large, where the caller requests more.
         """
         prompts_param, prompt_bytes = self.prompts
         step_bytes = self.num_choices * self.token_bytes

@@ -234,7 +234,7 @@ class GenerationResponse(Response):
     async def _end_stream(
         self, send: Send, payloads: Sequence[Any], end: Finished | Failed | None = None
     ) -> None:
-        """Payloads of an `end` may be as long as the answer: a response's say it once more."""
+        """Payloads of an `end` may be as long as the answer: a response's repeat it."""
         framing = self._dialect.framing
         if end is not None and not is_small_answer(self._job, end):
             parts = chain.from_iterable(map(framing.event_pieces, payloads))

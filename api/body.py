@@ -60,8 +60,8 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
 
 
 def _require_json(request: Request) -> None:
-    """A page may send text/plain, forms and bodies without a type to any server, unasked. What
-    says that it is JSON goes out only after a preflight."""
+    """A page may send text/plain, forms and bodies without a type to any server, with no
+    preflight. A body declared as JSON goes out only after one."""
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == JSON or (media_type.startswith("application/") and media_type[-5:] == "+json"):

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_TEXTS = 16  # text sides kept, served or not
 MAX_SEEN = 256  # names remembered after their workers left
 MIN_REFRESH_S = 0.2  # between looks that requests ask for
-UNSERVED_RETRY_S = 5.0  # what is told while no worker serves: when one comes nobody knows
+UNSERVED_RETRY_S = 5.0  # Retry-After while no worker serves: when one comes is unknown
 LOAD_RETRY_S = 5.0  # until a text that could not be loaded now is loaded again
 MAX_WAIT_S = 10.0  # that a request waits for a model's text to load
 

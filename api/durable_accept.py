@@ -1,4 +1,4 @@
-"""DurableAccept: a job or a batch is accepted when its record is where it was asked to be."""
+"""DurableAccept: a job or a batch is accepted when its record is as durable as requested."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 
 
 class NotConfirmed(TransportError):
-    """The record is not known to be as durable as asked; it may be there, or not."""
+    """The record is not known to be as durable as requested; it may be there, or not."""
 
 
 class DurableAccept:
-    """By `default`, unless a request says otherwise. Of `Durability.REPLICAS` so many confirm."""
+    """`default`: for requests that set none. `num_replicas`: confirm `Durability.REPLICAS`."""
 
     def __init__(
         self, store: JobStore, default: Durability, num_replicas: int, timeout_s: float
@@ -28,9 +28,9 @@ class DurableAccept:
         self._timeout_s = timeout_s
 
     async def check(self, durability: Durability) -> None:
-        """Before anything is written. Raises InvalidParameter where a request asks for what the
+        """Checks before anything is written. Raises InvalidParameter where a request needs what the
         server cannot do at all, UnavailableError where the server cannot do it now, or the setting
-        asks for it."""
+        requires it."""
         if durability is Durability.NONE:
             return
         fault = await self._store.durability_fault(durability, self._num_replicas)

@@ -94,7 +94,7 @@ class JobStream:
         patience_s: float = PATIENCE_S,
     ) -> None:
         """`resubmit`: see EventRelay.open. `is_behind`: the log may hold something already that no
-        RESYNC will tell of. `patience_s`: how long a worker has to put a lost job back."""
+        RESYNC will announce. `patience_s`: how long a worker has to put a lost job back."""
         self.job_id = job_id
         self.ended = False
         self.has_started = False  # a worker said so, or sent something

@@ -170,8 +170,8 @@ async def _check(
 
 
 async def _check_durability(settings: ApiSettings, transport: RedisTransport) -> str | None:
-    """Returns why nothing can be accepted as ACCEPT_DURABILITY asks until a later look. Raises
-    UnsafeServer where the server can never do it, and TransportError."""
+    """Returns why nothing can be accepted as ACCEPT_DURABILITY requires until a later check.
+    Raises UnsafeServer where the server can never do it, and TransportError."""
     durability = settings.accept_durability
     if durability is Durability.NONE:
         return None

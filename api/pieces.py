@@ -12,7 +12,7 @@ from shared.messages import Cursor, Delta, Segment
 from shared.transport.segments import sums_of
 
 FEW_EVENTS = 8  # that may wait for a reader who keeps up
-MANY_TOKENS = 128  # of a delta that is told in one go
+MANY_TOKENS = 128  # of a delta that is written in one go
 
 
 def told(delta: Delta, num_waiting: int) -> Sequence[Delta]:
@@ -52,7 +52,7 @@ def parts_of(delta: Delta) -> Sequence[Delta]:
 
 
 def is_short(delta: Delta) -> bool:
-    """Whether it can be told in one go: its tokens may have twenty alternatives each."""
+    """Whether it can be written in one go: its tokens may have twenty alternatives each."""
     return len(delta.token_ids) <= MANY_TOKENS
 
 

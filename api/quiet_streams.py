@@ -33,7 +33,7 @@ class Watched(Protocol):
     def job_id(self) -> str: ...
     @property
     def is_closed(self) -> bool:
-        """Nobody reads it any more, or it has ended."""
+        """It has no reader any more, or it has ended."""
         ...
 
     @property

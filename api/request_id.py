@@ -112,7 +112,7 @@ def rename(request: Request, job_id: str) -> None:
 
 
 def tell_durability(scope: Scope, durability: Durability) -> None:
-    """The answer's header says what its acceptance has waited for, if it has."""
+    """Sets the answer's header for what its acceptance has waited for, if it has."""
     if durability is not Durability.NONE:
         scope.setdefault("state", {})["durability"] = durability.value
 

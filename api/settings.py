@@ -354,7 +354,7 @@ class ApiSettings(SharedSettings):
         return frozenset(name.strip() for name in self.keep_models.split(",") if name.strip())
 
     def origins_for(self, *, has_keys: bool) -> AllowedOrigins:
-        """Returns what CORS_ORIGINS says, or the default of a server with or without keys."""
+        """Returns the origins of CORS_ORIGINS, or the default of a server with or without keys."""
         listed = (origin.strip().rstrip("/") for origin in self.cors_origins.split(","))
         origins = [origin for origin in listed if origin]
         if not origins:
@@ -362,7 +362,7 @@ class ApiSettings(SharedSettings):
         return AllowedOrigins(origins)
 
     def hosts_for(self, *, has_keys: bool) -> AllowedHosts:
-        """Returns what ALLOWED_HOSTS says, or the default of a server with or without keys."""
+        """Returns the hosts of ALLOWED_HOSTS, or the default of a server with or without keys."""
         listed = [item.strip() for item in self.allowed_hosts.split(",") if item.strip()]
         if not listed and has_keys:
             return AllowedHosts([ANY])

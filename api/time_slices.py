@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 SLICE_S = 0.004
-PIECE_BYTES = 65_536  # what a transport takes before it asks its writer to wait
+PIECE_BYTES = 65_536  # what a transport takes before its writer has to wait
 
 
 class TimeSlices:
@@ -25,7 +25,7 @@ class TimeSlices:
     async def pieces(self, parts: Iterable[bytes]) -> AsyncIterator[bytes]:
         """Yields `parts` joined to pieces of about PIECE_BYTES, or of what a slice gives."""
         rest = iter(parts)
-        piece, is_over = _joined_for_a_slice(rest)  # most have no more: they ask nobody
+        piece, is_over = _joined_for_a_slice(rest)  # most have no more: they take no turn
         yield piece
         while not is_over:
             async with self._turn:

@@ -37,7 +37,7 @@ EXIT_WAIT_S = 5.0
 class EngineDied(Exception):
     """The engine process has ended or cannot be understood; `status` is its exit status.
 
-    `by_device`: it ended because no step could succeed in it any more, and said so.
+    `by_device`: it ended because no step could succeed in it any more, and reported it.
     """
 
     def __init__(self, status: int | None, detail: str = "", *, by_device: bool = False) -> None:

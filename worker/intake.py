@@ -40,7 +40,7 @@ class Intake:
         reconcile_interval_s: float,
     ) -> None:
         """`admit` returns when the deliveries are in the table; `repair` sets the store up again
-        after trouble and may raise TransportError; `room` says how many choices to take now,
+        after trouble and may raise TransportError; `room` returns how many choices to take now,
         `oversubscription` what to take when that is 0.
 
         `engine_failing`: the device failed and has given no token since. Until it has, jobs are

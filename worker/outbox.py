@@ -184,7 +184,7 @@ class Outbox:
         return True
 
     def _take_log(self, logged: Sequence[Delta], *, has_choices: bool) -> None:
-        """What earlier attempts said, as pieces that are durable."""
+        """What earlier attempts logged, as pieces that are durable."""
         if (logged[0].start, logged[-1].end) != (START, self._base):
             return
         try:

@@ -68,7 +68,7 @@ class FlushPolicy:
 class Settled:
     """A job needs the publisher no more.
 
-    OK: its end is durable. ENDED: somebody latched it. FENCED: it is not ours. GONE: it has ended,
+    OK: its end is durable. ENDED: already latched. FENCED: it is not ours. GONE: it has ended,
     or was lost and cannot be put back. DIVERGED: our copy is not the log's; it must be taken up
     again. REJECTED: its end could not be written.
     """

@@ -82,7 +82,7 @@ class WholeBlocks:
         """The member `content` of a turn that is over.
 
         A call whose arguments were cut off before they became a JSON object is left out: there is
-        no `input` that would tell it apart from one that means something.
+        no `input` that would distinguish it from one that means something.
         """
         filled = zip(self._blocks, self._texts, strict=True)
         return [block for block, parts in filled if _filled(block, "".join(parts))]

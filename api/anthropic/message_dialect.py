@@ -15,7 +15,7 @@ from api.turn.reasoning_tokens import ReasoningTokens
 from shared.messages import Delta, Finished, FinishReason, Usage
 
 SERVICE_TIER = "standard"  # there is no other
-TEXTS_AT_ONCE = 64  # that are read together, where nobody waits for them
+TEXTS_AT_ONCE = 64  # that are read together, where no reader waits for them
 _NOT_STOPPED = {"stop_reason": None, "stop_sequence": None}
 
 

@@ -17,7 +17,7 @@ from shared.messages import Delta, FinishReason, Usage, choice_deltas
 from shared.text.base import Tokenizer
 
 CALLED = "tool_calls"  # the finish reason of a choice that made calls
-TEXTS_AT_ONCE = 64  # that are read together, where nobody waits for them
+TEXTS_AT_ONCE = 64  # that are read together, where no reader waits for them
 
 Choice = ChoiceAnswer[msgspec.Raw]
 

@@ -81,7 +81,7 @@ class CompletionEntry(msgspec.Struct, frozen=True, gc=False):
 
     token: str
     logprob: float
-    top: msgspec.Raw | None  # JSON: token -> log probability, best first; None: not asked for
+    top: msgspec.Raw | None  # JSON: token -> log probability, best first; None: not requested
 
 
 class CompletionEntryForm:

@@ -348,7 +348,7 @@ class WaitingFor(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """Always 200; `status` says how the deployment is. Without a key it comes alone, where there
+    """Always 200; `status` is the deployment's state. Without a key it comes alone, where there
     are keys."""
 
     status: Literal["ok", "stalled", "no_workers", "degraded"]

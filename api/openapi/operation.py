@@ -15,7 +15,7 @@ FORM = "multipart/form-data"
 # Statuses by what a route does. Some come from before any route: a head that is too large or no
 # HTTP (400, 431), an origin or a host that is not allowed (403, 421), a body over the limit (413),
 # a key that is missing (401, 403) or used too often (429).
-FREE = frozenset({400, 403, 413, 421, 431, 500})  # asks for no key
+FREE = frozenset({400, 403, 413, 421, 431, 500})  # needs no key
 KEYED = FREE | {401}
 ANY = KEYED | {429}
 STORE = ANY | {503}  # looks into the store

@@ -72,7 +72,7 @@ async def prepare_completions(
     model = await frontend.catalog.require(completion.model)
     is_at_once = is_quick(completion.prompt) and not completion.echo
     best_of = check_choices(completion)
-    if not is_at_once:  # what is wrong is said before the long work
+    if not is_at_once:  # what is wrong is refused before the long work
         _fitted(frontend, completion, completion_sampling(completion, model.room()))
     lane = job_lane(completion)
     if is_at_once:
@@ -151,7 +151,7 @@ def _fitted(
 ) -> SamplingParams:
     """The sampling of one of so many prompts, for an answer within its bound.
 
-    `repeated`: the member that asks for the prompts in the answer, and their bytes in it.
+    `repeated`: the member that requests the prompts in the answer, and their bytes in it.
     """
     several = "n" if completion.best_of is None else "best_of"
     size = AnswerSize(
@@ -168,7 +168,7 @@ def _fitted(
 def _read_prompts(
     model: ServedModel, completion: CompletionRequest, best_of: int
 ) -> tuple[tuple[EncodedPrompt, ...], tuple[str, int]]:
-    """Returns the prompts, the member that asks for them in the answer, and their bytes there.
+    """Returns the prompts, the member that requests them in the answer, and their bytes there.
 
     With `echo` each choice repeats the text of its prompt. Its ids are in each choice where there
     are several prompts, else in the answer once. Raises InvalidParameter.

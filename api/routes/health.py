@@ -15,7 +15,7 @@ router = APIRouter()
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> Response:
-    """This process lives: 200. `status` says how the deployment is; the rest needs a key, where
+    """This process lives: 200. `status` is the deployment's state; the rest needs a key, where
     there are keys."""
     payload = frontend_of(request).health.payload()
     if not access_of(request).sees_details:

@@ -174,7 +174,7 @@ def _sampling(frontend: Frontend, asked: ResponseRequest, room: Room) -> Samplin
 def _planned(
     model: ServedModel, asked: ResponseRequest, earlier: Sequence[Item], job_id: str
 ) -> tuple[list[Item], ChatPlan]:
-    """Returns the request's items, and what the whole conversation asks of the model.
+    """Returns the request's items, and what the whole conversation needs from the model.
 
     Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
     """

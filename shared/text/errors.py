@@ -15,7 +15,7 @@ class RenderingUnavailable(RuntimeError):
     """No process could render a chat template: none could be started, they were killed from
     outside, they stood still, or this process is going down.
 
-    Says nothing about template or conversation: a later attempt may succeed.
+    Shows no fault of the template or the conversation: a later attempt may succeed.
     """
 
 

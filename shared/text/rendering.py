@@ -1,6 +1,6 @@
 """RenderingProcesses: chat templates are rendered in processes that can be killed.
 
-A template is a program of whoever made the checkpoint, and it runs over what callers send. The
+A template is a program of the checkpoint's author, and it runs over what callers send. The
 sandbox keeps it from Python; its memory and its time are bounded by a process.
 """
 

@@ -512,7 +512,7 @@ class JobQueue(Protocol):
         ...
 
     async def beat(self, beat: Beat) -> BeatReply:
-        """Renews the lease; says which of the listed jobs are no longer this worker's."""
+        """Renews the lease; returns which of the listed jobs are no longer this worker's."""
         ...
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:

@@ -346,7 +346,7 @@ class RedisJobStore:
 
     async def reap(self) -> int:
         num_ended, stands_still = await self._reap()
-        if stands_still:  # until somebody says whether time has passed: at once
+        if stands_still:  # until a caller testifies whether time has passed: at once
             more, _ = await self._reap()
             num_ended += more
         return num_ended

@@ -1,9 +1,9 @@
-"""ServerClock: what a process can tell of the server's clock, by a clock that is never set.
+"""ServerClock: what a process can testify about the server's clock, by a clock that is never set.
 
 All deadlines are by the server's clock. When that is set (by hand, by NTP after a wrong start, by a
 failover to a host whose clock differs), all of them would pass at once, or an hour late. The server
-cannot tell its clock's step from time that passed; its callers can: each compares what the server's
-clock moved between two of its calls with what passed on its own.
+cannot distinguish its clock's step from time that passed; its callers can: each compares what the
+server's clock moved between two of its calls with what passed on its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Time in which the machine slept counts, where the system has a clock that says it.
+# Time in which the machine slept counts, where the system has a clock that counts it.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # Clocks that are right differ by less, also after an outage of hours; no deadline is as exact.
 MIN_STEP_MS = 2000

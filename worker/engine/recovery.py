@@ -27,7 +27,7 @@ SELF_TEST_PROMPT_TOKENS = 4  # with two output tokens: a prefill and a decode
 
 
 class StepRecovery:
-    """Told of each step that succeeds or raises; asked before the next one is planned."""
+    """Learns of each step that succeeds or raises; is read before the next one is planned."""
 
     def __init__(self, budget: int) -> None:
         """`budget`: most tokens of one step."""
@@ -102,8 +102,8 @@ def failure_of(
 def self_test(seq_id: int, config: EngineConfig, scheduler: Scheduler, runner: ModelRunner) -> None:
     """Computes a prefill and a decode of no request, alone, and forgets them. Raises EngineFailed.
 
-    It tells an engine that fails from a sequence that makes its steps fail. Nothing may be in
-    flight. When all blocks are taken, other sequences are preempted.
+    Distinguishes an engine that fails from a sequence that makes its steps fail. Nothing may be
+    in flight. When all blocks are taken, other sequences are preempted.
     """
     room = min(config.num_blocks * config.block_size, config.max_model_len) - 2
     num_prompt_tokens = max(1, min(SELF_TEST_PROMPT_TOKENS, room))

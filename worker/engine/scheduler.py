@@ -7,7 +7,7 @@ batch.
     1. Running sequences that miss one token: a decode never waits behind somebody's prefill.
     2. Running sequences that miss more, as far as the budget goes.
     3. Waiting sequences, while there are budget, seats and blocks: by their share of the seats
-       (see seats.py), then by rank. When all seats are taken, one is first taken from whoever holds
+       (see seats.py), then by rank. When all seats are taken, one is first taken from a holder of
        many.
 
 A newcomer takes budget that every running sequence has left over, so there are never more running
@@ -220,7 +220,7 @@ class Scheduler:
     def _share_seats(self) -> None:
         """Takes one seat from a large holder for the sequence that is next, where there is cause.
 
-        Only when the blocks for it are free as well: else nobody would gain by it. One in a step,
+        Only when the blocks for it are free as well: else no sequence would gain. One in a step,
         which the step then admits.
         """
         if not self._shares_changed or len(self.running) < self._num_seats or not self.waiting:

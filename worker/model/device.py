@@ -64,7 +64,7 @@ def available_host_bytes() -> int:
 
 
 def step_failure(error: Exception, device: torch.device) -> DeviceLost | OutOfMemory | None:
-    """Returns what an exception of a step says of the device; None: nothing, the step itself is
+    """Returns what an exception of a step means for the device; None: nothing, the step itself is
     wrong.
 
     A CUDA error is reported by whatever call comes next and by every later one, if it has destroyed

@@ -1,7 +1,7 @@
 -- announce: publish a model's card and keep it, its blobs and its queues alive.
 -- ARGV: 3 model, 4 card, 5 life_ms, 6 number of queues q, then q queues, then blob digests
 -- Returns the digests that are not stored: the caller sets them and need not announce again.
--- Cards that nobody announced or kept (see keep.lua) for `life_ms` are dropped here, so the hash stays
+-- Cards that were not announced or kept (see keep.lua) for `life_ms` are dropped here, so the hash stays
 -- bounded.
 --@include lib/common.lua
 local model, life_ms = ARGV[3], tonumber(ARGV[5])

@@ -1,4 +1,4 @@
--- attach: readers have come, or say again that they are there (every two seconds, while they read).
+-- attach: readers have come, or report again that they are there (every two seconds, while they read).
 -- ARGV: 3 frontend lease ms, then job id and reader ("<frontend>#<n>") of each
 -- Returns one word per reader: the job's state, or 'gone'. Idempotent.
 -- A reader who is there stops the orphan clock. The mark (`fe`) says whose leaving starts it again: it

@@ -5,7 +5,7 @@
 -- Returns one word per job: 'released', 'ended' (it was the last death too many), or 'fenced': not
 -- (any more) this attempt's job. A repeat answers fenced or ended.
 -- Of several jobs the one named in probe:<worker> is blamed alone; where none is named, all are. For
--- an error of the device nobody is blamed but the named one, on a device that had worked for others.
+-- an error of the device none is blamed but the named one, on a device that had worked for others.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/latch.lua

@@ -1,4 +1,4 @@
--- keep: cards and text files of models stay for another `life_ms` though nobody announces them.
+-- keep: cards and text files of models stay for another `life_ms` though no worker announces them.
 -- ARGV: 3 life_ms, 4 number of models m, then m models, then blob digests
 -- Returns the number of these models that have a card. What was never announced is not there to keep.
 --@include lib/common.lua

@@ -43,7 +43,7 @@ local function take_back(job)
   return own()
 end
 
--- What is said anew, or belongs to what was lost with the job.
+-- What is written anew, or belongs to what was lost with the job.
 local LEFT_OUT = {state = true, owner = true, attempt = true, n = true, b = true, h = true, q = true,
   qid = true, claim_ms = true, deadline_ms = true, orphan_ms = true, reserved = true,
   idem_body = true}

@@ -4,7 +4,7 @@
 local P = ARGV[1]
 local RETAIN_MS = tonumber(ARGV[2])
 local SCHEMA_VERSION = 1       -- of job hashes and queue entries; the same number as shared.codec.SCHEMA_VERSION
--- What a job's keys outlive its deadline by: until somebody is there to reap it, and when the server's
+-- What a job's keys outlive its deadline by: until a process is there to reap it, and when the server's
 -- clock is set forward, by which Redis itself counts (a time zone taken for another: 14 hours at most).
 local LEFTOVER_MS = 86400000
 local RELEASED = '_released'   -- pseudo consumer that owns entries given back by a worker
@@ -44,7 +44,7 @@ local function read_clock()
 end
 
 -- The time of all deadlines and stamps: the server's clock, less what it was set by (lib/pulse.lua).
--- It stands still while nobody knows whether time has passed or the clock was set. Clocks of workers
+-- It stands still while it is unknown whether time has passed or the clock was set. Clocks of workers
 -- and frontends never matter.
 local function now_ms()
   return read_clock().shown
@@ -64,9 +64,9 @@ local function expire_at_least(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, whole(ms)) end
 end
 
--- The record of an ended job goes in `kept_ms`. A tombstone says for TOMBSTONE_MS that the job has ended:
--- what has neither record nor tombstone was lost by the server, and may be put back by whoever was sure
--- of it within that time.
+-- The record of an ended job goes in `kept_ms`. A tombstone shows for TOMBSTONE_MS that the job has ended:
+-- what has neither record nor tombstone was lost by the server, and may be put back by a process that
+-- was sure of it within that time.
 local function bury_record(id, kept_ms)
   if tonumber(kept_ms) < TOMBSTONE_MS then redis.call('SET', P .. 'tombstone:' .. id, '', 'PX', TOMBSTONE_MS) end
 end

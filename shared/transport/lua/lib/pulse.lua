@@ -1,7 +1,7 @@
 -- Leases end by the clock, also while the store itself is away. When it comes back, all of them have
 -- ended at once and nobody has died: for a moment an ended lease then means nothing.
 --
--- A silence looks like a clock that was set forward: the server's clock has moved and nobody called.
+-- A silence looks like a clock that was set forward: the server's clock has moved without a call.
 -- Time then stands still (`stands_ms`) until a caller testifies what passed between two of its calls,
 -- one before the silence and one after it. What the clock was set by becomes `skew_ms`.
 --
