@@ -71,6 +71,7 @@ def frontend_with(events: Sequence[Delta | Finished]) -> Any:
     departures = MagicMock(delivered=AsyncMock(), left=AsyncMock())
     return SimpleNamespace(
         new_reader_id=lambda: "r",
+        admission=MagicMock(),
         metrics=MagicMock(),
         settings=SimpleNamespace(keepalive_s=1.0),
         slices=TimeSlices(),

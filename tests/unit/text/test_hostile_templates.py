@@ -42,11 +42,11 @@ LARGE = {
     "expandtabs": "{{ (messages[0].content ~ '\t').expandtabs(1500000000) }}",
 }
 SLOW = {
-    "indent": "{% for i in range(9) %}{{ (('a\n' * 3000000)|indent(10))|length }}{% endfor %}",
+    "indent": "{% for i in range(99) %}{{ (('a\n' * 3000000)|indent(10))|length }}{% endfor %}",
     "sort": "{{ ((" + BIG + ")|list|sort(reverse=true)|sort)|length }}"
     "{% for i in range(99) %}{{ ((" + BIG + ")|list|sort(case_sensitive=false))|length }}"
     "{% endfor %}",
-    "wordwrap": "{{ (('a ' * 3900000)|wordwrap(1))|length }}" * 3,
+    "wordwrap": "{{ (('a ' * 3900000)|wordwrap(1))|length }}" * 30,
 }
 
 
