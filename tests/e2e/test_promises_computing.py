@@ -33,6 +33,7 @@ ENV = {
     "HEALTH_INTERVAL_S": "0.05",
     "CPU_TIER": "reference",  # the slowest, so that a step is long beside everything else
     "MAX_NUM_BATCHED_TOKENS": "2048",
+    "STEP_TARGET_MS": "50",  # a fraction of a long prompt, on a quick machine too
     "BLOCK_SIZE": "16",
     "NUM_KV_BLOCKS": "300",  # few, so that all of them have been written to soon
 }
