@@ -80,12 +80,11 @@ class IntakeRoom:
     def oversubscription(self) -> Oversubscription | None:
         """Returns what to take while all places are taken; None: nothing would get a seat."""
         ready, num_places = self._engine.ready, self._jobs.max_num_seqs
-        waiting = [job for job in self._jobs if _has_not_begun(job)]
-        count = max(1, num_places // OVERSUBSCRIBED) - len(waiting)
-        if ready is None or count < 1 or len(self._jobs) >= 2 * num_places:
+        if ready is None or len(self._jobs) >= 2 * num_places:
             return None
         if self._jobs.num_in_engine >= 2 * num_places + MAX_CHOICES:
             return None
+        waiting = [job for job in self._jobs if _has_not_begun(job)]
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.block_size
         if free_tokens - sum(map(_tokens, waiting)) < max(self._usual_tokens, ready.block_size):
             return None
@@ -99,7 +98,10 @@ class IntakeRoom:
         if most < MIN_GAP:
             return None
         leave_out = [t for t in seats if most - seats[t] < MIN_GAP and widest[t] < MIN_GAP]
-        return Oversubscription(count, tuple(leave_out))
+        # Jobs of these that were taken with others behind them wait for a seat, not for a step.
+        num_soon = sum(job.job.tenant not in leave_out for job in waiting)
+        count = max(1, num_places // OVERSUBSCRIBED) - num_soon
+        return Oversubscription(count, tuple(leave_out)) if count > 0 else None
 
     def took(self, deliveries: Sequence[Delivery]) -> None:
         """Remembers how long prompts are."""

@@ -143,7 +143,7 @@ class Bystanders:
             status = "won" if state == "cancelled" else "lost"
             self._history.record(job_id, CANCEL, begin_s, status=status, state=state)
             await self._look(job_id)
-            if state != "cancelled":
+            if state not in ("cancelled", "finished"):
                 self.notice.faults.append(f"{job_id} was not cancelled: {state}")
 
     async def _stream(self, dialect: str) -> tuple[str, str, float, float]:

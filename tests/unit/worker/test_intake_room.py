@@ -157,3 +157,16 @@ def test_nothing_more_is_taken_without_a_place_than_has_begun_or_than_fits(
     assert room.oversubscription() is not None
     engine.stats["free_blocks"] = 0
     assert room.oversubscription() is None
+
+
+def test_waiting_jobs_of_a_large_holder_keep_no_others_out(jobs: RunningJobs) -> None:
+    engine = Engine()
+    for index in range(8):
+        place(jobs, engine, f"0-{index}", "large")
+    room = IntakeRoom(jobs, engine)
+    for index in range(8, 12):  # taken with others behind them
+        waits = dataclasses.replace(make_job(f"0-{index}"), tenant="large")
+        take(jobs, room, Delivery(waits, 1))
+    more = room.oversubscription()
+    assert more is not None
+    assert (more.count, more.leave_out) == (1, ("large",))
