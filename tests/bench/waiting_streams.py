@@ -44,7 +44,7 @@ def main() -> None:
         "ECHO_STEP_MS": "250",
         "STALL_LIMIT_S": "60",
         "MAX_QUEUED_JOBS": str(arguments.streams + 10),
-        "MAX_QUEUED_JOBS_PER_TENANT": str(arguments.streams + 10),
+        "MAX_QUEUE_SHARE_PER_TENANT": "1",
         "REQUEST_TIMEOUT_S": "3600",
         "LOG_LEVEL": "WARNING",
     }
