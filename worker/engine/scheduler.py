@@ -226,15 +226,15 @@ class Scheduler:
         if not self._shares_changed or len(self.running) < self._num_seats or not self.waiting:
             return
         newcomer = self._next_waiting()
-        blocks = self.blocks
-        giver = None if newcomer.in_flight else self._shares.giver(newcomer, self.running)
-        hits = blocks.match(newcomer)
-        if giver is None or not blocks.can_allocate(
-            newcomer, newcomer.num_tokens, hits, len(self.running)
-        ):
-            self._shares_changed = newcomer.in_flight > 0
+        if newcomer.in_flight:
+            return  # it has to know its last token first
+        self._shares_changed = False
+        giver = self._shares.giver(newcomer, self.running)
+        if giver is None:
             return
-        self._preempt(giver)
+        hits = self.blocks.match(newcomer)
+        if self.blocks.can_allocate(newcomer, newcomer.num_tokens, hits, len(self.running)):
+            self._preempt(giver)  # which changes the shares
 
     def _next_waiting(self) -> Sequence:
         return min(self.waiting, key=lambda s: self._shares.turn(s, self._rank(s)))
