@@ -33,15 +33,16 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_promises_name_tests_that_exist() -> None:
-    page = (REPOSITORY / "docs/PROMISES.md").read_text()
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
-    assert named
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+def test_pages_name_tests_that_exist(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"`(tests/[\w/.]+\.py)(?:::([\w:]+))?[^`]*`", text)
+    assert len(named) == len(re.findall(r"`tests/[^`]*\.py[^`]*`", text)), "one cannot be read"
     for path, test in named:
         source = REPOSITORY / path
         assert source.exists(), path
-        if test:
-            assert re.search(rf"def {test}\b", source.read_text()), f"{path}::{test}"
+        for name in test.split("::") if test else []:
+            assert re.search(rf"(def|class) {name}\b", source.read_text()), f"{path}::{test}"
 
 
 def test_make_targets_that_the_readme_names_exist() -> None:
