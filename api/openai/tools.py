@@ -40,8 +40,8 @@ class ToolUse:
     """What a request lets the model do with its tools.
 
     `tools` are shown to the model, `callable` are those of them that it may call: none when it must
-    not call any. `must_call`: the answer is one call or more. `is_restricted`: not all that are
-    shown may be called.
+    not call any. `must_call`: the answer is one call or more. `parallel`: more than one call to a
+    turn.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -61,7 +61,8 @@ def read_tool_use(tools: Sequence[Any], choice: object, parallel: bool) -> ToolU
     """The members `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidParameter.
 
     Without a choice it is "auto" where there are tools. With "none" they are not shown to the model
-    either: what it does not know it cannot call.
+    either: what it does not know it cannot call. A function by name is called once, whatever
+    `parallel` says, as at OpenAI and vLLM: clients read the first call as the answer.
     """
     checked = _tools(tools)
     if choice is None or choice == "auto":
@@ -77,7 +78,7 @@ def read_tool_use(tools: Sequence[Any], choice: object, parallel: bool) -> ToolU
     if choice.get("type") == "function":
         _only(choice, "tool_choice", ("type", "function"))
         named = (_named(choice, "tool_choice", _any_of(checked)),)
-        return ToolUse(checked, named, must_call=True, parallel=parallel)
+        return ToolUse(checked, named, must_call=True, parallel=False)
     if choice.get("type") == "allowed_tools":
         _only(choice, "tool_choice", ("type", "allowed_tools"))
         return _allowed(choice.get("allowed_tools"), _any_of(checked), parallel)

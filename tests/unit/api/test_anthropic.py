@@ -23,6 +23,7 @@ from api.anthropic.schemas import MessageRequest
 from api.errors import ServerError
 from api.openai.parse import parse_request
 from api.openai.sampling import Room
+from api.openai.tools import read_tool_use
 from api.turn.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from shared.messages import Cursor, Delta, Finished, FinishReason, InvalidParameter, Usage
 
@@ -192,6 +193,23 @@ def test_tools_and_their_choice_are_those_of_the_other_dialect() -> None:
         ask = chat_ask(parsed(tools=tools, tool_choice=choice))
         assert (ask.tool_choice, ask.parallel_tool_calls) == (expected, parallel)
     assert chat_ask(parsed()).tool_choice is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "may_repeat"),
+    [
+        ({"type": "tool", "name": "depth"}, False),
+        ({"type": "tool", "name": "depth", "disable_parallel_tool_use": False}, False),
+        ({"type": "any"}, True),
+        ({"type": "any", "disable_parallel_tool_use": True}, False),
+    ],
+)
+def test_a_named_tool_is_called_once_and_any_tool_at_least_once(
+    choice: dict[str, Any], may_repeat: bool
+) -> None:
+    ask = chat_ask(parsed(tools=[TOOL], tool_choice=choice))
+    use = read_tool_use(ask.tools, ask.tool_choice, ask.parallel_tool_calls)
+    assert (use.must_call, use.parallel) == (True, may_repeat)
 
 
 def test_thinking_and_output_format_are_mapped() -> None:

@@ -185,7 +185,27 @@ def test_a_named_tool_is_the_one_that_is_called(model: Model) -> None:
     for seed in range(10):
         text, ended = model.sample(grammar, seed)
         if ended:
-            assert set(checked_calls(model.read(text, use, Thinking.NO))) == {"put"}
+            assert checked_calls(model.read(text, use, Thinking.NO)) == ["put"]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_named_tool_is_called_once_and_a_required_one_at_least_once(
+    model: Model, parallel: bool
+) -> None:
+    named = {"type": "function", "function": {"name": "now"}}
+    once, some = (
+        grammar_for(model, read_tool_use(TOOLS, choice, parallel), Thinking.NO)
+        for choice in (named, "required")
+    )
+    call = written(model, "now", "{}")
+    assert model.accepts(once, call)
+    assert not model.accepts(once, "")
+    assert not model.accepts(once, f"{call}\n{call}")
+    assert not model.accepts(once, f"{call}; {call}")
+    assert model.accepts(some, call)
+    assert not model.accepts(some, "")
+    several = parallel and model.form is ToolFormat.HERMES
+    assert model.accepts(some, f"{call}\n{call}") is several
 
 
 @pytest.mark.parametrize("parallel", [True, False])
