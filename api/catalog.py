@@ -12,7 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from api.errors import UnavailableError, model_not_found, unavailable
 from api.openai.sampling import Room
@@ -22,6 +22,7 @@ from shared.messages import InvalidParameter
 from shared.text.card import ModelCard, TextModel, load_text
 from shared.text.errors import TextInvalid
 from shared.text.rendering import RenderingProcesses
+from shared.text.sampling_defaults import SamplingDefaults
 from shared.transport.base import AnnouncedModel, JobStore, TransportError
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,11 @@ class ServedModel:
     card: ModelCard
     text: TextModel
     is_served: bool = True  # by a live worker; else its jobs wait until one comes
+    defaults: SamplingDefaults = field(init=False, compare=False)  # of the card, checked
+
+    def __post_init__(self) -> None:
+        defaults = SamplingDefaults.of(self.card.default_sampling)
+        object.__setattr__(self, "defaults", defaults)
 
     @property
     def context_tokens(self) -> int:
@@ -49,7 +55,7 @@ class ServedModel:
         return min(self.card.max_model_len, capacity)
 
     def room(self, prompt_tokens: int = 0) -> Room:
-        return Room(self.context_tokens, self.card.vocab_size, prompt_tokens)
+        return Room(self.context_tokens, self.card.vocab_size, prompt_tokens, self.defaults)
 
 
 class ModelCatalog:

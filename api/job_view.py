@@ -61,6 +61,7 @@ def job_payload(record: JobRecord) -> dict[str, Any]:
         "finish_reason": record.reason if finished else None,
         "stop_reason": record.stop_reason,
         "error": {"code": record.reason, "message": record.message or ""} if failed else None,
+        "sampling": record.sampling,
         "client_request_id": record.client_request_id,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from shared.messages import ErrorCode, Job
 from shared.text.base import Tokenizer
@@ -41,8 +42,10 @@ class ServedModel:
         ready: EngineReady,
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
+        generation_config: str = AUTO,
+        override_generation_config: Mapping[str, float] = MappingProxyType({}),
     ) -> ServedModel:
-        """Reads the checkpoint's text files; the formats are as for `card_from_checkpoint`.
+        """Reads the checkpoint's text files; what has a default is as for `card_from_checkpoint`.
 
         Raises ValueError or OSError with a sentence.
         """
@@ -56,6 +59,8 @@ class ServedModel:
             tool_format=tool_format,
             reasoning_format=reasoning_format,
             structured_output=ready.structured_output,
+            generation_config=generation_config,
+            override_generation_config=override_generation_config,
         )
         return cls(
             name=name,

@@ -20,6 +20,7 @@ from typing import Any
 from shared.host_name import host_name
 from shared.outage_log import OutageLog
 from shared.text.errors import TextInvalid
+from shared.text.sampling_defaults import parse_override
 from shared.transport.base import CrashCause, Delivery, JobQueue, TransportError
 from shared.transport.chain import chain_hash
 from worker.checkpoint_source import Checkpoint
@@ -169,6 +170,8 @@ class WorkerService:
             ready,
             self._settings.tool_format.value,
             self._settings.reasoning_format.value,
+            self._settings.generation_config.value,
+            parse_override(self._settings.override_generation_config),
         )
         log.info(
             "the model is loaded",
@@ -179,6 +182,7 @@ class WorkerService:
                 "max_model_len": ready.max_model_len,
                 "kv_capacity_tokens": ready.kv_capacity_tokens,
                 "load_s": ready.load_s,
+                "default_sampling": self._model.card.default_sampling,
             },
         )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.settings import SharedSettings
+from shared.text.sampling_defaults import MAX_OVERRIDE_CHARS, parse_override
 from shared.text.turn_formats import ReasoningFormat, ToolFormat
 from worker.engine_messages import EngineOptions
 
@@ -79,6 +80,13 @@ class ReasoningFormatChoice(StrEnum):
     THINK = ReasoningFormat.THINK.value
 
 
+class GenerationConfig(StrEnum):
+    """Whether the checkpoint's sampling defaults are used; vLLM's words are auto and vllm."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+
 class SchedulingPolicy(StrEnum):
     """Who starts first among the waiting. FCFS: first come, first served."""
 
@@ -107,6 +115,17 @@ class WorkerSettings(SharedSettings):
         default=ReasoningFormatChoice.AUTO,
         description="How the model marks its reasoning; auto: as its chat template does, none: it "
         "does not, think: between <think> and </think>.",
+    )
+    generation_config: GenerationConfig = Field(
+        default=GenerationConfig.AUTO,
+        description="Sampling of requests that leave it out; auto: temperature, top_k, top_p, min_p "
+        "and repetition_penalty of the checkpoint's generation_config.json, none: 1.0 and no cut.",
+    )
+    override_generation_config: str = Field(
+        default="",
+        max_length=MAX_OVERRIDE_CHARS,
+        description="JSON object of these members that goes before the checkpoint's, such as "
+        '{"temperature": 0.6}.',
     )
     runner: RunnerKind = Field(
         default=RunnerKind.MODEL, description="model, or echo: repeats the prompt, no weights."
@@ -218,6 +237,12 @@ class WorkerSettings(SharedSettings):
         le=86_400,
         description="Seconds for running jobs to finish after SIGTERM; the rest is handed back.",
     )
+
+    @field_validator("override_generation_config")
+    @classmethod
+    def _sampling_members(cls, value: str) -> str:
+        parse_override(value)
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> WorkerSettings:

@@ -1,4 +1,5 @@
-"""SamplingParams of a Messages request: defaults and ranges are Anthropic's."""
+"""SamplingParams of a Messages request: ranges are Anthropic's, and its defaults are those of the
+model's makers where these have any."""
 
 from __future__ import annotations
 
@@ -17,14 +18,15 @@ def message_sampling(request: MessageRequest, room: Room) -> SamplingParams:
     `max_tokens` may be more than the context has left: the answer then ends where the context does,
     and says so (`is_cut_by_context`).
     """
-    if not 0.0 <= request.temperature <= MAX_TEMPERATURE:
+    temperature = request.temperature
+    if temperature is not None and not 0.0 <= temperature <= MAX_TEMPERATURE:
         raise InvalidParameter("temperature", f"must be between 0 and {MAX_TEMPERATURE:g}")
     try:
         return SamplingParams(
             max_tokens=min(request.max_tokens, room.left),
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
+            **room.defaults.fill(
+                {"temperature": temperature, "top_p": request.top_p, "top_k": request.top_k}
+            ),
             # Resolved here, so that every attempt on every worker continues the same stream.
             seed=secrets.randbits(63),
             stop=tuple(request.stop_sequences),

@@ -184,9 +184,9 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
 
     max_tokens: int
     stream: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     stop_sequences: list[str] = []
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -1,11 +1,12 @@
-"""SamplingParams of a request: defaults and ranges are OpenAI's where OpenAI has them."""
+"""SamplingParams of a request: as it says, else as the model's makers do, else as OpenAI."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from api.errors import MAX_ECHO_CHARS, unsupported
 from api.openai.schemas import (
@@ -15,20 +16,24 @@ from api.openai.schemas import (
     SamplingRequest,
 )
 from shared.messages import MAX_CHOICES, MAX_LOGIT_BIAS, InvalidParameter, SamplingParams
+from shared.text.sampling_defaults import KEEP_ALL_TOP_K, SamplingDefaults
 
 COMPLETION_MAX_TOKENS = 16
 GENERATE_MAX_TOKENS = 64
+GENERATE_TEMPERATURE = 0.0  # of a model that has no default of its own
 MAX_STOPS = 4
 MAX_COMPLETION_LOGPROBS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the model's context holds, and how much of it the prompt takes."""
+    """What the model's context holds, how much of it the prompt takes, and how the model's tokens are
+    chosen where a request does not say."""
 
     context_tokens: int
     vocab_size: int
     prompt_tokens: int = 0
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @property
     def left(self) -> int:
@@ -126,11 +131,7 @@ def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:
         return SamplingParams(
             max_tokens=room.max_tokens(request.max_tokens, GENERATE_MAX_TOKENS),
             min_tokens=request.min_tokens,
-            temperature=request.temperature,
-            top_k=_top_k(request.top_k),
-            top_p=request.top_p,
-            min_p=request.min_p,
-            repetition_penalty=request.rep_penalty,
+            **_chosen(request, request.rep_penalty, room.defaults, GENERATE_TEMPERATURE),
             seed=_seed(request.seed),
             stop=_stops(request.stop),
             stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
@@ -144,11 +145,7 @@ def _sampling(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        temperature=request.temperature,
-        top_k=_top_k(request.top_k),
-        top_p=request.top_p,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
+        **_chosen(request, request.repetition_penalty, room.defaults),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=_logit_bias(request.logit_bias, room.vocab_size),
@@ -160,8 +157,21 @@ def _sampling(
     )
 
 
-def _top_k(asked: int) -> int:
-    return 0 if asked == -1 else asked  # other servers' word for "all"
+def _chosen(
+    request: SamplingRequest | GenerateRequest,
+    repetition_penalty: float | None,
+    defaults: SamplingDefaults,
+    neutral_temperature: float = 1.0,
+) -> dict[str, Any]:
+    """The members that the model has defaults for, each with a value."""
+    asked = {
+        "temperature": request.temperature,
+        "top_k": 0 if request.top_k == KEEP_ALL_TOP_K else request.top_k,
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    return defaults.fill(asked, neutral_temperature=neutral_temperature)
 
 
 def _seed(asked: int | None) -> int:

@@ -1,6 +1,7 @@
 """The requests that are understood, member by member.
 
-A member whose value is null counts as absent. Ranges are checked where SamplingParams is made (see
+A member whose value is null counts as absent. Where `temperature`, `top_p`, `top_k`, `min_p` and
+`repetition_penalty` are None the model's sampling defaults hold. Ranges are checked where SamplingParams is made (see
 `sampling`); members that are accepted without effect, or refused by name, are in `refusals`.
 """
 
@@ -34,16 +35,16 @@ class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] = {}
     seed: int | None = None
     stop: str | list[str] = []
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
@@ -91,11 +92,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[str | int | list[int]]
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    rep_penalty: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    rep_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] = []
     stop_token_ids: list[int] = []

@@ -238,6 +238,7 @@ class Model(msgspec.Struct):
     dtype: str
     num_parameters: int
     has_chat_template: bool
+    default_sampling: dict[str, float]  # of members that a request leaves out
     is_served: bool  # by a live worker; else its requests wait until one comes
 
 
@@ -297,6 +298,7 @@ class JobAnswer(msgspec.Struct):
     finish_reason: str | None
     stop_reason: str | int | None
     error: JobError | None
+    sampling: dict[str, float] | None  # what the job has; null: of an older release
     client_request_id: str | None
 
 

@@ -15,7 +15,7 @@ from api.responses.sampling import as_chat
 from api.responses.schemas import ResponseRequest
 from api.turn.parser import TurnParser
 from api.turn.reading import Thinking, TurnReading
-from shared.messages import MAX_FACTS_BYTES, InvalidParameter
+from shared.messages import MAX_FACTS_BYTES, InvalidParameter, SamplingParams
 from shared.text.card import ModelCard
 from shared.text.turn_formats import ReasoningFormat, ToolFormat
 
@@ -88,8 +88,9 @@ def facts_of(
     reading: TurnReading,
     items: list[Item],
     created_s: int,
+    sampling: SamplingParams,
 ) -> ResponseFacts:
-    """`items` are the request's own, as they are kept."""
+    """`items` are the request's own, as they are kept; `sampling` is what its job has."""
     return ResponseFacts(
         created_s=created_s,
         card=card,
@@ -98,8 +99,8 @@ def facts_of(
         tools=[_shown_tool(tool) for tool in request.tools],
         tool_choice=request.tool_choice,
         text_format=request.text.format or {"type": "text"},
-        temperature=request.temperature,
-        top_p=request.top_p,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
         background=request.background,
         store=request.store,
         parallel_tool_calls=request.parallel_tool_calls,

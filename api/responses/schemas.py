@@ -56,8 +56,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text: ResponseText = msgspec.field(default_factory=ResponseText)
     reasoning: ResponseReasoning = msgspec.field(default_factory=ResponseReasoning)
     max_output_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] = []
     metadata: dict[str, str] = {}
@@ -76,11 +76,11 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     durability: Durability | None = None
     seed: int | None = None
     stop: str | list[str] = []
-    top_k: int = 0
-    min_p: float = 0.0
+    top_k: int | None = None
+    min_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     logit_bias: dict[str, float] = {}
     min_tokens: int = 0
     stop_token_ids: list[int] = []

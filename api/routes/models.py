@@ -48,5 +48,6 @@ def _payload(model: ServedModel) -> dict[str, Any]:
         "dtype": card.dtype,
         "num_parameters": card.num_parameters,
         "has_chat_template": card.has_chat_template,
+        "default_sampling": dict(model.defaults.values),
         "is_served": model.is_served,
     }

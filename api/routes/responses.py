@@ -78,7 +78,7 @@ async def prepare_response(
         durability=asked.durability,
         lane=lane,
     )
-    facts = facts_of(asked, model.card, plan.new_parser, items, now_s())
+    facts = facts_of(asked, model.card, plan.new_parser, items, now_s(), job.sampling)
     if asked.store:
         retain_ms = round(frontend.settings.response_ttl_s * 1000)
         job = replace(job, facts=encode_facts(facts), retain_ms=retain_ms)

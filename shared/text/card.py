@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +24,7 @@ from shared.text.checkpoint_text import MAX_TOKENIZER_BYTES, CheckpointText, rea
 from shared.text.errors import TextInvalid
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.rendering import RenderingProcesses
+from shared.text.sampling_defaults import SamplingDefaults, unusable
 from shared.text.tokenizer import FastTokenizer, TokenizerFacts
 from shared.text.turn_formats import (
     find_reasoning_format,
@@ -29,6 +32,8 @@ from shared.text.turn_formats import (
     markers,
     shows_tools,
 )
+
+log = logging.getLogger(__name__)
 
 AUTO, NONE = "auto", "none"  # in place of a format's name
 
@@ -53,7 +58,8 @@ class ModelCard:
     dtype: str = ""
     num_parameters: int = 0
     owned_by: str = "penstock"
-    default_sampling: dict[str, float] = field(default_factory=dict)  # of generation_config.json
+    # For members that a request leaves out: of generation_config.json, or the operator's.
+    default_sampling: dict[str, float] = field(default_factory=dict)
     tool_format: str | None = None  # a ToolFormat, or a newer release's; None: no tools
     reasoning_format: str | None = None  # a ReasoningFormat, or a newer release's
     structured_output: bool = False  # whether its worker can keep outputs to a grammar
@@ -102,11 +108,15 @@ def card_from_checkpoint(
     tool_format: str = AUTO,
     reasoning_format: str = AUTO,
     structured_output: bool = False,
+    generation_config: str = AUTO,
+    override_generation_config: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[ModelCard, dict[str, bytes]]:
     """The card of a Hugging Face checkpoint directory, and its blobs by digest.
 
     `tool_format` and `reasoning_format`: AUTO asks the chat template, NONE is for none, else one of
-    their enumerations. Raises TextInvalid with a sentence when the directory has no usable fast
+    their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
+    generation_config.json, NONE does not; `override_generation_config` goes before either. Token
+    ids that end a sequence are read from that file in any case. Raises TextInvalid with a sentence when the directory has no usable fast
     tokenizer, when its chat template does not compile or has no place for the tools of a format
     that is named, or when a file is larger than any real one.
     """
@@ -129,7 +139,9 @@ def card_from_checkpoint(
         kv_capacity_tokens=kv_capacity_tokens,
         dtype=dtype,
         num_parameters=num_parameters,
-        default_sampling=dict(text.default_sampling),
+        default_sampling=_default_sampling(
+            text, generation_config, override_generation_config
+        ),
         tool_format=_tool_format(text, tool_format),
         reasoning_format=_reasoning_format(text, reasoning_format),
         structured_output=structured_output,
@@ -207,6 +219,19 @@ def _decoded(blob: bytes, kind: type[_Kind]) -> _Kind:
 def _canonical_json(value: object) -> bytes:
     """The same bytes, and so the same digest, for the same content."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _default_sampling(
+    text: CheckpointText, generation_config: str, override: Mapping[str, float]
+) -> dict[str, float]:
+    if generation_config == NONE:
+        return dict(override)
+    for name, value in unusable(text.default_sampling).items():
+        log.warning(
+            "a sampling default of generation_config.json is left out: no request may have it",
+            extra={"member": name, "value": str(value)[:40]},
+        )
+    return {**SamplingDefaults.of(text.default_sampling).values, **override}
 
 
 def _tool_format(text: CheckpointText, asked: str) -> str | None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.text.errors import TextInvalid
+from shared.text.sampling_defaults import MEMBERS
 
 MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest published ones are a quarter of it
 MAX_CONFIG_BYTES = 32 * 2**20  # added tokens are listed in tokenizer_config.json
 MAX_TEMPLATE_BYTES = 2**20
 
 _TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class CheckpointText:
     chat_templates: Mapping[str, str]  # by name; empty: none
     eos_token_ids: tuple[int, ...]  # of generation_config.json, then of config.json
     vocab_size: int | None  # the width of the model's output, from config.json
-    default_sampling: Mapping[str, float]  # of generation_config.json
+    default_sampling: Mapping[str, object]  # of generation_config.json, unchecked
 
 
 def read_checkpoint_text(path: Path) -> CheckpointText:
@@ -55,7 +54,9 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
         chat_templates=_chat_templates(path, tokenizer_config),
         eos_token_ids=_token_ids(generation) + _token_ids(config) + _token_ids(model),
         vocab_size=vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None,
-        default_sampling=_default_sampling(generation),
+        default_sampling={
+            name: generation[name] for name in MEMBERS if generation.get(name) is not None
+        },
     )
 
 
@@ -191,11 +192,3 @@ def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [value]
     return tuple(item for item in ids if type(item) is int and item >= 0)
 
-
-def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
-    found = {}
-    for name in _SAMPLING:
-        value = generation.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            found[name] = value
-    return found

@@ -143,6 +143,7 @@ class JobRecord:
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     num_choices: int = 1
     durability: Durability = Durability.NONE  # what its acceptance waits for
+    sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths losses n b h prompt_tokens "
     b"cached_tokens q qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms "
     b"orphan_ms reason stop_reason message by fe og crid retain_ms choices lane work reserved "
-    b"idem durability".split()
+    b"idem durability sampling".split()
 )
 # Fields of a worker's hash that are not its statistics.
 WORKER_FIELDS = frozenset(
@@ -65,6 +65,7 @@ def job_record(job_id: str, fields: Hash, queue_position: int | None = None) -> 
             on_disconnect=_policy(fields.get(b"og", b"0")),
             num_choices=int(fields.get(b"choices", 1)),
             durability=_durability(fields.get(b"durability", b"")),
+            sampling=_sampling(fields.get(b"sampling", b"")),
         )
     except KeyError as error:
         raise ValueError(f"the hash of job {job_id} lacks {error}") from error
@@ -130,6 +131,15 @@ def _durability(word: bytes) -> Durability:
         return Durability(word.decode())
     except ValueError:
         return Durability.NONE
+
+
+def _sampling(text: bytes) -> dict[str, float] | None:
+    """None for what no release writes."""
+    try:
+        value = json.loads(text) if text else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _text(fields: Hash, name: bytes) -> str | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from shared.codec import encode_job
 from shared.job_id import partition_of
 from shared.keys import NUM_LANES
-from shared.messages import Job
+from shared.messages import Job, SamplingParams
 from shared.transport.base import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.drain_rate import DrainRate, spread_s
 from shared.transport.scripts import Argument
 
 MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
+# Members of SamplingParams that a job's record shows: those that a model may have defaults for.
+RECORDED_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def check_job(job: Job, partition: int) -> None:
@@ -54,6 +57,7 @@ def submit_arguments(
         "max_output": job.sampling.max_tokens * job.num_choices,
         "choices": "" if job.num_choices == 1 else job.num_choices,
         "crid": job.client_request_id or "",
+        "sampling": _recorded(job.sampling),
         "facts": job.facts,
         "retain_ms": _or_none(job.retain_ms),
         "reader": reader,
@@ -84,6 +88,11 @@ def check_answer(answer: Any, drain: DrainRate) -> None:
         _, scope, work, wait_ms = answer
         wait_s = spread_s(int(wait_ms) / 1000) if wait_ms else drain.retry_after_s(int(work))
         raise QueueFull(scope.decode(), wait_s)
+
+
+def _recorded(sampling: SamplingParams) -> str:
+    values = {name: getattr(sampling, name) for name in RECORDED_SAMPLING}
+    return json.dumps(values, separators=(",", ":"))
 
 
 def _share(share: float | None) -> Argument:

@@ -25,8 +25,6 @@ def save_checkpoint(network: Network, tokenizer: Tokenizer, directory: Path) -> 
         "do_sample": True,
         "eos_token_id": eos,
         "pad_token_id": eos[1],
-        "temperature": 0.3,
-        "top_p": 0.9,
     }
     _write_json(directory / "generation_config.json", generation)
     weights = {

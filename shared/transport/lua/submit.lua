@@ -1,8 +1,8 @@
 -- submit: admit one job, or refuse it before anything is written.
 -- ARGV: names and values from 3 on. Of the job: id, model, lane (priority: the first it may get),
 --   tenant, kind, request, timeout_ms, queue_timeout_ms ('' as timeout_ms: until its first claim),
---   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, facts ('' none),
---   retain_ms (how long it is kept after its end; '' as all others).
+--   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, for who
+--   looks at the record), facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
 --   Who waits for it: reader ('' nobody), grace (policy), frontend_lease_ms.
 --   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_share,
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
@@ -151,7 +151,8 @@ expire_at_least(queue, life_ms)
 redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', model, 'tenant', tenant,
   'kind', asked.kind, 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', asked.prompt_tokens,
   'q', queue, 'qid', entry, 'lane', asked.lane, 'work', whole(own_work), 'sub_ms', whole(now),
-  'deadline_ms', whole(due_in(timeout_ms)), 'fe', reader, 'og', asked.grace, 'crid', asked.crid)
+  'deadline_ms', whole(due_in(timeout_ms)), 'fe', reader, 'og', asked.grace, 'crid', asked.crid,
+  'sampling', asked.sampling)
 for _, name in ipairs({'retain_ms', 'choices', 'idem'}) do
   if asked[name] ~= '' then redis.call('HSET', job_key, name, asked[name]) end
 end

@@ -18,7 +18,7 @@ from api.responses.items import input_items
 from api.responses.sampling import response_sampling
 from api.responses.schemas import ResponseRequest, check_request
 from api.turn.reading import Thinking, TurnReading
-from shared.messages import InvalidParameter
+from shared.messages import InvalidParameter, SamplingParams
 from shared.text.turn_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.response_logs import CARD, JOB_ID
 
@@ -321,9 +321,9 @@ READING = TurnReading(
 
 def test_facts_survive_being_kept_and_are_bounded() -> None:
     made = request(tools=[TOOL], metadata={"a": "é"}, instructions="x")
-    facts = facts_of(made, CARD, READING, input_items(made.input, JOB_ID), 7)
+    facts = facts_of(made, CARD, READING, input_items(made.input, JOB_ID), 7, SamplingParams())
     assert decode_facts(encode_facts(facts)) == facts
-    large = facts_of(made, CARD, READING, input_items("a" * 2**20, JOB_ID), 7)
+    large = facts_of(made, CARD, READING, input_items("a" * 2**20, JOB_ID), 7, SamplingParams())
     with pytest.raises(InvalidParameter, match="input"):
         encode_facts(large)
 
