@@ -11,6 +11,7 @@ from starlette.requests import Request
 from api.errors import MAX_ECHO_CHARS, CallerError
 from api.frontend import frontend_of
 from api.idempotency import settle_names
+from api.ignored_members import IgnoredMembers, tell_ignored
 from api.openai.parse import parse_json, parse_request
 from api.text_pool import request_bytes
 
@@ -22,7 +23,7 @@ INLINE_BYTES = 16_384  # larger bodies are parsed by a thread
 
 
 async def read_request(request: Request, kind: str, schema: type[RequestT]) -> RequestT:
-    """The body as a request of the given schema.
+    """The body as a request of the given schema; what of it is ignored is told in the answer.
 
     A request with an idempotency key has its name from then on: ask for its caller afterwards.
     Raises CallerError (400 for what is no JSON object, 408 for a body that never comes, 415 for one
@@ -53,10 +54,15 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
     await settle_names(request, raw)
     request_bytes.set(len(raw))
 
-    def parse() -> RequestT:
-        return parse_request(parse_json(raw), kind, schema)
+    ignored = IgnoredMembers(refuse=frontend.settings.refuse_unused_members)
 
-    return parse() if len(raw) <= INLINE_BYTES else await frontend.pool.run(parse)
+    def parse() -> RequestT:
+        return parse_request(parse_json(raw), kind, schema, ignored)
+
+    try:
+        return parse() if len(raw) <= INLINE_BYTES else await frontend.pool.run(parse)
+    finally:
+        tell_ignored(request.scope, ignored)
 
 
 def _require_json(request: Request) -> None:

@@ -28,7 +28,10 @@ ALLOWED_HEADERS = (
     "x-request-id",
 )
 ALLOWED_PREFIXES = ("x-stainless-", "openai-", "anthropic-")  # what the SDKs say of themselves
-EXPOSED_HEADERS = "x-request-id, request-id, retry-after, x-should-retry, x-penstock-durability"
+EXPOSED_HEADERS = (
+    "x-request-id, request-id, retry-after, x-should-retry, x-penstock-durability, "
+    "x-penstock-ignored"
+)
 MAX_AGE_S = 600
 MAX_ASKED_HEADERS = 64
 _WEB = ("http", "https")

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.ignored_members import HEADER as IGNORED_HEADER
 from api.observability import Metrics
 from api.public_id import parse_job_id, public_id
 from shared.job_id import new_job_id
@@ -69,6 +70,8 @@ class RequestIdMiddleware:
                 headers[HEADER] = scope["state"]["names"].request_id
                 if "durability" in scope["state"]:
                     headers[DURABILITY_HEADER] = scope["state"]["durability"]
+                if "ignored" in scope["state"]:
+                    headers[IGNORED_HEADER] = scope["state"]["ignored"]
             await send(message)
 
         try:

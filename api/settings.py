@@ -40,6 +40,11 @@ class ApiSettings(SharedSettings):
     body_timeout_s: float = Field(
         default=60.0, gt=0, le=3600, description="Seconds that a request body may take to arrive."
     )
+    refuse_unused_members: bool = Field(
+        default=False,
+        description="Refuse (400) members that are otherwise ignored, since they change nothing: "
+        'those of docs/API.md, "Members that change nothing".',
+    )
     max_open_requests: int = Field(
         default=4096,
         ge=1,

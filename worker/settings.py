@@ -118,8 +118,8 @@ class WorkerSettings(SharedSettings):
     )
     generation_config: GenerationConfig = Field(
         default=GenerationConfig.AUTO,
-        description="Sampling of requests that leave it out; auto: temperature, top_k, top_p, min_p "
-        "and repetition_penalty of the checkpoint's generation_config.json, none: 1.0 and no cut.",
+        description="Sampling of requests that leave it out; auto: temperature, top_k, top_p, "
+        "min_p and repetition_penalty of generation_config.json; none: 1.0 and no cut.",
     )
     override_generation_config: str = Field(
         default="",

@@ -11,6 +11,7 @@ import msgspec
 from api.caller import Caller
 from api.errors import unsupported
 from api.frontend import Frontend
+from api.ignored_members import IgnoredMembers
 from api.openai.parse import parse_json, parse_request
 from api.openai.schemas import ChatRequest, CompletionRequest
 from api.responses.schemas import ResponseRequest
@@ -29,9 +30,10 @@ class Endpoint:
     schema: type[msgspec.Struct]
     prepare: Callable[[Frontend, Caller, Any], Awaitable[Prepared]]
 
-    def parse(self, body: bytes) -> Any:
+    def parse(self, body: bytes, refuse_unused: bool = False) -> Any:
         """Raises CallerError and InvalidParameter, as the route itself. Takes its time."""
-        asked = parse_request(parse_json(body), self.kind, self.schema)
+        ignored = IgnoredMembers(refuse=refuse_unused)  # a row's answer has no header to tell it
+        asked = parse_request(parse_json(body), self.kind, self.schema, ignored)
         for name in ("stream", "background"):
             if getattr(asked, name, False):
                 raise InvalidParameter(name, "cannot be true in a batch")

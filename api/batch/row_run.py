@@ -120,7 +120,11 @@ class RowRun:
             try:
                 async with room.preparing:
                     request_bytes.set(len(self._row.body))  # earlier turns are added to it
-                    asked = await room.frontend.pool.run(room.endpoint.parse, self._row.body)
+                    asked = await room.frontend.pool.run(
+                        room.endpoint.parse,
+                        self._row.body,
+                        room.frontend.settings.refuse_unused_members,
+                    )
                     return await room.endpoint.prepare(room.frontend, caller, asked)
             except (UnavailableError, TransportError):  # no worker lives, or the pool is full
                 if room.stop.why is not None and not self._may_be_there:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
-from api.openai.refusals import without_inert
+from api.ignored_members import IgnoredMembers
+from api.openai.refusals import without_unused
 from shared.messages import InvalidParameter
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
@@ -34,10 +35,15 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def parse_request(body: Mapping[str, Any], kind: str, schema: type[RequestT]) -> RequestT:
-    """A request of the given schema. Raises InvalidParameter."""
+def parse_request(
+    body: Mapping[str, Any],
+    kind: str,
+    schema: type[RequestT],
+    ignored: IgnoredMembers | None = None,
+) -> RequestT:
+    """A request of the given schema; `ignored` gets what of it is. Raises InvalidParameter."""
     known = frozenset(schema.__struct_fields__)
-    members = without_inert(body, kind, known)
+    members = without_unused(body, kind, known, ignored or IgnoredMembers())
     try:
         return msgspec.convert(members, schema)
     except (msgspec.ValidationError, OverflowError) as error:

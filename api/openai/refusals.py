@@ -1,79 +1,82 @@
-"""Members with no field of their own: accepted because they ask for nothing, or refused by name.
-
-This is the one place where a member may be accepted without effect. The rule: its value asks for
-what happens anyway (`store: false`), or it is a label that has no effect on the answer at OpenAI
-either.
-"""
+"""Members without a field: they change nothing (`api.unused_members`), or are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from api.errors import MAX_ECHO_CHARS, unsupported
+from api.ignored_members import IgnoredMembers, rows_of
 
-
-def _is(*values: object) -> Callable[[object], bool]:
-    return lambda value: any(value is v or (type(value) is type(v) and value == v) for v in values)
-
-
-def _is_label(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _are_labels(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(label, str) for label in value.values())
-
-
-# member -> (accepts this value without effect, why any other value is refused)
-_BOTH: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "user": (_is_label, "must be a string"),
-    "safety_identifier": (_is_label, "must be a string"),
-    "prompt_cache_key": (_is_label, "must be a string; the prefix cache needs no key"),
-    "metadata": (_are_labels, "must be an object of strings"),
-    "store": (_is(False), "answers are not stored beyond the job's own record"),
+_CACHE = "the prefix cache finds every repeated prefix by itself"
+# member -> why every value of it is refused that does not change nothing
+_BOTH: Mapping[str, str] = {
+    "user": "must be a string",
+    "safety_identifier": "must be a string",
+    "prompt_cache_key": "must be a string; the prefix cache needs no key",
+    "prompt_cache_retention": _CACHE,
+    "prompt_cache_options": _CACHE,
+    "metadata": "must be an object of strings",
+    "store": "must be a boolean",
 }
-_CHAT: Mapping[str, tuple[Callable[[object], bool], str]] = {
+_CHAT: Mapping[str, str] = {
     **_BOTH,
-    "functions": (_is([]), "it is deprecated, use 'tools'"),
-    "function_call": (_is("none", "auto"), "it is deprecated, use 'tool_choice'"),
-    "modalities": (_is(["text"]), "answers are text"),
-    "audio": (_is(), "answers are text"),
-    "prediction": (_is(), "predicted outputs are not served"),
-    "verbosity": (_is(), "the verbosity cannot be set"),
-    "web_search_options": (_is(), "there is no web search"),
+    "functions": "it is deprecated, use 'tools'",
+    "function_call": "it is deprecated, use 'tool_choice'",
+    "modalities": "answers are text",
+    "audio": "answers are text",
+    "prediction": "predicted outputs are not served",
+    "verbosity": "must be 'low', 'medium' or 'high'",
+    "web_search_options": "there is no web search",
 }
-_COMPLETION: Mapping[str, tuple[Callable[[object], bool], str]] = {
+_COMPLETION: Mapping[str, str] = {
     **_BOTH,
-    "suffix": (_is(""), "text cannot be inserted before a suffix"),
+    "suffix": "text cannot be inserted before a suffix",
 }
-_RESPONSE: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "truncation": (_is("disabled"), "nothing is left out of a conversation"),
-    "prompt_cache_retention": (_is("in_memory"), "the prefix cache is in memory"),
-    "max_tool_calls": (_is(), "it limits built-in tools, and there are none"),
-    "prompt": (_is(), "there are no stored prompts"),
-    "conversation": (_is(), "there are no conversation objects; use 'previous_response_id'"),
-    "context_management": (_is(), "nothing is left out of a conversation"),
-    "moderation": (_is(), "nothing is moderated"),
+_RESPONSE: Mapping[str, str] = {
+    "truncation": "must be 'auto' or 'disabled'; nothing is left out of a conversation",
+    "prompt_cache_retention": _CACHE,
+    "prompt_cache_options": _CACHE,
+    "max_tool_calls": "must be a number from 1",
+    "prompt": "there are no stored prompts",
+    "conversation": "there are no conversation objects; use 'previous_response_id'",
+    "context_management": "nothing is left out of a conversation",
+    "moderation": "nothing is moderated",
 }
-MEMBERS_WITHOUT_EFFECT = {"chat": _CHAT, "completion": _COMPLETION, "response": _RESPONSE}
+_MESSAGE: Mapping[str, str] = {
+    "context_management": "nothing is left out of a conversation, but what its template hides",
+    "mcp_servers": "no tool runs at this server",
+}
+_REFUSED = {"chat": _CHAT, "completion": _COMPLETION, "response": _RESPONSE, "message": _MESSAGE}
 
 
-def without_inert(body: Mapping[str, Any], kind: str, known: frozenset[str]) -> dict[str, Any]:
-    """`body` without nulls and without members that ask for nothing.
+def members_without_field(kind: str) -> Mapping[str, str]:
+    """Names of members that some values of are accepted, or that are refused for a reason."""
+    return {**dict.fromkeys(rows_of(kind), _OTHERWISE), **_REFUSED.get(kind, {})}
+
+
+_OTHERWISE = "only values that change nothing are accepted"
+
+
+def without_unused(
+    body: Mapping[str, Any], kind: str, known: frozenset[str], ignored: IgnoredMembers
+) -> dict[str, Any]:
+    """`body` without nulls and without what changes nothing.
 
     Raises InvalidParameter (code unsupported_parameter) for every other member that is not in
-    `known`.
+    `known`, and for what would be ignored where that is refused.
     """
-    inert = MEMBERS_WITHOUT_EFFECT.get(kind, {})
+    rows = rows_of(kind)
     kept = {}
     for name, value in body.items():
         if value is None:
             continue
-        if name in known:
-            kept[name] = value
-            continue
-        accepts, why = inert.get(name, (_is(), "it is not known here"))
-        if not accepts(value):
+        if name in rows:
+            value = ignored.rest(rows[name], name, value)
+            if value is None:
+                continue
+        if name not in known:
+            why = members_without_field(kind).get(name, "it is not known here")
             raise unsupported(name[:MAX_ECHO_CHARS], why)
+        kept[name] = value
     return kept

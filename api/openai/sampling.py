@@ -27,8 +27,8 @@ MAX_COMPLETION_LOGPROBS = 5
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the model's context holds, how much of it the prompt takes, and how the model's tokens are
-    chosen where a request does not say."""
+    """What the model's context holds, how much of it the prompt takes, and how tokens are chosen
+    where a request does not say."""
 
     context_tokens: int
     vocab_size: int

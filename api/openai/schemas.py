@@ -1,8 +1,8 @@
 """The requests that are understood, member by member.
 
 A member whose value is null counts as absent. Where `temperature`, `top_p`, `top_k`, `min_p` and
-`repetition_penalty` are None the model's sampling defaults hold. Ranges are checked where SamplingParams is made (see
-`sampling`); members that are accepted without effect, or refused by name, are in `refusals`.
+`repetition_penalty` are None the model's sampling defaults hold. Ranges are checked where
+SamplingParams is made (see `sampling`); members without a field are in `refusals`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QueueTimeout = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`include_obfuscation` is accepted as false only: no padding is ever sent."""
+    """No padding is ever sent: `include_obfuscation` changes nothing."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from api.anthropic.errors import error_status
-from api.openai.refusals import MEMBERS_WITHOUT_EFFECT
+from api.openai.refusals import members_without_field
 from api.openapi.answers import MessagesError
 from api.openapi.operation import JSON, STREAM, Operation, Parameter
 from api.openapi.operations import OPERATIONS, Table
@@ -144,9 +144,9 @@ def _request_schema(schema: Schema, kind: str) -> Schema:
         name: member if name in required else _or_null(member)
         for name, member in schema.get("properties", {}).items()
     }
-    for name, (_, why) in MEMBERS_WITHOUT_EFFECT.get(kind, {}).items():
+    for name, why in members_without_field(kind).items():
         properties.setdefault(
-            name, {"description": f"Accepted where it asks for what happens anyway; else: {why}."}
+            name, {"description": f"Accepted where it changes nothing; else refused: {why}."}
         )
     return {**schema, "properties": properties}
 

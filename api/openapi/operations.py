@@ -161,7 +161,11 @@ OPERATIONS: Table = {
         finds("OpenAI", batch_answers.BatchObject), errors=FINDS | {409}
     ),
     "POST /v1/messages": generates(
-        "Anthropic", anthropic.MessageRequest, answers.MessagesAnswer, error=_MESSAGE
+        "Anthropic",
+        anthropic.MessageRequest,
+        answers.MessagesAnswer,
+        kind="message",
+        error=_MESSAGE,
     ),
     "POST /v1/messages/count_tokens": reads(
         "Anthropic", anthropic.CountTokensRequest, answers.InputTokens, error=_MESSAGE

@@ -66,8 +66,9 @@ def in_this_dialect() -> AbstractContextManager[None]:
 def _check_reasoning(reasoning: ResponseReasoning) -> None:
     for name in ("summary", "generate_summary"):
         if getattr(reasoning, name) is not None:
-            why = "nothing is summarized: what the model thinks is told as it is"
-            raise unsupported(f"reasoning.{name}", why)
+            raise InvalidParameter(
+                f"reasoning.{name}", "must be 'auto', 'concise' or 'detailed', and changes nothing"
+            )
     for name in ("context", "mode"):
         if getattr(reasoning, name) is not None:
             raise unsupported(f"reasoning.{name}", "it cannot be set")

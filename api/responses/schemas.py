@@ -1,7 +1,7 @@
 """The request of POST /v1/responses, member by member, and what is known to be refused.
 
 As in the other OpenAI dialects a member whose value is null counts as absent, and a member that
-asks for what happens anyway is accepted (`api.openai.refusals`).
+changes nothing is taken out before (`api.unused_members`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ResponseReasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`include_obfuscation` is accepted as false only: no padding is ever sent."""
+    """No padding is ever sent: `include_obfuscation` changes nothing."""
 
     include_obfuscation: bool | None = None
 
@@ -98,7 +98,7 @@ def check_request(request: ResponseRequest) -> None:
     _check_include(request)
     _check_metadata(request.metadata)
     if request.text.verbosity is not None:
-        raise unsupported("text.verbosity", "the verbosity cannot be set")
+        raise InvalidParameter("text.verbosity", "must be 'low', 'medium' or 'high'")
     if request.background and not request.store:
         raise InvalidParameter(
             "background", "needs 'store' to be true: its answer is fetched later"

@@ -116,9 +116,11 @@ def card_from_checkpoint(
     `tool_format` and `reasoning_format`: AUTO asks the chat template, NONE is for none, else one of
     their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
     generation_config.json, NONE does not; `override_generation_config` goes before either. Token
-    ids that end a sequence are read from that file in any case. Raises TextInvalid with a sentence when the directory has no usable fast
-    tokenizer, when its chat template does not compile or has no place for the tools of a format
-    that is named, or when a file is larger than any real one.
+    ids that end a sequence are read from that file in any case.
+
+    Raises TextInvalid with a sentence when the directory has no usable fast tokenizer, when its
+    chat template does not compile or has no place for the tools of a format that is named, or when
+    a file is larger than any real one.
     """
     text = read_checkpoint_text(Path(path))
     facts = _facts_blob(text)
@@ -139,9 +141,7 @@ def card_from_checkpoint(
         kv_capacity_tokens=kv_capacity_tokens,
         dtype=dtype,
         num_parameters=num_parameters,
-        default_sampling=_default_sampling(
-            text, generation_config, override_generation_config
-        ),
+        default_sampling=_default_sampling(text, generation_config, override_generation_config),
         tool_format=_tool_format(text, tool_format),
         reasoning_format=_reasoning_format(text, reasoning_format),
         structured_output=structured_output,

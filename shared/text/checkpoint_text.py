@@ -191,4 +191,3 @@ def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [value]
     return tuple(item for item in ids if type(item) is int and item >= 0)
-

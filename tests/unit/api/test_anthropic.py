@@ -291,7 +291,7 @@ def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
         ({"metadata": {"plan": "x"}}, "metadata.plan"),
         ({"metadata": {"user_id": "x" * 600}}, "metadata.user_id"),
         ({"container": "c"}, "container"),
-        ({"mcp_servers": []}, "mcp_servers"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"n": 2}, "n"),
         ({"cache_control": {"type": "eternal"}}, "cache_control.type"),
     ],

@@ -50,9 +50,7 @@ def test_a_card_can_do_without_and_an_operator_goes_first(tmp_path: Path) -> Non
     override = {"temperature": 0.2, "min_p": 0.1}
     card = card_of(tmp_path, QWEN3, override_generation_config=override)
     assert card.default_sampling == {**QWEN3, **override}
-    card = card_of(
-        tmp_path, QWEN3, generation_config="none", override_generation_config=override
-    )
+    card = card_of(tmp_path, QWEN3, generation_config="none", override_generation_config=override)
     assert card.default_sampling == override
 
 
