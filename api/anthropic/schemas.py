@@ -2,7 +2,7 @@
 
 What is not here is refused by name. Members that ask for what happens anyway are here with the one
 value that does: `cache_control` (the prefix cache finds every repeated prefix by itself),
-`service_tier`, `speed`, `metadata`.
+`service_tier`, `speed`. Others that change nothing are in `api.unused_members`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Literal["global"] | None = None  # agents send it; a tenant's prefixes stay its own
 
 
 class DirectCaller(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -80,7 +80,7 @@ def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
     logprobs = None
     if request.logprobs:
         logprobs = request.top_logprobs or 0
-    elif request.top_logprobs is not None:
+    elif request.top_logprobs:
         raise InvalidParameter("top_logprobs", "needs 'logprobs' to be true")
     name, asked = asked_tokens(request)
     with _renaming({"logprobs": "top_logprobs", "max_tokens": name}):

@@ -163,6 +163,7 @@ def test_members_that_ask_for_nothing_are_accepted(client: httpx.Client) -> None
         "response_format": {"type": "text"},
         "modalities": ["text"],
         "logprobs": None,
+        "top_logprobs": 0,
         "seed": None,
         "frobnicate": None,
     }

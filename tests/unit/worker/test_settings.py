@@ -234,3 +234,19 @@ def test_without_a_network_a_hub_id_is_refused_in_one_sentence() -> None:
     sentence = hub_sentence("http://127.0.0.1:9", "/nonexistent")
     assert sentence.startswith("MODEL='acme/tiny' ")
     assert "reached" in sentence
+
+
+@pytest.mark.parametrize("value", ["{", "[]", '{"max_tokens": 3}', '{"temperature": 9}'])
+def test_an_override_of_the_sampling_that_cannot_be_used_is_said_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("OVERRIDE_GENERATION_CONFIG", value)
+    with pytest.raises(SettingsError, match="OVERRIDE_GENERATION_CONFIG"):
+        load_settings(WorkerSettings)
+
+
+def test_an_override_of_the_sampling_is_a_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERRIDE_GENERATION_CONFIG", '{"temperature": 0.2, "top_k": 5}')
+    monkeypatch.setenv("GENERATION_CONFIG", "none")
+    settings = load_settings(WorkerSettings)
+    assert settings.generation_config.value == "none"
