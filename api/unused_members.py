@@ -153,6 +153,7 @@ UNUSED_MEMBERS = (
     UnusedMember(
         "stream_options.include_obfuscation", _OPENAI, _one_of(True), "no padding is sent"
     ),
+    UnusedMember("stream_options.continuous_usage_stats", _TEXTS, _one_of(False), _SAME, False),
     UnusedMember(
         "context_management",
         (MESSAGE,),
