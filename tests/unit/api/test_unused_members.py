@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from api.anthropic.schemas import MessageRequest
+from api.batch.endpoints import ENDPOINTS
 from api.ignored_members import IgnoredMembers
 from api.openai.parse import parse_request
 from api.openai.schemas import ChatRequest, CompletionRequest
@@ -165,6 +166,14 @@ def test_what_might_change_the_answer_stays_refused(
     with pytest.raises(InvalidParameter) as refused:
         parsed(dialect, {**BODIES[dialect], **members}, IgnoredMembers())
     assert refused.value.param == param
+
+
+def test_a_row_of_a_batch_is_read_as_its_route_reads_it() -> None:
+    endpoint = ENDPOINTS["/v1/chat/completions"]
+    body = b'{"model": "m", "messages": [], "store": true}'
+    assert endpoint.parse(body).model == "m"
+    with pytest.raises(InvalidParameter, match="store"):
+        endpoint.parse(body, True)
 
 
 def test_the_page_lists_what_the_code_lists() -> None:
