@@ -83,6 +83,7 @@ class GenerationResponse(Response):
         self._inter_token_s = frontend.metrics.inter_token_s.labels(job.kind)
         self._outcome = "interrupted"
         self._has_begun = False
+        self._lead = b""  # of the next events that are written
         self._end: Finished | Failed | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,11 +152,11 @@ class GenerationResponse(Response):
         # Whole events: the stream may be cut between any two writes.
         opening = map(framing.event, self._dialect.opening())
         async for piece in self._frontend.slices.pieces(opening):
-            await _write(send, piece or framing.keepalive)
+            await (self._write_events(send, piece) if piece else self._keep_alive(send))
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
-                await _write(send, framing.keepalive)
+                await self._keep_alive(send)
             elif isinstance(event, Delta):
                 self._observe(event)
                 said = (
@@ -165,10 +166,10 @@ class GenerationResponse(Response):
                 )
                 if is_short(event):
                     if body := b"".join(said):
-                        await _write(send, body)
+                        await self._write_events(send, body)
                     continue
                 async for body in self._frontend.slices.pieces(said):
-                    await _write(send, body)
+                    await self._write_events(send, body)
             else:
                 self._timing.started_s = stream.started_s
                 self._observe_end(event)
@@ -239,9 +240,20 @@ class GenerationResponse(Response):
         if end is not None and not is_small_answer(self._job, end):
             parts = chain.from_iterable(map(framing.event_pieces, payloads))
             async for piece in self._frontend.slices.pieces(parts):
-                await _write(send, piece)
+                await self._write_events(send, piece)
             payloads = ()
-        await _write(send, b"".join(map(framing.event, payloads)) + framing.done, more=False)
+        last = b"".join(map(framing.event, payloads)) + framing.done
+        await self._write_events(send, last, more=False)
+
+    async def _keep_alive(self, send: Send) -> None:
+        framing = self._dialect.framing
+        await _write(send, framing.keepalive)
+        self._lead = framing.behind_keepalive
+
+    async def _write_events(self, send: Send, events: bytes, *, more: bool = True) -> None:
+        if events:
+            events, self._lead = self._lead + events, b""
+        await _write(send, events, more=more)
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         self._has_begun = True

@@ -1,8 +1,9 @@
 """Server-sent events as bytes.
 
-What real clients need: one `data:` line and one blank line per event; a comment ends in ONE newline
-(after an `id:` field a blank line of its own would make the Python SDK parse an empty event); `id:`
-only where a client can resume; nothing after `[DONE]`.
+What real clients need: one `data:` line and one blank line per event; a comment ends in a blank
+line too, since many clients split at blank lines and would lose the event behind it, but in ONE
+newline once an `id:` was sent (OpenAI's Python SDK would parse an empty event); `id:` only where a
+client can resume; nothing after `[DONE]`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-accel-buffering", b"no"),
 )
 DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": ka\n"
+KEEPALIVE = b": ka\n\n"
+KEEPALIVE_AFTER_ID = b": ka\n"  # where an event of the stream had an `id:` already
+BEHIND_KEEPALIVE = b":\n\n"  # opens the next write: see Framing
 
 
 class JoinedText:
@@ -147,13 +150,19 @@ def _name_line(payload: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How a dialect's payloads become a stream."""
+    """How a dialect's payloads become a stream.
+
+    A keep-alive is a write of its own. Clients that strip what they read (vLLM's benchmark client)
+    lose its blank line, and would lose the event that comes next with it: that event's write begins
+    with `behind_keepalive`.
+    """
 
     event: Callable[[Any], bytes]
     event_pieces: Callable[[Any], Iterator[bytes]]  # the same, of a long payload
     done: bytes  # after the last event
     keepalive: bytes
+    behind_keepalive: bytes = b""
 
 
-PLAIN = Framing(event, event_pieces, DONE, KEEPALIVE)
-TYPED = Framing(typed_event, typed_event_pieces, b"", KEEPALIVE)
+PLAIN = Framing(event, event_pieces, DONE, KEEPALIVE, BEHIND_KEEPALIVE)
+TYPED = Framing(typed_event, typed_event_pieces, b"", KEEPALIVE, BEHIND_KEEPALIVE)

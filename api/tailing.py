@@ -57,6 +57,8 @@ class TailResponse(Response):
         self._has_ended = False
         self._token_ids: list[int] = []  # without text so far
         self._made = self._written = after  # ids of the last events that were made, and written
+        self._keepalive = sse.KEEPALIVE
+        self._lead = b""  # of the next events that are written
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         frontend = self._frontend
@@ -110,20 +112,31 @@ class TailResponse(Response):
         return where_to_go_on(stream.job_id, self._written)
 
     async def _tail(self, stream: JobStream, send: Send) -> None:
-        await _write(send, sse.KEEPALIVE)
+        await self._keep_alive(send)
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
-                await _write(send, sse.KEEPALIVE)
+                await self._keep_alive(send)
             elif isinstance(event, Delta):
                 async for piece in self._frontend.slices.pieces(self._events(event)):
                     self._written = self._made  # a reader may be cut off within an entry
                     if piece:
-                        await _write(send, piece)
+                        await self._write_events(send, piece)
+                        self._keepalive = sse.KEEPALIVE_AFTER_ID
             else:
                 self._has_ended = True
-                await _write(send, self._last_event(event) + sse.DONE, more=False)
+                await self._write_events(send, self._last_event(event) + sse.DONE, more=False)
                 return
+
+    async def _keep_alive(self, send: Send) -> None:
+        """A blank line behind a comment is an empty event to some clients that saw an id."""
+        await _write(send, self._keepalive)
+        self._lead = sse.BEHIND_KEEPALIVE if self._keepalive is sse.KEEPALIVE else b""
+
+    async def _write_events(self, send: Send, events: bytes, *, more: bool = True) -> None:
+        if events:
+            events, self._lead = self._lead + events, b""
+        await _write(send, events, more=more)
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         """Yields an event for each segment, with an id of its own."""
@@ -160,7 +173,7 @@ class TailResponse(Response):
         return sse.event(tail_error(error), end_id if is_durable else None)
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
-        await _write(send, sse.event(tail_error(error)) + sse.DONE, more=False)
+        await self._write_events(send, sse.event(tail_error(error)) + sse.DONE, more=False)
 
 
 async def _write(send: Send, body: bytes, *, more: bool = True) -> None:

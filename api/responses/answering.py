@@ -63,27 +63,28 @@ class ResponseTail(TailResponse):
     async def _tail(self, stream: JobStream, send: Send) -> None:
         opening = self._bytes(self._response.opening())
         self._last_written = self._response.last_number
-        await _write(send, opening or sse.KEEPALIVE)
+        await (self._write_events(send, opening) if opening else self._keep_alive(send))
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
-                await _write(send, sse.KEEPALIVE)
+                await self._keep_alive(send)
             elif isinstance(event, Delta):
                 async for piece in self._frontend.slices.pieces(self._events(event)):
                     self._last_written = self._last_made
                     if piece:
-                        await _write(send, piece)
+                        await self._write_events(send, piece)
             else:
                 self._has_ended = True
                 last = self._unknown(_last_payloads(self._response, event))
                 parts = chain.from_iterable(map(sse.typed_event_pieces, last))
                 async for piece in self._frontend.slices.pieces(parts):
-                    await _write(send, piece)
-                await _write(send, b"", more=False)
+                    await self._write_events(send, piece)
+                await self._write_events(send, b"", more=False)
                 return
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
-        await _write(send, sse.typed_event(self._response.failed(error)), more=False)
+        said = sse.typed_event(self._response.failed(error))
+        await self._write_events(send, said, more=False)
 
     def _how_to_go_on(self, stream: JobStream) -> str:
         return where_a_response_goes_on(stream.job_id, self._last_written)

@@ -70,6 +70,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--base-url", help="of a running server; default: start Penstock")
     parser.add_argument("--model", help="its name there; default: the shape's")
     parser.add_argument("--label", default="penstock")
+    parser.add_argument(
+        "--by-blank-lines", action="store_true", help="read streams as `vllm bench serve` does"
+    )
     parser.add_argument("--env", nargs="*", default=[], metavar="NAME=VALUE", help="for Penstock")
     parser.add_argument("--models", type=Path, default=REPOSITORY / ".penstock" / "shapes")
     parser.add_argument("--out", type=Path, default=REPOSITORY / ".penstock" / "bench.jsonl")
@@ -104,7 +107,12 @@ async def _run(
     facts["env"] = sorted(arguments.env)
     rows: list[Row] = []
     async with new_session() as session:
-        send = completions(session, base_url, arguments.model or arguments.shape)
+        send = completions(
+            session,
+            base_url,
+            arguments.model or arguments.shape,
+            by_blank_lines=arguments.by_blank_lines,
+        )
         warm = Prompts(token_ids, arguments.seed - 1)
         await run_all(send, [Work(warm.take(300), 16) for _ in range(4)], 4)
         for name in arguments.workloads:

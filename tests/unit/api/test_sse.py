@@ -15,9 +15,11 @@ def test_an_event_is_one_data_line_and_one_blank_line() -> None:
     assert sse.event({}, "3-17") == b"id: 3-17\ndata: {}\n\n"
 
 
-def test_a_comment_ends_in_one_newline() -> None:
-    assert sse.KEEPALIVE.startswith(b":")
-    assert sse.KEEPALIVE.count(b"\n") == 1
+def test_a_comment_ends_in_a_blank_line_until_an_id_was_sent() -> None:
+    for framing in (sse.PLAIN, sse.TYPED):
+        assert framing.keepalive == b": ka\n\n"
+        assert framing.behind_keepalive == b":\n\n"
+    assert sse.KEEPALIVE_AFTER_ID == b": ka\n"
     assert sse.DONE == b"data: [DONE]\n\n"
 
 
