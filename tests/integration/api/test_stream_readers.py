@@ -116,11 +116,16 @@ def test_the_sdks_read_over_keepalives(stage: Stage) -> None:
 def test_the_bench_client_that_reads_as_vllms_gets_every_token(stage: Stage) -> None:
     """It raises where a token was lost."""
     stage.script.step_s = 0.02
+    stage.script.starts = False
     work = Work(tuple(stage.text.tokenizer.encode("one two three")), 12)
 
     async def run() -> Seen:
         seen = Seen(len(work.prompt))
+        def start() -> None:
+            stage.script.starts = True
+
         async with new_session() as session:
+            asyncio.get_running_loop().call_later(0.5, start)  # behind keep-alives
             await completions(session, stage.base_url, MODEL, by_blank_lines=True)(work, seen)
         return seen
 
