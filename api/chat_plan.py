@@ -12,10 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.catalog import ServedModel
+from api.continued_turn import continued_text, thinking_within
 from api.errors import unsupported
 from api.openai.structured import AskedGrammar, check_grammar, grammar_of
 from api.openai.tools import ToolUse, read_tool_use
-from api.openai.turn_grammar import answer_grammar, tool_grammar
+from api.openai.turn_grammar import (
+    ReasoningRule,
+    answer_grammar,
+    any_grammar,
+    can_bound,
+    tool_grammar,
+)
 from api.prompts import NO_TOOLS, NO_TOOLS_CODE, chat_text, chat_token_ids, check_text_fits
 from api.turn.call_ids import random_seed
 from api.turn.reading import Thinking, TurnReading, thinking_after
@@ -35,7 +42,9 @@ class ChatAsk:
 
     `guided`: members that api.openai.structured.grammar_of reads, `response_format` or not.
     `call_id_seed`: what the ids of tool calls are made from, where the same answer may be told
-    several times; "" for ids of their own each time.
+    several times; "" for ids of their own each time. `continues`: the last message is an
+    assistant's, whose text the answer continues. `thinking_budget`: at most so many tokens of
+    reasoning, where the model's output can be kept to that (see turn_grammar.can_bound).
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -47,6 +56,9 @@ class ChatAsk:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None
     call_id_seed: str = ""
+    add_generation_prompt: bool = True
+    continues: bool = False
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +88,14 @@ def plan_chat(model: ServedModel, ask: ChatAsk, *, must_fit: bool = True) -> Cha
         asked["response_format"] = ask.response_format
     answer = grammar_of(asked)
     definitions = [tool.definition() for tool in use.tools]
-    text = chat_text(model, ask.messages, _variables(model, ask), tools=definitions or None)
+    text = _prompt(model, ask, definitions or None)
     if must_fit:
         check_text_fits(model, text, "messages")
     reasoning_format = reasoning_format_of(model.card.reasoning_format)
-    thinking = thinking_after(text, reasoning_format)
+    if ask.continues:
+        thinking = thinking_within(ask.messages, reasoning_format)
+    else:
+        thinking = thinking_after(text, reasoning_format)
     reading = TurnReading(
         tool_format=tool_format,
         names=frozenset(tool.name for tool in use.callable),
@@ -90,10 +105,31 @@ def plan_chat(model: ServedModel, ask: ChatAsk, *, must_fit: bool = True) -> Cha
     )
     return ChatPlan(
         token_ids=chat_token_ids(model, text),
-        grammar=_grammar(model, use, tool_format, thinking, answer),
+        grammar=_grammar(model, use, tool_format, _reasoning(model, ask, thinking), answer),
         new_parser=reading,
         counts_reasoning=reasoning_format is not None,
     )
+
+
+def _prompt(
+    model: ServedModel, ask: ChatAsk, definitions: Sequence[Mapping[str, Any]] | None
+) -> str:
+    variables = _variables(model, ask)
+    if ask.continues:
+        return continued_text(model, ask.messages, variables, tools=definitions)
+    return chat_text(
+        model,
+        ask.messages,
+        variables,
+        tools=definitions,
+        add_generation_prompt=ask.add_generation_prompt,
+    )
+
+
+def _reasoning(model: ServedModel, ask: ChatAsk, thinking: Thinking) -> ReasoningRule:
+    """A budget that the model's output cannot be kept to is none."""
+    is_bound = model.card.structured_output and can_bound(model.text.tokenizer.token_id)
+    return ReasoningRule(thinking, ask.thinking_budget if is_bound else None)
 
 
 def _variables(model: ServedModel, ask: ChatAsk) -> dict[str, Any]:
@@ -120,22 +156,24 @@ def _grammar(
     model: ServedModel,
     use: ToolUse,
     tool_format: ToolFormat | None,
-    thinking: Thinking,
+    reasoning: ReasoningRule,
     answer: AskedGrammar | None,
 ) -> Grammar | None:
     """Of the whole turn. Calls that a model may make stay possible beside a structured answer."""
     if answer is not None:
         check_grammar(model, answer)
     has_calls = use.is_enforced or (answer is not None and bool(use.callable))
-    param = "tools" if has_calls or answer is None else answer.param
+    param = "tools" if has_calls else "thinking_token_budget" if answer is None else answer.param
     token_id = model.text.tokenizer.token_id
     try:
         if has_calls:
             assert tool_format is not None, "there are no tools without a format"
             only = None if answer is None else answer.grammar
-            turn = tool_grammar(use, tool_format, thinking, token_id, only)
+            turn = tool_grammar(use, tool_format, reasoning, token_id, only)
         elif answer is not None:
-            turn = answer_grammar(answer.grammar, thinking, token_id)
+            turn = answer_grammar(answer.grammar, reasoning, token_id)
+        elif reasoning.is_bound:
+            turn = any_grammar(reasoning, token_id)
         else:
             return None
     except InvalidParameter as error:

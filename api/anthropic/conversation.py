@@ -5,7 +5,7 @@ Where the two dialects differ:
 - a `tool_result` is a message of its own (role `tool`), told the name of the tool that was called;
 - the result of a call that failed begins with `Error: `, since templates know no `is_error`;
 - messages of one role in a row are one turn;
-- a conversation that ends with the assistant's words would have them continued, which is refused.
+- a conversation that ends with the assistant's words has them continued.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from api.anthropic.schemas import (
     ThinkingAdaptive,
     ThinkingBlock,
     ThinkingDisabled,
+    ThinkingEnabled,
     ToolChoiceAny,
     ToolChoiceAuto,
     ToolChoiceNone,
@@ -59,6 +60,8 @@ def chat_ask(request: CountTokensRequest) -> ChatAsk:
         response_format=_response_format(request),
         chat_template_kwargs=_template_variables(request),
         reasoning_effort=_effort(request),
+        continues=_is_continued(request),
+        thinking_budget=_thinking_budget(request),
     )
 
 
@@ -74,10 +77,6 @@ def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
 def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
     if not 0 < len(request.messages) <= MAX_MESSAGES:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
-    if isinstance(request.messages[-1], AssistantMessage):
-        raise InvalidParameter(
-            "messages", "must end with the user's turn: an answer is not continued from its start"
-        )
     count = PartCount("messages")
     for message in request.messages:
         if not isinstance(message.content, str):
@@ -244,10 +243,37 @@ def _template_variables(request: CountTokensRequest) -> dict[str, Any]:
     match request.thinking:
         case None:
             return {}
-        case ThinkingAdaptive():
+        case ThinkingAdaptive() | ThinkingEnabled():
             return {ENABLE_THINKING: True}
         case ThinkingDisabled():
             return {ENABLE_THINKING: False}
+
+
+def _thinking_budget(request: CountTokensRequest) -> int | None:
+    thinking = request.thinking
+    return thinking.budget_tokens if isinstance(thinking, ThinkingEnabled) else None
+
+
+def _is_continued(request: CountTokensRequest) -> bool:
+    """Whether the last message is the beginning of the answer. Raises InvalidParameter."""
+    if not request.messages or not isinstance(request.messages[-1], AssistantMessage):
+        return False
+    param = f"messages.{len(request.messages) - 1}.content"
+    content = request.messages[-1].content
+    if not isinstance(content, str):
+        last = content[-1] if content else None
+        if not isinstance(last, TextBlock):
+            raise InvalidParameter(param, "must end with text, if the answer is to continue it")
+        content = last.text
+    if not content or content[-1].isspace():
+        raise InvalidParameter(
+            param, "must have text at its end and no white space behind it, to be continued"
+        )
+    if _response_format(request) is not None:
+        raise InvalidParameter(
+            "output_config.format", "is for whole answers: the last message begins this one already"
+        )
+    return True
 
 
 def _effort(request: CountTokensRequest) -> str | None:

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from api.errors import renaming, unsupported
 from shared.messages import InvalidParameter
 
+# What Anthropic's SDKs know: they send the whole conversation again, without the member.
+_THREAD, _NO_THREADS = "thread", "thread_unsupported_request"
 _MISSING = "missing_required_parameter"
 
 # a member of ChatAsk, as planning names it -> as this dialect does
@@ -20,6 +22,7 @@ _RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"response_format"), r"output_config.format"),
     (re.compile(r"chat_template_kwargs"), r"thinking"),
     (re.compile(r"reasoning_effort"), r"output_config.effort"),
+    (re.compile(r"thinking_token_budget"), r"thinking"),
     # Turns are not the request's messages: which of them it is would be a guess.
     (re.compile(r"messages\.\d+.*"), r"messages"),
 )
@@ -34,8 +37,8 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"tools\.\d+\.type"), "only custom tools are served: none runs at this server"),
     (
         re.compile(r"thinking\.type"),
-        "a budget for thinking cannot be set: 'adaptive' lets the model think as long as it "
-        "likes, 'disabled' asks the template for none",
+        "'adaptive' lets the model think as long as it likes, 'enabled' as long as its budget "
+        "lasts, 'disabled' asks the template for none",
     ),
     (re.compile(r"thinking\.display"), "what the model thinks is always shown"),
     (re.compile(r"speed"), "there is one speed"),
@@ -52,6 +55,9 @@ def explaining() -> Iterator[None]:
     try:
         yield
     except InvalidParameter as error:
+        if error.param == _THREAD:
+            said = "No threads are kept here: send the whole conversation, without this member."
+            raise InvalidParameter(_THREAD, said, _NO_THREADS) from None
         if error.code != _MISSING:
             for pattern, why in _REASONS:
                 if pattern.fullmatch(error.param):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 
-from api.anthropic.schemas import MessageRequest
+from api.anthropic.schemas import MessageRequest, ThinkingEnabled
 from api.openai.sampling import Room
 from shared.messages import InvalidParameter, SamplingParams
 
@@ -21,6 +21,9 @@ def message_sampling(request: MessageRequest, room: Room) -> SamplingParams:
     temperature = request.temperature
     if temperature is not None and not 0.0 <= temperature <= MAX_TEMPERATURE:
         raise InvalidParameter("temperature", f"must be between 0 and {MAX_TEMPERATURE:g}")
+    thinking = request.thinking
+    if isinstance(thinking, ThinkingEnabled) and request.max_tokens <= thinking.budget_tokens:
+        raise InvalidParameter("max_tokens", "must be greater than 'thinking.budget_tokens'")
     try:
         return SamplingParams(
             max_tokens=min(request.max_tokens, room.left),

@@ -139,11 +139,18 @@ class ThinkingAdaptive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     display: Literal["summarized"] | None = None
 
 
+class ThinkingEnabled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="enabled"):
+    """As adaptive, with at most so many tokens of it, where the model can be kept to that."""
+
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    display: Literal["summarized"] | None = None
+
+
 class ThinkingDisabled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="disabled"):
     """The template is told that there is no thinking."""
 
 
-Thinking = ThinkingAdaptive | ThinkingDisabled
+Thinking = ThinkingAdaptive | ThinkingEnabled | ThinkingDisabled
 
 
 class JsonFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

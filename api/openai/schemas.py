@@ -16,6 +16,9 @@ from shared.messages import Durability, OnDisconnect
 # Seconds until a worker must have begun the job.
 QueueTimeout = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
+# Tokens of reasoning.
+ThinkingBudget = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """No padding is ever sent: `include_obfuscation` changes nothing."""
@@ -75,6 +78,9 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    thinking_token_budget: ThinkingBudget | None = None
 
 
 class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):

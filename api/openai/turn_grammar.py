@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from api.openai.tools import NO_PARAMETERS, Tool, ToolUse
@@ -23,12 +24,30 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 _ANYTHING = r"(.|\n)*"
 _LINE_BREAK = '"\\n"'
 _ANSWER = "answer"
+_ANY_TOKEN = "<[*]>"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningRule:
+    """What may stand before the answer; `budget`: at most so many tokens of it between markers."""
+
+    thinking: Thinking
+    budget: int | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        return self.budget is not None and self.thinking is not Thinking.NO
+
+
+def can_bound(token_id: TokenId) -> bool:
+    """Whether a budget can be kept: the markers are tokens, which can be forced at any place."""
+    return token_id(THINK_OPEN) is not None and token_id(THINK_CLOSE) is not None
 
 
 def tool_grammar(
     use: ToolUse,
     form: ToolFormat,
-    thinking: Thinking,
+    reasoning: ReasoningRule,
     token_id: TokenId,
     answer: Grammar | None = None,
 ) -> Grammar:
@@ -42,17 +61,31 @@ def tool_grammar(
     writer = _Writer(token_id)
     write = _hermes if form is ToolFormat.HERMES else _llama3_json
     if use.must_call or answer is None:
-        return writer.grammar(thinking, write(writer, use, alone=use.must_call))
+        return writer.grammar(reasoning, write(writer, use, alone=use.must_call))
     calls = write(writer, use, alone=True)
-    return writer.grammar(thinking, f"{calls} | {writer.answer(answer)}")
+    return writer.grammar(reasoning, f"{calls} | {writer.answer(answer)}")
 
 
-def answer_grammar(answer: Grammar, thinking: Thinking, token_id: TokenId) -> Grammar:
+def answer_grammar(answer: Grammar, reasoning: ReasoningRule, token_id: TokenId) -> Grammar:
     """What `answer` says of the text, said of what follows the reasoning."""
-    if thinking is Thinking.NO:
+    if reasoning.thinking is Thinking.NO:
         return answer
     writer = _Writer(token_id)
-    return writer.grammar(thinking, writer.answer(answer))
+    return writer.grammar(reasoning, writer.answer(answer))
+
+
+def any_grammar(reasoning: ReasoningRule, token_id: TokenId) -> Grammar:
+    """Reasoning within its budget, and then any tokens at all.
+
+    Without reasoning at its start the text has no opening marker anywhere.
+    """
+    assert reasoning.is_bound, "else nothing is to be kept"
+    writer = _Writer(token_id)
+    if reasoning.thinking is Thinking.OPEN:
+        return writer.grammar(reasoning, f"{_ANY_TOKEN}*")
+    opening = token_id(THINK_OPEN)
+    thought = f"/[ \\t\\r\\n]*/ <[{opening}]> {writer.reasoning(reasoning)} {_ANY_TOKEN}*"
+    return writer.grammar(ReasoningRule(Thinking.NO), f"{thought} | <[^{opening}]>*")
 
 
 def _hermes(writer: _Writer, use: ToolUse, *, alone: bool) -> str:
@@ -84,10 +117,10 @@ class _Writer:
         self._rules: dict[str, str] = {}
         self._answer: str | None = None  # a grammar of its own
 
-    def grammar(self, thinking: Thinking, body: str) -> Grammar:
+    def grammar(self, reasoning: ReasoningRule, body: str) -> Grammar:
         """`body`: what follows the reasoning; a choice in it binds last."""
-        reasoning = self._reasoning(thinking)
-        rules = {"start": f"{reasoning} ({body})" if reasoning else body, **self._rules}
+        first = self._first(reasoning)
+        rules = {"start": f"{first} ({body})" if first else body, **self._rules}
         text = "".join(f"{name}: {rule}\n" for name, rule in rules.items())
         if self._answer is not None:
             parts = [{"lark_grammar": text}, {"name": _ANSWER, "lark_grammar": self._answer}]
@@ -138,11 +171,18 @@ class _Writer:
         ]
         return self.rule("tool", " | ".join(names))
 
-    def _reasoning(self, thinking: Thinking) -> str | None:
-        if thinking is Thinking.NO:
+    def reasoning(self, rule: ReasoningRule) -> str:
+        """From behind the opening marker to behind the closing one."""
+        if rule.budget is None:
+            return self.rule("reasoning", rf"{self.up_to(THINK_CLOSE)} /\n{{0,2}}/")
+        self.rule(f"thoughts[max_tokens={rule.budget}]", self.without(THINK_CLOSE))
+        return self.rule("reasoning", rf"thoughts {self.marker(THINK_CLOSE)} /\n{{0,2}}/")
+
+    def _first(self, rule: ReasoningRule) -> str | None:
+        if rule.thinking is Thinking.NO:
             return None
-        rest = self.rule("reasoning", rf"{self.up_to(THINK_CLOSE)} /\n{{0,2}}/")
-        return rest if thinking is Thinking.OPEN else f"({self.marker(THINK_OPEN)} {rest})?"
+        rest = self.reasoning(rule)
+        return rest if rule.thinking is Thinking.OPEN else f"({self.marker(THINK_OPEN)} {rest})?"
 
 
 def _call(tool: Tool, arguments: str) -> str:

@@ -45,6 +45,10 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
     include_usage = check_stream_options(chat)
     model = await frontend.catalog.require(chat.model)
     _sampling(frontend, chat, model.room())  # what is wrong whatever the prompt is comes first
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise InvalidParameter(
+            "continue_final_message", "needs 'add_generation_prompt' to be false"
+        )
     lane = job_lane(chat)
     ask = ChatAsk(
         messages=chat.messages,
@@ -55,6 +59,9 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
         chat_template_kwargs=chat.chat_template_kwargs,
         reasoning_effort=chat.reasoning_effort,
         call_id_seed=caller.names.request_id,
+        add_generation_prompt=chat.add_generation_prompt,
+        continues=chat.continue_final_message,
+        thinking_budget=chat.thinking_token_budget,
     )
     plan = await frontend.pool.run(plan_chat, model, ask)
     room = model.room(len(plan.token_ids))

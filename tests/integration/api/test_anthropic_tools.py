@@ -134,12 +134,93 @@ def test_the_sdk_s_own_loop_runs_a_tool(client: Anthropic) -> None:
         thinking={"type": "disabled"},
         max_iterations=2,
         extra_body=ALWAYS_THE_SAME,
-        thread=False,  # the history stays with the client
     )
     messages = list(runner)
     assert [message.stop_reason for message in messages] == ["tool_use"] * 2, messages
     assert asked
     assert set(asked) <= {1, 2, 3}
+
+
+def test_a_thread_is_refused_with_the_code_that_the_sdk_falls_back_on(client: Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.beta.messages.create(**{**ASKED, "stop_sequences": []}, thread={"type": "create"})
+    assert type(caught.value) is anthropic.types.ThreadUnsupportedRequestError
+    assert caught.value.details.error_code == "thread_unsupported_request"
+    body: Any = caught.value.body
+    assert body["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "param": "thread",
+    }
+
+
+def test_the_sdk_s_own_loop_streams(client: Anthropic) -> None:
+    results: list[str] = []
+
+    @beta_tool
+    def now() -> str:
+        """What time it is."""
+        results.append("noon")
+        return "noon"
+
+    runner = client.beta.messages.tool_runner(
+        model=ENFORCED,
+        max_tokens=400,
+        messages=QUESTION,
+        tools=[now],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        thinking={"type": "disabled"},
+        max_iterations=2,
+        extra_body=ALWAYS_THE_SAME,
+        stream=True,
+    )
+    kinds = [{event.type for event in stream} for stream in runner]
+    assert len(kinds) == 2
+    assert all("message_stop" in kind for kind in kinds)
+    assert results
+
+
+def test_an_answer_continues_the_text_that_the_caller_began(client: Anthropic) -> None:
+    """The echoing model says its prompt again: up to the last text, and no further."""
+    begun: Any = {"role": "assistant", "content": "It is ("}
+    echo = {**ASKED, "stop_sequences": [], "max_tokens": 200}
+    whole = client.messages.create(**{**echo, "messages": [*QUESTION, begun]})
+    (block,) = whole.content
+    assert block.type == "text"
+    # Without special tokens: after the text that was begun comes the prompt's start once more.
+    assert f"{QUESTION[0]['content']}\nassistant\nIt is (user\n" in block.text
+    with client.messages.stream(**{**echo, "messages": [*QUESTION, begun]}) as stream:
+        assert "".join(stream.text_stream) == block.text
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "It is ("}]}
+    asked: Any = {"model": ECHO_HERMES, "messages": [*QUESTION, parts]}
+    assert client.messages.count_tokens(**asked).input_tokens == whole.usage.input_tokens
+    with pytest.raises(anthropic.BadRequestError, match="white space"):
+        client.messages.create(**{**ASKED, "messages": [*QUESTION, {**begun, "content": "It is "}]})
+
+
+def test_a_budget_ends_the_thinking(client: Anthropic) -> None:
+    """The computing model is a random one: it would think to the end of its tokens."""
+    begun: Any = {"role": "assistant", "content": "<think>\nThe gate"}
+    asked: Any = {
+        "model": ENFORCED,
+        "max_tokens": 60,
+        "messages": [*QUESTION, begun],
+        "extra_body": ALWAYS_THE_SAME,
+    }
+    free = client.messages.create(**asked, thinking={"type": "adaptive"})
+    assert [block.type for block in free.content] == ["thinking"]
+    bound = client.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 9})
+    assert [block.type for block in bound.content] == ["thinking", "text"]
+    assert bound.usage.output_tokens_details is not None
+    assert bound.usage.output_tokens_details.thinking_tokens == 10  # with the marker
+    with pytest.raises(anthropic.BadRequestError, match="budget_tokens"):
+        client.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 60})
+
+
+def test_a_model_that_cannot_be_kept_to_a_budget_thinks_as_it_likes(client: Anthropic) -> None:
+    said = "<think>\nI count to sixty.\n</think>\n\nSixty."
+    thinking: Any = {"type": "enabled", "budget_tokens": 1}
+    message = client.messages.create(**ASKED, system=said + STOP, thinking=thinking)
+    assert plain(message)[0]["thinking"] == "I count to sixty."
 
 
 def test_a_call_that_is_cut_off_says_so(client: Anthropic) -> None:

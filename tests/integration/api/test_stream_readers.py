@@ -121,6 +121,7 @@ def test_the_bench_client_that_reads_as_vllms_gets_every_token(stage: Stage) -> 
 
     async def run() -> Seen:
         seen = Seen(len(work.prompt))
+
         def start() -> None:
             stage.script.starts = True
 

@@ -241,6 +241,41 @@ def test_a_prompt_may_open_or_close_the_reasoning(base_url: str) -> None:
     assert refused(base_url, model=ECHO_LLAMA3, reasoning_effort="none")[0] == "reasoning_effort"
 
 
+def test_a_budget_bounds_the_tokens_of_reasoning(base_url: str) -> None:
+    """The computing model is a random one: it would think to the end of its tokens."""
+    asked = {
+        "model": ENFORCED,
+        "messages": [USER],
+        "max_tokens": 60,
+        "temperature": 0,
+        "chat_template_kwargs": {"begin_thinking": True},
+        "thinking_token_budget": 9,
+        "n": 2,
+    }
+    answer = httpx.post(f"{base_url}/v1/chat/completions", json=asked, timeout=60).json()
+    for choice in answer["choices"]:
+        assert choice["message"]["reasoning_content"]
+        assert choice["message"]["content"]
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * (9 + 1)
+
+
+def test_the_last_message_is_continued_where_it_is_asked_for(base_url: str) -> None:
+    begun = {"role": "assistant", "content": "It is ("}
+    asked = {"model": ECHO_HERMES, "messages": [USER, begun], "max_tokens": 100}
+    continued = {**asked, "continue_final_message": True, "add_generation_prompt": False}
+    path = f"{base_url}/v1/chat/completions"
+    answer = httpx.post(path, json=continued, timeout=60).json()
+    # The echoing model says its prompt again and again: behind what was begun comes its start.
+    assert "assistant\nIt is (user\n" in answer["choices"][0]["message"]["content"]
+    closed = httpx.post(path, json={**asked, "add_generation_prompt": False}, timeout=60).json()
+    assert closed["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"] + 2  # its end
+    both = httpx.post(path, json={**asked, "continue_final_message": True}, timeout=60)
+    assert both.status_code == 400
+    assert both.json()["error"]["param"] == "continue_final_message"
+    user_last = httpx.post(path, json={**continued, "messages": [USER]}, timeout=60)
+    assert (user_last.status_code, user_last.json()["error"]["param"]) == (400, "messages")
+
+
 def test_reasoning_and_calls_in_one_turn(base_url: str) -> None:
     text = f"<think>\nI should look.\n</think>\n\n{hermes_call('now', '{}')}"
     (choice,) = post(base_url, text, tools=TOOLS)["choices"]

@@ -258,7 +258,26 @@ def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": user()}, "messages.0.content"),
-        ({"messages": [{"role": "assistant", "content": "The answer is ("}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "So: "}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "messages.0.content"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}
+                ]
+            },
+            "messages.0.content",
+        ),
+        (
+            {
+                "messages": [{"role": "assistant", "content": "So: ("}],
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "output_config.format",
+        ),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"messages": user({"type": "image", "source": {}})}, "messages.0.content.0.type"),
         ({"messages": user({"type": "tool_use"})}, "messages.0.content.0.type"),
         ({"messages": user({"text": "a"})}, "messages.0.content.0.type"),
@@ -283,7 +302,7 @@ def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0.defer_loading"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
+        ({"thinking": {"type": "endless"}}, "thinking.type"),
         ({"output_config": {"effort": "little"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"service_tier": "priority"}, "service_tier"),
@@ -304,7 +323,7 @@ def test_what_is_not_served_is_refused_by_name(members: dict[str, Any], param: s
 
 def test_a_refusal_says_why() -> None:
     with pytest.raises(InvalidParameter, match="budget") as caught:
-        parsed(thinking={"type": "enabled", "budget_tokens": 1024})
+        parsed(thinking={"type": "endless"})
     assert caught.value.code == "unsupported_parameter"
     with pytest.raises(InvalidParameter, match="custom tools"):
         parsed(tools=[{"type": "bash_20250124", "name": "bash"}])

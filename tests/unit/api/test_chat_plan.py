@@ -63,6 +63,41 @@ def prompt_of(model: ServedModel, **members: Any) -> str:
     return model.text.tokenizer.decode(plan.token_ids, skip_special_tokens=False)
 
 
+def test_the_prompt_ends_where_the_text_that_is_continued_does(
+    hermes: ServedModel, llama3: ServedModel, plain: ServedModel
+) -> None:
+    for model in (hermes, llama3, plain):
+        for content in ("So it", "So it ", "qzxjjxzq?", [{"type": "text", "text": "So it"}]):
+            begun = {"role": "assistant", "content": content}
+            text = content if isinstance(content, str) else "So it"
+            prompt = prompt_of(model, messages=[USER, begun], continues=True)
+            assert prompt.endswith(text)
+            assert prompt.count("qzxjjxzq") == text.count("qzxjjxzq")
+            assert USER["content"] in prompt
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        USER,
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "ok", "tool_call_id": "c"},
+    ],
+)
+def test_only_an_assistants_text_is_continued(hermes: ServedModel, last: dict[str, Any]) -> None:
+    assert refused(hermes, messages=[USER, last], continues=True).param == "messages"
+
+
+def test_a_continued_text_may_be_within_its_reasoning(hermes: ServedModel) -> None:
+    for text, is_open in (("<think>\nI", True), ("<think>\nI\n</think>\n\nSo", False)):
+        begun = {"role": "assistant", "content": text}
+        ask = ChatAsk(messages=[USER, begun], continues=True, thinking_budget=9)
+        plan = plan_chat(hermes, ask)
+        assert plan.new_parser.thinking is (Thinking.OPEN if is_open else Thinking.NO)
+        assert (plan.grammar is not None) is is_open
+
+
 def refused(model: ServedModel, **members: Any) -> InvalidParameter:
     with pytest.raises(InvalidParameter) as caught:
         plan_chat(model, ChatAsk(**{"messages": [USER], **members}))

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from api.openai.tools import ToolUse, read_tool_use
-from api.openai.turn_grammar import answer_grammar, tool_grammar
+from api.openai.turn_grammar import (
+    ReasoningRule,
+    answer_grammar,
+    any_grammar,
+    can_bound,
+    tool_grammar,
+)
 from api.turn.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from api.turn.parser import merged
 from api.turn.reading import Thinking, TurnReading
@@ -144,7 +150,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def grammar_for(model: Model, use: ToolUse, thinking: Thinking, **more: Any) -> Grammar:
-    return tool_grammar(use, model.form, thinking, model.token_id, **more)
+    return tool_grammar(use, model.form, ReasoningRule(thinking), model.token_id, **more)
 
 
 def checked_calls(events: list[TurnEvent]) -> list[str]:
@@ -269,8 +275,8 @@ def test_reasoning_comes_first_where_the_model_may_write_it(model: Model) -> Non
 def test_an_answer_may_be_told_its_form_behind_reasoning_and_beside_calls(
     model: Model, answer: Grammar, good: str, bad: str
 ) -> None:
-    assert answer_grammar(answer, Thinking.NO, model.token_id) is answer
-    behind = answer_grammar(answer, Thinking.MAYBE, model.token_id)
+    assert answer_grammar(answer, ReasoningRule(Thinking.NO), model.token_id) is answer
+    behind = answer_grammar(answer, ReasoningRule(Thinking.MAYBE), model.token_id)
     assert model.accepts(behind, good)
     assert model.accepts(behind, f"<think>so</think>\n\n{good}")
     assert not model.accepts(behind, bad)
@@ -297,7 +303,9 @@ def test_what_cannot_be_enforced_of_a_schema_is_left_out_unless_the_tool_is_stri
     def grammar(*, strict: bool) -> Grammar:
         function = {"name": "f", "strict": strict, "parameters": parameters}
         use = read_tool_use([{"type": "function", "function": function}], "required", True)
-        return tool_grammar(use, ToolFormat.LLAMA3_JSON, Thinking.NO, lambda token: None)
+        return tool_grammar(
+            use, ToolFormat.LLAMA3_JSON, ReasoningRule(Thinking.NO), lambda token: None
+        )
 
     assert "null" not in grammar(strict=False).text
     with pytest.raises(InvalidParameter, match="'not'") as refused:
@@ -312,3 +320,54 @@ def test_reasoning_events_come_before_the_calls(model: Model) -> None:
     text = f"<think>hm</think>\n\n{written(model, 'now', '{}')}"
     events = model.read(text, use, Thinking.MAYBE)
     assert [type(event) for event in events] == [Reasoning, ToolCall, ToolArguments]
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(make_hermes_checkpoint, tmp_path_factory.mktemp("thinker") / "model")
+
+
+@pytest.mark.parametrize("thinking", [Thinking.OPEN, Thinking.MAYBE])
+def test_the_reasoning_ends_where_its_budget_does_and_anything_may_follow(
+    thinker: Model, thinking: Thinking
+) -> None:
+    assert can_bound(thinker.token_id)
+    grammar = any_grammar(ReasoningRule(thinking, budget=5), thinker.token_id)
+    opened, closed = thinker.token_id("<think>"), thinker.token_id("</think>")
+    matcher = thinker._compiler.matcher(grammar)
+    if thinking is Thinking.MAYBE:
+        matcher.consume_token(opened)
+    word = thinker.text.tokenizer.encode("a")[-1]
+    for _ in range(5):
+        allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
+        assert {word, closed} <= set(allowed.tolist())
+        assert not set(thinker.card.eos_token_ids) & set(allowed.tolist())
+        assert matcher.consume_token(word)
+    forced = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
+    assert forced.tolist() == [closed]
+    assert matcher.consume_token(closed)
+    everything = np.frombuffer(matcher.compute_logit_bias(), np.uint8)
+    assert np.count_nonzero(everything) == thinker.card.vocab_size
+
+
+def test_reasoning_may_close_before_its_budget_and_be_left_out(thinker: Model) -> None:
+    grammar = any_grammar(ReasoningRule(Thinking.MAYBE, budget=50), thinker.token_id)
+    assert thinker.accepts(grammar, "<think>\nI see.\n</think>\n\nYes <tool_call> or no.")
+    assert thinker.accepts(grammar, "Yes.")
+    assert not thinker.accepts(grammar, "Yes. <think>")
+    assert not thinker.accepts(grammar, "\n<think>" + "a b c d " * 40 + "</think>Yes.")
+
+
+def test_a_budget_holds_before_an_answer_and_before_calls(thinker: Model) -> None:
+    bound = ReasoningRule(Thinking.OPEN, budget=3)
+    answer = answer_grammar(Grammar(GrammarKind.REGEX, "yes|no"), bound, thinker.token_id)
+    use = read_tool_use(TOOLS[1:2], "required", True)
+    for grammar, text in (
+        (answer, "yes"),
+        (
+            tool_grammar(use, thinker.form, bound, thinker.token_id),
+            '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        ),
+    ):
+        assert thinker.accepts(grammar, f"a</think>{text}")
+        assert not thinker.accepts(grammar, f"{'a b c d ' * 9}</think>{text}")
