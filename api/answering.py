@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from api.errors import (
     unavailable,
 )
 from api.frontend import Frontend
+from api.gathered import GatheredDeltas
 from api.job_stream import StreamInterrupted
 from api.json_answer import send_json
 from api.open_requests import Ending, OpenRequest
@@ -71,8 +72,16 @@ class GenerationResponse(Response):
     """
 
     def __init__(
-        self, frontend: Frontend, job: Job, dialect: Dialect, timing: Timing, *, streamed: bool
+        self,
+        frontend: Frontend,
+        job: Job,
+        dialect: Dialect,
+        timing: Timing,
+        *,
+        streamed: bool,
+        stream_interval: int | None = None,
     ) -> None:
+        """`stream_interval`: tokens of a choice to an event; None: each event as it comes."""
         super().__init__()
         self._frontend = frontend
         self._job = job
@@ -84,6 +93,8 @@ class GenerationResponse(Response):
         self._outcome = "interrupted"
         self._has_begun = False
         self._lead = b""  # of the next events that are written
+        self._gathered = None if stream_interval is None else GatheredDeltas(stream_interval)
+        self._written_s = time.monotonic()
         self._end: Finished | Failed | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,6 +142,7 @@ class GenerationResponse(Response):
                 await self._say_error(send, unavailable(said))
             except Exception:
                 log.exception("answer failed", extra={"job_id": self._job.job_id})
+                self._gathered = None  # to say what is held may be what failed
                 await self._say_error(
                     send, ServerError("The server made a mistake. It has been logged.")
                 )
@@ -159,21 +171,27 @@ class GenerationResponse(Response):
                 await self._keep_alive(send)
             elif isinstance(event, Delta):
                 self._observe(event)
+                pieces: Iterable[Delta] = told(event, stream.num_waiting)
+                if self._gathered is not None:
+                    pieces = self._gathered.push(pieces)
                 said = (
                     framing.event(payload)
-                    for piece in told(event, stream.num_waiting)
+                    for piece in pieces
                     for payload in self._dialect.delta(piece)
                 )
                 if is_short(event):
                     if body := b"".join(said):
                         await self._write_events(send, body)
+                    elif self._is_quiet:  # tokens come, and are held
+                        await self._keep_alive(send)
                     continue
                 async for body in self._frontend.slices.pieces(said):
                     await self._write_events(send, body)
             else:
                 self._timing.started_s = stream.started_s
                 self._observe_end(event)
-                await self._end_stream(send, self._last_payloads(event), event)
+                last = (*self._rest_payloads(), *self._last_payloads(event))
+                await self._end_stream(send, last, event)
                 return
 
     def _last_payloads(self, event: Finished | Failed) -> Sequence[Any]:
@@ -226,7 +244,9 @@ class GenerationResponse(Response):
             return
         if not self._has_begun:
             await self._begin_stream(send)
-        await self._end_stream(send, (self._dialect.failed(error),))
+        # What was held as well: a message may say that the reader has it.
+        last = (*self._rest_payloads(), self._dialect.failed(error))
+        await self._end_stream(send, last)
 
     async def _begin_stream(self, send: Send) -> None:
         self._has_begun = True
@@ -245,12 +265,23 @@ class GenerationResponse(Response):
         last = b"".join(map(framing.event, payloads)) + framing.done
         await self._write_events(send, last, more=False)
 
+    def _rest_payloads(self) -> list[Any]:
+        """What was gathered and not said."""
+        rest = () if self._gathered is None else self._gathered.rest()
+        return [payload for delta in rest for payload in self._dialect.delta(delta)]
+
+    @property
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._written_s >= self._frontend.settings.keepalive_s
+
     async def _keep_alive(self, send: Send) -> None:
         framing = self._dialect.framing
+        self._written_s = time.monotonic()
         await _write(send, framing.keepalive)
         self._lead = framing.behind_keepalive
 
     async def _write_events(self, send: Send, events: bytes, *, more: bool = True) -> None:
+        self._written_s = time.monotonic()
         if events:
             events, self._lead = self._lead + events, b""
         await _write(send, events, more=more)

@@ -9,23 +9,16 @@ from api.public_id import public_id
 from shared.messages import InvalidParameter, JobState, Usage
 from shared.transport.base import JobRecord
 
-STATUS_WORDS = {
-    JobState.QUEUED: "queued",
-    JobState.RUNNING: "running",
-    JobState.FINISHED: "completed",
-    JobState.FAILED: "failed",
-    JobState.CANCELLED: "cancelled",
-    JobState.EXPIRED: "expired",
-}
-_STATES = {word: state for state, word in STATUS_WORDS.items()}
+_EARLIER = {"completed": JobState.FINISHED}  # what earlier releases called a state
 
 
 def parse_status(word: str) -> JobState:
-    """Raises InvalidParameter("state", ...)."""
-    state = _STATES.get(word)
-    if state is None:
-        raise InvalidParameter("state", f"must be one of {', '.join(_STATES)}")
-    return state
+    """Raises InvalidParameter("state", ...). A state's word is the same here as in the store."""
+    if word in _EARLIER:
+        return _EARLIER[word]
+    if word not in set(JobState):
+        raise InvalidParameter("state", f"must be one of {', '.join(JobState)}")
+    return JobState(word)
 
 
 def job_payload(record: JobRecord) -> dict[str, Any]:
@@ -37,7 +30,7 @@ def job_payload(record: JobRecord) -> dict[str, Any]:
         "id": public_id(record.kind, record.job_id),
         "object": "job",
         "job_id": record.job_id,
-        "status": STATUS_WORDS[record.state],
+        "status": record.state.value,
         "model": record.model,
         "kind": record.kind,
         "num_choices": record.num_choices,

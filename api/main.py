@@ -39,6 +39,7 @@ from api.routes.openapi import openapi_router
 from api.routes.pages import pages_router
 from api.settings import ApiSettings
 from api.tasks import stop_tasks
+from api.trailing_slash import TrailingSlashMiddleware
 from api.upload import FORM_BYTES
 from shared.messages import Durability
 from shared.outage_log import OutageLog
@@ -107,6 +108,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     app.add_middleware(AnthropicAnswersMiddleware)
     app.add_middleware(CorsMiddleware, origins=origins)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
+    app.add_middleware(TrailingSlashMiddleware)
     rooms = (
         chat,
         completions,

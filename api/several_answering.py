@@ -33,9 +33,17 @@ class SeveralResponse(GenerationResponse):
         timing: Timing,
         *,
         streamed: bool,
+        stream_interval: int | None = None,
     ) -> None:
         """`jobs` have the same number of choices; the answer is named by the first."""
-        super().__init__(frontend, jobs[0], dialect, timing, streamed=streamed)
+        super().__init__(
+            frontend,
+            jobs[0],
+            dialect,
+            timing,
+            streamed=streamed,
+            stream_interval=stream_interval,
+        )
         self._jobs = jobs
         self._reader_ids = [frontend.new_reader_id() for _ in jobs]
 

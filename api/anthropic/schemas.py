@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from api.openai.schemas import QueueTimeout
+from api.openai.schemas import QueueTimeout, StreamInterval
 from shared.messages import Durability, OnDisconnect
 
 MAX_USER_ID_CHARS = 512
@@ -188,7 +188,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
 
 
 class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/messages. `on_disconnect` and `queue_timeout` are extensions, as in the others."""
+    """POST /v1/messages. From `stream_interval` on extensions, as in the others."""
 
     max_tokens: int
     stream: bool = False
@@ -198,6 +198,7 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     stop_sequences: list[str] = []
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    stream_interval: StreamInterval | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     queue_timeout: QueueTimeout | None = None
     durability: Durability | None = None

@@ -16,6 +16,8 @@ from shared.messages import Durability, OnDisconnect
 # Seconds until a worker must have begun the job.
 QueueTimeout = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
+# Tokens of a choice to an event of a stream.
+StreamInterval = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 # Tokens of reasoning.
 ThinkingBudget = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
@@ -53,6 +55,7 @@ class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool = False
     return_token_ids: bool = False
     return_metrics: bool = False
+    stream_interval: StreamInterval | None = None
     priority: int | None = None
     service_tier: str | None = None
     response_format: dict[str, Any] | None = None
@@ -109,6 +112,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     stream: bool = True
+    stream_interval: StreamInterval | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     queue_timeout: QueueTimeout | None = None
     durability: Durability | None = None

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.messages import JobState
+
 UNSET = msgspec.UNSET
 Unset = msgspec.UnsetType
 
@@ -279,7 +281,7 @@ class JobAnswer(msgspec.Struct):
     id: str
     object: Literal["job"]
     job_id: str
-    status: Literal["queued", "running", "completed", "failed", "cancelled", "expired"]
+    status: JobState
     model: str
     kind: str
     num_choices: int
@@ -347,6 +349,12 @@ class WaitingFor(msgspec.Struct):
 
     waiting: int
     workers: int
+
+
+class Version(msgspec.Struct):
+    """The release that a frontend is of."""
+
+    version: str
 
 
 class Health(msgspec.Struct):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from api.anthropic import schemas as anthropic
-from api.job_view import STATUS_WORDS
 from api.openai import batch_schemas
 from api.openai import schemas as openai
 from api.openapi import answers, batch_answers
@@ -29,8 +28,9 @@ from api.openapi.operation import (
 from api.responses import item_list
 from api.responses import schemas as responses
 from api.routes import batches, files, jobs
+from shared.messages import JobState
 
-_STATE = Parameter(name="state", schema={"type": "string", "enum": list(STATUS_WORDS.values())})
+_STATE = Parameter(name="state", schema={"type": "string", "enum": list(JobState)})
 _LIMIT = Parameter(
     name="limit",
     schema={
@@ -190,6 +190,7 @@ OPERATIONS: Table = {
     "HEAD /health": replace(free(), errors=KEYED),
     "GET /ready": replace(free(answers.Readiness), others=_NOT_READY),
     "HEAD /ready": replace(free(), others=_NOT_READY),
+    "GET /version": Operation(tag="Service", answer=answers.Version, errors=KEYED),
     "GET /metrics": Operation(tag="Service", media=("text/plain",), errors=KEYED),
     "GET /openapi.json": free(dict),
 }

@@ -6,11 +6,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from api.anthropic.schemas import MessageRequest
 from api.caller import Caller
 from api.dialect import Dialect
 from api.frontend import Frontend
 from api.idempotency import sibling_id
-from api.openai.schemas import SamplingRequest
+from api.openai.schemas import GenerateRequest, SamplingRequest
 from api.request_id import RequestNames
 from api.timing import Timing
 from shared.job_id import new_job_id
@@ -40,6 +41,12 @@ def check_stream_options(request: SamplingRequest) -> bool:
             "stream_options.include_obfuscation", "no padding is sent: it can only be false"
         )
     return bool(options.include_usage)
+
+
+def check_stream_interval(asked: SamplingRequest | GenerateRequest | MessageRequest) -> None:
+    """Raises InvalidParameter where there is no stream to tell in larger events."""
+    if asked.stream_interval is not None and not asked.stream:
+        raise InvalidParameter("stream_interval", "only allowed when 'stream' is true")
 
 
 def new_job(

@@ -20,7 +20,7 @@ from api.openai.lanes import job_lane, served_tier
 from api.openai.sampling import Room, asked_tokens, chat_sampling
 from api.openai.schemas import ChatRequest
 from api.openai.structured import structured_members
-from api.routes.answers import Prepared, check_stream_options, new_job, now_s
+from api.routes.answers import Prepared, check_stream_interval, check_stream_options, new_job, now_s
 from api.routes.plain_route import PlainRoute
 from api.timing import Timing
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
@@ -35,7 +35,12 @@ async def create_chat_completion(request: Request) -> Response:
     chat = await read_request(request, "chat", ChatRequest)
     prepared = await prepare_chat(frontend, caller_of(request), chat)
     return GenerationResponse(
-        frontend, prepared.job, prepared.dialect, prepared.timing, streamed=chat.stream
+        frontend,
+        prepared.job,
+        prepared.dialect,
+        prepared.timing,
+        streamed=chat.stream,
+        stream_interval=chat.stream_interval,
     )
 
 
@@ -43,6 +48,7 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
     """Everything but the answer; also for the rows of a batch. Raises ApiError and
     InvalidParameter."""
     include_usage = check_stream_options(chat)
+    check_stream_interval(chat)
     model = await frontend.catalog.require(chat.model)
     _sampling(frontend, chat, model.room())  # what is wrong whatever the prompt is comes first
     if chat.continue_final_message and chat.add_generation_prompt:

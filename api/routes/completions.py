@@ -22,7 +22,14 @@ from api.openai.sampling import check_choices, completion_sampling
 from api.openai.schemas import CompletionRequest
 from api.openai.structured import checked_grammar, structured_members
 from api.prompts import EncodedPrompt, encoded_prompts, is_quick
-from api.routes.answers import Prepared, check_stream_options, new_job, now_s, sibling
+from api.routes.answers import (
+    Prepared,
+    check_stream_interval,
+    check_stream_options,
+    new_job,
+    now_s,
+    sibling,
+)
 from api.routes.plain_route import PlainRoute
 from api.several_answering import SeveralResponse
 from api.sse import json_bytes
@@ -48,9 +55,14 @@ async def create_completion(request: Request) -> Response:
     completion = await read_request(request, "completion", CompletionRequest)
     prepared = await prepare_completions(frontend, caller_of(request), completion)
     jobs, dialect, timing = prepared.jobs, prepared.dialect, prepared.timing
+    streamed, interval = completion.stream, completion.stream_interval
     if len(jobs) == 1:
-        return GenerationResponse(frontend, jobs[0], dialect, timing, streamed=completion.stream)
-    return SeveralResponse(frontend, jobs, dialect, timing, streamed=completion.stream)
+        return GenerationResponse(
+            frontend, jobs[0], dialect, timing, streamed=streamed, stream_interval=interval
+        )
+    return SeveralResponse(
+        frontend, jobs, dialect, timing, streamed=streamed, stream_interval=interval
+    )
 
 
 async def prepare_completion(
@@ -69,6 +81,7 @@ async def prepare_completions(
 ) -> PreparedCompletion:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     include_usage = check_stream_options(completion)
+    check_stream_interval(completion)
     model = await frontend.catalog.require(completion.model)
     is_at_once = is_quick(completion.prompt) and not completion.echo
     best_of = check_choices(completion)

@@ -15,7 +15,7 @@ from api.native import GenerateDialect
 from api.openai.sampling import Room, generate_sampling
 from api.openai.schemas import GenerateRequest
 from api.prompts import prompt_token_ids
-from api.routes.answers import new_job
+from api.routes.answers import check_stream_interval, new_job
 from api.routes.plain_route import PlainRoute
 from api.timing import Timing
 from shared.messages import SamplingParams
@@ -28,6 +28,7 @@ async def generate(request: Request) -> Response:
     """What follows a prompt; `model` may be left out while one model is served."""
     frontend = frontend_of(request)
     asked = await read_request(request, GenerateDialect.kind, GenerateRequest)
+    check_stream_interval(asked)
     model = await frontend.catalog.only(asked.model)
     _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
     token_ids = await frontend.pool.run(prompt_token_ids, model, asked.prompt)
@@ -46,7 +47,14 @@ async def generate(request: Request) -> Response:
     )
     timing = Timing()
     dialect = GenerateDialect(names.request_id, model.card.name, timing)
-    return GenerationResponse(frontend, job, dialect, timing, streamed=asked.stream)
+    return GenerationResponse(
+        frontend,
+        job,
+        dialect,
+        timing,
+        streamed=asked.stream,
+        stream_interval=asked.stream_interval,
+    )
 
 
 def _sampling(frontend: Frontend, asked: GenerateRequest, room: Room) -> SamplingParams:

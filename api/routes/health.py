@@ -1,6 +1,8 @@
-"""GET /health, /ready and /metrics: never wait for anything."""
+"""GET /health, /ready, /metrics and /version: never wait for anything."""
 
 from __future__ import annotations
+
+from importlib.metadata import version
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,6 +13,8 @@ from api.frontend import frontend_of
 from api.json_answer import json_answer
 
 router = APIRouter()
+
+_VERSION = version("penstock")
 
 
 @router.api_route("/health", methods=["GET", "HEAD"])
@@ -40,6 +44,12 @@ async def ready(request: Request) -> Response:
     if not is_ready:
         response.headers["retry-after"] = "1"
     return response
+
+
+@router.get("/version")
+async def release(request: Request) -> Response:
+    """The release of this frontend, as vLLM says its own."""
+    return json_answer({"version": _VERSION})
 
 
 @router.get("/metrics")

@@ -22,7 +22,7 @@ from api.chat_plan import ChatPlan, plan_chat
 from api.frontend import Frontend, frontend_of
 from api.json_answer import json_answer
 from api.openai.sampling import Room
-from api.routes.answers import Prepared, new_job
+from api.routes.answers import Prepared, check_stream_interval, new_job
 from api.routes.plain_route import PlainRoute
 from api.turn.reasoning_tokens import ReasoningTokens
 from shared.messages import SamplingParams
@@ -38,7 +38,12 @@ async def create_message(request: Request) -> Response:
         asked = await read_request(request, MessageDialect.kind, MessageRequest)
     prepared = await prepare_message(frontend, caller_of(request), asked)
     return GenerationResponse(
-        frontend, prepared.job, prepared.dialect, prepared.timing, streamed=asked.stream
+        frontend,
+        prepared.job,
+        prepared.dialect,
+        prepared.timing,
+        streamed=asked.stream,
+        stream_interval=asked.stream_interval,
     )
 
 
@@ -55,6 +60,7 @@ async def count_tokens(request: Request) -> Response:
 
 async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequest) -> Prepared:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
+    check_stream_interval(asked)
     model = await frontend.catalog.require(asked.model)
     _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
     plan = await frontend.pool.run(_planned, model, asked, caller.names.request_id)

@@ -9,7 +9,7 @@ import { count, duration } from "./units.js";
 const KINDS = {
   queued: "idle",
   running: "busy",
-  completed: "good",
+  finished: "good",
   failed: "bad",
   cancelled: "warn",
   expired: "warn",

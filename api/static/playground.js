@@ -8,7 +8,7 @@ import { plural } from "./units.js";
 const MODELS_RETRY_MS = 2000;
 const CANCEL_LOOKS = 20;
 const CANCEL_LOOK_MS = 100;
-const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
+const ENDED = new Set(["finished", "failed", "cancelled", "expired"]);
 const SETTINGS = { temperature: "temperature", "max-tokens": "max_tokens", seed: "seed" };
 
 const byId = (id) => document.getElementById(id);

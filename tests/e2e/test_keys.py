@@ -66,7 +66,7 @@ def test_the_pages_ask_for_a_key_once(penstock: Launched) -> None:
         expect(page.get_by_role("log")).to_contain_text(re.compile(r"water and iron\s+assistant"))
         page.goto("/dashboard")
         expect(page.get_by_text("All is well.")).to_be_visible()
-        expect(page.locator("#jobs").get_by_text("completed").first).to_be_visible()
+        expect(page.locator("#jobs").get_by_text("finished").first).to_be_visible()
         tab.expect_complaint("401")
         tab.close()
 

@@ -77,7 +77,7 @@ def test_any_frontend_relays_any_job_and_workers_share_the_queue(tmp_path: Path)
             cursors = [line[4:] for line in response.iter_lines() if line.startswith("id: ")]
         assert own
         assert cursors == sorted(cursors, key=lambda c: tuple(map(int, c.split("-"))))
-        assert second.get(f"/v1/jobs/{job_id}").json()["status"] == "completed"
+        assert second.get(f"/v1/jobs/{job_id}").json()["status"] == "finished"
         health = second.get("/health").json()
         assert len(health["workers"]) == 2
 

@@ -120,7 +120,7 @@ def test_a_suggested_question_is_answered_piece_by_piece(
     )
     expect(playground.get_by_role("status")).to_have_text("Ended at the token limit.")
     job = job_of(service, answer)
-    assert job["status"] == "completed"
+    assert job["status"] == "finished"
     assert answer.locator("a.job").inner_text().endswith(job["id"])
 
 
@@ -361,7 +361,7 @@ def test_the_dashboard_shows_workers_queue_and_jobs(tab: Tab, service: Launched)
 
     body = {"model": model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
     answer = httpx.post(f"{service.base_url}/v1/chat/completions", json=body, timeout=30)
-    done = page.locator("#jobs tr").filter(has=page.get_by_text("completed")).first
+    done = page.locator("#jobs tr").filter(has=page.get_by_text("finished")).first
     expect(done).to_contain_text(answer.json()["id"].removeprefix("chatcmpl-"))
     expect(done.get_by_role("button")).to_be_hidden()
     expect(done.locator("td").nth(4)).to_have_text("4")

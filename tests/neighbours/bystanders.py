@@ -25,7 +25,6 @@ MESSAGES = [{"role": "user", "content": TEXT}]
 NUM_TOKENS = 48  # at most; the echo runner gives all of them
 TIMEOUT_S = 60.0
 LOOK_EVERY_S = 0.5
-STATES = {"completed": "finished"}  # HTTP's word for a state, where it is not the store's
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "generate": ("/generate", {"prompt": TEXT, "max_tokens": NUM_TOKENS}),
@@ -139,7 +138,7 @@ class Bystanders:
             pause_s = (pause_s + 0.03) % 0.3  # in every state that it may be in
             begin_s = time.monotonic()
             job = (await self._http.delete(f"/v1/jobs/{job_id}")).json()
-            state = STATES.get(job["status"], job["status"])
+            state = job["status"]
             status = "won" if state == "cancelled" else "lost"
             self._history.record(job_id, CANCEL, begin_s, status=status, state=state)
             await self._look(job_id)
@@ -194,7 +193,7 @@ class Bystanders:
             job_id,
             GET,
             invoked_s,
-            state=STATES.get(job["status"], job["status"]) if job else None,
+            state=job["status"] if job else None,
             num_tokens=num_tokens,
         )
         return int(num_tokens)

@@ -263,7 +263,7 @@ async def every_route(worst: Worst) -> None:
         for method in methods
     ]
     # What lists most, with the jobs that another tenant runs meanwhile.
-    calls += [("GET", f"/v1/jobs?limit=1000&state={state}") for state in ("running", "completed")]
+    calls += [("GET", f"/v1/jobs?limit=1000&state={state}") for state in ("running", "finished")]
 
     async def call() -> None:
         method, path = random.choice(calls)

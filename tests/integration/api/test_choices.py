@@ -261,7 +261,7 @@ def test_each_prompt_of_a_list_is_answered_as_if_it_came_alone(
         assert answer.id.removeprefix("cmpl-") == job_ids[0]
         for job_id in job_ids:
             job = httpx.get(f"{base_url}/v1/jobs/{job_id}").json()
-            assert (job["status"], job["num_choices"]) == ("completed", 2)
+            assert (job["status"], job["num_choices"]) == ("finished", 2)
     lists = [
         httpx.post(f"{base_url}/tokenize", json={"model": MODEL, "prompt": prompt}).json()["tokens"]
         for prompt in PROMPTS

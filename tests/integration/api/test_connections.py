@@ -193,7 +193,7 @@ def test_who_only_closes_its_own_side_gets_its_whole_stream(
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert received.count(b'"done":true') == 1
     job = last_job(stage)
-    assert (job["status"], job["usage"]["completion_tokens"]) == ("completed", 60)
+    assert (job["status"], job["usage"]["completion_tokens"]) == ("finished", 60)
 
 
 def test_who_closes_its_own_side_and_waits_for_a_whole_answer_counts_as_gone(
@@ -236,7 +236,7 @@ def narrow_connection(stage: Stage) -> Iterator[socket.socket]:
         yield made
 
 
-@pytest.mark.parametrize(("policy", "status"), [("cancel", "cancelled"), ("continue", "completed")])
+@pytest.mark.parametrize(("policy", "status"), [("cancel", "cancelled"), ("continue", "finished")])
 def test_who_stops_reading_is_cut_off_and_has_left(
     redis_url: str,
     checkpoint: Path,
@@ -264,7 +264,7 @@ def test_without_a_limit_a_stopped_reader_is_waited_for(
         narrow_connection(patient) as made,
     ):
         stop_reading(made, patient)
-        wait_until(lambda: last_job(patient)["status"] == "completed", "the end of the job")
+        wait_until(lambda: last_job(patient)["status"] == "finished", "the end of the job")
         assert len(patient.app.state.open_requests) == 1
         made.settimeout(60)
         received = b""

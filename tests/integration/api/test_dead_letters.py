@@ -60,7 +60,7 @@ def test_a_letter_is_run_again_once(client: httpx.Client, letter: str) -> None:
     again = client.post(f"/v1/jobs/{letter}/requeue").json()
     assert again["id"] == new["id"]
     wait_until(
-        lambda: client.get(f"/v1/jobs/{new['id']}").json()["status"] == "completed", "its end"
+        lambda: client.get(f"/v1/jobs/{new['id']}").json()["status"] == "finished", "its end"
     )
     assert client.get(f"/v1/jobs/{new['id']}").json()["usage"]["completion_tokens"] == 8
     assert client.get(f"/v1/jobs/{letter}").json()["status"] == "failed"

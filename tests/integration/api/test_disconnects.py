@@ -107,7 +107,7 @@ def test_a_job_that_may_go_on_does(stage: Stage, stream: bool) -> None:
     caller = Caller(stage, {**CHAT, "stream": stream, "on_disconnect": "continue"})
     job_id = job_in_state(stage, "decode", before)
     caller.leave()
-    wait_until(lambda: status_of(stage, job_id) == "completed", "the end of the job")
+    wait_until(lambda: status_of(stage, job_id) == "finished", "the end of the job")
 
 
 def test_a_job_with_a_grace_period_outlives_its_reader_for_now(stage: Stage) -> None:
@@ -119,7 +119,7 @@ def test_a_job_with_a_grace_period_outlives_its_reader_for_now(stage: Stage) -> 
     wait_until(lambda: not len(stage.app.state.open_requests), "the answer to end")
     assert status_of(stage, job_id) == "running"
     stage.script.step_s = 0
-    wait_until(lambda: status_of(stage, job_id) == "completed", "the end of the job")
+    wait_until(lambda: status_of(stage, job_id) == "finished", "the end of the job")
 
 
 def grace_has_begun(stage: Stage, job_id: str) -> bool:
@@ -147,7 +147,7 @@ def test_the_grace_period_begins_when_the_last_reader_leaves(stage: Stage) -> No
     wait_until(lambda: grace_has_begun(stage, job_id), "the second grace period")
     assert status_of(stage, job_id) == "running"
     stage.script.step_s = 0
-    wait_until(lambda: status_of(stage, job_id) == "completed", "the end of the job")
+    wait_until(lambda: status_of(stage, job_id) == "finished", "the end of the job")
 
 
 def test_a_tail_that_leaves_begins_no_grace_period_of_a_job_with_another_reader(
@@ -162,7 +162,7 @@ def test_a_tail_that_leaves_begins_no_grace_period_of_a_job_with_another_reader(
     wait_until(lambda: len(stage.app.state.open_requests) == 1, "the tail's end")
     wait_until(lambda: not grace_has_begun(stage, job_id), "the other reader's word")
     stage.script.step_s = 0
-    wait_until(lambda: status_of(stage, job_id) == "completed", "the end of the job")
+    wait_until(lambda: status_of(stage, job_id) == "finished", "the end of the job")
     caller.leave()
 
 

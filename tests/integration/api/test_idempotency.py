@@ -120,7 +120,7 @@ def test_who_lost_the_connection_finds_the_job_by_its_key(
     again = stream(client, key)
     assert again[0]["id"] == name
     assert again[-1]["finish_reason"] == "length"
-    assert client.get(f"/v1/jobs/{name}").json()["status"] == "completed"
+    assert client.get(f"/v1/jobs/{name}").json()["status"] == "finished"
     assert len(stage.worker.seen) == 1
 
 

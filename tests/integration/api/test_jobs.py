@@ -33,7 +33,7 @@ def test_a_finished_job_tells_its_whole_story(client: httpx.Client) -> None:
     job = client.get(f"/v1/jobs/{answer['id']}").json()
     assert job["id"] == answer["id"]
     assert job["job_id"] == answer["id"].removeprefix("gen-")
-    assert (job["object"], job["status"], job["kind"]) == ("job", "completed", "generate")
+    assert (job["object"], job["status"], job["kind"]) == ("job", "finished", "generate")
     assert (job["model"], job["worker"], job["attempt"]) == (MODEL, "w-scripted", 1)
     assert job["finish_reason"] == "length"
     assert job["usage"] == answer["usage"]
@@ -42,6 +42,12 @@ def test_a_finished_job_tells_its_whole_story(client: httpx.Client) -> None:
     assert job["created_at"] <= job["started_at"] <= job["first_token_at"] <= job["ended_at"]
     assert 0 <= job["timings"]["queue_ms"] <= job["timings"]["total_ms"]
     assert client.get(f"/v1/jobs/{job['job_id']}").json() == job
+    ended = client.get("/v1/jobs", params={"state": "completed"}).json()["data"]
+    assert job in ended  # the word of earlier releases
+    wait_until(
+        lambda: 'penstock:jobs_ended_total{state="finished"}' in client.get("/metrics").text,
+        "the same word in the metrics",
+    )
 
 
 def test_waiting_jobs_know_their_place(client: httpx.Client, stage: Stage) -> None:
@@ -68,8 +74,8 @@ def test_lists_are_filtered_and_bounded(client: httpx.Client) -> None:
         client.post("/generate", json={**PROMPT, "stream": False})
     listed = client.get("/v1/jobs", params={"state": "completed", "limit": 2}).json()
     assert listed["object"] == "list"
-    assert [job["status"] for job in listed["data"]] == ["completed"] * 2
-    for query in ("state=finished", "limit=0", "limit=x", "limit=99999", "order=asc", "state="):
+    assert [job["status"] for job in listed["data"]] == ["finished"] * 2
+    for query in ("state=done", "limit=0", "limit=x", "limit=99999", "order=asc", "state="):
         refused = client.get(f"/v1/jobs?{query}")
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == query.partition("=")[0]
@@ -88,7 +94,7 @@ def test_cancelling_is_idempotent_in_every_state(client: httpx.Client, stage: St
         assert client.delete(f"/v1/jobs/{name}").json() == first
     stage.script.step_s = 0
     done = client.post("/generate", json={**PROMPT, "stream": False}).json()
-    assert client.delete(f"/v1/jobs/{done['id']}").json()["status"] == "completed"
+    assert client.delete(f"/v1/jobs/{done['id']}").json()["status"] == "finished"
 
 
 @pytest.mark.parametrize("name", ["none", "0-nothing", "gen-0-abc", "%00", "a%20b", "x" * 3000])
@@ -188,7 +194,7 @@ def test_a_stream_goes_on_at_another_frontend(
         text = "".join(payload["text"] for payload in (*payloads, *rest))
         _, whole = tail(other, name)
         assert text == "".join(payload["text"] for payload in whole)
-        assert other.get(f"/v1/jobs/{name}").json()["status"] == "completed"
+        assert other.get(f"/v1/jobs/{name}").json()["status"] == "finished"
 
 
 def test_the_end_of_a_cancelled_job_is_told_once(client: httpx.Client, stage: Stage) -> None:

@@ -105,7 +105,7 @@ def test_the_setting_holds_where_a_request_says_nothing_and_somebody_waits(
         stage.script.pulls = True
         assert patient.result().status_code == 200
     for name in (going_on["id"], continued):
-        wait_until(lambda n=name: job_of(client, n)["status"] == "completed", "its end")
+        wait_until(lambda n=name: job_of(client, n)["status"] == "finished", "its end")
         assert job_of(client, name)["queue_expires_at"] is None
 
 

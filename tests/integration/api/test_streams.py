@@ -251,7 +251,7 @@ def test_a_stalled_reader_gets_everything_in_the_end(stage: Stage) -> None:
         wait_until(lambda: stage.worker.seen, "the job")
         job_id = stage.worker.seen[-1].job.job_id
         job = f"{stage.base_url}/v1/jobs/{job_id}"
-        wait_until(lambda: httpx.get(job).json()["status"] == "completed", "the end of the job")
+        wait_until(lambda: httpx.get(job).json()["status"] == "finished", "the end of the job")
         received = b""
         while part := connection.recv(4096):
             received += part

@@ -256,7 +256,7 @@ def test_a_budget_bounds_the_tokens_of_reasoning(base_url: str) -> None:
     for choice in answer["choices"]:
         assert choice["message"]["reasoning_content"]
         assert choice["message"]["content"]
-    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * (9 + 1)
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 2 * (9 + 1)
 
 
 def test_the_last_message_is_continued_where_it_is_asked_for(base_url: str) -> None:
