@@ -8,8 +8,8 @@ from shared.messages import START, ChoiceDelta, Cursor, Delta, Segment, segment_
 
 
 class GatheredDeltas:
-    """Gives a choice's tokens on as one delta for each `interval` of them: its first at once, and
-    what is left with its end. As vLLM's `--stream-interval`.
+    """Gives a choice's tokens on as one delta for each `interval` of them: its first text at
+    once, and what is left with its end. As vLLM's `--stream-interval`.
 
     The deltas that it gives have one segment each and no place in the log: for dialects alone.
     """
@@ -36,9 +36,10 @@ class GatheredDeltas:
         choice = part.choice
         self._held.setdefault(choice, []).append(part)
         held = self._num_held[choice] = self._num_held.get(choice, 0) + len(part.token_ids)
-        is_first = held > 0 and choice not in self._begun
+        is_first = choice not in self._begun
         if is_first or held >= self._interval or part.finish_reason is not None:
-            self._begun.add(choice)
+            if part.text:
+                self._begun.add(choice)
             yield self._given(choice)
 
     def _given(self, choice: int) -> Delta:

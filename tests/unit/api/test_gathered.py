@@ -83,3 +83,11 @@ def test_the_end_of_a_choice_comes_with_its_last_tokens() -> None:
     (part,) = segment_deltas(last)
     assert (part.token_ids, part.finish_reason) == ((1, 2, 3, 4), FinishReason.STOP)
     assert not list(gathered.rest())
+
+
+def test_tokens_without_text_do_not_count_as_the_first() -> None:
+    gathered = GatheredDeltas(8)
+    silent = Delta(Cursor(0, 0), Cursor(1, 0), (7,), "")
+    assert [delta.text for delta in gathered.push([silent, silent])] == ["", ""]
+    assert len(list(gathered.push([delta_of(0, 0, 1)]))) == 1
+    assert not list(gathered.push([delta_of(0, 1, 1)]))
