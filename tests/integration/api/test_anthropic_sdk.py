@@ -172,8 +172,9 @@ def test_leaving_a_stream_cancels_the_job(client: Anthropic, stage: Stage) -> No
 
 
 def test_refusals_become_the_sdk_s_own_exceptions(client: Anthropic) -> None:
+    endless: Any = {"type": "endless"}
     with pytest.raises(anthropic.BadRequestError) as refused:
-        client.messages.create(**ASKED, thinking={"type": "endless"})  # type: ignore[arg-type]
+        client.messages.create(**ASKED, thinking=endless)
     error = refused.value
     assert error.type == "invalid_request_error"
     assert "'thinking.type'" in (error.api_message or "")

@@ -334,6 +334,7 @@ def test_the_reasoning_ends_where_its_budget_does_and_anything_may_follow(
     assert can_bound(thinker.token_id)
     grammar = any_grammar(ReasoningRule(thinking, budget=5), thinker.token_id)
     opened, closed = thinker.token_id("<think>"), thinker.token_id("</think>")
+    assert opened is not None
     matcher = thinker._compiler.matcher(grammar)
     if thinking is Thinking.MAYBE:
         matcher.consume_token(opened)
