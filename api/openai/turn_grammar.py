@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from api.openai.tools import NO_PARAMETERS, Tool, ToolUse
+from api.openai.arguments import arguments_schema
+from api.openai.tools import Tool, ToolUse
 from api.turn.formats import HERMES_CLOSE, HERMES_OPEN, PYTHON_TAG, THINK_CLOSE, THINK_OPEN
 from api.turn.reading import Thinking
 from shared.messages import Grammar, GrammarKind
@@ -193,10 +194,8 @@ def _call(tool: Tool, arguments: str) -> str:
 def _schema(tool: Tool) -> dict[str, Any]:
     """Of the arguments. What cannot be enforced of it is refused by name where the tool is strict,
     and left out where it is not."""
-    asked = {"type": "object", **tool.parameters}
-    if tool.parameters is NO_PARAMETERS:
-        asked["additionalProperties"] = False
     is_lenient = not tool.strict
+    asked = arguments_schema(tool.parameters)
     walked = grammar_schema(asked, f"{tool.path}.parameters", lenient=is_lenient)
     return {**walked, "x-guidance": {**_STYLE, "lenient": is_lenient}}
 

@@ -313,6 +313,32 @@ def test_what_cannot_be_enforced_of_a_schema_is_left_out_unless_the_tool_is_stri
     assert refused.value.param == "tools.0.function.parameters"
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("more", "is_open"),
+    [
+        ({}, False),
+        ({"additionalProperties": False}, False),
+        ({"additionalProperties": True}, True),
+        ({"patternProperties": {"^b": {"type": "integer"}}}, True),
+        ({"required": ["a", "b"]}, True),
+        ({"minProperties": 2, "required": ["a", "b"]}, True),
+        ({"allOf": [{"properties": {"b": {"type": "integer"}}, "required": ["b"]}]}, True),
+    ],
+)
+def test_arguments_have_the_properties_that_the_tool_names(
+    model: Model, more: dict[str, Any], is_open: bool, strict: bool
+) -> None:
+    """A schema that says nothing of others is not a wish for others, which no function takes."""
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, **more}
+    function = {"name": "f", "strict": strict, "parameters": parameters}
+    use = read_tool_use([{"type": "function", "function": function}], "required", True)
+    grammar = grammar_for(model, use, Thinking.NO)
+    assert model.accepts(grammar, written(model, "f", '{"a": 1, "b": 2}')) is is_open
+    if not is_open:
+        assert model.accepts(grammar, written(model, "f", '{"a": 1}'))
+
+
 def test_reasoning_events_come_before_the_calls(model: Model) -> None:
     if model.form is not ToolFormat.HERMES:
         return
