@@ -63,6 +63,12 @@ test: $(VENV)/.dev ## every test that needs no GPU; 20 to 30 minutes on two core
 test-quick: $(VENV)/.dev ## the tests of single parts (tests/unit), and of the documents
 	@$(BIN)/python -m tests.suite run '$(TWO_AT_A_TIME) tests/unit tests/arch/test_docs.py tests/arch/test_imports.py'
 
+.PHONY: test-agents
+test-agents: $(VENV)/.dev ## agent frameworks against the demo model; fetches their packages once
+	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
+	@$(BIN)/python -m tests.suite run $(if $(NO_NODE),-m 'not node') \
+		'$(TWO_AT_A_TIME) $(wildcard tests/clients/test_*agents*.py)'
+
 .PHONY: test-failed
 test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more
 	@$(BIN)/python -m tests.suite failed

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.agent_checks import DEMO
 from tests.integration.api.stage_fixtures import (  # noqa: F401
     checkpoint,
     files_dir,
@@ -9,3 +14,19 @@ from tests.integration.api.stage_fixtures import (  # noqa: F401
     shared_stage,
     stage,
 )
+from tests.support.launched import Launched
+from tests.support.tool_models import make_demo_with_tools
+
+
+@pytest.fixture(scope="module")
+def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a service as `make run` starts it, with the demo model and tools."""
+    directory = tmp_path_factory.mktemp("demo")
+    env = {
+        "MODEL": str(make_demo_with_tools(directory / DEMO)),
+        "SERVED_MODEL_NAME": DEMO,
+        "DTYPE": "float32",
+        "KV_CACHE_MEMORY_GB": "0.2",
+    }
+    with Launched(directory, env) as penstock:
+        yield penstock.base_url

@@ -6,6 +6,8 @@ put it first and bare: so a test writes down the answer it wants.
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tests.support.checkpoints import make_checkpoint
 
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 MAX_LENGTH = 4096
+DEMO_CHECKPOINT = Path(__file__).resolve().parents[2] / "worker/demo/checkpoint"
+DEMO_MAX_LENGTH = 16384  # agents bring prompts of their own
 
 _SYSTEM = """\
 {%- if messages[0].role == 'system' %}{{ messages[0].content + '<|im_end|>\\n' }}
@@ -71,6 +75,25 @@ LLAMA3_TEMPLATE = (
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 )
 
+_CHATML_WITH_TOOLS = (
+    _TOOLS
+    + """\
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
+        {{- '\\n</tool_response><|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+)
+
 
 def make_hermes_checkpoint(path: Path, **options: Any) -> Path:
     """Qwen3's manners: <tool_call> and <think>, each marker a token of its own."""
@@ -95,3 +118,18 @@ def _make(path: Path, template: str, markers: tuple[str, ...], options: dict[str
         max_position_embeddings=MAX_LENGTH,
         **options,
     )
+
+
+def make_demo_with_tools(path: Path) -> Path:
+    """The weights of the demo model under a template with tools and a longer context.
+
+    It was never trained on either: what it calls is right because a grammar keeps it so.
+    """
+    shutil.copytree(DEMO_CHECKPOINT, path)
+    for name, members in (
+        ("tokenizer_config.json", {"chat_template": _CHATML_WITH_TOOLS}),
+        ("config.json", {"max_position_embeddings": DEMO_MAX_LENGTH}),
+    ):
+        file = path / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **members}))
+    return path
