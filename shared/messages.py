@@ -131,7 +131,7 @@ class SamplingParams:
     frequency), temperature, min-p, top-k, top-p.
     """
 
-    max_tokens: int = 16
+    max_tokens: int = 16  # 0: the prompt alone is computed
     min_tokens: int = 0
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 keeps all
@@ -146,10 +146,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: the chosen token's and the k best
+    prompt_logprobs: int | None = None  # the same of each prompt token but the first
     grammar: Grammar | None = None  # tokens that would leave it are never chosen
 
     def __post_init__(self) -> None:
-        _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _whole("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         _real("temperature", self.temperature, 0.0, 2.0)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
@@ -162,6 +163,8 @@ class SamplingParams:
             _whole("seed", self.seed, MIN_SEED, MAX_SEED)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         self._check_stops()
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} entries")
@@ -276,6 +279,16 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(NamedTuple):
+    """Log probability of a prompt's token behind those before it, as the model has it: no bias and
+    no penalty changes it."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: no token is more likely there
+    top: tuple[tuple[int, float], ...] = ()  # the most likely ones, best first
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of a job, all its choices together; the prompt counts once.
@@ -329,6 +342,27 @@ class Delta:
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
     segments: tuple[Segment, ...] | None = None
+
+
+PROMPT_SLICE_TOKENS = 512  # of one PromptSlice: some 200 KiB with twenty alternatives each
+
+
+class PromptSlice(NamedTuple):
+    """Log probabilities of a part of the prompt. Durable; all of them precede the first delta.
+
+    Slice i has those of the tokens from `i * PROMPT_SLICE_TOKENS + 1` on; the first token of a
+    prompt has none.
+    """
+
+    index: int  # from 0
+    entries: bytes  # of PromptLogprob, encoded; see shared.transport.entries
+
+
+def num_prompt_slices(job: Job) -> int:
+    """Returns how many slices the log of a job has before its first delta."""
+    if job.sampling.prompt_logprobs is None:
+        return 0
+    return -(-(len(job.prompt_token_ids) - 1) // PROMPT_SLICE_TOKENS)
 
 
 class ChoiceDelta(NamedTuple):
@@ -410,4 +444,4 @@ class Failed:
     usage: Usage
 
 
-JobEvent = Started | Delta | Finished | Failed
+JobEvent = Started | PromptSlice | Delta | Finished | Failed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+from shared.messages import ErrorCode, FinishReason, PromptLogprob, SamplingParams, TokenLogprob
 from worker.engine.engine import Engine, EngineRequest
 from worker.model.build import BuiltModel
 
@@ -18,6 +18,7 @@ class Generated:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: ErrorCode | None = None
 
@@ -55,6 +56,7 @@ def generate(
             result = results[output.request_id]
             result.token_ids += output.token_ids
             result.logprobs += output.logprobs or ()
+            result.prompt_logprobs += output.prompt_logprobs
             result.finish_reason = output.finish_reason or result.finish_reason
             result.error = output.error or result.error
         engine.check_integrity()

@@ -20,6 +20,9 @@ class ScheduledSequence:
     runner samples one token from the last position's logits; that token's absolute position is
     `start + num_scheduled_tokens`, which (with the seed) fixes its noise.
 
+    `scores` are positions of prompt tokens whose log probabilities are wanted as well: that of the
+    token at position p is among the logits of position p - 1, which this step computes.
+
     `prompt_token_ids` and `output_token_ids` are read-only views for penalties; with lookahead the
     outputs may lack the token in flight.
     """
@@ -33,6 +36,7 @@ class ScheduledSequence:
     params: SamplingParams
     prompt_token_ids: View[int]
     output_token_ids: View[int]
+    scores: range = range(0)
 
     @property
     def end(self) -> int:

@@ -107,13 +107,12 @@ class BlockManager:
     def match(self, sequence: TokenSequence) -> list[int]:
         """The longest run of findable blocks that holds the sequence's first tokens.
 
-        Never covers all of its tokens: the last one has to be computed, or there are no logits.
-        Changes nothing; the blocks stay what they are until `allocate` takes them.
+        Never covers a token that has to be computed: see Sequence.num_skippable_tokens. Changes nothing; the blocks stay what they are until `allocate` takes them.
         """
         if not self.prefix_caching:
             return []
         hits: list[int] = []
-        num_blocks = (sequence.num_tokens - 1) // self.block_size
+        num_blocks = sequence.num_skippable_tokens // self.block_size
         parent: int | str = sequence.tenant
         for i in range(num_blocks):
             self._hash_up_to(sequence, i + 1)

@@ -21,7 +21,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+from shared.messages import (
+    ErrorCode,
+    FinishReason,
+    PromptLogprob,
+    SamplingParams,
+    TokenLogprob,
+)
 from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
 from worker.engine.errors import (
@@ -34,6 +40,7 @@ from worker.engine.errors import (
 )
 from worker.engine.pacer import ChunkPacer
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
+from worker.engine.prompt_scores import new_prompt_logprobs
 from worker.engine.recovery import MAX_FAILED_STEPS, StepRecovery, failure_of, self_test
 from worker.engine.scheduler import PlannedSequence, Schedule, Scheduler
 from worker.engine.sequence import Sequence
@@ -57,6 +64,7 @@ class EngineRequest:
     tenant: str = "default"  # prefixes are shared within a tenant only, seats among tenants
     job_id: str = ""  # choices of one job share its part of the seats; empty: a job of its own
     priority: int = 0  # smaller goes first, under a policy that looks at it
+    scores_prompt: bool = True  # False: what `params.prompt_logprobs` asks for is known elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class EngineOutput:
     error: ErrorCode | None = None  # with finish reason ERROR
     message: str = ""  # a sentence about the error
     num_cached_tokens: int = 0  # of its prompt, got by prefix hit
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()  # new since its last output
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +197,7 @@ class Engine:
             tenant=request.tenant,
             job_id=request.job_id,
             priority=request.priority,
+            scores_prompt=request.scores_prompt and request.params.prompt_logprobs is not None,
         )
         self._next_seq_id += 1
         # The attempt before may have died between its last token and saying that it was the last.
@@ -316,6 +326,7 @@ class Engine:
             return self._recover(launched.planned, error)
         self._recovery.succeeded()
         outputs = self._fail_sequences(launched.planned, result)
+        outputs += self._score_prompts(launched.planned, result)
         grown = self._scheduler.commit(launched.planned, result.token_ids)
         self._count(launched.planned, len(grown))
         for sequence in grown:
@@ -324,6 +335,29 @@ class Engine:
             if stop is not None:
                 self._end(sequence)
             outputs.append(_grew(sequence, stop, result.logprobs))
+        return outputs + self._end_computed_prompts(launched.planned)
+
+    def _score_prompts(
+        self, planned: tuple[PlannedSequence, ...], result: StepResult
+    ) -> list[EngineOutput]:
+        """Says what a step that is not committed yet adds to the log probabilities of prompts."""
+        outputs = []
+        for item in planned:
+            if scores := new_prompt_logprobs(item, result):
+                said = EngineOutput(item.sequence.request_id, (), prompt_logprobs=scores)
+                outputs.append(said)
+        return outputs
+
+    def _end_computed_prompts(self, planned: tuple[PlannedSequence, ...]) -> list[EngineOutput]:
+        """Ends those whose prompt alone was to be computed."""
+        outputs = []
+        for item in planned:
+            sequence = item.sequence
+            if not sequence.samples_nothing or sequence.is_finished:
+                continue
+            if sequence.num_computed_tokens == sequence.num_prompt_tokens:
+                self._end(sequence)
+                outputs.append(_stopped(sequence, Stop(FinishReason.LENGTH)))
         return outputs
 
     def _discard_in_flight(self) -> None:
@@ -446,4 +480,5 @@ def _stopped(sequence: Sequence, stop: Stop) -> EngineOutput:
         logprobs=() if wants_logprobs else None,
         finish_reason=stop.reason,
         stop_reason=stop.token_id,
+        num_cached_tokens=sequence.num_cached_tokens,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.messages import TokenLogprob
+from shared.messages import PromptLogprob, TokenLogprob
 from worker.engine.batch import ScheduledBatch
 
 
@@ -14,7 +14,8 @@ from worker.engine.batch import ScheduledBatch
 class StepResult:
     """What a step sampled, by seq_id: exactly the sequences whose `samples` was set.
 
-    A sequence in `failed` has no sampled token; the value says why: an ErrorCode's value, and
+    `prompt_logprobs` has an entry for each position of a sequence's `scores`, in their order. A
+    sequence in `failed` has no sampled token; the value says why: an ErrorCode's value, and
     behind ": " a sentence where there is more to say. Its fault is its own: the others' results
     stand.
     """
@@ -22,6 +23,7 @@ class StepResult:
     token_ids: Mapping[int, int]
     logprobs: Mapping[int, TokenLogprob] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, Sequence[PromptLogprob]] = field(default_factory=dict)
 
 
 class StepHandle(Protocol):

@@ -89,6 +89,8 @@ def failure_of(
         known = name in ErrorCode.__members__.values()
         code = ErrorCode(name) if known else ErrorCode.ENGINE_ERROR
         return code, f"the model runner gave this sequence up: {why or reason}"
+    if len(result.prompt_logprobs.get(seq_id, ())) != len(item.scores):
+        return ErrorCode.ENGINE_ERROR, "the model runner did not score the prompt"
     if not item.samples:
         return None
     token_id = result.token_ids.get(seq_id)

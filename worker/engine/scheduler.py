@@ -50,6 +50,7 @@ class PlannedSequence:
     num_tokens: int
     samples: bool
     num_preemptions: int  # when planned: a later value means that this work was thrown away
+    scores: range = range(0)  # as ScheduledSequence.scores
 
     @property
     def end(self) -> int:
@@ -169,6 +170,7 @@ class Scheduler:
             if item.samples:
                 sequence.append(token_ids[sequence.seq_id])
                 grown.append(sequence)
+            sequence.num_scored_tokens = max(sequence.num_scored_tokens, item.scores.stop)
             if item.num_preemptions == sequence.num_preemptions:
                 sequence.num_computed_tokens += item.num_tokens
                 sequence.num_scheduled_tokens -= item.num_tokens
@@ -288,8 +290,9 @@ class Scheduler:
             sequence=sequence,
             start=start,
             num_tokens=end - start,
-            samples=end == sequence.num_virtual_tokens,
+            samples=end == sequence.num_virtual_tokens and not sequence.samples_nothing,
             num_preemptions=sequence.num_preemptions,
+            scores=_scores(sequence, start, end),
         )
         assert item.num_tokens > 0
         return item
@@ -309,6 +312,7 @@ class Scheduler:
                     params=sequence.params,
                     prompt_token_ids=sequence.prompt_token_ids,
                     output_token_ids=sequence.output_token_ids,
+                    scores=item.scores,
                 )
             )
             sequence.num_scheduled_tokens += item.num_tokens
@@ -319,3 +323,11 @@ class Scheduler:
             return ScheduledBatch(())
         gone, self._gone_seq_ids = tuple(self._gone_seq_ids), []
         return ScheduledBatch(tuple(scheduled), gone)
+
+
+def _scores(sequence: Sequence, start: int, end: int) -> range:
+    """Returns the prompt positions whose log probabilities computing [start, end) gives."""
+    positions = range(
+        max(start + 1, sequence.num_scored_tokens), min(end + 1, sequence.num_prompt_tokens)
+    )
+    return positions or range(0)

@@ -48,6 +48,7 @@ class Sequence:
         "num_preemptions",
         "num_published_blocks",
         "num_scheduled_tokens",
+        "num_scored_tokens",
         "output_token_ids",
         "params",
         "priority",
@@ -71,8 +72,12 @@ class Sequence:
         tenant: str = "default",
         job_id: str = "",
         priority: int = 0,
+        scores_prompt: bool = False,
     ) -> None:
-        """`job_id`: sequences that share it are choices of one job; empty: it is a job alone."""
+        """`job_id`: sequences that share it are choices of one job; empty: it is a job alone.
+
+        `scores_prompt`: the log probabilities of its prompt are wanted.
+        """
         self.seq_id = seq_id
         self.job_id = job_id or request_id
         self.request_id = request_id
@@ -90,6 +95,8 @@ class Sequence:
         self.in_flight = 0
         self.num_preemptions = 0
         self.num_cached_tokens = 0  # of the prompt, got by the first admission's prefix hit
+        # Of the prompt, those whose log probabilities are known or not wanted. The first has none.
+        self.num_scored_tokens = 1 if scores_prompt else len(prompt_token_ids)
         self.num_counted_prompt_tokens = 0  # already in the engine's statistics
         self.block_table: list[int] = []
         self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as asked for
@@ -131,8 +138,23 @@ class Sequence:
         return self.num_virtual_tokens - self.next_position
 
     @property
+    def samples_nothing(self) -> bool:
+        """Its prompt alone is computed."""
+        return self.params.max_tokens == 0
+
+    @property
+    def num_skippable_tokens(self) -> int:
+        """Leading tokens that need not be computed where their KV is found. The last one has to
+        be, or there are no logits, and so has what the next log probability follows from."""
+        if self.num_scored_tokens < self.num_prompt_tokens:
+            return self.num_scored_tokens - 1
+        return self.num_tokens - 1
+
+    @property
     def is_complete_in_flight(self) -> bool:
         """Its last possible token is being sampled: there is nothing left to launch."""
+        if self.samples_nothing:
+            return self.num_missing_tokens == 0
         return self.num_virtual_tokens >= self.max_num_tokens
 
     @property

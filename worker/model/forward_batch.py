@@ -12,6 +12,7 @@ from torch import Tensor
 
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.attention.base import AttentionMetadata
+from worker.model.prompt_scorer import ScoredRows, rows_with_scores
 from worker.model.transfer import to_device
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
@@ -31,8 +32,10 @@ class ForwardBatch:
 
     input_ids: Tensor  # [T]
     positions: Tensor  # [T]
-    logits_rows: Tensor  # [N] tokens whose logits are sampled from
-    sampling: tuple[ScheduledSequence, ...]  # the N sequences, in the same order
+    logits_rows: Tensor  # [N] tokens whose logits are sampled from, or score a prompt, in order
+    sampling: tuple[ScheduledSequence, ...]  # the sequences that are sampled from
+    sampled: Tensor | None  # [len(sampling)] their places among the N; None: they are all of them
+    scored: ScoredRows | None  # the places of all others, and what they score
     metadata: AttentionMetadata
 
     @classmethod
@@ -61,6 +64,10 @@ class ForwardBatch:
             host.write(row, int(ends[row]), sequence, block_size, vocab_size)
         unknown = _unknown_tokens(sequences, ends, previous)
         sampling = [row for row, sequence in enumerate(sequences) if sequence.samples]
+        logits_rows = ends[1:][sampling] - 1
+        sampled = scored = None
+        if any(sequence.scores for sequence in sequences):
+            logits_rows, sampled, scored = rows_with_scores(sequences, ends, device)
         arrays = [
             host.input_ids,
             host.positions,
@@ -68,7 +75,7 @@ class ForwardBatch:
             ends,
             np.array(context_lens, dtype=np.int32),
             host.block_table.reshape(-1),
-            ends[1:][sampling] - 1,
+            logits_rows,
             *unknown,
         ]
         sizes = [len(array) for array in arrays]
@@ -93,6 +100,8 @@ class ForwardBatch:
             positions=positions,
             logits_rows=rows,
             sampling=tuple(sequences[row] for row in sampling),
+            sampled=sampled,
+            scored=scored,
             metadata=metadata,
         )
 

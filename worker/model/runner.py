@@ -15,6 +15,7 @@ from worker.model.device import step_failure
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.stack import DecoderStack
+from worker.model.prompt_scorer import PromptScores, score_prompts
 from worker.model.sampler import Logprobs, Sampled, Sampler
 from worker.model.sampling_row import SamplingRow
 from worker.model.transfer import to_host
@@ -93,8 +94,13 @@ class TorchModelRunner:
             self._grammar_masks.expect(batch.sequences)
         rows = forward.logits_rows
         hidden = self._stack(forward.input_ids, forward.positions, forward.metadata, rows)
+        scores = None
+        if forward.scored is not None:
+            scores = score_prompts(self._model, hidden, forward.scored)
         if not forward.sampling:
-            return TorchStepHandle({}, None, self._device)
+            return TorchStepHandle({}, None, self._device, scores)
+        if forward.sampled is not None:
+            hidden = hidden.index_select(0, forward.sampled)
         logits = self._model.logits(hidden)
         sampling = [
             SamplingRow.of(sequence, previous.index_of.get(sequence.seq_id))
@@ -103,14 +109,18 @@ class TorchModelRunner:
         sampled = self._sampler.sample(logits, sampling, previous.token_ids)
         index_of = {row.seq_id: i for i, row in enumerate(sampling)}
         self._previous = PreviousSample(sampled.token_ids, index_of)
-        return TorchStepHandle(index_of, sampled, self._device)
+        return TorchStepHandle(index_of, sampled, self._device, scores)
 
 
 class TorchStepHandle:
     """A launched step: its results are on their way to the host."""
 
     def __init__(
-        self, index_of: Mapping[int, int], sampled: Sampled | None, device: torch.device
+        self,
+        index_of: Mapping[int, int],
+        sampled: Sampled | None,
+        device: torch.device,
+        scores: PromptScores | None = None,
     ) -> None:
         self._index_of = index_of
         self._device = device
@@ -119,13 +129,13 @@ class TorchStepHandle:
         self._best_logits: Tensor | None = None
         self._logprobs: Logprobs | None = None
         self._failed: Mapping[int, str] = {}
-        if sampled is None:
-            return
-        self._failed = sampled.failed
-        self._token_ids = to_host(sampled.token_ids)
-        self._best_logits = to_host(sampled.best_logits)
-        self._logprobs = sampled.logprobs.to_host() if sampled.logprobs is not None else None
-        if sampled.token_ids.is_cuda:
+        self._scores = scores.to_host() if scores is not None else None
+        if sampled is not None:
+            self._failed = sampled.failed
+            self._token_ids = to_host(sampled.token_ids)
+            self._best_logits = to_host(sampled.best_logits)
+            self._logprobs = sampled.logprobs.to_host() if sampled.logprobs is not None else None
+        if device.type == "cuda" and not (sampled is None and scores is None):
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
 
@@ -140,10 +150,11 @@ class TorchStepHandle:
         raise failure
 
     def _collect(self) -> StepResult:
-        if self._token_ids is None or self._best_logits is None:
-            return StepResult({})
         if self._arrived is not None:
             self._arrived.synchronize()
+        scores, unscored = self._scores.by_sequence() if self._scores is not None else ({}, {})
+        if self._token_ids is None or self._best_logits is None:
+            return StepResult({}, failed=unscored, prompt_logprobs=scores)
         token_ids = self._token_ids.tolist()
         is_finite = torch.isfinite(self._best_logits).tolist()
         logprobs = self._logprobs.by_row(token_ids) if self._logprobs is not None else {}
@@ -153,5 +164,9 @@ class TorchStepHandle:
         return StepResult(
             token_ids={seq_id: token_ids[i] for seq_id, i in good.items()},
             logprobs={seq_id: logprobs[i] for seq_id, i in good.items() if i in logprobs},
-            failed={seq_id: failed[i] for seq_id, i in self._index_of.items() if i in failed},
+            failed={
+                **unscored,
+                **{seq_id: failed[i] for seq_id, i in self._index_of.items() if i in failed},
+            },
+            prompt_logprobs=scores,
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 from worker.model.attention.base import AttentionMetadata
 from worker.model.cpu.library import Batch, Layer, NativeKernels, Stack, Weight
 from worker.model.cpu.native_ops import NativeProduct, ProductScratch, Workspace
-from worker.model.cpu.ragged import last_token_work, ragged, work_list
+from worker.model.cpu.ragged import ragged, rows_work, work_list
 from worker.model.kv_pool import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
@@ -65,7 +65,7 @@ class NativeStack:
     ) -> Tensor:
         num_tokens = metadata.num_tokens
         work = work_list(metadata.query_lens, self._group)
-        last_work = last_token_work(metadata.query_lens, self._group, set(rows.tolist()))
+        last_work = rows_work(metadata.query_lens, self._group, rows.tolist())
         rooms = {name: room.rows(num_tokens) for name, room in self._rooms.items()}
         batch = Batch(
             tokens=num_tokens,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -35,15 +36,21 @@ def work_list(query_lens: tuple[int, ...], group: int) -> Tensor:
     )
 
 
-def last_token_work(query_lens: tuple[int, ...], group: int, rows: Collection[int]) -> Tensor:
-    """The items of those of `rows`, places in the batch, that end a sequence."""
+def rows_work(query_lens: tuple[int, ...], group: int, rows: Sequence[int]) -> Tensor:
+    """The items of `rows`, places in the batch in their order; of each sequence from its first row
+    to its last."""
+    items, at = [], 0
     ends = zip(query_lens, itertools.accumulate(query_lens), strict=True)
-    return _tensor(
-        (sequence, start)
-        for sequence, (length, end) in enumerate(ends)
-        if end - 1 in rows
-        for start in range((length - 1) * group, length * group, ATTENTION_ROWS)
-    )
+    for sequence, (length, end) in enumerate(ends):
+        past = bisect_left(rows, end, lo=at)
+        if past > at:
+            first, last = (row - (end - length) for row in (rows[at], rows[past - 1]))
+            items += [
+                (sequence, start)
+                for start in range(first * group, (last + 1) * group, ATTENTION_ROWS)
+            ]
+        at = past
+    return _tensor(items)
 
 
 def _tensor(items: Iterable[tuple[int, int]]) -> Tensor:

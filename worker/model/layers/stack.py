@@ -18,8 +18,8 @@ class DecoderStack(Protocol):
     ) -> Tensor:
         """[num_tokens] twice -> final hidden states [N, hidden] of `rows` [N], until the next call.
 
-        Rows come in order, and each is the last token of its sequence in this step. Writes the keys
-        and values of all tokens to their slots.
+        Rows come in order: of a sequence its last token in this step, or any run of its tokens.
+        Writes the keys and values of all tokens to their slots.
         """
         ...
 

@@ -1,0 +1,132 @@
+"""Log probabilities of prompts: what the model thought of each token before it was told.
+
+A chunk's logits are [tokens, vocab]: of a long chunk and a large vocabulary some gigabytes. So they
+are made for a few rows at a time, each row gives the few numbers that were asked for, and the rest
+is dropped. They are the model's own: no bias, penalty or grammar is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.messages import ErrorCode, PromptLogprob
+from worker.engine.batch import ScheduledSequence
+from worker.model.layers.decoder import CausalLM
+from worker.model.transfer import to_device, to_host
+
+MAX_LOGITS = 1 << 23  # made at once: 32 MiB of float32, and as much again for what compares them
+DECIMALS = 1e6  # six: far finer than what another order of summing up changes
+
+Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """Rows of a step's hidden states that score prompt tokens, sequence by sequence."""
+
+    places: Tensor  # [n] int64, among the step's rows
+    token_ids: Tensor  # [n] int64, the tokens that are scored
+    sequences: tuple[ScheduledSequence, ...]  # with `scores`; together they have n of them
+
+
+def rows_with_scores(
+    sequences: Sequence[ScheduledSequence], ends: Int32Array, device: torch.device
+) -> tuple[Int32Array, Tensor, ScoredRows]:
+    """Returns the rows of a batch that are sampled from or score something, in order, the places
+    of the sampled among them, and the others."""
+    rows: list[int] = []
+    sampled: list[int] = []
+    places: list[int] = []
+    token_ids: list[int] = []
+    for begin, sequence in zip(ends.tolist(), sequences, strict=False):
+        scores, first = sequence.scores, begin - sequence.start - 1
+        places += range(len(rows), len(rows) + len(scores))
+        rows += range(first + scores.start, first + scores.stop) if scores else ()
+        token_ids += sequence.prompt_token_ids[scores.start : scores.stop]
+        if sequence.samples:
+            sampled.append(len(rows))
+            rows.append(begin + sequence.num_scheduled_tokens - 1)
+    there = to_device(np.array([places, token_ids], dtype=np.int64), device)
+    scored = ScoredRows(there[0], there[1], tuple(s for s in sequences if s.scores))
+    return (
+        np.array(rows, dtype=np.int32),
+        to_device(np.array(sampled, dtype=np.int64), device),
+        scored,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Of each scored token its log probability and rank, and the best ones'."""
+
+    sequences: tuple[ScheduledSequence, ...]
+    chosen: Tensor  # [n] float64
+    ranks: Tensor  # [n] int64, from 1
+    top_ids: Tensor  # [n, k] int64
+    top: Tensor  # [n, k] float64
+
+    def to_host(self) -> PromptScores:
+        return PromptScores(
+            self.sequences,
+            to_host(self.chosen),
+            to_host(self.ranks),
+            to_host(self.top_ids),
+            to_host(self.top),
+        )
+
+    def by_sequence(self) -> tuple[dict[int, tuple[PromptLogprob, ...]], Mapping[int, str]]:
+        """Called on the host's copy. Returns the scores by sequence id, and why others have none:
+        a model gave NaN, or nothing to compare with."""
+        scores, failed, begin = {}, {}, 0
+        is_number = torch.isfinite(self.chosen) | torch.isneginf(self.chosen)
+        for sequence in self.sequences:
+            part = slice(begin, begin + len(sequence.scores))
+            begin = part.stop
+            if not bool(is_number[part].all()):
+                failed[sequence.seq_id] = ErrorCode.NONFINITE_LOGITS.value
+                continue
+            num_top = sequence.params.prompt_logprobs or 0
+            scores[sequence.seq_id] = tuple(
+                PromptLogprob(token_id, logprob, rank, tuple(zip(top_ids, top, strict=True)))
+                for token_id, logprob, rank, top_ids, top in zip(
+                    sequence.prompt_token_ids[sequence.scores.start : sequence.scores.stop],
+                    self.chosen[part].tolist(),
+                    self.ranks[part].tolist(),
+                    self.top_ids[part, :num_top].tolist(),
+                    self.top[part, :num_top].tolist(),
+                    strict=True,
+                )
+            )
+        return scores, failed
+
+
+def score_prompts(model: CausalLM, hidden: Tensor, scored: ScoredRows) -> PromptScores:
+    """Scores tokens by final hidden states [rows, hidden]. Never waits for a CUDA device.
+
+    The logits of at most MAX_LOGITS numbers, and of one row at least, are held at any time.
+    """
+    vocab_size = model.config.vocab_size
+    num_top = max(sequence.params.prompt_logprobs or 0 for sequence in scored.sequences)
+    step = max(1, MAX_LOGITS // vocab_size)
+    parts = []
+    for begin in range(0, len(scored.places), step):
+        part = slice(begin, begin + step)
+        rows = hidden.index_select(0, scored.places[part])
+        logits = model.logits(rows).float()
+        picked = logits.gather(1, scored.token_ids[part, None])
+        norm = logits.logsumexp(dim=1, keepdim=True)
+        best, best_ids = logits.topk(min(num_top, vocab_size), dim=1)
+        ranks = (logits > picked).sum(dim=1) + 1
+        parts.append((_rounded(picked - norm)[:, 0], ranks, best_ids, _rounded(best - norm)))
+    return PromptScores(scored.sequences, *(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _rounded(logprobs: Tensor) -> Tensor:
+    """As float64 with few digits: they are written as text, thousands of them."""
+    return (logprobs.double() * DECIMALS).round() / DECIMALS + 0.0
