@@ -244,6 +244,11 @@ class Job:
         if self.retain_ms is not None:
             _whole("retain_ms", self.retain_ms, 1, MAX_RETAIN_MS)
 
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """How many tokens of the prompt are scored: all but the first where that is asked for."""
+        return 0 if self.sampling.prompt_logprobs is None else len(self.prompt_token_ids) - 1
+
 
 class Cursor(NamedTuple):
     """How far a stream is: tokens and UTF-8 bytes of text so far, both cumulative.
@@ -347,7 +352,8 @@ class Delta:
 PROMPT_SLICE_TOKENS = 512  # of one PromptSlice: some 200 KiB with twenty alternatives each
 
 
-class PromptSlice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PromptSlice:
     """Log probabilities of a part of the prompt. Durable; all of them precede the first delta.
 
     Slice i has those of the tokens from `i * PROMPT_SLICE_TOKENS + 1` on; the first token of a
@@ -358,11 +364,9 @@ class PromptSlice(NamedTuple):
     entries: bytes  # of PromptLogprob, encoded; see shared.transport.entries
 
 
-def num_prompt_slices(job: Job) -> int:
-    """Returns how many slices the log of a job has before its first delta."""
-    if job.sampling.prompt_logprobs is None:
-        return 0
-    return -(-(len(job.prompt_token_ids) - 1) // PROMPT_SLICE_TOKENS)
+def num_slices_of(num_entries: int) -> int:
+    """Returns how many slices so many log probabilities make."""
+    return -(-num_entries // PROMPT_SLICE_TOKENS)
 
 
 class ChoiceDelta(NamedTuple):

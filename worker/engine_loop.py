@@ -149,6 +149,7 @@ def _request(message: AddRequest) -> EngineRequest:
         tenant=message.tenant,
         job_id=message.job_id,
         priority=message.priority,
+        scores_prompt=message.scores_prompt,
     )
 
 
@@ -162,6 +163,7 @@ def _requests(message: AddChoices) -> Iterator[EngineRequest]:
             tenant=message.tenant,
             job_id=message.job_id,
             priority=message.priority,
+            scores_prompt=False,
         )
 
 
@@ -175,4 +177,5 @@ def _tokens_out(output: EngineOutput) -> TokensOut:
         error=output.error,
         message=output.message,
         num_cached_tokens=output.num_cached_tokens,
+        prompt_logprobs=output.prompt_logprobs,
     )

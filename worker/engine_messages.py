@@ -10,7 +10,7 @@ import struct
 
 import msgspec
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+from shared.messages import ErrorCode, FinishReason, PromptLogprob, SamplingParams, TokenLogprob
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 256 * 2**20
@@ -62,6 +62,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     sampling: SamplingParams
     tenant: str
     priority: int
+    scores_prompt: bool = True
 
 
 class ChoiceStart(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +76,8 @@ class ChoiceStart(msgspec.Struct, frozen=True, array_like=True):
 class AddChoices(msgspec.Struct, frozen=True, tag="add_choices"):
     """Run these too: further choices of one job, which differ in their seeds and outputs only.
 
-    Each is answered as if it had been added alone. Sent when the first one's prompt has been
+    Each is answered as if it had been added alone, but for the log probabilities of the prompt,
+    which the first one gives. Sent when the first one's prompt has been
     computed, so that they find it in the prefix cache.
     """
 
@@ -132,7 +134,10 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 
 class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
-    """New tokens of one request, and its end if `finish_reason` is given."""
+    """New tokens of one request, and its end if `finish_reason` is given.
+
+    One with `prompt_logprobs` has nothing else.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -142,6 +147,7 @@ class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
     error: ErrorCode | None
     message: str
     num_cached_tokens: int
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):

@@ -27,6 +27,7 @@ from worker.engine_messages import (
     TokensOut,
 )
 from worker.output import OutputProcessor, Piece, ReplayMismatch, ended_already
+from worker.prompt_log import PromptLog
 from worker.publisher import Publisher, Settled
 from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
 from worker.served_model import JobRefused, ServedModel
@@ -113,6 +114,9 @@ class JobRunner:
             logged=delivery.logged,
             has_choices=delivery.job.num_choices > 1,
             snapshot=delivery.snapshot,
+            prompt=PromptLog(delivery.job.num_prompt_logprobs)
+            if delivery.end == START
+            else PromptLog.of_log(delivery.prompt_slices),
         )
 
     def _enter_engine(self, running: RunningJob) -> None:
@@ -131,6 +135,8 @@ class JobRunner:
                     sampling=replace(job.sampling, seed=_seed_of(job, choice)),
                     tenant=job.tenant,
                     priority=job.lane,
+                    # A log that has begun has all of them.
+                    scores_prompt=running.num_resumed == 0,
                 )
             )
 
@@ -189,6 +195,9 @@ class JobRunner:
 
     def _take_output(self, running: RunningJob, choice: RunningChoice, output: TokensOut) -> None:
         assert choice.processor is not None, "the engine has choices with a processor only"
+        if output.prompt_logprobs:
+            self._publisher.add_prompt_logprobs(running.job.job_id, output.prompt_logprobs)
+            return
         if running.cached_tokens is None:
             running.cached_tokens = output.num_cached_tokens
             self._publisher.note_cached_tokens(running.job.job_id, output.num_cached_tokens)

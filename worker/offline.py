@@ -25,6 +25,7 @@ from shared.messages import (
     ErrorCode,
     FinishReason,
     InvalidParameter,
+    PromptLogprob,
     SamplingParams,
     TokenLogprob,
 )
@@ -65,6 +66,7 @@ class OfflineResult:
     logprobs: tuple[TokenLogprob, ...] | None
     error: ErrorCode | None = None
     message: str = ""
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None  # of all its tokens but the first
 
 
 class LLM:
@@ -139,7 +141,12 @@ class LLM:
         finally:
             bar.close()
             self._clear(requests)
-        return [generation.result() for generation in live]
+        results = [generation.result() for generation in live]
+        # A prompt is scored for its first choice.
+        return [
+            replace(result, prompt_logprobs=results[at - at % n].prompt_logprobs)
+            for at, result in enumerate(results)
+        ]
 
     def _requests(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], n: int
@@ -154,6 +161,7 @@ class LLM:
                     request_id=f"prompt-{i}/{choice}",
                     prompt_token_ids=tuple(token_ids),
                     params=replace(sampling, seed=choice_seed(sampling.seed, choice)),
+                    scores_prompt=choice == 0,
                 )
                 for choice in range(n)
             ]
@@ -178,6 +186,8 @@ class LLM:
             for output in engine.step():
                 generation = by_id[output.request_id]
                 generation.take(output)
+                if output.prompt_logprobs:
+                    continue
                 pending.extendleft(reversed(others.pop(output.request_id, ())))
                 if generation.finish_reason is not None:
                     bar.finished(1)
@@ -207,11 +217,15 @@ class _Generation:
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._processor = OutputProcessor(self.tokenizer, self.request.params)
 
     def take(self, output: EngineOutput) -> None:
+        self.prompt_logprobs += output.prompt_logprobs
+        if output.prompt_logprobs:
+            return
         self.num_cached_tokens = output.num_cached_tokens
         if output.error is not None:
             self.texts.append(self._processor.abort())
@@ -238,6 +252,9 @@ class _Generation:
             logprobs=None if self.request.params.logprobs is None else tuple(self.logprobs),
             error=self.error,
             message=self.message,
+            prompt_logprobs=None
+            if self.request.params.prompt_logprobs is None
+            else tuple(self.prompt_logprobs),
         )
 
 

@@ -8,9 +8,18 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import ceil
 
-from shared.messages import START, Cursor, Delta, Segment, TokenLogprob, segment_deltas
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    PromptLogprob,
+    Segment,
+    TokenLogprob,
+    segment_deltas,
+)
 from shared.transport.base import Append, JobEnd, JobSnapshot
 from shared.transport.segments import chain_links
+from worker.prompt_log import PromptLog
 
 ChainHash = Callable[[str, Sequence[int]], str]
 
@@ -36,12 +45,15 @@ class Outbox:
         logged: Sequence[Delta] = (),
         has_choices: bool = False,
         snapshot: JobSnapshot | None = None,
+        prompt: PromptLog | None = None,
     ) -> None:
         """`end` is where the log stands, `links` what it holds (see chain_links).
 
         `logged`: the log itself; without it nothing before `end` can be written again. `snapshot`:
-        the job as it was claimed, to put it back from.
+        the job as it was claimed, to put it back from. `prompt`: the log probabilities of its
+        prompt; None where it asks for none.
         """
+        self._prompt = prompt or PromptLog(0)
         self.snapshot = snapshot
         self.sure_s = time.monotonic()  # when the server last knew this attempt
         self.job_id = job_id
@@ -93,6 +105,10 @@ class Outbox:
         if segment is not None:
             self._segments.append(segment)
 
+    def add_prompt_logprobs(self, entries: Sequence[PromptLogprob]) -> None:
+        """More of the prompt's, all of them before the first piece."""
+        self._prompt.add(entries)
+
     def finish(self, end: JobEnd) -> None:
         """No more output; the end travels with the last of it. Ignored after `fail`."""
         if self._failed:
@@ -128,8 +144,8 @@ class Outbox:
 
     @property
     def has_something(self) -> bool:
-        """True when an append would say something: new tokens, or the end."""
-        return not self.over and (self.num_unsent > 0 or self.ending)
+        """True when an append would say something: of the prompt, new tokens, or the end."""
+        return not self.over and (self.num_unsent > 0 or self.ending or self._has_slice)
 
     @property
     def is_first(self) -> bool:
@@ -137,7 +153,19 @@ class Outbox:
         return self.accepted.num_tokens == 0 and self.num_unsent > 0
 
     def next_append(self) -> Append:
-        """All that is not durable; the same again while the last one is not settled."""
+        """All that is not durable; the same again while the last one is not settled.
+
+        Of the prompt's log probabilities a slice at a time, before everything else.
+        """
+        if self._in_flight is None and self._has_slice:
+            self._in_flight = Append(
+                job_id=self.job_id,
+                attempt=self.attempt,
+                delta=Delta(START, START, (), ""),
+                start_hash="",
+                end_hash="",
+                prompt_slice=self._prompt.next_slice,
+            )
         if self._in_flight is None:
             begin = self._num_accepted
             end = self._end_of_append(begin)
@@ -157,6 +185,7 @@ class Outbox:
                 end_hash=self._chain(self._accepted_hash, links),
                 end_of_job=self._end if end == len(self._texts) else None,
                 cached_tokens=self.cached_tokens,
+                num_prompt_slices=0 if self._failed else self._prompt.num_slices,
             )
             self._num_in_flight = end
         return self._in_flight
@@ -164,6 +193,11 @@ class Outbox:
     def accept(self) -> None:
         """The append is durable; `over` when it carried the end."""
         assert self._in_flight is not None, "nothing was offered"
+        if self._in_flight.prompt_slice is not None:
+            self._prompt.accept()
+            self._in_flight = None
+            self.num_gaps = 0
+            return
         self._num_accepted = self._num_in_flight
         self._accepted_hash = self._in_flight.end_hash
         self.over = self._in_flight.end_of_job is not None
@@ -179,9 +213,15 @@ class Outbox:
         token_ids = self._token_ids[: log_end.num_tokens - self._base.num_tokens]
         links = chain_links(token_ids, self._segments[:index] if self._segments else None)
         self._in_flight = None
+        if log_end == START:
+            self._prompt.rewind()
         self._num_accepted = index
         self._accepted_hash = self._chain(self._base_hash, links)
         return True
+
+    @property
+    def _has_slice(self) -> bool:
+        return not self._failed and self._prompt.next_slice is not None
 
     def _take_log(self, logged: Sequence[Delta], *, has_choices: bool) -> None:
         """What earlier attempts logged, as pieces that are durable."""

@@ -23,6 +23,7 @@ from shared.messages import (
     Delta,
     ErrorCode,
     JobState,
+    PromptLogprob,
     Segment,
     TokenLogprob,
     Usage,
@@ -38,6 +39,7 @@ from shared.transport.base import (
     TransportError,
 )
 from worker.outbox import ChainHash, Outbox
+from worker.prompt_log import PromptLog
 
 MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
 MAX_GAPS = 3  # in a row, of one job
@@ -130,6 +132,7 @@ class Publisher:
         logged: Sequence[Delta] = (),
         has_choices: bool = False,
         snapshot: JobSnapshot | None = None,
+        prompt: PromptLog | None = None,
     ) -> None:
         """From now on this job speaks, under this attempt, from where its log ends.
 
@@ -145,6 +148,7 @@ class Publisher:
             logged=logged,
             has_choices=has_choices,
             snapshot=snapshot,
+            prompt=prompt,
         )
 
     def add(
@@ -162,6 +166,13 @@ class Publisher:
         outbox = self._outboxes.get(job_id)
         if outbox is not None:
             outbox.add(token_ids, text, logprobs, segment)
+            self._notice(outbox)
+
+    def add_prompt_logprobs(self, job_id: str, entries: Sequence[PromptLogprob]) -> None:
+        """More of a job's prompt, all of it before the first of `add`."""
+        outbox = self._outboxes.get(job_id)
+        if outbox is not None:
+            outbox.add_prompt_logprobs(entries)
             self._notice(outbox)
 
     def note_cached_tokens(self, job_id: str, num_tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.messages import Delta, FinishReason, JobState
+from shared.messages import START, Delta, FinishReason, JobState
 from shared.transport.base import Append, AppendResult, AppendStatus
 from shared.transport.entries import encode_logprobs, encode_stop_reason, encode_token_ids
 from shared.transport.scripts import Argument
@@ -22,6 +22,8 @@ def refusal_of(item: Append) -> AppendResult | None:
     """REJECTED for an item that the log could not hold or a reader not read; else None."""
     delta, end = item.delta, item.end_of_job
     num_tokens = delta.end.num_tokens - delta.start.num_tokens
+    if item.prompt_slice is not None and (delta.end != START or end is not None):
+        return _rejected("a slice of the prompt comes alone and first")
     if num_tokens != len(delta.token_ids):
         return _rejected("token_ids do not fill the range")
     if delta.logprobs is not None and len(delta.logprobs) != num_tokens:
@@ -51,8 +53,9 @@ def refusal_of(item: Append) -> AppendResult | None:
 
 
 def append_arguments(item: Append) -> tuple[Argument, ...]:
-    """The 16 arguments of lua/append.lua's items."""
-    delta, end = item.delta, item.end_of_job
+    """The 18 arguments of lua/append.lua's items."""
+    delta, end, prompt = item.delta, item.end_of_job, item.prompt_slice
+    num_slices = item.num_prompt_slices if end is None or end.state is JobState.FINISHED else 0
     cached = item.cached_tokens
     state = reason = tail = ""
     if end is not None:
@@ -76,6 +79,8 @@ def append_arguments(item: Append) -> tuple[Argument, ...]:
         state,
         reason,
         tail,
+        (num_slices or "") if prompt is None else prompt.index,
+        b"" if prompt is None else prompt.entries,
     )
 
 

@@ -21,6 +21,7 @@ from shared.messages import (
     JobEvent,
     JobState,
     OnDisconnect,
+    PromptSlice,
     Segment,
     TokenLogprob,
     Usage,
@@ -304,7 +305,8 @@ class JobStore(Protocol):
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:
-        """Durable events (Delta, then one Finished or Failed) strictly after `after`, in order."""
+        """Durable events strictly after `after`, in order: PromptSlice, of a job that asks for
+        them, Delta, then one Finished or Failed. Slice i lies at Cursor(0, i + 1)."""
         ...
 
     async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
@@ -413,6 +415,10 @@ class Append:
     over their links, see chain_links, where the delta has segments).
     A job that ends without new tokens has `start == end` and no token ids; any text that was still
     held back travels in `delta.text` (then `end.num_bytes` grows alone).
+
+    With a `prompt_slice` it says that and nothing else: the delta is empty and lies at the start.
+    The first delta behind `num_prompt_slices` of them, and the end in its place, meet a gap where
+    the log has fewer; a slice that is there already is left as it is.
     """
 
     job_id: str
@@ -422,6 +428,8 @@ class Append:
     end_hash: str
     end_of_job: JobEnd | None = None
     cached_tokens: int | None = None  # the first attempt's prefix hit, kept by its first append
+    prompt_slice: PromptSlice | None = None
+    num_prompt_slices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +471,7 @@ class Delivery:
     segments: tuple[Segment, ...] | None = None
     logged: tuple[Delta, ...] = field(default=(), repr=False)  # the log; () where none is needed
     snapshot: JobSnapshot | None = field(default=None, compare=False, repr=False)
+    prompt_slices: tuple[PromptSlice, ...] = field(default=(), repr=False)  # where a delta follows
 
     @property
     def choices(self) -> tuple[LoggedChoice, ...]:

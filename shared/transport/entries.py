@@ -1,8 +1,9 @@
 """Log entries and live frames: the two forms in which events cross the wire.
 
 A log entry's id is its cursor, `<tokens>-<utf8 bytes>`, both cumulative; the last entry has
-`k=end` and the id `<tokens + 1>-0`. A frame is one pub/sub message, fields joined by '|' with the
-one free text last. Entry kinds and fields that this release does not know are ignored.
+`k=end` and the id `<tokens + 1>-0`, slices of the prompt, which come first, have `k=prompt` and the
+id `0-<slice + 1>`. A frame is one pub/sub message, fields joined by '|' with the one free text
+last. Entry kinds and fields that this release does not know are ignored.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from shared.messages import (
     FinishReason,
     JobEvent,
     JobState,
+    PromptLogprob,
+    PromptSlice,
     Started,
     TokenLogprob,
     Usage,
@@ -34,6 +37,9 @@ _NULL = b"null"  # how minus infinity is written
 _logprobs_decoder = msgspec.json.Decoder(tuple[TokenLogprob, ...])
 _nullable_decoder = msgspec.json.Decoder(
     tuple[tuple[int, float | None, tuple[tuple[int, float | None], ...]], ...]
+)
+_prompt_decoder = msgspec.json.Decoder(
+    list[tuple[int, float | None, int, tuple[tuple[int, float | None], ...]]]
 )
 
 
@@ -64,6 +70,21 @@ def decode_logprobs(text: bytes) -> tuple[TokenLogprob, ...] | None:
         )
         for token_id, logprob, top in _nullable_decoder.decode(text)
     )
+
+
+def encode_prompt_logprobs(entries: Sequence[PromptLogprob]) -> bytes:
+    """As `encode_logprobs`, each with its rank behind its log probability."""
+    return msgspec.json.encode(entries)
+
+
+def decode_prompt_logprobs(text: bytes) -> list[PromptLogprob]:
+    """Raises ValueError for what is not a list of entries."""
+    return [
+        PromptLogprob(
+            token_id, _number(logprob), rank, tuple((other, _number(value)) for other, value in top)
+        )
+        for token_id, logprob, rank, top in _prompt_decoder.decode(text)
+    ]
 
 
 def _number(logprob: float | None) -> float:
@@ -102,6 +123,8 @@ def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | N
             stop_reason=decode_stop_reason(fields.get(b"stop_reason", b"")),
             message=fields.get(b"message", b"").decode(),
         )
+    if kind == b"prompt":
+        return PromptSlice(Cursor.parse(entry_id.decode()).num_bytes - 1, fields[b"lp"])
     if kind is not None:
         return None
     end = Cursor.parse(entry_id.decode())

@@ -24,7 +24,7 @@ _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths losses n b h prompt_tokens "
     b"cached_tokens q qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms "
     b"orphan_ms reason stop_reason message by fe og crid retain_ms choices lane work reserved "
-    b"idem durability sampling".split()
+    b"idem durability sampling ps".split()
 )
 # Fields of a worker's hash that are not its statistics.
 WORKER_FIELDS = frozenset(

@@ -14,7 +14,15 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from shared.codec import PayloadInvalid, decode_job
 from shared.keys import GROUP, Keys
-from shared.messages import Cursor, Delta, ErrorCode, JobState, Segment, TokenLogprob
+from shared.messages import (
+    Cursor,
+    Delta,
+    ErrorCode,
+    JobState,
+    PromptSlice,
+    Segment,
+    TokenLogprob,
+)
 from shared.transport.append_items import append_arguments, append_result, refusal_of
 from shared.transport.base import (
     Append,
@@ -346,7 +354,7 @@ class RedisJobQueue:
         except PayloadInvalid as error:
             await self._fail(worker_id, job_id, attempt, error.code, str(error))
             return None
-        deltas = await self._logged(job_id, end) if end.num_tokens else []
+        slices, deltas = await self._logged(job_id, end) if end.num_tokens else ([], [])
         token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
         segments = _segments_of(deltas)
         is_whole = len(token_ids) == end.num_tokens and all(
@@ -370,9 +378,11 @@ class RedisJobQueue:
             segments=segments,
             logged=tuple(deltas),
             snapshot=JobSnapshot(request, facts, tuple(fields), claimed_s),
+            prompt_slices=tuple(slices),
         )
 
-    async def _logged(self, job_id: str, end: Cursor) -> list[Delta]:
+    async def _logged(self, job_id: str, end: Cursor) -> tuple[list[PromptSlice], list[Delta]]:
+        slices: list[PromptSlice] = []
         deltas: list[Delta] = []
         start, log_key = "-", self._keys.log(job_id)
         while True:
@@ -381,8 +391,10 @@ class RedisJobQueue:
                 event = decode_entry(entry_id, fields)
                 if isinstance(event, Delta):
                     deltas.append(event)
+                elif isinstance(event, PromptSlice):
+                    slices.append(event)
             if len(rows) < LOG_PAGE:
-                return deltas
+                return slices, deltas
             start = "(" + rows[-1][0].decode()
 
     async def _fail(

@@ -21,6 +21,8 @@ from shared.messages import (
     Delta,
     Durability,
     ErrorCode,
+    Failed,
+    Finished,
     Job,
     JobEvent,
     JobState,
@@ -230,7 +232,7 @@ class RedisJobStore:
         if rows or not fields:
             return await _events(job_id, rows)
         last = await _events(job_id, newest)
-        if last and not isinstance(last[0], Delta):
+        if last and isinstance(last[0], Finished | Failed):
             return last
         end = end_of(fields)
         if end is None:

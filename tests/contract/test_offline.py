@@ -35,6 +35,17 @@ def test_prompts_together_say_what_each_says_alone(llm: LLM) -> None:
         assert len(result.logprobs) == len(result.token_ids) > 0
 
 
+def test_a_prompt_is_scored_for_all_its_results(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=0, temperature=1.0, seed=5, prompt_logprobs=2)
+    results = llm.generate(PROMPTS[:1], params, progress=False, n=3)
+    assert [result.text for result in results] == [""] * 3
+    scores = results[0].prompt_logprobs
+    assert scores is not None
+    assert len(scores) == results[0].num_prompt_tokens - 1
+    assert all(len(entry.top) == 2 and entry.logprob < 0 for entry in scores)
+    assert [result.prompt_logprobs for result in results] == [scores] * 3
+
+
 def test_the_text_is_cut_before_a_stop_string(llm: LLM) -> None:
     greedy = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     whole = llm.generate(PROMPTS[:1], greedy, progress=False)[0].text

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.messages import ErrorCode, SamplingParams, TokenLogprob
+from shared.messages import ErrorCode, PromptLogprob, SamplingParams, TokenLogprob
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.errors import DeviceLost, OutOfMemory
@@ -167,8 +167,9 @@ class FakeDevice:
             if fault == "lost":
                 raise DeviceLost("launch")
             raise OutOfMemory("launch") if fault == "memory" else InjectedFault("launch")
-        sampled, logprobs, failed = {}, {}, {}
+        sampled, logprobs, failed, scores = {}, {}, {}, {}
         for item in batch.sequences:
+            scores[item.seq_id] = self._scores(item)
             if item.seq_id in self.doomed:
                 if fault == "sequence":
                     failed[item.seq_id] = self.rng.choice([ErrorCode.NONFINITE_LOGITS, "no such"])
@@ -182,7 +183,7 @@ class FakeDevice:
                 logprobs[item.seq_id] = TokenLogprob(token, 0.0)
         tables = [(item, list(item.block_table)) for item in batch.sequences]
         handle = Handle(
-            StepResult(sampled, logprobs, failed),
+            StepResult(sampled, logprobs, failed, scores),
             self.next_launch,
             self,
             fault if fault in ("collect", "lost") else "",
@@ -192,6 +193,12 @@ class FakeDevice:
         self.next_launch += 1
         self.outstanding.append(handle)
         return handle
+
+    def _scores(self, item: ScheduledSequence) -> tuple[PromptLogprob, ...]:
+        """Of tokens whose predecessors this very step computes: no cache has their logits."""
+        for position in item.scores:
+            require(item.start < position <= item.end, "a score of another step", item, position)
+        return tuple(PromptLogprob(item.prompt_token_ids[p], 0.0, 1) for p in item.scores)
 
     def _check_shape(self, batch: ScheduledBatch) -> None:
         config = self.config

@@ -34,6 +34,8 @@ def lone_run(
     """What the request says when it has the whole engine for itself."""
     tokens = list(prompt)
     capacity = config.num_blocks * config.block_size
+    if params.max_tokens == 0:
+        return [], Ending(FinishReason.LENGTH)
     while True:
         num_outputs = len(tokens) - len(prompt)
         token = next_token(tokens, params, num_outputs, vocab)
@@ -63,9 +65,19 @@ class Client:
     got: list[int] = field(default_factory=list)
     state: str = "new"  # new, live, ended, cancelled, failed
     may_resume: bool = False
+    scored: list[int] = field(default_factory=list)  # tokens of the prompt
 
     def take(self, output: EngineOutput) -> None:
         assert self.state == "live", f"{self.state} request got {output}"
+        if output.prompt_logprobs:
+            assert (output.token_ids, output.finish_reason) == ((), None)
+            self.scored += [entry.token_id for entry in output.prompt_logprobs]
+            return
+        if output.error is None:
+            prompt = list(self.request.prompt_token_ids)
+            is_scored = self.request.params.prompt_logprobs is not None
+            is_scored = is_scored and self.request.scores_prompt
+            assert self.scored == (prompt[1:] if is_scored else []), "not once and in order"
         self.got += output.token_ids
         assert self.got == self.want[: len(self.got)], (self.got, self.want)
         wants_logprobs = self.request.params.logprobs is not None
@@ -160,7 +172,12 @@ class Workload:
         self.engine = Engine(self.config, self.device)
         again = [client for client in self.clients if client.state == "live"]
         for client in again:
-            client.request = replace(client.request, output_token_ids=tuple(client.got))
+            client.request = replace(
+                client.request,
+                output_token_ids=tuple(client.got),
+                scores_prompt=not client.got,
+            )
+            client.scored = []
             client.state = "new"
         return again
 
@@ -175,8 +192,10 @@ class Workload:
         prompt = rng.choice(self.prefixes) + self._tokens(1, 2 * config.block_size + 3)
         prompt = prompt[: max(1, room if rng.random() < 0.05 else room // 2)]
         max_tokens = rng.randint(1, 400) if rng.random() < 0.05 else rng.randint(1, 30)
+        max_tokens = 0 if rng.random() < 0.05 else max_tokens
         params = SamplingParams(
             max_tokens=max_tokens,
+            prompt_logprobs=0 if rng.random() < 0.25 else None,
             min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.3 else 0,
             ignore_eos=rng.random() < 0.3,
             stop_token_ids=(rng.randint(0, self.vocab - 2),) if rng.random() < 0.3 else (),
@@ -194,6 +213,7 @@ class Workload:
             prompt_token_ids=self.device.introduce(prompt, tenant),
             params=params,
             output_token_ids=tuple(want[:num_resumed]),
+            scores_prompt=num_resumed == 0,
             tenant=tenant,
             priority=rng.randint(0, 2),
         )
@@ -245,7 +265,9 @@ class Workload:
                     old,
                     prompt_token_ids=self.device.introduce(old.prompt_token_ids, old.tenant),
                     output_token_ids=tuple(client.got),
+                    scores_prompt=not client.got,
                 )
+                client.scored = []
                 client.state = "new"
                 again.append(client)
         return again

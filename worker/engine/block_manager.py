@@ -107,7 +107,8 @@ class BlockManager:
     def match(self, sequence: TokenSequence) -> list[int]:
         """The longest run of findable blocks that holds the sequence's first tokens.
 
-        Never covers a token that has to be computed: see Sequence.num_skippable_tokens. Changes nothing; the blocks stay what they are until `allocate` takes them.
+        Never covers a token that has to be computed: see Sequence.num_skippable_tokens.
+        Changes nothing; the blocks stay what they are until `allocate` takes them.
         """
         if not self.prefix_caching:
             return []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.messages import TokenLogprob
+from shared.messages import PromptLogprob, TokenLogprob
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.ports import StepResult
 
@@ -45,7 +46,8 @@ class EchoModelRunner:
             for s in sampled
             if s.params.logprobs is not None
         }
-        return _Done(StepResult(token_ids, logprobs))
+        scores = {s.seq_id: tuple(map(self._score(s), s.scores)) for s in batch.sequences}
+        return _Done(StepResult(token_ids, logprobs, prompt_logprobs=scores))
 
     def _next_token(self, sequence: ScheduledSequence) -> int:
         prompt = sequence.prompt_token_ids
@@ -53,6 +55,14 @@ class EchoModelRunner:
         if self._eos_token_id is not None and i == max(len(prompt), sequence.params.min_tokens):
             return self._eos_token_id
         return prompt[i % len(prompt)]
+
+    def _score(self, sequence: ScheduledSequence) -> Callable[[int], PromptLogprob]:
+        def score(position: int) -> PromptLogprob:
+            token_id = sequence.prompt_token_ids[position]
+            entry = self._logprob(token_id, sequence.params.prompt_logprobs or 0)
+            return PromptLogprob(token_id, entry.logprob, 1, entry.top)
+
+        return score
 
     def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
         others = (i for i in range(min(num_top + 1, self.vocab_size)) if i != token_id)

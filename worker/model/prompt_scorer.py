@@ -124,7 +124,9 @@ def score_prompts(model: CausalLM, hidden: Tensor, scored: ScoredRows) -> Prompt
         best, best_ids = logits.topk(min(num_top, vocab_size), dim=1)
         ranks = (logits > picked).sum(dim=1) + 1
         parts.append((_rounded(picked - norm)[:, 0], ranks, best_ids, _rounded(best - norm)))
-    return PromptScores(scored.sequences, *(torch.cat(column) for column in zip(*parts, strict=True)))
+    return PromptScores(
+        scored.sequences, *(torch.cat(column) for column in zip(*parts, strict=True))
+    )
 
 
 def _rounded(logprobs: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 -- append: one engine step of all jobs of a worker: log, then publish, then perhaps end the job.
--- ARGV: 3 worker, 4 lease_ms, then 16 per item: id, attempt, n0, b0, h0, n1, b1, h1, token ids,
+-- ARGV: 3 worker, 4 lease_ms, then 18 per item: id, attempt, n0, b0, h0, n1, b1, h1, token ids,
 --   logprobs (JSON or ''), segments (JSON without '|'; '': all of it is choice 0's), text,
 --   cached tokens ('' unknown), end state ('' goes on), reason, stop_reason|message (stop_reason is
---   JSON without '|')
+--   JSON without '|'), slice, scores. With scores the item is that slice (from 0) of the prompt's log
+--   probabilities and says nothing else; without, slice is how many of them come before the first
+--   delta ('' none)
 -- Returns one word per item: ok, gap:<n>-<b>, diverged:<n>-<b>, fenced, gone, ended:<state>:<reason>,
 --   bad:<why>, error:<why>.
 -- Idempotent: the same item again answers ok, and so does the same end by the same attempt.
@@ -12,7 +14,7 @@
 --@include lib/allowance.lua
 --@include lib/latch.lua
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
-local STRIDE = 16
+local STRIDE = 18
 
 local function ended_by_us(job, item)
   return item.state ~= '' and job.state == item.state and job.by == wid
@@ -39,6 +41,13 @@ local function check(job, item)
   -- Attempts only grow: the server has lost the claim, and the worker may have it back (restore.lua).
   if tonumber(job.attempt) < tonumber(item.attempt) then return 'gone' end
   if job.owner ~= wid or job.attempt ~= item.attempt then return 'fenced' end
+  local at = job.n .. '-' .. job.b
+  local slice, slices = tonumber(item.slice or ''), tonumber(job.ps)
+  if item.scores ~= '' then
+    if not slice then return 'bad:slice' end
+    if slice > slices then return 'gap:' .. at end
+    return nil, slice < slices
+  end
   local n0, n1, b0, b1 = tonumber(item.n0), tonumber(item.n1), tonumber(item.b0), tonumber(item.b1)
   if not (n0 and n1 and b0 and b1) then return 'bad:number' end
   if n1 < n0 or b1 - b0 ~= #item.text then return 'bad:range' end
@@ -47,11 +56,28 @@ local function check(job, item)
     local sound, sum = pcall(total, item.segments)
     if not sound or sum[1] ~= n1 - n0 or sum[2] ~= b1 - b0 then return 'bad:segments' end
   end
-  local at = job.n .. '-' .. job.b
+  if slice and slices < slice and job.n == '0' then return 'gap:' .. at end
   if job.n == item.n1 and job.h == item.h1 and job.b == item.b1 then return nil, true end
   if job.n ~= item.n0 then return 'gap:' .. at end
   if job.h ~= item.h0 or job.b ~= item.b0 then return 'diverged:' .. at end
   return nil, false
+end
+
+-- This entry began the log, or began it anew: somebody deleted it.
+local function keep_log(job, log_key)
+  if redis.call('PTTL', log_key) < 0 then
+    redis.call('PEXPIRE', log_key, whole(math.max(tonumber(job.deadline) - now_ms(), 0) + LEFTOVER_MS))
+  end
+end
+
+-- No frame: whoever reads the prompt's log probabilities reads the log, when the first delta comes.
+local function log_slice(job, item)
+  local log_key, slice = P .. 'log:' .. item.id, whole(tonumber(item.slice) + 1)
+  local added = redis.pcall('XADD', log_key, '0-' .. slice, 'k', 'prompt', 'lp', item.scores)
+  if type(added) == 'table' and added.err then return 'error:' .. added.err end
+  redis.call('HSET', P .. 'job:' .. item.id, 'ps', slice)
+  keep_log(job, log_key)
+  return nil
 end
 
 local function log_delta(job, item)
@@ -67,10 +93,7 @@ local function log_delta(job, item)
   if type(added) == 'table' and added.err then return 'error:' .. added.err end
   redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1)
   if job.n == '0' then redis.call('HSETNX', job_key, 'first_ms', whole(now_ms())) end
-  -- This entry began the log, or began it anew: somebody deleted it.
-  if redis.call('PTTL', log_key) < 0 then
-    redis.call('PEXPIRE', log_key, whole(math.max(tonumber(job.deadline) - now_ms(), 0) + LEFTOVER_MS))
-  end
+  keep_log(job, log_key)
   local frame = item.segments == '' and {'D', item.n0, item.n1, item.b1}
     or {'C', item.n0, item.n1, item.b1, item.segments}
   redis.call(PUBLISH, P .. 'ch:' .. item.id, table.concat(frame, '|') .. '|' .. item.tokens .. '|'
@@ -86,14 +109,15 @@ end
 
 local function apply(item)
   local got = redis.call('HMGET', P .. 'job:' .. item.id, 'state', 'owner', 'attempt', 'n', 'b', 'h',
-    'crashes', 'reason', 'by', 'deadline_ms', 'losses')
+    'crashes', 'reason', 'by', 'deadline_ms', 'losses', 'ps')
   local job = {state = got[1], owner = got[2], attempt = got[3], n = got[4] or '0', b = got[5] or '0',
     h = got[6] or '', crashes = got[7] or '0', reason = got[8] or '', by = got[9] or '',
-    deadline = got[10] or '0', losses = got[11]}
+    deadline = got[10] or '0', losses = got[11], ps = got[12] or '0'}
   local verdict, logged = check(job, item)
   if verdict then return verdict end
   if not logged then
-    local failure = log_delta(job, item)
+    local failure = item.scores ~= '' and log_slice(job, item) or nil
+    if item.scores == '' then failure = log_delta(job, item) end
     if failure then return failure end
     if item.cached ~= '' then
       redis.call('HSETNX', P .. 'job:' .. item.id, 'cached_tokens', item.cached)
@@ -114,6 +138,7 @@ for i = 5, #ARGV, STRIDE do
   verdicts[#verdicts + 1] = apply({id = ARGV[i], attempt = ARGV[i + 1], n0 = ARGV[i + 2],
     b0 = ARGV[i + 3], h0 = ARGV[i + 4], n1 = ARGV[i + 5], b1 = ARGV[i + 6], h1 = ARGV[i + 7],
     tokens = ARGV[i + 8], logprobs = ARGV[i + 9], segments = ARGV[i + 10], text = ARGV[i + 11],
-    cached = ARGV[i + 12], state = ARGV[i + 13], reason = ARGV[i + 14], tail = ARGV[i + 15]})
+    cached = ARGV[i + 12], state = ARGV[i + 13], reason = ARGV[i + 14], tail = ARGV[i + 15],
+    slice = ARGV[i + 16], scores = ARGV[i + 17]})
 end
 return verdicts

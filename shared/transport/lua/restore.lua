@@ -45,7 +45,7 @@ end
 
 -- What is written anew, or belongs to what was lost with the job.
 local LEFT_OUT = {state = true, owner = true, attempt = true, n = true, b = true, h = true, q = true,
-  qid = true, claim_ms = true, deadline_ms = true, orphan_ms = true, reserved = true,
+  qid = true, ps = true, claim_ms = true, deadline_ms = true, orphan_ms = true, reserved = true,
   idem_body = true}
 
 local function put_back()

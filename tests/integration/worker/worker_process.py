@@ -22,6 +22,7 @@ from shared.messages import (
     Job,
     JobState,
     OnDisconnect,
+    PromptSlice,
     SamplingParams,
 )
 from shared.transport.base import AdmissionLimits, JobStore, Submitted, TransportError
@@ -179,6 +180,8 @@ class Result:
                 self.token_ids += event.token_ids
                 self.text += event.text
                 self.deltas.append(event)
+            elif isinstance(event, PromptSlice):
+                assert self.cursor == START, "the prompt comes first"
             else:
                 assert isinstance(event, Finished | Failed)
                 self.end = event

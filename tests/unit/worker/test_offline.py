@@ -231,7 +231,7 @@ def test_rates_are_tokens_per_second() -> None:
     [
         ([], "no prompt"),
         (["--prompt", "a", "--model", "/no/such/place"], "there is no directory"),
-        (["--prompt", "a", "--max-tokens", "0"], "max_tokens"),
+        (["--prompt", "a", "--max-tokens", "-1"], "max_tokens"),
         (["--file", "/no/such/file"], "No such file"),
         (["--file", sys.executable], f"{sys.executable} is not UTF-8"),
     ],
