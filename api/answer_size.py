@@ -14,6 +14,7 @@ TOKEN_BYTES = 8  # of text, escapes included
 TOKEN_ID_BYTES = 8
 CHAT_ENTRY_BYTES = 96  # {"token":" light","logprob":-1.34567832946777,"bytes":[32,108,105,103,104]}
 COMPLETION_ENTRY_BYTES = 40  # " light":-11.34567832946777 in one of three lists
+PROMPT_ENTRY_BYTES = 72  # "1234":{"logprob":-1.234567,"rank":1234,"decoded_token":" light"}
 SHORT_BYTES = 65_536  # encoded in one go, in less than a millisecond
 
 
@@ -80,11 +81,18 @@ class AnswerSize:
         )
 
 
+def prompt_logprobs_bytes(num_tokens: int, num_top: int | None) -> int:
+    """Returns the bytes of so many tokens' `prompt_logprobs` in an answer; None: not asked for."""
+    return 0 if num_top is None else num_tokens * (1 + num_top) * PROMPT_ENTRY_BYTES
+
+
 def is_small_answer(job: Job, end: Finished | Failed) -> bool:
     """Whether the answer of such a job, with its prompt in each choice, has few bytes."""
     alternatives = job.sampling.logprobs
     token_bytes = TOKEN_BYTES + TOKEN_ID_BYTES
     entry_bytes = 0 if alternatives is None else (1 + alternatives) * CHAT_ENTRY_BYTES
-    prompt_bytes = job.num_choices * end.usage.prompt_tokens * token_bytes
+    num_prompt_tokens = end.usage.prompt_tokens
+    scores_bytes = prompt_logprobs_bytes(num_prompt_tokens, job.sampling.prompt_logprobs)
+    prompt_bytes = job.num_choices * (num_prompt_tokens * token_bytes + scores_bytes)
     answer_bytes = end.usage.completion_tokens * (token_bytes + entry_bytes)
     return prompt_bytes + answer_bytes <= SHORT_BYTES

@@ -31,6 +31,7 @@ from api.json_answer import send_json
 from api.open_requests import Ending, OpenRequest
 from api.pieces import is_short, parts_of, told
 from api.request_id import tell_durability
+from api.scored_prompt import ScoredPrompt
 from api.timing import Timing
 from shared.messages import START, Cursor, Delta, Failed, Finished, Job
 from shared.transport.base import Submitted, TransportError
@@ -80,14 +81,17 @@ class GenerationResponse(Response):
         *,
         streamed: bool,
         stream_interval: int | None = None,
+        prompt: ScoredPrompt | None = None,
     ) -> None:
-        """`stream_interval`: tokens of a choice to an event; None: each event as it comes."""
+        """`stream_interval`: tokens of a choice to an event; None: each event as it comes. `prompt`
+        is filled before the dialect is told anything, where the job scores its own."""
         super().__init__()
         self._frontend = frontend
         self._job = job
         self._dialect = dialect
         self._timing = timing
         self._streamed = streamed
+        self._prompt = prompt
         self._reader_id = frontend.new_reader_id()
         self._inter_token_s = frontend.metrics.inter_token_s.labels(job.kind)
         self._outcome = "interrupted"
@@ -117,7 +121,7 @@ class GenerationResponse(Response):
 
         try:
             resubmit = frontend.admission.resubmit_of(job, self._reader_id)
-            stream = await frontend.relay.open(job.job_id, START, submit, resubmit)
+            stream = await frontend.relay.open(job.job_id, START, submit, resubmit, self._prompt)
         except ApiError as error:
             self._count(f"refused_{error.status}")
             raise
@@ -179,7 +183,7 @@ class GenerationResponse(Response):
                     for piece in pieces
                     for payload in self._dialect.delta(piece)
                 )
-                if is_short(event):
+                if is_short(event) and self._job.sampling.prompt_logprobs is None:
                     if body := b"".join(said):
                         await self._write_events(send, body)
                     elif self._is_quiet:  # tokens come, and are held

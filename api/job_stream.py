@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from api.accepted_jobs import MAX_BLIND_S, PATIENCE_S
 from api.delivered import Delivered, Diverged
+from api.scored_prompt import ScoredPrompt
 from api.tasks import stop_tasks
 from shared.messages import (
     START,
@@ -27,6 +28,7 @@ from shared.messages import (
     FinishReason,
     JobEvent,
     JobState,
+    PromptSlice,
     Started,
     Usage,
 )
@@ -47,6 +49,7 @@ FIRST_PAGE_EVENTS = 32  # of a log of which nothing is known
 FEWEST_EVENTS = 4  # of a page: its first one may be the last one again
 PAGE_EVENTS = 256  # read from the log at once: bounds what a slow reader holds
 PAGE_NUMBERS = 16_384  # as far as the last page lets one guess: ids and log probabilities
+NUMBER_BYTES = 8  # of a log probability or an id in a slice of the prompt
 TURN_S = 0.004  # of events taken without a pause, until everything else that is ready has a turn
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 1.0
@@ -92,14 +95,18 @@ class JobStream:
         *,
         is_behind: bool = False,
         patience_s: float = PATIENCE_S,
+        prompt: ScoredPrompt | None = None,
     ) -> None:
-        """`resubmit`: see EventRelay.open. `is_behind`: the log may hold something already that no
-        RESYNC will announce. `patience_s`: how long a worker has to put a lost job back."""
+        """`resubmit` and `prompt`: see EventRelay.open. `is_behind`: the log may hold something
+        already that no RESYNC will announce. `patience_s`: how long a worker has to put a lost job
+        back."""
         self.job_id = job_id
         self.ended = False
         self.has_started = False  # a worker said so, or sent something
         self.started_s: float | None = None  # when a worker said so, if that was heard
         self._delivered = Delivered(after)
+        self._prompt = prompt
+        self._num_slices = 0  # of the prompt, passed in the log
         self._store = store
         self._bus = bus
         self._subscription = subscription
@@ -228,9 +235,30 @@ class JobStream:
             if self.started_s is None:
                 self.started_s = time.monotonic()
             return None
+        if isinstance(event, PromptSlice):
+            self._num_slices = max(self._num_slices, event.index + 1)
+            if self._prompt is not None:
+                self._prompt.take(event)
+            return None
+        if self._lacks_prompt(event):
+            return self._without_prompt(from_log=from_log)
         if isinstance(event, Delta):
             return self._accept_delta(event, from_log=from_log)
         return self._accept_end(event, from_log=from_log)
+
+    def _lacks_prompt(self, event: Delta | Finished | Failed) -> bool:
+        is_whole = self._prompt is None or self._prompt.is_complete
+        return not is_whole and not isinstance(event, Failed)
+
+    def _without_prompt(self, *, from_log: bool) -> Failed | None:
+        """In place of an event that has the log probabilities of the prompt before it in the log:
+        the channel never has them."""
+        if not from_log:
+            self._behind = True
+            return None
+        return self._failed(
+            ErrorCode.JOB_LOST, "The job's log has no log probabilities of its prompt."
+        )
 
     def _accept_delta(self, delta: Delta, *, from_log: bool) -> Delta | Failed | None:
         cursor = self.cursor
@@ -332,14 +360,21 @@ class JobStream:
         That one is only compared: a log that was rolled back and written anew up to the very
         cursor would overlap nowhere else, and another history would be spliced on.
         """
-        since = self._read_from or self._delivered.last_start
+        since = self._place(self._read_from or self._delivered.last_start)
+        cursor = self._place(self.cursor)
         events = await self._store.read_log(self.job_id, since, self._page_events)
-        if not events and since != self.cursor:
-            events = await self._store.read_log(self.job_id, self.cursor, self._page_events)
+        if not events and since != cursor:
+            events = await self._store.read_log(self.job_id, cursor, self._page_events)
         return events
 
     def _has(self, event: Delta | JobEvent) -> bool:
+        if isinstance(event, PromptSlice):
+            return event.index < self._num_slices
         return isinstance(event, Delta) and self._delivered.has(event)
+
+    def _place(self, cursor: Cursor) -> Cursor:
+        """Where a reader at `cursor` goes on in the log: the prompt's slices come before text."""
+        return Cursor(0, self._num_slices) if cursor == START else cursor
 
     async def _missing_end(self) -> Finished | Failed | None:
         """The end of a job whose log does not say it: the record is gone, or outlived the log.
@@ -378,7 +413,7 @@ class JobStream:
         self._seen()
         if record.state not in TERMINAL_STATES:
             return None
-        if await self._store.read_log(self.job_id, self.cursor, 1):
+        if await self._store.read_log(self.job_id, self._place(self.cursor), 1):
             return None  # it ended between the two looks; the next read has all
         return _end_of_record(record, self.cursor)
 
@@ -404,6 +439,8 @@ def _next_page(events: Sequence[Delta | JobEvent]) -> int:
         if isinstance(event, Delta):
             width = 1 if not event.logprobs else 2 + len(event.logprobs[0].top)
             numbers += len(event.token_ids) * width
+        elif isinstance(event, PromptSlice):
+            numbers += len(event.entries) // NUMBER_BYTES
     fitting = len(events) * PAGE_NUMBERS // numbers
     return min(max(FEWEST_EVENTS, fitting), PAGE_EVENTS) if events else FIRST_PAGE_EVENTS
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from api.dialect import usage_payload
 from api.errors import ApiError
+from api.openai.prompt_logprobs import PromptLogprobs
 from api.sse import PLAIN
 from api.timing import Timing
 from shared.messages import ChoiceDelta, Delta, Finished
@@ -22,7 +23,15 @@ class GenerateDialect:
     kind = "generate"
     framing = PLAIN
 
-    def __init__(self, public_id: str, model: str, timing: Timing) -> None:
+    def __init__(
+        self,
+        public_id: str,
+        model: str,
+        timing: Timing,
+        prompt_logprobs: PromptLogprobs | None = None,
+    ) -> None:
+        """`prompt_logprobs`: shown in a whole answer."""
+        self._prompt_logprobs = prompt_logprobs
         self._id = public_id
         self._model = model
         self._timing = timing
@@ -48,7 +57,7 @@ class GenerateDialect:
         self._texts.append(delta.text)
 
     def whole(self, end: Finished) -> Any:
-        return {
+        answer = {
             "id": self._id,
             "model": self._model,
             "text": "".join(self._texts),
@@ -56,6 +65,9 @@ class GenerateDialect:
             "ttft_ms": self._timing.ttft_ms,
             **self._end(end),
         }
+        if self._prompt_logprobs is not None:
+            answer["prompt_logprobs"] = self._prompt_logprobs.payload()
+        return answer
 
     def _event(self, text: str) -> dict[str, Any]:
         event: dict[str, Any] = {"text": text, "token_ids": self._token_ids}

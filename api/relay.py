@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from api.accepted_jobs import PATIENCE_S
 from api.job_stream import JobStream, RelayCounts
 from api.quiet_streams import QuietStreams
+from api.scored_prompt import ScoredPrompt
 from shared.messages import Cursor
 from shared.transport.base import EventBus, JobStore, Restored, Submitted
 
@@ -46,8 +47,12 @@ class EventRelay:
         after: Cursor,
         submit: Callable[[], Awaitable[object]] | None = None,
         resubmit: Callable[[], Awaitable[Restored]] | None = None,
+        prompt: ScoredPrompt | None = None,
     ) -> JobStream:
         """Subscribes, then submits. Raises TransportError, or whatever `submit` raises.
+
+        `prompt` gets the log probabilities of the job's prompt before the stream gives anything;
+        None: this reader wants nothing of them.
 
         `resubmit` queues the job once more where the store has lost it before it gave anything.
 
@@ -74,6 +79,7 @@ class EventRelay:
             resubmit,
             is_behind=must_catch_up,
             patience_s=self._patience_s,
+            prompt=prompt,
         )
         self._quiet.add(stream)
         return stream

@@ -15,6 +15,7 @@ from api.frontend import Frontend
 from api.job_stream import JobStream
 from api.merged_stream import MergedStream
 from api.open_requests import Ending
+from api.scored_prompt import ScoredPrompt
 from api.timing import Timing
 from shared.messages import START, Delta, Failed, Finished, Job
 from shared.transport.base import Submitted, TransportError
@@ -34,8 +35,10 @@ class SeveralResponse(GenerationResponse):
         *,
         streamed: bool,
         stream_interval: int | None = None,
+        prompts: Sequence[ScoredPrompt] = (),
     ) -> None:
-        """`jobs` have the same number of choices; the answer is named by the first."""
+        """`jobs` have the same number of choices; the answer is named by the first. `prompts`: each
+        job's, where they are scored."""
         super().__init__(
             frontend,
             jobs[0],
@@ -45,13 +48,15 @@ class SeveralResponse(GenerationResponse):
             stream_interval=stream_interval,
         )
         self._jobs = jobs
+        self._prompts: Sequence[ScoredPrompt | None] = prompts or [None] * len(jobs)
         self._reader_ids = [frontend.new_reader_id() for _ in jobs]
 
     async def _open(self) -> MergedStream:
         streams: list[JobStream] = []
         try:
-            for job, reader_id in zip(self._jobs, self._reader_ids, strict=True):
-                streams.append(await self._open_one(job, reader_id))
+            readers = zip(self._jobs, self._reader_ids, self._prompts, strict=True)
+            for job, reader_id, prompt in readers:
+                streams.append(await self._open_one(job, reader_id, prompt))
             await self._frontend.admission.confirm(self._jobs)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
@@ -62,14 +67,14 @@ class SeveralResponse(GenerationResponse):
             raise
         return MergedStream(streams, self._job.num_choices)
 
-    async def _open_one(self, job: Job, reader_id: str) -> JobStream:
+    async def _open_one(self, job: Job, reader_id: str, prompt: ScoredPrompt | None) -> JobStream:
         async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
             return await self._frontend.admission.submit(job, reader_id, confirms=False)
 
         try:
             resubmit = self._frontend.admission.resubmit_of(job, reader_id)
-            stream = await self._frontend.relay.open(job.job_id, START, submit, resubmit)
+            stream = await self._frontend.relay.open(job.job_id, START, submit, resubmit, prompt)
         except TransportError as error:
             raise store_unreachable(error) from error
         self._frontend.departures.watch(job.job_id, reader_id, job.on_disconnect)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 
 from api.anthropic.schemas import MessageRequest, ThinkingEnabled
-from api.openai.sampling import Room
+from api.openai.sampling import Room, check_max_tokens
 from shared.messages import InvalidParameter, SamplingParams
 
 MAX_TEMPERATURE = 1.0
@@ -21,6 +21,7 @@ def message_sampling(request: MessageRequest, room: Room) -> SamplingParams:
     temperature = request.temperature
     if temperature is not None and not 0.0 <= temperature <= MAX_TEMPERATURE:
         raise InvalidParameter("temperature", f"must be between 0 and {MAX_TEMPERATURE:g}")
+    check_max_tokens(request.max_tokens)
     thinking = request.thinking
     if isinstance(thinking, ThinkingEnabled) and request.max_tokens <= thinking.budget_tokens:
         raise InvalidParameter("max_tokens", "must be greater than 'thinking.budget_tokens'")

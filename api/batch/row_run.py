@@ -23,6 +23,7 @@ from api.pieces import parts_of
 from api.public_id import public_id
 from api.request_id import RequestNames
 from api.routes.answers import Prepared
+from api.scored_prompt import ScoredPrompt
 from api.text_pool import request_bytes
 from shared.keys import NUM_LANES
 from shared.messages import (
@@ -140,7 +141,7 @@ class RowRun:
             try:
                 return await self._read(stream, prepared)
             except StreamInterrupted:
-                stream = await self._opened(stream.cursor)
+                stream = await self._opened(stream.cursor, prepared.prompt)
         return None
 
     async def _read(self, stream: JobStream, prepared: Prepared) -> Finished | Failed:
@@ -180,7 +181,9 @@ class RowRun:
         async with room.submitting:
             while room.stop.why is None:
                 try:
-                    return await room.frontend.relay.open(self._job_id, START, submit, resubmit)
+                    return await room.frontend.relay.open(
+                        self._job_id, START, submit, resubmit, prepared.prompt
+                    )
                 except QueueFull as full:
                     delay_s = min(full.retry_after_s, MAX_RETRY_S)
                 except TransportError:
@@ -190,17 +193,17 @@ class RowRun:
                 await room.stop.wait(_jittered(delay_s))
         if not self._may_be_there or await self._cancel() is False:
             return None
-        return await self._opened(START)
+        return await self._opened(START, prepared.prompt)
 
     def _limits(self, job: Job) -> AdmissionLimits:
         limits = self._room.frontend.admission.limits_of(job.tenant)
         return batch_share(limits, len(job.prompt_token_ids))
 
-    async def _opened(self, after: Cursor) -> JobStream:
+    async def _opened(self, after: Cursor, prompt: ScoredPrompt | None) -> JobStream:
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                return await self._room.frontend.relay.open(self._job_id, after)
+                return await self._room.frontend.relay.open(self._job_id, after, prompt=prompt)
             except TransportError:
                 await asyncio.sleep(_jittered(retry_s))
                 retry_s = min(2 * retry_s, MAX_RETRY_S)

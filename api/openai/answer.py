@@ -59,6 +59,17 @@ class ChoiceAnswer(Generic[EntryT]):
         has_logprobs = facts.num_logprobs is not None
         self._aligner = LogprobAligner(tokenizer, form) if has_logprobs else None
         self._placed: list[PlacedLogprob[EntryT]] = []
+        self._shows_stop_entries = False
+
+    def follow_prompt(self, num_chars: int) -> None:
+        """Its log probabilities stand behind those of a prompt of so many characters.
+
+        To be called before `take`. They have an entry for every token, the one that ends it too:
+        readers of such lists count from both ends.
+        """
+        self._shows_stop_entries = True
+        if self._aligner is not None:
+            self._aligner.begin_at(num_chars)
 
     def take(self, delta: ChoiceDelta) -> None:
         """New tokens of this choice; perhaps its last."""
@@ -73,7 +84,7 @@ class ChoiceAnswer(Generic[EntryT]):
     def end(self, reason: FinishReason, stop_reason: str | int | None) -> ChoiceEnd:
         """Its text is over."""
         if self._aligner is not None:
-            stopped = reason is FinishReason.STOP
+            stopped = reason is FinishReason.STOP and not self._shows_stop_entries
             self._placed.extend(self._aligner.rest(self._num_bytes, stopped=stopped))
         self.ending = ChoiceEnd(reason.value, stop_reason)
         return self.ending

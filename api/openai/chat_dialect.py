@@ -10,10 +10,11 @@ import msgspec
 from api.dialect import usage_payload
 from api.openai.answer import AnswerFacts, ChoiceAnswer, ChoiceEnd, OpenAIAnswer
 from api.openai.logprobs import ChatEntryForm, ChatLogprobs, PlacedLogprob, chat_logprobs
+from api.openai.prompt_logprobs import PromptLogprobs
 from api.turn.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from api.turn.parser import NewParser, PlainParser, TurnParser
 from api.turn.reasoning_tokens import ReasoningTokens
-from shared.messages import Delta, FinishReason, Usage, choice_deltas
+from shared.messages import Delta, Finished, FinishReason, Usage, choice_deltas
 from shared.text.base import Tokenizer
 
 CALLED = "tool_calls"  # the finish reason of a choice that made calls
@@ -37,8 +38,10 @@ class ChatDialect(OpenAIAnswer[msgspec.Raw]):
         new_parser: NewParser = PlainParser,
         *,
         counts_reasoning: bool = False,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         super().__init__(facts, tokenizer, ChatEntryForm(tokenizer))
+        self._prompt_logprobs = prompt_logprobs  # of whole answers
         self._texts: list[list[str]] = [[] for _ in self._choices]  # collected and not read yet
         self._messages = [WholeMessage() for _ in self._choices]  # of whole answers
         self._contents: list[list[msgspec.Raw]] = [[] for _ in self._choices]  # of their logprobs
@@ -106,6 +109,12 @@ class ChatDialect(OpenAIAnswer[msgspec.Raw]):
         for event in events:
             is_text = isinstance(event, Text)
             yield self._choice(choice, {"delta": _delta(event)}, is_text=is_text)
+
+    def whole(self, end: Finished) -> Any:
+        answer = super().whole(end)
+        if self._prompt_logprobs is not None:
+            answer["prompt_logprobs"] = self._prompt_logprobs.payload()
+        return answer
 
     def _whole(self, choice: Choice, end: ChoiceEnd) -> dict[str, Any]:
         parser, message = self._parsers[choice.index], self._messages[choice.index]

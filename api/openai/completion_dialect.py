@@ -18,6 +18,8 @@ from api.openai.logprobs import (
     PlacedLogprob,
     completion_logprobs,
 )
+from api.openai.prompt_logprobs import EchoedLogprobs, PromptLogprobs
+from api.scored_prompt import ScoredPrompt
 from api.sse import JoinedText
 from shared.messages import Delta, Finished, choice_deltas
 from shared.text.base import Tokenizer
@@ -35,6 +37,8 @@ class CompletionShape:
     echoes: tuple[str, ...] | None = None  # each prompt's text, to go before its answers
     prompt_token_ids: tuple[tuple[int, ...], ...] = ()  # each prompt's, of several
     job_ids: tuple[str, ...] = ()  # each prompt's, of several
+    scored: tuple[ScoredPrompt, ...] = ()  # each prompt's, where anything of them is shown
+    num_prompt_logprobs: int | None = None  # as the request's `prompt_logprobs`
 
 
 ONE_CHOICE = CompletionShape()
@@ -55,17 +59,32 @@ class CompletionDialect(OpenAIAnswer[CompletionEntry]):
         super().__init__(facts, tokenizer, CompletionEntryForm(tokenizer, facts.num_logprobs or 0))
         self._shape = shape
         self._texts: list[list[str]] = [[] for _ in self._choices]  # of whole answers
+        self._echoed: list[EchoedLogprobs] = []  # of each prompt
+        if shape.echoes is not None and shape.scored and facts.num_logprobs is not None:
+            self._echoed = [
+                EchoedLogprobs(prompt, text, tokenizer, facts.num_logprobs)
+                for prompt, text in zip(shape.scored, shape.echoes, strict=True)
+            ]
+            for choice in self._choices:
+                choice.follow_prompt(len(self._echo(choice)))
+        self._is_echoed = [False] * facts.num_choices  # in a stream, with its log probabilities
         self._num_tokens = [0] * facts.num_choices
         self._logprob_sums = [0.0] * facts.num_choices
 
     def opening(self) -> Sequence[Any]:
-        """The prompts, where they are to be shown: one chunk for each choice."""
-        about = self._about_prompt()
-        if self._shape.echoes is not None or self._shape.prompt_token_ids:
+        """The prompts, where they are to be shown: one chunk for each choice.
+
+        Where their log probabilities are shown too, their text comes with these.
+        """
+        about, is_echoed = self._about_prompt(), self._shape.echoes is not None and not self._echoed
+        if is_echoed or self._shape.prompt_token_ids:
             choices = self._choices
         else:
             choices = self._choices[:1] if about else []
-        chunks = [self._chunk([self._member(choice, self._echo(choice))]) for choice in choices]
+        chunks = [
+            self._chunk([self._member(choice, self._echo(choice) if is_echoed else "")])
+            for choice in choices
+        ]
         for choice, chunk in zip(choices, chunks, strict=True):
             chunk["choices"][0].update(self._about_own_prompt(choice))
         if chunks:
@@ -124,15 +143,44 @@ class CompletionDialect(OpenAIAnswer[CompletionEntry]):
         self._texts[choice.index].append(text)
 
     def _said(self, choice: Choice, text: str) -> Iterable[dict[str, Any]]:
+        yield from self._echo_with_logprobs(choice)
         yield self._member(choice, text)
 
     def _ended(self, choice: Choice, end: ChoiceEnd) -> Iterable[dict[str, Any]]:
+        yield from self._echo_with_logprobs(choice)
         yield self._member(choice, "", end)
+
+    def _echo_with_logprobs(self, choice: Choice) -> Iterable[dict[str, Any]]:
+        """The prompt, once, before everything else: its text and the first part of its log
+        probabilities, then the other parts."""
+        if not self._echoed or self._is_echoed[choice.index]:
+            return
+        self._is_echoed[choice.index] = True
+        text = self._echo(choice)
+        for logprobs in self._echoed[self._prompt_of(choice)].parts():
+            said = {
+                "index": choice.index,
+                "text": text,
+                "logprobs": logprobs,
+                "finish_reason": None,
+            }
+            if self._facts.prompt_token_ids is not None:
+                said["token_ids"] = []
+            yield said
+            text = ""
 
     def _whole(self, choice: Choice, end: ChoiceEnd) -> dict[str, Any]:
         text, echo = "".join(self._texts[choice.index]), self._echo(choice)
         shown = JoinedText(echo, text) if echo else text  # no copy of the prompt for each choice
-        return {**self._member(choice, shown, end), **self._about_own_prompt(choice)}
+        said = {**self._member(choice, shown, end), **self._about_own_prompt(choice)}
+        prompt = self._prompt_of(choice)
+        if self._echoed:
+            said["logprobs"] = self._echoed[prompt].before(said["logprobs"])
+        num_top = self._shape.num_prompt_logprobs
+        if num_top is not None:
+            logprobs = PromptLogprobs(self._shape.scored[prompt], num_top, self._tokenizer)
+            said["prompt_logprobs"] = logprobs.payload()
+        return said
 
     def whole(self, end: Finished) -> Any:
         answer = super().whole(end)

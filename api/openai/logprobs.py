@@ -73,7 +73,7 @@ class ChatEntryForm:
             text = self._tokenizer.token_text(token_id)
             encoded = msgspec.Raw(_encoder.encode(list(self._tokenizer.token_bytes(token_id))))
             spelled = self._spelled[token_id] = (text, encoded)
-        return spelled[0], _finite(logprob), spelled[1]
+        return spelled[0], finite(logprob), spelled[1]
 
 
 class CompletionEntry(msgspec.Struct, frozen=True, gc=False):
@@ -93,17 +93,17 @@ class CompletionEntryForm:
         self._spelled: dict[int, str] = {}
 
     def __call__(self, entry: TokenLogprob, /) -> CompletionEntry:
-        token, logprob = self._spell(entry.token_id), _finite(entry.logprob)
+        token, logprob = self.spell(entry.token_id), finite(entry.logprob)
         top = None
         if self._num_top:
-            best = {self._spell(token_id): _finite(other) for token_id, other in entry.top[::-1]}
+            best = {self.spell(token_id): finite(other) for token_id, other in entry.top[::-1]}
             best[token] = logprob
             top = msgspec.Raw(
                 _encoder.encode(dict(sorted(best.items(), key=lambda pair: -pair[1])))
             )
         return CompletionEntry(token, logprob, top)
 
-    def _spell(self, token_id: int) -> str:
+    def spell(self, token_id: int) -> str:
         """Returns OpenAI's spelling where tokens are keys: parts of a character must not look all
         the same."""
         spelled = self._spelled.get(token_id)
@@ -126,6 +126,10 @@ class LogprobAligner(Generic[EntryT]):
         self._held: deque[PlacedLogprob[EntryT]] = deque()
         self._bytes = 0
         self._chars = 0
+
+    def begin_at(self, num_chars: int) -> None:
+        """Counts characters from there: so many are shown before this text."""
+        self._chars = num_chars
 
     def push(self, entries: Sequence[TokenLogprob], num_bytes: int) -> list[PlacedLogprob[EntryT]]:
         """Entries whose text is out, now that there are `num_bytes` of it."""
@@ -171,7 +175,7 @@ class CompletionLogprobs(TypedDict):
     """`choices[].logprobs` of the completion dialect."""
 
     tokens: Iterable[str]
-    token_logprobs: Iterable[float]
+    token_logprobs: Iterable[float | None]  # None: the first token of a prompt
     top_logprobs: Iterable[msgspec.Raw | None] | None
     text_offset: Iterable[int]
 
@@ -195,5 +199,6 @@ def completion_logprobs(
     }
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """Returns what stands for a log probability in JSON."""
     return max(logprob, LOWEST)

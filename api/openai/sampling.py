@@ -15,13 +15,20 @@ from api.openai.schemas import (
     GenerateRequest,
     SamplingRequest,
 )
-from shared.messages import MAX_CHOICES, MAX_LOGIT_BIAS, InvalidParameter, SamplingParams
+from shared.messages import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_TOP_LOGPROBS,
+    InvalidParameter,
+    SamplingParams,
+)
 from shared.text.sampling_defaults import KEEP_ALL_TOP_K, SamplingDefaults
 
 COMPLETION_MAX_TOKENS = 16
 GENERATE_MAX_TOKENS = 64
 GENERATE_TEMPERATURE = 0.0  # of a model that has no default of its own
 MAX_STOPS = 4
+MAX_TOKENS = 2**31 - 1
 MAX_COMPLETION_LOGPROBS = 5
 
 
@@ -55,10 +62,11 @@ class Room:
                 "context_length_exceeded",
             )
 
-    def max_tokens(self, asked: int | None, default: int) -> int:
+    def max_tokens(self, asked: int | None, default: int, *, least: int = 1) -> int:
         """The tokens an answer may have. Raises InvalidParameter when more are asked for."""
         if asked is None:
             return min(default, self.left)
+        check_max_tokens(asked, least)
         if asked > self.left:
             requested = f"{asked} were requested for the answer"
             if self.prompt_tokens:  # 0: not counted yet
@@ -75,6 +83,22 @@ class Room:
         return asked
 
 
+def check_max_tokens(asked: int, least: int = 1) -> None:
+    """Raises InvalidParameter. An answer without any token is one of `echo` alone."""
+    if asked < least:
+        raise InvalidParameter("max_tokens", f"must be between {least} and {MAX_TOKENS}")
+
+
+def check_prompt_logprobs(asked: int | None, *, streamed: bool) -> None:
+    """Raises InvalidParameter."""
+    if asked is None:
+        return
+    if not 0 <= asked <= MAX_TOP_LOGPROBS:
+        raise InvalidParameter("prompt_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}")
+    if streamed:
+        raise unsupported("prompt_logprobs", "they are told in whole answers: leave out 'stream'")
+
+
 def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
     """Raises InvalidParameter. The default of max_tokens is all that the context has left."""
     logprobs = None
@@ -82,9 +106,11 @@ def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
         logprobs = request.top_logprobs or 0
     elif request.top_logprobs:
         raise InvalidParameter("top_logprobs", "needs 'logprobs' to be true")
+    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
     name, asked = asked_tokens(request)
     with _renaming({"logprobs": "top_logprobs", "max_tokens": name}):
-        return _sampling(request, room.max_tokens(asked, room.left), logprobs, room)
+        max_tokens = room.max_tokens(asked, room.left)
+        return _sampling(request, max_tokens, logprobs, request.prompt_logprobs, room)
 
 
 def asked_tokens(request: ChatRequest) -> tuple[str, int | None]:
@@ -95,12 +121,20 @@ def asked_tokens(request: ChatRequest) -> tuple[str, int | None]:
 
 
 def completion_sampling(request: CompletionRequest, room: Room) -> SamplingParams:
-    """Raises InvalidParameter. 16 tokens where the request does not say, or what fits."""
+    """Raises InvalidParameter. 16 tokens where the request does not say, or what fits.
+
+    With `echo` the prompt is scored as the answer is, and the answer may have no token.
+    """
+    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
+    prompt_logprobs = request.prompt_logprobs
     logprobs = request.logprobs
     if logprobs is not None and not 0 <= logprobs <= MAX_COMPLETION_LOGPROBS:
         raise InvalidParameter("logprobs", f"must be between 0 and {MAX_COMPLETION_LOGPROBS}")
-    max_tokens = room.max_tokens(request.max_tokens, COMPLETION_MAX_TOKENS)
-    return _sampling(request, max_tokens, logprobs, room)
+    if request.echo and logprobs is not None:
+        prompt_logprobs = max(prompt_logprobs or 0, logprobs)
+    least = 0 if request.echo else 1
+    max_tokens = room.max_tokens(request.max_tokens, COMPLETION_MAX_TOKENS, least=least)
+    return _sampling(request, max_tokens, logprobs, prompt_logprobs, room)
 
 
 def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
@@ -113,8 +147,6 @@ def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
             raise InvalidParameter("best_of", f"must be between 'n' and {MAX_CHOICES}")
         if request.stream and best_of > n:
             raise InvalidParameter("best_of", "cannot be larger than 'n' in a stream")
-    if request.echo and request.logprobs is not None:
-        raise unsupported("echo", "log probabilities of the prompt are not computed: leave out one")
     num_choices = best_of or n
     if num_prompts * num_choices > MAX_CHOICES:
         raise InvalidParameter(
@@ -127,6 +159,7 @@ def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
 
 def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:
     """Raises InvalidParameter. 64 tokens where the request does not say, or what fits."""
+    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
     with _renaming({"repetition_penalty": "rep_penalty"}):
         return SamplingParams(
             max_tokens=room.max_tokens(request.max_tokens, GENERATE_MAX_TOKENS),
@@ -136,11 +169,16 @@ def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:
             stop=_stops(request.stop),
             stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
             ignore_eos=request.ignore_eos,
+            prompt_logprobs=request.prompt_logprobs,
         )
 
 
 def _sampling(
-    request: SamplingRequest, max_tokens: int, logprobs: int | None, room: Room
+    request: SamplingRequest,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    room: Room,
 ) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
@@ -154,6 +192,7 @@ def _sampling(
         stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
         ignore_eos=request.ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -53,6 +53,7 @@ class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    prompt_logprobs: int | None = None
     return_token_ids: bool = False
     return_metrics: bool = False
     stream_interval: StreamInterval | None = None
@@ -111,6 +112,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] = []
     min_tokens: int = 0
     ignore_eos: bool = False
+    prompt_logprobs: int | None = None
     stream: bool = True
     stream_interval: StreamInterval | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL

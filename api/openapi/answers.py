@@ -91,6 +91,17 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[ChatToolCall] | Unset = UNSET
 
 
+class PromptToken(msgspec.Struct):
+    """A token that may stand at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]  # by token id; null for the first token
+
+
 class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
@@ -108,6 +119,7 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: UsageObject
+    prompt_logprobs: PromptLogprobs | Unset = UNSET
 
 
 class CompletionChoice(msgspec.Struct):
@@ -116,6 +128,7 @@ class CompletionChoice(msgspec.Struct):
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "content_filter"]
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | Unset = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -143,6 +156,7 @@ class Generated(msgspec.Struct):
     stop_reason: str | int | None
     usage: UsageObject
     ttft_ms: float | None
+    prompt_logprobs: PromptLogprobs | Unset = UNSET
 
 
 class InputTokensDetails(msgspec.Struct):

@@ -13,7 +13,7 @@ from api.pieces import parts_of
 from api.public_id import parse_job_id
 from api.responses.dialect import READERS_ERRORS, ResponseDialect
 from api.responses.facts import ResponseFacts, decode_facts
-from shared.messages import START, Delta, Failed, Finished, Started
+from shared.messages import START, Delta, Failed, Finished
 from shared.text.errors import TextInvalid
 from shared.transport.base import JobRecord
 
@@ -118,7 +118,7 @@ async def _collect(
                 map(dialect.collect, chain.from_iterable(map(parts_of, deltas)))
             )
         for event in events:
-            if not isinstance(event, Delta | Started):
+            if isinstance(event, Finished | Failed):
                 return event
         if not events:
             return None

@@ -13,6 +13,7 @@ from api.frontend import Frontend
 from api.idempotency import sibling_id
 from api.openai.schemas import GenerateRequest, SamplingRequest
 from api.request_id import RequestNames
+from api.scored_prompt import ScoredPrompt
 from api.timing import Timing
 from shared.job_id import new_job_id
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect, SamplingParams
@@ -27,6 +28,7 @@ class Prepared:
     job: Job
     dialect: Dialect
     timing: Timing = field(default_factory=Timing)
+    prompt: ScoredPrompt | None = None  # filled for the dialect, where the job scores its prompt
 
 
 def check_stream_options(request: SamplingRequest) -> bool:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answer_size import AnswerSize
+from api.answer_size import AnswerSize, prompt_logprobs_bytes
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import Caller, caller_of
@@ -17,11 +17,13 @@ from api.frontend import Frontend, frontend_of
 from api.openai.answer import AnswerFacts
 from api.openai.chat_dialect import ChatDialect
 from api.openai.lanes import job_lane, served_tier
+from api.openai.prompt_logprobs import PromptLogprobs
 from api.openai.sampling import Room, asked_tokens, chat_sampling
 from api.openai.schemas import ChatRequest
 from api.openai.structured import structured_members
 from api.routes.answers import Prepared, check_stream_interval, check_stream_options, new_job, now_s
 from api.routes.plain_route import PlainRoute
+from api.scored_prompt import scored_prompt
 from api.timing import Timing
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
@@ -41,6 +43,7 @@ async def create_chat_completion(request: Request) -> Response:
         prepared.timing,
         streamed=chat.stream,
         stream_interval=chat.stream_interval,
+        prompt=prepared.prompt,
     )
 
 
@@ -97,13 +100,17 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
         service_tier=served_tier(chat),
         timing=timing if chat.return_metrics else None,
     )
+    prompt, shown = scored_prompt(job), None
+    if prompt is not None:
+        shown = PromptLogprobs(prompt, chat.prompt_logprobs or 0, model.text.tokenizer)
     dialect = ChatDialect(
         facts,
         model.text.tokenizer,
         plan.new_parser,
         counts_reasoning=plan.counts_reasoning,
+        prompt_logprobs=shown,
     )
-    return Prepared(job, dialect, timing)
+    return Prepared(job, dialect, timing, prompt)
 
 
 def _sampling(frontend: Frontend, chat: ChatRequest, room: Room) -> SamplingParams:
@@ -115,5 +122,9 @@ def _sampling(frontend: Frontend, chat: ChatRequest, room: Room) -> SamplingPara
         max_tokens=asked_tokens(chat),
         logprobs=("top_logprobs", sampling.logprobs),
         has_token_ids=chat.return_token_ids,
+        prompts=(
+            "prompt_logprobs",
+            prompt_logprobs_bytes(room.prompt_tokens, chat.prompt_logprobs),
+        ),
     )
     return size.fitted(sampling, frontend.settings.max_answer_bytes)

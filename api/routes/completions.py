@@ -8,7 +8,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answer_size import COMPLETION_ENTRY_BYTES, TOKEN_ID_BYTES, AnswerSize
+from api.answer_size import (
+    COMPLETION_ENTRY_BYTES,
+    TOKEN_BYTES,
+    TOKEN_ID_BYTES,
+    AnswerSize,
+    prompt_logprobs_bytes,
+)
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import Caller, caller_of
@@ -31,6 +37,7 @@ from api.routes.answers import (
     sibling,
 )
 from api.routes.plain_route import PlainRoute
+from api.scored_prompt import ScoredPrompt, scored_prompt
 from api.several_answering import SeveralResponse
 from api.sse import json_bytes
 from api.timing import Timing
@@ -46,6 +53,7 @@ class PreparedCompletion:
     jobs: tuple[Job, ...]
     dialect: CompletionDialect
     timing: Timing
+    scored: tuple[ScoredPrompt, ...] = ()  # the prompts, where their log probabilities are shown
 
 
 @router.post("/v1/completions")
@@ -58,10 +66,22 @@ async def create_completion(request: Request) -> Response:
     streamed, interval = completion.stream, completion.stream_interval
     if len(jobs) == 1:
         return GenerationResponse(
-            frontend, jobs[0], dialect, timing, streamed=streamed, stream_interval=interval
+            frontend,
+            jobs[0],
+            dialect,
+            timing,
+            streamed=streamed,
+            stream_interval=interval,
+            prompt=prepared.scored[0] if prepared.scored else None,
         )
     return SeveralResponse(
-        frontend, jobs, dialect, timing, streamed=streamed, stream_interval=interval
+        frontend,
+        jobs,
+        dialect,
+        timing,
+        streamed=streamed,
+        stream_interval=interval,
+        prompts=prepared.scored,
     )
 
 
@@ -73,7 +93,8 @@ async def prepare_completion(
     prepared = await prepare_completions(frontend, caller, completion)
     if len(prepared.jobs) > 1:
         raise unsupported("prompt", "a row of a batch has one prompt")
-    return Prepared(prepared.jobs[0], prepared.dialect, prepared.timing)
+    prompt = prepared.scored[0] if prepared.scored else None
+    return Prepared(prepared.jobs[0], prepared.dialect, prepared.timing, prompt)
 
 
 async def prepare_completions(
@@ -136,8 +157,10 @@ async def prepare_completions(
         service_tier=served_tier(completion),
         timing=timing if completion.return_metrics else None,
     )
-    shape = _shape(completion, best_of, prompts, jobs)
-    return PreparedCompletion(jobs, CompletionDialect(facts, model.text.tokenizer, shape), timing)
+    scored = tuple(prompt for prompt in map(scored_prompt, jobs) if prompt is not None)
+    shape = _shape(completion, best_of, prompts, jobs, scored)
+    dialect = CompletionDialect(facts, model.text.tokenizer, shape)
+    return PreparedCompletion(jobs, dialect, timing, scored)
 
 
 def _sampling(
@@ -183,17 +206,28 @@ def _read_prompts(
 ) -> tuple[tuple[EncodedPrompt, ...], tuple[str, int]]:
     """Returns the prompts, the member that requests them in the answer, and their bytes there.
 
-    With `echo` each choice repeats the text of its prompt. Its ids are in each choice where there
-    are several prompts, else in the answer once. Raises InvalidParameter.
+    With `echo` each choice repeats the text of its prompt, and its log probabilities where they are
+    shown. Its ids are in each choice where there are several prompts, else in the answer once.
+    Raises InvalidParameter.
     """
     prompts = encoded_prompts(model, completion.prompt, completion.echo)
     num_bytes = 0
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
     if completion.echo:
         num_bytes += best_of * sum(len(json_bytes(prompt.text)) for prompt in prompts)
+        if completion.logprobs is not None:
+            entry_bytes = (1 + completion.logprobs) * COMPLETION_ENTRY_BYTES
+            num_bytes += best_of * num_tokens * (TOKEN_BYTES + entry_bytes)
+    num_bytes += best_of * prompt_logprobs_bytes(num_tokens, completion.prompt_logprobs)
     if completion.return_token_ids:
         copies = best_of if len(prompts) > 1 else 1
-        num_bytes += copies * TOKEN_ID_BYTES * sum(len(prompt.token_ids) for prompt in prompts)
-    return prompts, ("echo" if completion.echo else "return_token_ids", num_bytes)
+        num_bytes += copies * TOKEN_ID_BYTES * num_tokens
+    members = {
+        "prompt_logprobs": completion.prompt_logprobs is not None,
+        "echo": completion.echo,
+    }
+    asking = (name for name, is_asked in members.items() if is_asked)
+    return prompts, (next(asking, "return_token_ids"), num_bytes)
 
 
 def _shape(
@@ -201,6 +235,7 @@ def _shape(
     best_of: int,
     prompts: tuple[EncodedPrompt, ...],
     jobs: tuple[Job, ...],
+    scored: tuple[ScoredPrompt, ...],
 ) -> CompletionShape:
     several = len(jobs) > 1
     shown = prompts if several and completion.return_token_ids else ()
@@ -210,4 +245,6 @@ def _shape(
         echoes=tuple(prompt.text for prompt in prompts) if completion.echo else None,
         prompt_token_ids=tuple(prompt.token_ids for prompt in shown),
         job_ids=tuple(job.job_id for job in jobs) if several else (),
+        scored=scored,
+        num_prompt_logprobs=completion.prompt_logprobs,
     )

@@ -6,17 +6,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answer_size import AnswerSize
+from api.answer_size import AnswerSize, prompt_logprobs_bytes
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import caller_of
 from api.frontend import Frontend, frontend_of
 from api.native import GenerateDialect
+from api.openai.prompt_logprobs import PromptLogprobs
 from api.openai.sampling import Room, generate_sampling
 from api.openai.schemas import GenerateRequest
 from api.prompts import prompt_token_ids
 from api.routes.answers import check_stream_interval, new_job
 from api.routes.plain_route import PlainRoute
+from api.scored_prompt import scored_prompt
 from api.timing import Timing
 from shared.messages import SamplingParams
 
@@ -46,7 +48,10 @@ async def generate(request: Request) -> Response:
         durability=asked.durability,
     )
     timing = Timing()
-    dialect = GenerateDialect(names.request_id, model.card.name, timing)
+    prompt, shown = scored_prompt(job), None
+    if prompt is not None:
+        shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
+    dialect = GenerateDialect(names.request_id, model.card.name, timing, shown)
     return GenerationResponse(
         frontend,
         job,
@@ -54,9 +59,15 @@ async def generate(request: Request) -> Response:
         timing,
         streamed=asked.stream,
         stream_interval=asked.stream_interval,
+        prompt=prompt,
     )
 
 
 def _sampling(frontend: Frontend, asked: GenerateRequest, room: Room) -> SamplingParams:
-    size = AnswerSize(max_tokens=("max_tokens", asked.max_tokens), has_token_ids=True)
+    num_bytes = prompt_logprobs_bytes(room.prompt_tokens, asked.prompt_logprobs)
+    size = AnswerSize(
+        max_tokens=("max_tokens", asked.max_tokens),
+        has_token_ids=True,
+        prompts=("prompt_logprobs", num_bytes),
+    )
     return size.fitted(generate_sampling(asked, room), frontend.settings.max_answer_bytes)

@@ -292,7 +292,6 @@ def test_token_ids_are_shown_choice_by_choice(client: OpenAI) -> None:
         ({"n": 2, "best_of": 1}, "best_of"),
         ({"best_of": 129}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"prompt": ["a"] * 65}, "prompt"),
         ({"prompt": ["a"] * 33, "n": 4}, "prompt"),

@@ -15,6 +15,7 @@ from shared.messages import (
     FinishReason,
     JobEvent,
     JobState,
+    PromptSlice,
     Started,
     Usage,
 )
@@ -89,7 +90,11 @@ class FakeStore:
             raise TransportError("away")
         if self.record is None:
             return [None] * len(job_ids)
-        shown = [event for event in self.log[: self.visible] if not isinstance(event, Started)]
+        shown = [
+            event
+            for event in self.log[: self.visible]
+            if not isinstance(event, Started | PromptSlice)
+        ]
         has_ended = bool(shown) and not isinstance(shown[-1], Delta)
         state = JobState.FINISHED if has_ended else self.record.state
         end = shown[-1].end if shown else START
@@ -102,6 +107,8 @@ class FakeStore:
 def _position(event: Delta | JobEvent) -> Cursor:
     if isinstance(event, Delta):
         return event.end
+    if isinstance(event, PromptSlice):
+        return Cursor(0, event.index + 1)
     assert isinstance(event, Finished | Failed)
     return Cursor(event.end.num_tokens + 1, 0)
 

@@ -1,0 +1,95 @@
+"""lm-evaluation-harness runs a multiple-choice task of ours, with its own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.integration.api.stage import wait_until
+from tests.integration.api.test_process import process
+from tests.integration.api.test_with_real_worker import MODEL, worker_process
+from tests.support.lm_eval import NoNetwork, evaluate, installed_harness
+from tests.support.redis_server import new_namespace
+from worker.demo.checkpoint import CHECKPOINT_DIR
+from worker.demo.questions import load_facts
+
+pytestmark = pytest.mark.lm_eval
+NUM_QUESTIONS = 8
+TURNS = "<|im_start|>user\n{}?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def harness() -> Path:
+    try:
+        return installed_harness()
+    except NoNetwork as error:
+        pytest.skip(f"lm-evaluation-harness is not here and cannot be fetched:\n{error}")
+
+
+@pytest.fixture(scope="module")
+def base_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory, namespace = tmp_path_factory.mktemp("lm_eval"), new_namespace()
+    settings = {"RUNNER": "model", "DEVICE": "cpu", "CPU_TIER": "reference", "DTYPE": "float32"}
+    with (
+        worker_process(redis_url, namespace, CHECKPOINT_DIR, directory / "log", **settings),
+        process(redis_url, namespace) as frontend,
+    ):
+        try:
+            wait_until(lambda: frontend.answers("/ready", 200), "readiness", 60)
+        except AssertionError:
+            raise AssertionError((directory / "log").read_text()) from None
+        yield frontend.base_url
+
+
+def questions() -> list[dict[str, object]]:
+    """Each with the beginning of the demo model's answer; the choices are how that goes on, and
+    how three other answers go on."""
+    facts = load_facts()[: 4 * NUM_QUESTIONS : 4]
+    begun = [" ".join(fact.answer.split(" ")[:2]) for fact in facts]
+    rests = [fact.answer.removeprefix(begin) for fact, begin in zip(facts, begun, strict=True)]
+    asked = []
+    for index, fact in enumerate(facts):
+        wrong = [rests[(index + step) % len(facts)] for step in (1, 2, 3)]
+        place = index % 4
+        choices = [*wrong[:place], rests[index], *wrong[place:]]
+        question = TURNS.format(fact.asked[0]) + begun[index]
+        asked.append({"question": question, "choices": choices, "answer": place})
+    return asked
+
+
+def expected(asked: list[dict[str, object]]) -> list[list[float]]:
+    """The log probability of each choice behind its question, by transformers' own forward."""
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT_DIR, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT_DIR)
+    sums = []
+    for row in asked:
+        question, choices = row["question"], row["choices"]
+        assert isinstance(choices, list)
+        num_asked = len(tokenizer(question)["input_ids"])
+        sums.append([])
+        for choice in choices:
+            token_ids = torch.tensor(tokenizer(f"{question}{choice}")["input_ids"])
+            with torch.inference_mode():
+                logprobs = model(token_ids[None]).logits[0].log_softmax(-1)
+            own = logprobs[num_asked - 1 : -1].gather(1, token_ids[num_asked:, None])
+            sums[-1].append(own.sum().item())
+    return sums
+
+
+def test_a_multiple_choice_task_is_scored_as_transformers_scores_it(
+    harness: Path, base_url: str, tmp_path: Path
+) -> None:
+    asked = questions()
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+    told = evaluate(harness, base_url, MODEL, CHECKPOINT_DIR, file, tmp_path)
+    assert told["acc"] == 1.0
+    for row, choices, sums in zip(asked, told["choices"], expected(asked), strict=True):
+        assert [float(logprob) for logprob, _ in choices] == pytest.approx(sums, abs=2e-2)
+        is_greedy = [str(greedy) == "True" for _, greedy in choices]
+        assert is_greedy == [index == row["answer"] for index in range(4)]
