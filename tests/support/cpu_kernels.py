@@ -13,6 +13,8 @@ _VARIANTS = {
     "avx512": frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"}),
 }
 
+NUM_THREADS = 3  # more than small machines have cores: late threads are no exception
+
 
 def variants() -> list[str]:
     """Names for `kernels`; "best" is what a worker on this machine would use."""
@@ -25,4 +27,6 @@ def variants() -> list[str]:
 def kernels(variant: str) -> NativeKernels:
     """Compiled once (seconds), into the cache that workers use too."""
     features = cpu_features() if variant == "best" else _VARIANTS[variant]
-    return NativeKernels(build(cpu_flags(features)))
+    library = NativeKernels(build(cpu_flags(features)))
+    library.set_num_threads(NUM_THREADS)
+    return library

@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = (
     "-std=c++17",
     "-O3",
-    "-fopenmp",
+    "-pthread",
     "-fno-math-errno",
     "-fvisibility=hidden",
     "-shared",

@@ -1,15 +1,46 @@
 // Kernels of the native tier: a plain C ABI over bfloat16, no torch headers, loaded with ctypes.
 //
 // Every function has a torch twin that is its specification and its test. Sizes are counted in
-// elements. Pointers need no alignment unless said. Parallel regions share the OpenMP pool of
-// torch, because torch's libgomp is in the process before this library is.
+// elements. Pointers need no alignment unless said. All functions compute on the threads of one
+// pool; what a job of it may read and write, and when, is said in thread_pool.h.
 
-#include <omp.h>
-
+#include "thread_pool.h"
 #include "vectors.h"
 
 using i64 = int64_t;
+using threads::Member;
+using threads::Record;
 #define API extern "C" __attribute__((visibility("default")))
+
+static std::atomic<threads::Pool*> the_pool{nullptr};
+
+static threads::Pool* new_pool(int num_threads) {
+  auto* pool = new threads::Pool;  // for as long as the process lives, as its threads do
+  pool->set_num_threads(num_threads);
+  return pool;
+}
+
+static int wanted_threads = 1;
+
+// The pool of this process: a child begins anew, because threads stay behind in the parent.
+static threads::Pool& pool() {
+  static const bool is_ready = [] {
+    the_pool = new_pool(wanted_threads);
+    pthread_atfork(nullptr, nullptr, [] { the_pool = new_pool(wanted_threads); });
+    return true;
+  }();
+  (void)is_ready;
+  return *the_pool.load(std::memory_order_relaxed);
+}
+
+// Threads of all functions from now on.
+API void set_num_threads(i64 count) {
+  wanted_threads = (int)count;
+  pool().set_num_threads((int)count);
+}
+
+// Returns when no thread reads operands of calls that have returned: they may be freed then.
+API void settle() { pool().settle(); }
 
 // ---- matrix products -------------------------------------------------------------------------
 //
@@ -24,8 +55,9 @@ struct Product {
   const float* scales;    // int8: of the columns, [panels * 32]
   const int32_t* offset;  // int8: 128 * sum of the column, what x's zero point adds
   const float* row_scales;
-  bf16* y;
-  i64 n, k;  // columns of y; rows of the weight
+  bf16* y;  // from `row` and `column` on, rows `stride` apart
+  i64 stride, row, column;
+  i64 n, k;  // columns in all; rows of the weight
   bool gated;
 };
 
@@ -43,10 +75,11 @@ static void finish(const Product& p, i64 panel, i64 row, F a, F b) {
   }
   if (p.gated) {
     const i64 column = panel * 16;
-    put(p.y + row * p.n + column, mul(silu(a), b), p.n - column);
+    bf16* y = p.y + (row - p.row) * p.stride + column - p.column;
+    put(y, mul(silu(a), b), p.n - column);
   } else {
     const i64 column = panel * 32;
-    bf16* y = p.y + row * p.n + column;
+    bf16* y = p.y + (row - p.row) * p.stride + column - p.column;
     put(y, a, p.n - column);
     put(y + 16, b, p.n - column - 16);
   }
@@ -114,30 +147,74 @@ static void dispatch(int rows, const Product& p, i64 panel, i64 row, const void*
 static i64 num_tiles(i64 m) { return (m + kTileRows - 1) / kTileRows; }
 static i64 tile_start(i64 m, i64 tile) { return m * tile / num_tiles(m); }
 
-template <class Kind> static void multiply(const Product& p, const char* x, i64 m, i64 row_bytes) {
-  // Inside a parallel region. Panels are handed out as threads ask for them: where a core is busy
-  // with something else, the other one takes more. Neighbours go out together, because a long
-  // stream is read faster than short ones. A panel stays in the cache for all its tiles.
-  const i64 panels = (p.n + (p.gated ? 15 : 31)) / (p.gated ? 16 : 32);
-  const i64 together = std::max<i64>(1, panels / (8 * omp_get_num_threads()));
-#pragma omp for schedule(dynamic, together)
-  for (i64 panel = 0; panel < panels; ++panel)
-    for (i64 tile = 0; tile < num_tiles(m); ++tile) {
-      const i64 row = tile_start(m, tile);
-      const int rows = (int)(tile_start(m, tile + 1) - row);
-      dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
-    }
+constexpr i64 kResultBytes = 64 << 10;  // of a chunk: they stay in the cache until they are committed
+constexpr i64 kRowsAtOnce = 2048;
+
+// Panels are handed out as threads ask for them. Neighbours go out together, because a long stream
+// is read faster than short ones. A panel stays in the cache for all its tiles.
+template <class Kind>
+static void multiply(Member& self, const Product& whole, bf16* y, const char* x, i64 m,
+                     i64 row_bytes) {
+  if (!m) return;
+  const i64 width = whole.gated ? 16 : 32, panels = (whole.n + width - 1) / width;
+  const i64 blocks = (m + kRowsAtOnce - 1) / kRowsAtOnce, tiles = num_tiles(m);
+  const i64 most_rows = std::min(m, kRowsAtOnce + kTileRows);
+  const i64 row_of_panel = width * sizeof(bf16);
+  const i64 together = std::max<i64>(1, std::min(panels / (8 * self.num_threads()),
+                                                 kResultBytes / (most_rows * row_of_panel)));
+  const i64 groups = (panels + together - 1) / together;
+  // Of group i / blocks, block i % blocks: its panels, and its tiles.
+  const auto panel_of = [=](i64 i) { return std::min(panels, i / blocks * together); };
+  const auto tile_of = [=](i64 i) { return tiles * (i % blocks) / blocks; };
+  const auto end_tile_of = [=](i64 i) { return tiles * (i % blocks + 1) / blocks; };
+  self.share(
+      groups * blocks, 1, most_rows * together * row_of_panel,
+      [&](i64 first, i64 last, char* room) {
+        for (i64 i = first; i < last; ++i, room += most_rows * together * row_of_panel) {
+          Product p = whole;
+          p.y = (bf16*)room;
+          p.stride = together * width;
+          p.row = tile_start(m, tile_of(i));
+          p.column = panel_of(i) * width;
+          for (i64 panel = panel_of(i); panel < panel_of(i + blocks); ++panel)
+            for (i64 tile = tile_of(i); tile < end_tile_of(i); ++tile) {
+              if (self.is_late()) return;
+              const i64 row = tile_start(m, tile);
+              const int rows = (int)(tile_start(m, tile + 1) - row);
+              dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
+            }
+        }
+      },
+      [&](i64 first, i64 last, const char* room) {
+        for (i64 i = first; i < last; ++i, room += most_rows * together * row_of_panel) {
+          const i64 column = panel_of(i) * width, row = tile_start(m, tile_of(i));
+          const i64 columns = std::min(panel_of(i + blocks) * width, whole.n) - column;
+          for (i64 r = row; r < tile_start(m, end_tile_of(i)); ++r)
+            memcpy(y + r * whole.n + column, room + (r - row) * together * row_of_panel,
+                   columns * sizeof(bf16));
+        }
+      });
 }
 
-// Rows of x [m, k] as tiles of pairs; inside a parallel region.
-static void pack_rows(const bf16* x, bf16* packed, i64 m, i64 k) {
-#pragma omp for schedule(static)
-  for (i64 tile = 0; tile < num_tiles(m); ++tile) {
-    const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
-    for (i64 r = 0; r < rows; ++r)
-      for (i64 i = 0; i < k / 2; ++i)
-        memcpy(packed + row * k + (i * rows + r) * 2, x + (row + r) * k + i * 2, 4);
-  }
+// Rows of x [m, k] as tiles of pairs.
+static void pack_rows(Member& self, const bf16* x, bf16* packed, i64 m, i64 k) {
+  const i64 tile_bytes = kTileRows * k * sizeof(bf16);
+  self.share(
+      num_tiles(m), 1, tile_bytes,
+      [&](i64 first, i64 last, char* room) {
+        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
+          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+          for (i64 r = 0; r < rows; ++r)
+            for (i64 i = 0; i < k / 2; ++i)
+              memcpy(room + (i * rows + r) * 4, x + (row + r) * k + i * 2, 4);
+        }
+      },
+      [&](i64 first, i64 last, const char* room) {
+        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
+          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+          memcpy(packed + row * k, room, rows * k * sizeof(bf16));
+        }
+      });
 }
 
 // One row of x as u8 around 128, every 4 elements `stride` bytes apart. Returns its scale.
@@ -158,13 +235,27 @@ static float quantize(const bf16* x, uint8_t* q, i64 k, i64 stride) {
   return amax / 127.0f + sum(poison);
 }
 
-static void quantize_rows(const bf16* x, uint8_t* packed, float* row_scales, i64 m, i64 k) {
-#pragma omp for schedule(static)
-  for (i64 tile = 0; tile < num_tiles(m); ++tile) {
-    const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
-    for (i64 r = 0; r < rows; ++r)
-      row_scales[row + r] = quantize(x + (row + r) * k, packed + row * k + r * 4, k, rows * 4);
-  }
+static void quantize_rows(Member& self, const bf16* x, uint8_t* packed, float* row_scales, i64 m,
+                          i64 k) {
+  const i64 tile_bytes = kTileRows * (k + (i64)sizeof(float));  // the scales are behind the rows
+  self.share(
+      num_tiles(m), 1, tile_bytes,
+      [&](i64 first, i64 last, char* room) {
+        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
+          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+          for (i64 r = 0; r < rows; ++r) {
+            const float scale = quantize(x + (row + r) * k, (uint8_t*)room + r * 4, k, rows * 4);
+            memcpy(room + rows * k + r * sizeof(float), &scale, sizeof(float));
+          }
+        }
+      },
+      [&](i64 first, i64 last, const char* room) {
+        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
+          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+          memcpy(packed + row * k, room, rows * k);
+          memcpy(row_scales + row, room + rows * k, rows * sizeof(float));
+        }
+      });
 }
 
 struct Weight {
@@ -181,29 +272,66 @@ struct Scratch {
   float* row_scales;  // [m]
 };
 
-// y [m, n] = x [m, k] @ w.T + bias, or silu(gate) * up of that; inside a parallel region.
-static void product(const Weight& w, const bf16* x, const Scratch& scratch, bf16* y, i64 m) {
-  const Product p{w.packed, w.bias, w.scales, w.offset, scratch.row_scales, y, w.n, w.k,
-                  w.gated != 0};
+// y [m, n] = x [m, k] @ w.T + bias, or silu(gate) * up of that.
+static void product(Member& self, const Weight& w, const bf16* x, const Scratch& scratch, bf16* y,
+                    i64 m) {
+  const Product p{w.packed, w.bias, w.scales, w.offset, scratch.row_scales, nullptr, 0, 0, 0,
+                  w.n, w.k, w.gated != 0};
+  const i64 row_bytes = w.k * sizeof(bf16);
   if (w.scales) {
-    quantize_rows(x, (uint8_t*)scratch.rows, scratch.row_scales, m, w.k);
-    multiply<Int8>(p, (const char*)scratch.rows, m, w.k);
+    quantize_rows(self, x, (uint8_t*)scratch.rows, scratch.row_scales, m, w.k);
+    multiply<Int8>(self, p, y, (const char*)scratch.rows, m, w.k);
   } else if (m > 1) {
-    pack_rows(x, (bf16*)scratch.rows, m, w.k);
-    multiply<Bf16>(p, (const char*)scratch.rows, m, w.k * sizeof(bf16));
+    pack_rows(self, x, (bf16*)scratch.rows, m, w.k);
+    multiply<Bf16>(self, p, y, (const char*)scratch.rows, m, row_bytes);
   } else {
-    multiply<Bf16>(p, (const char*)x, m, w.k * sizeof(bf16));  // one row is packed as it is
+    multiply<Bf16>(self, p, y, (const char*)x, m, row_bytes);  // one row is packed as it is
   }
 }
 
+// A job whose operands may be freed as soon as the call has returned.
+template <class Job> static void at_once(const Job& job, void (*run)(Member&, const Job&)) {
+  struct Call {
+    Job job;
+    void (*run)(Member&, const Job&);
+  };
+  pool().work<Call>(
+      false, [](const Call& call, Member& self) { call.run(self, call.job); },
+      [&](Record& record) {
+        record.begin(Record::bytes_of<Call>(1));
+        const Call call{job, run};
+        return record.keep(&call, 1);
+      });
+  pool().settle();
+}
+
+struct LinearJob {
+  Weight w;
+  const bf16* x;
+  Scratch scratch;
+  bf16* y;
+  i64 m;
+};
+
 API void linear(const Weight* w, const bf16* x, const Scratch* scratch, bf16* y, i64 m) {
-#pragma omp parallel
-  product(*w, x, *scratch, y, m);
+  pool().work<LinearJob>(
+      false,
+      [](const LinearJob& job, Member& self) {
+        product(self, job.w, job.x, job.scratch, job.y, job.m);
+      },
+      [&](Record& record) {
+        record.begin(Record::bytes_of<LinearJob>(1) + Record::bytes_of<bf16>(m * w->k));
+        const LinearJob job{*w, record.keep(x, m * w->k), *scratch, y, m};
+        return record.keep(&job, 1);
+      });
 }
 
 // ---- between the products --------------------------------------------------------------------
 
-constexpr i64 kAlone = 8;  // fewer rows are not worth waking the other threads
+// Rows of a chunk: fewer than 8 are not worth another thread's coming.
+static i64 rows_together(i64 rows, const Member& self) {
+  return std::clamp<i64>(rows / (4 * self.num_threads()), 8, 64);
+}
 
 static void add_norm_row(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
                          i64 size) {
@@ -217,13 +345,38 @@ static void add_norm_row(bf16* x, const bf16* delta, const bf16* weight, bf16* o
   for (i64 i = 0; i < size; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 
+struct Norm {
+  bf16* x;
+  const bf16 *delta, *weight;  // delta may be null
+  bf16* out;
+  float eps;
+  i64 rows, size;
+};
+
 // x += delta (where there is one); out = x / rms(x) * weight. All [rows, size]; size % 16 == 0.
+static void add_norm(Member& self, const Norm& n) {
+  const i64 row_bytes = n.size * sizeof(bf16);
+  self.share(
+      n.rows, rows_together(n.rows, self), 2 * row_bytes,
+      [&](i64 first, i64 last, char* room) {
+        for (i64 row = first; row < last; ++row, room += 2 * row_bytes) {
+          const i64 at = row * n.size;
+          memcpy(room, n.x + at, row_bytes);
+          add_norm_row((bf16*)room, n.delta ? n.delta + at : nullptr, n.weight,
+                       (bf16*)(room + row_bytes), n.eps, n.size);
+        }
+      },
+      [&](i64 first, i64 last, const char* room) {
+        for (i64 row = first; row < last; ++row, room += 2 * row_bytes) {
+          if (n.delta) memcpy(n.x + row * n.size, room, row_bytes);
+          memcpy(n.out + row * n.size, room + row_bytes, row_bytes);
+        }
+      });
+}
+
 API void add_rms_norm(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
                       i64 rows, i64 size) {
-#pragma omp parallel for schedule(static) if (rows >= kAlone)
-  for (i64 row = 0; row < rows; ++row)
-    add_norm_row(x + row * size, delta ? delta + row * size : nullptr, weight, out + row * size,
-                 eps, size);
+  at_once<Norm>({x, delta, weight, out, eps, rows, size}, add_norm);
 }
 
 constexpr i64 kMaxHeadDim = 256;
@@ -266,16 +419,6 @@ static void norm_rope_row(bf16* qkv, const HeadNorms& norms, const bf16* cosines
   }
 }
 
-// The same for rows [tokens, row_stride]; cosines, sines [tokens, dim / 2].
-API void norm_rope(bf16* qkv, i64 row_stride, const bf16* q_weight, const bf16* k_weight,
-                   float eps, const bf16* cosines, const bf16* sines, i64 tokens, i64 heads,
-                   i64 kv_heads, i64 dim) {
-#pragma omp parallel for schedule(static) if (tokens >= kAlone)
-  for (i64 token = 0; token < tokens; ++token)
-    norm_rope_row(qkv + token * row_stride, {q_weight, k_weight, eps}, cosines + token * dim / 2,
-                  sines + token * dim / 2, heads, kv_heads, dim);
-}
-
 // ---- paged attention -------------------------------------------------------------------------
 //
 // A block holds 16 tokens. Of one layer and key head it is 16 * dim elements: keys as
@@ -294,6 +437,10 @@ struct Cache {
   i64 block_stride;
 };
 
+struct Heads {
+  i64 heads, kv_heads, dim;
+};
+
 // One token's keys and values [kv_heads, dim] go to a slot: block * 16 + offset, or negative for a
 // token that is not kept.
 static void kv_store_row(const bf16* k, const bf16* v, const Cache& cache, int32_t slot,
@@ -309,11 +456,49 @@ static void kv_store_row(const bf16* k, const bf16* v, const Cache& cache, int32
   }
 }
 
+struct Turn {
+  bf16* qkv;  // [tokens] rows, row_stride apart
+  i64 row_stride, tokens;
+  Heads heads;
+  HeadNorms norms;
+  const bf16 *cosines, *sines;  // [positions, dim / 2]
+  const int32_t* positions;     // [tokens], or null: the token's own place
+};
+
+// Normalises and rotates the tokens' queries and keys, and then hands each to `store(token)`.
+template <class Store> static void turn(Member& self, const Turn& t, const Store& store) {
+  const auto& [heads, kv_heads, dim] = t.heads;
+  const i64 row_bytes = (heads + kv_heads) * dim * sizeof(bf16);
+  self.share(
+      t.tokens, rows_together(t.tokens, self), row_bytes,
+      [&](i64 first, i64 last, char* room) {
+        for (i64 token = first; token < last; ++token, room += row_bytes) {
+          memcpy(room, t.qkv + token * t.row_stride, row_bytes);
+          const i64 at = (t.positions ? t.positions[token] : token) * t.heads.dim / 2;
+          norm_rope_row((bf16*)room, t.norms, t.cosines + at, t.sines + at, t.heads.heads,
+                        t.heads.kv_heads, t.heads.dim);
+        }
+      },
+      [&](i64 first, i64 last, const char* room) {
+        for (i64 token = first; token < last; ++token, room += row_bytes) {
+          memcpy(t.qkv + token * t.row_stride, room, row_bytes);
+          store(token);
+        }
+      });
+}
+
+API void norm_rope(bf16* qkv, i64 row_stride, const bf16* q_weight, const bf16* k_weight,
+                   float eps, const bf16* cosines, const bf16* sines, i64 tokens, i64 heads,
+                   i64 kv_heads, i64 dim) {
+  at_once<Turn>({qkv, row_stride, tokens, {heads, kv_heads, dim}, {q_weight, k_weight, eps},
+                 cosines, sines, nullptr},
+                [](Member& self, const Turn& t) { turn(self, t, [](i64) {}); });
+}
+
 // The same for rows [tokens] of keys and values, k_stride and v_stride apart.
 API void kv_store(const bf16* k, const bf16* v, i64 k_stride, i64 v_stride, bf16* keys,
                   bf16* values, i64 block_stride, const int32_t* slots, i64 tokens, i64 kv_heads,
                   i64 dim) {
-#pragma omp parallel for schedule(static) if (tokens >= kAlone)
   for (i64 token = 0; token < tokens; ++token)
     kv_store_row(k + token * k_stride, v + token * v_stride, {keys, values, block_stride},
                  slots[token], kv_heads, dim);
@@ -325,6 +510,7 @@ struct Attention {
   const int32_t* table;  // of the sequence
   i64 block_stride, head_offset, dim;
   i64 group_dim;  // from a key head's queries to the next one's
+  i64 out_stride;  // from a key head's results to the next one's
   float scale;
 };
 
@@ -485,7 +671,7 @@ static void attend(const Attention& a, const Row* rows, int last, int heads) {
     for (int r = 0; r < ROWS; ++r) {
       const F scale = splat(1.0f / softmax[h].total[r]);
       for (i64 d = 0; d < a.dim; d += 16)
-        store(a.out + rows[r].out + h * a.group_dim + d, mul(load(acc[h][r] + d), scale));
+        store(a.out + rows[r].out + h * a.out_stride + d, mul(load(acc[h][r] + d), scale));
     }
 }
 
@@ -498,6 +684,7 @@ static void attend_by_dim(const Attention& a, const Row* rows, int last, int hea
 }
 
 struct Ragged {
+  i64 sequences;
   const int32_t* cu_q;      // [sequences + 1] where each one's queries begin
   const int32_t* seq_lens;  // [sequences] keys of each one, its queries' own among them
   const int32_t* table;     // [sequences, table_stride] blocks
@@ -506,32 +693,51 @@ struct Ragged {
   i64 num_work;
 };
 
-struct Heads {
-  i64 heads, kv_heads, dim;
+// An item of the work list: up to kRows rows, a row being a (token, head of the group).
+struct Item {
+  i64 sequence, start;  // the first row, among the sequence's
+  i64 first_token, queries;
+  int count;
 };
 
-// One item of the work list for the key heads [kv_head, kv_head + heads). A row is a (token, head of the
-// group).
-static void attend_item(const bf16* q, i64 q_stride, const Cache& cache, bf16* out,
-                        const Ragged& ragged, const Heads& h, float scale, const int32_t* item,
-                        i64 kv_head, int heads) {
-  const i64 group = h.heads / h.kv_heads, sequence = item[0], start = item[1];
-  const i64 queries = ragged.cu_q[sequence + 1] - ragged.cu_q[sequence];
-  const int count = (int)std::min<i64>(kRows, queries * group - start);
-  const Attention a{q, cache.keys, cache.values, out,
-                    ragged.table + sequence * ragged.table_stride, cache.block_stride,
-                    kv_head * kBlock * h.dim, h.dim, group * h.dim, scale};
+static Item item_at(const Ragged& ragged, i64 group, i64 place) {
+  const i64 sequence = ragged.work[place * 2], start = ragged.work[place * 2 + 1];
+  const i64 first_token = ragged.cu_q[sequence];
+  const i64 queries = ragged.cu_q[sequence + 1] - first_token;
+  return {sequence, start, first_token, queries,
+          (int)std::min<i64>(kRows, queries * group - start)};
+}
+
+struct AttentionJob {
+  const bf16* q;
+  i64 q_stride;
+  Cache cache;
+  bf16* out;
+  Ragged ragged;
+  Heads heads;
+  float scale;
+};
+
+// An item for the key heads [kv_head, kv_head + heads); out [heads, kRows, dim].
+static void attend_item(const AttentionJob& job, const Item& item, i64 kv_head, int heads,
+                        bf16* out) {
+  const auto& h = job.heads;
+  const i64 group = h.heads / h.kv_heads;
+  const Attention a{job.q, job.cache.keys, job.cache.values, out,
+                    job.ragged.table + item.sequence * job.ragged.table_stride,
+                    job.cache.block_stride, kv_head * kBlock * h.dim, h.dim, group * h.dim,
+                    kRows * h.dim, job.scale};
   Row rows[kRows];
   for (int r = 0; r < kRows; ++r) {
     // Rows that are not there are the last one again: there are fewer kinds of calls.
-    const i64 at_row = start + std::min(r, count - 1);
+    const int which = std::min(r, item.count - 1);
+    const i64 at_row = item.start + which;
     const i64 token = at_row / group, head = kv_head * group + at_row % group;
-    const i64 at = ragged.cu_q[sequence] + token;
-    rows[r] = {at * q_stride + head * h.dim, (at * h.heads + head) * h.dim,
-               (int)(ragged.seq_lens[sequence] - queries + token + 1)};
+    rows[r] = {(item.first_token + token) * job.q_stride + head * h.dim, which * h.dim,
+               (int)(job.ragged.seq_lens[item.sequence] - item.queries + token + 1)};
   }
-  const int last = rows[count - 1].num_keys;  // rows are in order of their tokens
-  switch (count) {
+  const int last = rows[item.count - 1].num_keys;  // rows are in order of their tokens
+  switch (item.count) {
     case 1: return attend_by_dim<1>(a, rows, last, heads);
     case 2: return attend_by_dim<2>(a, rows, last, heads);
     case 3: return attend_by_dim<3>(a, rows, last, heads);
@@ -540,42 +746,66 @@ static void attend_item(const bf16* q, i64 q_stride, const Cache& cache, bf16* o
   }
 }
 
-// Causal attention of ragged queries; inside a parallel region. q, out: [tokens, heads, dim] with
-// q_stride and contiguous.
-static void attend_all(const bf16* q, i64 q_stride, const Cache& cache, bf16* out,
-                       const Ragged& ragged, const Heads& h, float scale) {
+static void commit_item(const AttentionJob& job, const Item& item, i64 kv_head, int heads,
+                        const bf16* from) {
+  const auto& h = job.heads;
   const i64 group = h.heads / h.kv_heads;
-  const auto is_short = [&](i64 item) {
-    const int32_t sequence = ragged.work[item * 2];
-    return (ragged.cu_q[sequence + 1] - ragged.cu_q[sequence]) * group <= kFewRows;
-  };
+  for (int head = 0; head < heads; ++head)
+    for (int r = 0; r < item.count; ++r) {
+      const i64 token = item.first_token + (item.start + r) / group;
+      const i64 to_head = (kv_head + head) * group + (item.start + r) % group;
+      memcpy(job.out + (token * h.heads + to_head) * h.dim, from + (head * kRows + r) * h.dim,
+             h.dim * sizeof(bf16));
+    }
+}
+
+// Causal attention of ragged queries. q, out: [tokens, heads, dim] with q_stride and contiguous.
+static void attend_all(Member& self, const AttentionJob& job) {
+  const auto& ragged = job.ragged;
+  const i64 kv_heads = job.heads.kv_heads, group = job.heads.heads / kv_heads;
   i64 num_short = 0;
-  while (num_short < ragged.num_work && is_short(num_short)) ++num_short;
+  const auto rows_of = [&](i64 item) { return item_at(ragged, group, item).queries * group; };
+  while (num_short < ragged.num_work && rows_of(num_short) <= kFewRows) ++num_short;
   const i64 num_long = ragged.num_work - num_short;
-  const auto attend = [&](i64 item, i64 kv_head, i64 heads) {
-    attend_item(q, q_stride, cache, out, ragged, h, scale, ragged.work + item * 2, kv_head,
-                (int)heads);
-  };
   // A sequence with few rows reads its keys once. Several heads of a block are one long piece of
   // memory, and the longer the better it is read; but every thread wants its share of the work.
-  i64 together = std::min<i64>(kMaxHeads, h.kv_heads);
-  while (together > 1 && (h.kv_heads % together ||
-                          num_short * h.kv_heads / together < 2 * omp_get_num_threads()))
+  i64 together = std::min<i64>(kMaxHeads, kv_heads);
+  while (together > 1 && (kv_heads % together ||
+                          num_short * kv_heads / together < 2 * self.num_threads()))
     --together;
-  const i64 parts = h.kv_heads / together;
-#pragma omp for schedule(dynamic, 1) nowait
-  for (i64 i = 0; i < num_short * parts; ++i) attend(i / parts, i % parts * together, together);
-  // One with many comes back to the same keys again and again: head by head, they stay in the cache.
-#pragma omp for schedule(dynamic, 1)
-  for (i64 i = 0; i < num_long * h.kv_heads; ++i) attend(num_short + i % num_long, i / num_long, 1);
+  const i64 parts = kv_heads / together, num_short_parts = num_short * parts;
+  const i64 room_size = (num_short ? together : 1) * kRows * job.heads.dim;
+  // One with many rows comes back to the same keys again and again: head by head, they stay in the
+  // cache.
+  const auto each = [&](i64 first, i64 last, const auto& visit) {
+    for (i64 i = first; i < last; ++i) {
+      const i64 at = i - num_short_parts;
+      if (at < 0) visit(i - first, i / parts, i % parts * together, (int)together);
+      else visit(i - first, num_short + at % num_long, at / num_long, 1);
+    }
+  };
+  self.share(
+      num_short_parts + num_long * kv_heads, 1, room_size * sizeof(bf16),
+      [&](i64 first, i64 last, char* room) {
+        each(first, last, [&](i64 nth, i64 item, i64 kv_head, int heads) {
+          attend_item(job, item_at(ragged, group, item), kv_head, heads,
+                      (bf16*)room + nth * room_size);
+        });
+      },
+      [&](i64 first, i64 last, const char* room) {
+        each(first, last, [&](i64 nth, i64 item, i64 kv_head, int heads) {
+          commit_item(job, item_at(ragged, group, item), kv_head, heads,
+                      (const bf16*)room + nth * room_size);
+        });
+      });
 }
 
 API void paged_attention(const bf16* q, i64 q_stride, bf16* keys, bf16* values, i64 block_stride,
                          bf16* out, const Ragged* ragged, i64 heads, i64 kv_heads, i64 dim,
                          float scale) {
-#pragma omp parallel
-  attend_all(q, q_stride, {keys, values, block_stride}, out, *ragged, {heads, kv_heads, dim},
-             scale);
+  at_once<AttentionJob>({q, q_stride, {keys, values, block_stride}, out, *ragged,
+                         {heads, kv_heads, dim}, scale},
+                        attend_all);
 }
 
 // ---- a whole stack of layers -----------------------------------------------------------------
@@ -608,61 +838,89 @@ struct Batch {
   Scratch scratch;
 };
 
+struct StackJob {
+  Stack stack;
+  Batch batch;
+};
+
 // Rows move up into places of rows that are not wanted, or of themselves.
 static void keep_row(bf16* x, i64 size, i64 row, i64 place) {
   memmove(x + place * size, x + row * size, size * sizeof(bf16));
 }
 
-// All layers in one parallel region: threads meet at the end of each phase and are never sent home
-// in between. What comes of it is in `normed`: the final hidden states of `rows`. Nothing comes after
-// the last layer's keys and values of the other tokens: a prompt's layer less is 1/28 of Qwen3-0.6B.
-API void decoder_stack(const Stack* stack, const Batch* batch) {
-  const Stack& s = *stack;
-  const Batch& b = *batch;
-  const i64 half = s.dim / 2;
+static void run_stack(const StackJob& job, Member& self) {
+  const Stack& s = job.stack;
+  const Batch& b = job.batch;
   const Heads heads{s.heads, s.kv_heads, s.dim};
-#pragma omp parallel
-  {
-    i64 tokens = b.tokens;
-    const auto norm_rows = [&](const bf16* delta, const bf16* weight) {
-#pragma omp for schedule(static)
-      for (i64 row = 0; row < tokens; ++row)
-        add_norm_row(b.x + row * s.hidden, delta ? delta + row * s.hidden : nullptr, weight,
-                     b.normed + row * s.hidden, s.norm_eps, s.hidden);
-    };
-#pragma omp for schedule(static)
-    for (i64 row = 0; row < tokens; ++row)
+  const i64 attended_size = s.heads * s.dim;
+  i64 tokens = b.tokens;
+  const auto norm_rows = [&](const bf16* delta, const bf16* weight) {
+    add_norm(self, {b.x, delta, weight, b.normed, s.norm_eps, tokens, s.hidden});
+  };
+  const auto nothing = [](i64, i64, char*) {};
+  self.share(tokens, rows_together(tokens, self), 0, nothing, [&](i64 first, i64 last, const char*) {
+    for (i64 row = first; row < last; ++row)
       memcpy(b.x + row * s.hidden, s.embedding + b.ids[row] * s.hidden, s.hidden * sizeof(bf16));
-    for (i64 l = 0; l < s.num_layers; ++l) {
-      const Layer& layer = s.layers[l];
-      const Cache cache{layer.keys, layer.values, s.block_stride};
-      norm_rows(l ? b.delta : nullptr, layer.attention_norm);
-      product(layer.qkv, b.normed, b.scratch, b.qkv, tokens);
-#pragma omp for schedule(static)
-      for (i64 row = 0; row < tokens; ++row) {
-        bf16* q = b.qkv + row * layer.qkv.n;
-        bf16 *k = q + s.heads * s.dim, *v = k + s.kv_heads * s.dim;
-        const i64 at = b.positions[row] * half;
-        norm_rope_row(q, {layer.query_norm, layer.key_norm, s.norm_eps}, s.cosines + at,
-                      s.sines + at, s.heads, s.kv_heads, s.dim);
-        kv_store_row(k, v, cache, b.slots[row], s.kv_heads, s.dim);
-      }
-      const bool is_last = l + 1 == s.num_layers;
-      attend_all(b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged, heads,
-                 s.attention_scale);
-      if (is_last) {
-#pragma omp single
+  });
+  for (i64 l = 0; l < s.num_layers; ++l) {
+    const Layer& layer = s.layers[l];
+    const Cache cache{layer.keys, layer.values, s.block_stride};
+    norm_rows(l ? b.delta : nullptr, layer.attention_norm);
+    product(self, layer.qkv, b.normed, b.scratch, b.qkv, tokens);
+    turn(self, {b.qkv, layer.qkv.n, tokens, heads, {layer.query_norm, layer.key_norm, s.norm_eps},
+                s.cosines, s.sines, b.positions},
+         [&](i64 token) {
+           const bf16* k = b.qkv + token * layer.qkv.n + attended_size;
+           kv_store_row(k, k + s.kv_heads * s.dim, cache, b.slots[token], s.kv_heads, s.dim);
+         });
+    const bool is_last = l + 1 == s.num_layers;
+    attend_all(self, {b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged,
+                      heads, s.attention_scale});
+    if (is_last) {
+      self.share(1, 1, 0, nothing, [&](i64, i64, const char*) {
         for (i64 i = 0; i < b.num_rows; ++i) {
           keep_row(b.x, s.hidden, b.rows[i], i);
-          keep_row(b.attended, s.heads * s.dim, b.rows[i], i);
+          keep_row(b.attended, attended_size, b.rows[i], i);
         }
-        tokens = b.num_rows;
-      }
-      product(layer.output, b.attended, b.scratch, b.delta, tokens);
-      norm_rows(b.delta, layer.mlp_norm);
-      product(layer.gate_up, b.normed, b.scratch, b.inner, tokens);
-      product(layer.down, b.inner, b.scratch, b.delta, tokens);
+      });
+      tokens = b.num_rows;
     }
-    norm_rows(b.delta, s.final_norm);
+    product(self, layer.output, b.attended, b.scratch, b.delta, tokens);
+    norm_rows(b.delta, layer.mlp_norm);
+    product(self, layer.gate_up, b.normed, b.scratch, b.inner, tokens);
+    product(self, layer.down, b.inner, b.scratch, b.delta, tokens);
   }
+  norm_rows(b.delta, s.final_norm);
+}
+
+static i64 bytes_of(const Ragged& r) {
+  return 2 * Record::bytes_of<int32_t>(r.sequences + 1) +
+         Record::bytes_of<int32_t>(r.sequences * r.table_stride) +
+         Record::bytes_of<int32_t>(r.num_work * 2);
+}
+
+static Ragged kept(Record& record, const Ragged& r) {
+  return {r.sequences, record.keep(r.cu_q, r.sequences + 1), record.keep(r.seq_lens, r.sequences),
+          record.keep(r.table, r.sequences * r.table_stride), r.table_stride,
+          record.keep(r.work, r.num_work * 2), r.num_work};
+}
+
+// All layers in one job. What comes of it is in `normed`: the final hidden states of `rows`. Nothing
+// comes after the last layer's keys and values of the other tokens: a prompt's layer less is 1/28 of
+// Qwen3-0.6B. Parameters, cache and the batch's rooms stay until `settle`; the rest may go.
+API void decoder_stack(const Stack* stack, const Batch* batch) {
+  pool().work<StackJob>(false, run_stack, [&](Record& record) {
+    const i64 tokens = batch->tokens;
+    record.begin(Record::bytes_of<StackJob>(1) + 3 * Record::bytes_of<int32_t>(tokens) +
+                 Record::bytes_of<int32_t>(batch->num_rows) + bytes_of(batch->ragged) +
+                 bytes_of(batch->ragged_rows));
+    StackJob job{*stack, *batch};
+    job.batch.ids = record.keep(batch->ids, tokens);
+    job.batch.positions = record.keep(batch->positions, tokens);
+    job.batch.slots = record.keep(batch->slots, tokens);
+    job.batch.rows = record.keep(batch->rows, batch->num_rows);
+    job.batch.ragged = kept(record, batch->ragged);
+    job.batch.ragged_rows = kept(record, batch->ragged_rows);
+    return record.keep(&job, 1);
+  });
 }

@@ -39,6 +39,7 @@ class Ragged(ctypes.Structure):
     """Whose queries and keys are where, and the attention's work list."""
 
     _fields_ = (
+        ("sequences", _N),
         ("cu_q", _P),
         ("seq_lens", _P),
         ("table", _P),
@@ -114,6 +115,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "kv_store": (_P, _P, _N, _N, _P, _P, _N, _P, _N, _N, _N),
     "paged_attention": (_P, _N, _P, _P, _N, _P, ctypes.POINTER(Ragged), _N, _N, _N, _F),
     "decoder_stack": (ctypes.POINTER(Stack), ctypes.POINTER(Batch)),
+    "set_num_threads": (_N,),
+    "settle": (),
 }
 
 # Query rows that one item of paged_attention's work list covers, and tokens in a block: constants
@@ -146,3 +149,5 @@ class NativeKernels:
         self.kv_store: Kernel = functions["kv_store"]
         self.paged_attention: Kernel = functions["paged_attention"]
         self.decoder_stack: Kernel = functions["decoder_stack"]
+        self.set_num_threads: Kernel = functions["set_num_threads"]
+        self.settle: Kernel = functions["settle"]

@@ -33,8 +33,11 @@ def what_is_wrong(config: ModelConfig) -> str | None:
 class Workspace:
     """One growing piece of memory for the results of one operation, whatever the batch."""
 
-    def __init__(self, width: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, width: int, kernels: NativeKernels, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
         self._width = width
+        self._settle = kernels.settle
         self._memory = torch.empty(0, dtype=dtype)
         self._views: dict[int, Tensor] = {}
 
@@ -46,6 +49,7 @@ class Workspace:
             if size > self._memory.numel() or len(self._views) >= _MAX_VIEWS:
                 self._views.clear()
             if size > self._memory.numel():
+                self._settle()  # a late thread may still read what is replaced
                 self._memory = torch.empty(size, dtype=self._memory.dtype)
             view = self._memory[:size].view(num_rows, self._width)
             self._views[num_rows] = view
@@ -55,9 +59,9 @@ class Workspace:
 class ProductScratch:
     """What products need besides their operands; they use it one after the other."""
 
-    def __init__(self) -> None:
-        self._rows = Workspace(1)
-        self._scales = Workspace(1, torch.float32)
+    def __init__(self, kernels: NativeKernels) -> None:
+        self._rows = Workspace(1, kernels)
+        self._scales = Workspace(1, kernels, torch.float32)
 
     def of(self, num_rows: int, size_in: int) -> Scratch:
         """Room for `num_rows` rows of `size_in` numbers. The next call may give the same memory."""
@@ -84,6 +88,7 @@ class NativeProduct:
         self.weight = weight
         self._tensors = tensors
         self._kernel = kernels.linear
+        self._settle = kernels.settle
         self._results = results
         self._scratch = scratch
 
@@ -93,6 +98,9 @@ class NativeProduct:
         scratch = self._scratch.of(rows, size_in)
         self._kernel(self.weight, x.data_ptr(), scratch, out.data_ptr(), rows)
         return out
+
+    def __del__(self) -> None:
+        self._settle()  # a late thread may still read the weight
 
 
 class NativeOps:
@@ -105,7 +113,7 @@ class NativeOps:
         self._kernels = kernels
         self._is_int8 = is_int8
         self._memory = HugePages()
-        self._scratch = ProductScratch()
+        self._scratch = ProductScratch(kernels)
         # Products of the same width share their memory, across layers: see Ops.
         self._results: dict[tuple[int, bool], Workspace] = {}
         self._normed: dict[int, Workspace] = {}
@@ -124,7 +132,7 @@ class NativeOps:
         rows, size = x.shape
         workspace = self._normed.get(size)
         if workspace is None:
-            workspace = self._normed[size] = Workspace(size)
+            workspace = self._normed[size] = Workspace(size, self._kernels)
         out = workspace.rows(rows)
         self._kernels.add_rms_norm(
             x.data_ptr(),
@@ -188,7 +196,9 @@ class NativeOps:
         return NativeProduct(self._kernels, there, tuple(tensors), results, self._scratch)
 
     def _workspace(self, num_columns: int, is_gated: bool) -> Workspace:
-        return self._results.setdefault((num_columns, is_gated), Workspace(num_columns))
+        return self._results.setdefault(
+            (num_columns, is_gated), Workspace(num_columns, self._kernels)
+        )
 
 
 def _padded(tensor: Tensor, size: int) -> Tensor:

@@ -24,6 +24,7 @@ class NativeStack:
         layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
         assert len(layers) == config.num_layers, "models are made of DecoderLayers"
         self._kernel = kernels.decoder_stack
+        self._settle = kernels.settle
         self._alive = (model, pool)  # what lies behind the addresses
         self._group = config.num_heads // config.num_kv_heads
         cosines, sines = model.rope.tables
@@ -47,9 +48,9 @@ class NativeStack:
         first = self._stack.layers[0]
         attended = config.num_heads * config.head_dim
         self._widest = max(first.qkv.k, attended, first.down.k)
-        self._scratch = ProductScratch()
+        self._scratch = ProductScratch(kernels)
         self._rooms = {
-            name: Workspace(width)
+            name: Workspace(width, kernels)
             for name, width in {
                 "x": config.hidden_size,
                 "normed": config.hidden_size,
@@ -81,6 +82,9 @@ class NativeStack:
         )
         self._kernel(self._stack, batch)
         return rooms["normed"][: len(rows)]
+
+    def __del__(self) -> None:
+        self._settle()  # a late thread may still read the model and the cache
 
 
 def _layer(layer: DecoderLayer, pool: KVCachePool, index: int) -> Layer:

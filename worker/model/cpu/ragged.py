@@ -17,6 +17,7 @@ from worker.model.cpu.library import ATTENTION_ROWS, Ragged
 def ragged(metadata: AttentionMetadata, work: Tensor) -> Ragged:
     """The kernels' view of both, which must outlive it."""
     return Ragged(
+        sequences=len(metadata.query_lens),
         cu_q=metadata.cu_q.data_ptr(),
         seq_lens=metadata.seq_lens.data_ptr(),
         table=metadata.block_table.data_ptr(),

@@ -100,6 +100,7 @@ def native_tier(request: TierRequest) -> Tier:
     if reason := native_ops.what_is_wrong(request.config):
         raise TierUnavailable(reason)
     kernels = NativeKernels(build(cpu_flags(cpu_features())))
+    kernels.set_num_threads(torch.get_num_threads())
     ops = NativeOps(kernels, is_int8=request.quantization == "int8")
     _check(NativeOps(kernels, is_int8=request.quantization == "int8"), request)
     return Tier("native", ops, lambda model, pool: NativeStack(model, pool, kernels))
