@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.cores import default_threads
 from shared.logs import start_logs
 from shared.settings import LogFormat, LogLevel
 from worker.engine.config import EngineConfig
@@ -91,10 +92,9 @@ def main() -> int:
 
 def _serve(options: EngineOptions, link: EngineSocket) -> int:
     begin_s = time.monotonic()
-    if options.num_threads is not None:
-        # Before torch is imported: its thread pools read this once.
-        os.environ["OMP_NUM_THREADS"] = str(options.num_threads)
-        os.environ["MKL_NUM_THREADS"] = str(options.num_threads)
+    # Before torch is imported: its thread pools read this once.
+    num_threads = str(options.num_threads or default_threads())
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = num_threads
     try:
         engine, ready = _build(options, link, begin_s)
         # A device that fails for good is found here, and not by the first jobs.

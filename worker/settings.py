@@ -140,7 +140,11 @@ class WorkerSettings(SharedSettings):
         default=LoadFormat.AUTO, description="auto: safetensors; dummy: random weights."
     )
     num_threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads of the engine; unset: torch decides."
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of the engine; unset: "
+        "OMP_NUM_THREADS, or the cores that affinity and cgroup leave to the process.",
     )
     cpu_tier: CpuTier = Field(
         default=CpuTier.AUTO,

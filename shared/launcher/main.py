@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from shared.cores import available_cores, share_of_cores
 from shared.launcher.announcement import announce_when_ready
 from shared.launcher.early_signals import STOP_SIGNALS, EarlySignals
 from shared.launcher.obituary import Obituary
@@ -111,6 +112,14 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
     return {name: value for name, value in defaults.items() if name not in os.environ}
 
 
+def _threads_of(index: int, workers: int) -> dict[str, str]:
+    """The cores are divided over the workers, unless the environment says otherwise. Frontends and
+    Redis get none of their own: a thread that gives way to them costs next to nothing."""
+    if workers == 1 or any(os.environ.get(name) for name in ("NUM_THREADS", "OMP_NUM_THREADS")):
+        return {}
+    return {"NUM_THREADS": str(share_of_cores(available_cores(), workers, index))}
+
+
 def _ports_in_use(settings: LauncherSettings) -> str | None:
     """A sentence about the first port that cannot be bound, before anything is started."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -143,7 +152,7 @@ class Launcher:
             Child(
                 f"worker {index}",
                 [sys.executable, "-m", "worker"],
-                env,
+                env | _threads_of(index, settings.workers),
                 say,
                 obituary.worker_died,
             )

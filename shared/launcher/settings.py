@@ -31,7 +31,7 @@ class LauncherSettings(BaseSettings):
         le=65535,
         description="Port of the first frontend; the others take the ports that follow.",
     )
-    workers: int = Field(1, ge=1, le=64, description="Worker processes.")
+    workers: int = Field(1, ge=1, le=64, description="Worker processes; they share the cores.")
     frontends: int = Field(1, ge=1, le=64, description="Frontend processes.")
     data_dir: Path = Field(
         Path(".penstock"),

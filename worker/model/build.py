@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shared.cores import default_threads
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
@@ -68,7 +69,7 @@ class ModelOptions:
     prefix_caching: bool = True
     lookahead: int | None = None
     step_target_ms: int | None = None  # 0: none; by itself there is one on the CPU only
-    num_threads: int | None = None  # of torch's CPU operators
+    num_threads: int | None = None  # on the CPU; by itself what `default_threads` says
     cpu_tier: str = "auto"  # auto, reference, packed, native; see worker.model.cpu.tiers
     quantization: str = "none"  # none, int8 (CPU only): weights per channel, activations per token
     structured_output: bool = True  # where the checkpoint's tokenizer and its end tokens allow it
@@ -95,8 +96,8 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
     report = on_progress or _report_nothing
     _check(options)
     device = choose_device(options.device)
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
+    num_threads = options.num_threads or default_threads()
+    torch.set_num_threads(num_threads)
     directory = Path(options.model)
     config = ModelConfig.from_directory(directory)
     longest = min(options.max_model_len or config.context_length, config.context_length)
@@ -112,6 +113,8 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
     block_size = options.block_size or (32 if device.type == "cuda" else 16)
     tier = _tier(options, config, dtype, block_size, device)
     model.use(tier.ops)
+    if tier.has_own_threads:
+        torch.set_num_threads(1)  # what is left to torch in a step is little, and its threads spin
     report("allocating KV cache", 0.0)
     num_blocks = _num_blocks(options, model, block_size, longest)
     pool = KVCachePool(config, num_blocks, block_size, device=device, dtype=dtype)
@@ -204,7 +207,11 @@ def _tier(
     device: torch.device,
 ) -> Tier:
     request = TierRequest(
-        config=config, dtype=dtype, block_size=block_size, quantization=options.quantization
+        config=config,
+        dtype=dtype,
+        block_size=block_size,
+        quantization=options.quantization,
+        num_threads=options.num_threads or default_threads(),
     )
     if device.type == "cpu":
         return choose_tier(options.cpu_tier, request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.cores import available_cores
 from shared.messages import ErrorCode
 from shared.text.errors import GrammarInvalid
 from shared.text.grammar_compiler import GrammarCompiler, matcher_error
@@ -56,7 +56,7 @@ class GrammarMasks:
         self._num_words = -(-compiler.vocab_size // 32)
         self._states: dict[int, _State] = {}
         # Where the model runs on the processor its threads have the cores.
-        num_threads = min(MAX_THREADS, os.cpu_count() or 1)
+        num_threads = min(MAX_THREADS, available_cores())
         self._executor = None if device.type == "cpu" else LLExecutor(num_threads)
 
     def expect(self, sequences: Iterable[ScheduledSequence]) -> None:

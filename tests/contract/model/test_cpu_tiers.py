@@ -237,11 +237,19 @@ def test_a_cache_that_others_may_write_to_is_not_used(
     assert build(()).parent.parent == tmp_path / "own"
 
 
-def test_the_kernels_share_the_threads_of_torch() -> None:
-    tiers.native_tier(request(CHECKPOINT_DIR))
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    runtimes = {line.split()[-1] for line in maps if "libgomp" in line}
-    assert len(runtimes) == 1, "two OpenMP runtimes would each start a thread per core"
+def test_torch_has_one_thread_beside_the_kernels_and_all_without_them() -> None:
+    for tier, expected in (("native", 1), ("reference", 3)):
+        build_model(
+            ModelOptions(
+                model=str(CHECKPOINT_DIR),
+                device="cpu",
+                num_blocks=64,
+                cpu_tier=tier,
+                num_threads=3,
+                dtype="bfloat16",
+            )
+        )
+        assert torch.get_num_threads() == expected
 
 
 def test_the_features_are_those_of_this_cpu() -> None:

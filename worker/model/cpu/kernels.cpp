@@ -290,18 +290,11 @@ static void product(Member& self, const Weight& w, const bf16* x, const Scratch&
 }
 
 // A job whose operands may be freed as soon as the call has returned.
-template <class Job> static void at_once(const Job& job, void (*run)(Member&, const Job&)) {
-  struct Call {
-    Job job;
-    void (*run)(Member&, const Job&);
-  };
-  pool().work<Call>(
-      false, [](const Call& call, Member& self) { call.run(self, call.job); },
-      [&](Record& record) {
-        record.begin(Record::bytes_of<Call>(1));
-        const Call call{job, run};
-        return record.keep(&call, 1);
-      });
+template <class Job> static void at_once(const Job& job) {
+  pool().work([&](Record& record) {
+    record.begin(Record::bytes_of<Job>(1));
+    return record.keep(&job, 1);
+  });
   pool().settle();
 }
 
@@ -311,19 +304,17 @@ struct LinearJob {
   Scratch scratch;
   bf16* y;
   i64 m;
+
+  void operator()(Member& self) const { product(self, w, x, scratch, y, m); }
 };
 
+// The weight and the scratch stay until `settle`; x may go.
 API void linear(const Weight* w, const bf16* x, const Scratch* scratch, bf16* y, i64 m) {
-  pool().work<LinearJob>(
-      false,
-      [](const LinearJob& job, Member& self) {
-        product(self, job.w, job.x, job.scratch, job.y, job.m);
-      },
-      [&](Record& record) {
-        record.begin(Record::bytes_of<LinearJob>(1) + Record::bytes_of<bf16>(m * w->k));
-        const LinearJob job{*w, record.keep(x, m * w->k), *scratch, y, m};
-        return record.keep(&job, 1);
-      });
+  pool().work([&](Record& record) {
+    record.begin(Record::bytes_of<LinearJob>(1) + Record::bytes_of<bf16>(m * w->k));
+    const LinearJob job{*w, record.keep(x, m * w->k), *scratch, y, m};
+    return record.keep(&job, 1);
+  });
 }
 
 // ---- between the products --------------------------------------------------------------------
@@ -351,10 +342,13 @@ struct Norm {
   bf16* out;
   float eps;
   i64 rows, size;
+
+  void operator()(Member& self) const;
 };
 
 // x += delta (where there is one); out = x / rms(x) * weight. All [rows, size]; size % 16 == 0.
-static void add_norm(Member& self, const Norm& n) {
+void Norm::operator()(Member& self) const {
+  const Norm& n = *this;
   const i64 row_bytes = n.size * sizeof(bf16);
   self.share(
       n.rows, rows_together(n.rows, self), 2 * row_bytes,
@@ -376,7 +370,7 @@ static void add_norm(Member& self, const Norm& n) {
 
 API void add_rms_norm(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
                       i64 rows, i64 size) {
-  at_once<Norm>({x, delta, weight, out, eps, rows, size}, add_norm);
+  at_once(Norm{x, delta, weight, out, eps, rows, size});
 }
 
 constexpr i64 kMaxHeadDim = 256;
@@ -463,12 +457,18 @@ struct Turn {
   HeadNorms norms;
   const bf16 *cosines, *sines;  // [positions, dim / 2]
   const int32_t* positions;     // [tokens], or null: the token's own place
+  // Where keys and values go then; slots null: nowhere.
+  Cache cache;
+  const int32_t* slots;  // [tokens]
+
+  void operator()(Member& self) const;
 };
 
-// Normalises and rotates the tokens' queries and keys, and then hands each to `store(token)`.
-template <class Store> static void turn(Member& self, const Turn& t, const Store& store) {
-  const auto& [heads, kv_heads, dim] = t.heads;
-  const i64 row_bytes = (heads + kv_heads) * dim * sizeof(bf16);
+// Normalises and rotates the tokens' queries and keys, and stores keys and values.
+void Turn::operator()(Member& self) const {
+  const Turn& t = *this;
+  const i64 kept_size = t.heads.kv_heads * t.heads.dim, query_size = t.heads.heads * t.heads.dim;
+  const i64 row_bytes = (query_size + kept_size) * sizeof(bf16);
   self.share(
       t.tokens, rows_together(t.tokens, self), row_bytes,
       [&](i64 first, i64 last, char* room) {
@@ -481,8 +481,11 @@ template <class Store> static void turn(Member& self, const Turn& t, const Store
       },
       [&](i64 first, i64 last, const char* room) {
         for (i64 token = first; token < last; ++token, room += row_bytes) {
-          memcpy(t.qkv + token * t.row_stride, room, row_bytes);
-          store(token);
+          bf16* row = t.qkv + token * t.row_stride;
+          memcpy(row, room, row_bytes);
+          if (t.slots)
+            kv_store_row(row + query_size, row + query_size + kept_size, t.cache, t.slots[token],
+                         t.heads.kv_heads, t.heads.dim);
         }
       });
 }
@@ -490,9 +493,8 @@ template <class Store> static void turn(Member& self, const Turn& t, const Store
 API void norm_rope(bf16* qkv, i64 row_stride, const bf16* q_weight, const bf16* k_weight,
                    float eps, const bf16* cosines, const bf16* sines, i64 tokens, i64 heads,
                    i64 kv_heads, i64 dim) {
-  at_once<Turn>({qkv, row_stride, tokens, {heads, kv_heads, dim}, {q_weight, k_weight, eps},
-                 cosines, sines, nullptr},
-                [](Member& self, const Turn& t) { turn(self, t, [](i64) {}); });
+  at_once(Turn{qkv, row_stride, tokens, {heads, kv_heads, dim}, {q_weight, k_weight, eps}, cosines,
+               sines, nullptr, {}, nullptr});
 }
 
 // The same for rows [tokens] of keys and values, k_stride and v_stride apart.
@@ -716,6 +718,8 @@ struct AttentionJob {
   Ragged ragged;
   Heads heads;
   float scale;
+
+  void operator()(Member& self) const;
 };
 
 // An item for the key heads [kv_head, kv_head + heads); out [heads, kRows, dim].
@@ -760,7 +764,8 @@ static void commit_item(const AttentionJob& job, const Item& item, i64 kv_head, 
 }
 
 // Causal attention of ragged queries. q, out: [tokens, heads, dim] with q_stride and contiguous.
-static void attend_all(Member& self, const AttentionJob& job) {
+void AttentionJob::operator()(Member& self) const {
+  const AttentionJob& job = *this;
   const auto& ragged = job.ragged;
   const i64 kv_heads = job.heads.kv_heads, group = job.heads.heads / kv_heads;
   i64 num_short = 0;
@@ -803,9 +808,8 @@ static void attend_all(Member& self, const AttentionJob& job) {
 API void paged_attention(const bf16* q, i64 q_stride, bf16* keys, bf16* values, i64 block_stride,
                          bf16* out, const Ragged* ragged, i64 heads, i64 kv_heads, i64 dim,
                          float scale) {
-  at_once<AttentionJob>({q, q_stride, {keys, values, block_stride}, out, *ragged,
-                         {heads, kv_heads, dim}, scale},
-                        attend_all);
+  at_once(AttentionJob{q, q_stride, {keys, values, block_stride}, out, *ragged,
+                       {heads, kv_heads, dim}, scale});
 }
 
 // ---- a whole stack of layers -----------------------------------------------------------------
@@ -841,6 +845,8 @@ struct Batch {
 struct StackJob {
   Stack stack;
   Batch batch;
+
+  void operator()(Member& self) const;
 };
 
 // Rows move up into places of rows that are not wanted, or of themselves.
@@ -848,14 +854,14 @@ static void keep_row(bf16* x, i64 size, i64 row, i64 place) {
   memmove(x + place * size, x + row * size, size * sizeof(bf16));
 }
 
-static void run_stack(const StackJob& job, Member& self) {
-  const Stack& s = job.stack;
-  const Batch& b = job.batch;
+void StackJob::operator()(Member& self) const {
+  const Stack& s = stack;
+  const Batch& b = batch;
   const Heads heads{s.heads, s.kv_heads, s.dim};
   const i64 attended_size = s.heads * s.dim;
   i64 tokens = b.tokens;
   const auto norm_rows = [&](const bf16* delta, const bf16* weight) {
-    add_norm(self, {b.x, delta, weight, b.normed, s.norm_eps, tokens, s.hidden});
+    Norm{b.x, delta, weight, b.normed, s.norm_eps, tokens, s.hidden}(self);
   };
   const auto nothing = [](i64, i64, char*) {};
   self.share(tokens, rows_together(tokens, self), 0, nothing, [&](i64 first, i64 last, const char*) {
@@ -867,15 +873,11 @@ static void run_stack(const StackJob& job, Member& self) {
     const Cache cache{layer.keys, layer.values, s.block_stride};
     norm_rows(l ? b.delta : nullptr, layer.attention_norm);
     product(self, layer.qkv, b.normed, b.scratch, b.qkv, tokens);
-    turn(self, {b.qkv, layer.qkv.n, tokens, heads, {layer.query_norm, layer.key_norm, s.norm_eps},
-                s.cosines, s.sines, b.positions},
-         [&](i64 token) {
-           const bf16* k = b.qkv + token * layer.qkv.n + attended_size;
-           kv_store_row(k, k + s.kv_heads * s.dim, cache, b.slots[token], s.kv_heads, s.dim);
-         });
+    Turn{b.qkv, layer.qkv.n, tokens, heads, {layer.query_norm, layer.key_norm, s.norm_eps},
+         s.cosines, s.sines, b.positions, cache, b.slots}(self);
     const bool is_last = l + 1 == s.num_layers;
-    attend_all(self, {b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged,
-                      heads, s.attention_scale});
+    AttentionJob{b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged, heads,
+                 s.attention_scale}(self);
     if (is_last) {
       self.share(1, 1, 0, nothing, [&](i64, i64, const char*) {
         for (i64 i = 0; i < b.num_rows; ++i) {
@@ -909,7 +911,7 @@ static Ragged kept(Record& record, const Ragged& r) {
 // comes after the last layer's keys and values of the other tokens: a prompt's layer less is 1/28 of
 // Qwen3-0.6B. Parameters, cache and the batch's rooms stay until `settle`; the rest may go.
 API void decoder_stack(const Stack* stack, const Batch* batch) {
-  pool().work<StackJob>(false, run_stack, [&](Record& record) {
+  pool().work([&](Record& record) {
     const i64 tokens = batch->tokens;
     record.begin(Record::bytes_of<StackJob>(1) + 3 * Record::bytes_of<int32_t>(tokens) +
                  Record::bytes_of<int32_t>(batch->num_rows) + bytes_of(batch->ragged) +

@@ -6,10 +6,6 @@ import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
-# ctypes must find torch's libgomp in the process already: it comes with this import, and the
-# kernels then share its threads (torch.set_num_threads rules both).
-import torch  # noqa: F401
-
 from worker.model.errors import TierUnavailable
 
 _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -131,7 +127,9 @@ class NativeKernels:
     """kernels.cpp's functions, which say there what they expect. An address of None is null.
 
     Nothing is checked and no reference is held: the callers keep their tensors alive, contiguous
-    and of the right size until the call returns. The GIL is released during a call.
+    and of the right size until the call returns. Those that lie behind a Weight, a Stack, a Scratch
+    or a Batch's rooms stay until `settle` has returned: a thread that lost its core may still read
+    them. The GIL is released during a call.
     """
 
     def __init__(self, path: Path) -> None:

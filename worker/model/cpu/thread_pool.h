@@ -144,22 +144,23 @@ class Pool {
     num_threads_ = std::clamp(count, 1, kMaxThreads);
   }
 
-  // Runs `run(job, member)` on all threads. `fill(record)` makes the job, all of whose memory is the
-  // record's. Callers take turns. Returns when all phases are over.
-  template <class Job, class Fill>
-  void work(bool alone, void (*run)(const Job&, Member&), const Fill& fill) {
+  // Calls `(*job)(member)` on all threads, the job being what `fill(record)` returns: all of its
+  // memory is the record's. Callers take turns. Returns when all phases are over.
+  template <class Fill> void work(const Fill& fill) {
     std::lock_guard<std::mutex> hold(callers_);
-    const int count = std::min(start_members(), alone ? 1 : kMaxThreads);
+    const int count = start_members();
     const int index = free_record();
     Record& record = *records_[index];
-    record.job_ = fill(record);
-    record.run_ = (void (*)(const void*, Member&))run;
+    const auto* job_there = fill(record);
+    using Job = decltype(job_there);
+    record.job_ = job_there;
+    record.run_ = [](const void* job, Member& self) { (*(Job)job)(self); };
     record.num_threads_ = count;
     Member& caller = *members_[0];
     caller.num_threads_ = count;
     if (count == 1) {
       caller.pool_ = nullptr;
-      return run(*(const Job*)record.job_, caller);
+      return record.run_(record.job_, caller);
     }
     caller.pool_ = this;
     caller.phase_ = record.first_phase_ = ticket_.load(std::memory_order_relaxed) >> kChunkBits;
@@ -169,7 +170,7 @@ class Pool {
       { std::lock_guard<std::mutex> all_asleep(sleep_); }
       wake_.notify_all();
     }
-    run(*(const Job*)record.job_, caller);
+    record.run_(record.job_, caller);
   }
 
   // Returns when no thread reads anything of the jobs before. Operands may go then.

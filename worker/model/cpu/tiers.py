@@ -40,12 +40,14 @@ QUANTIZATIONS = ("none", "int8")
 class Tier:
     """`ops` for the model's layers, and what computes all of them over a pool.
 
-    `stack` is for a model that uses the `ops`.
+    `stack` is for a model that uses the `ops`. `has_own_threads`: torch computes next to nothing of
+    a step, so its own threads would only stand in the way.
     """
 
     name: str
     ops: Ops
     stack: Callable[[CausalLM, KVCachePool], DecoderStack]
+    has_own_threads: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class TierRequest:
     dtype: torch.dtype
     block_size: int
     quantization: str = "none"  # one of QUANTIZATIONS
+    num_threads: int = 1
 
 
 def choose_tier(wanted: str, request: TierRequest) -> Tier:
@@ -100,10 +103,12 @@ def native_tier(request: TierRequest) -> Tier:
     if reason := native_ops.what_is_wrong(request.config):
         raise TierUnavailable(reason)
     kernels = NativeKernels(build(cpu_flags(cpu_features())))
-    kernels.set_num_threads(torch.get_num_threads())
+    kernels.set_num_threads(request.num_threads)
     ops = NativeOps(kernels, is_int8=request.quantization == "int8")
     _check(NativeOps(kernels, is_int8=request.quantization == "int8"), request)
-    return Tier("native", ops, lambda model, pool: NativeStack(model, pool, kernels))
+    return Tier(
+        "native", ops, lambda model, pool: NativeStack(model, pool, kernels), has_own_threads=True
+    )
 
 
 def _layer_by_layer(model: CausalLM, pool: KVCachePool) -> DecoderStack:

@@ -1,0 +1,184 @@
+"""What a busy core costs: one stream quiet and beside a busy process, and two workers beside one.
+
+    python -m tests.bench.contention --shape smollm2-135m --quantization none int8 --turns 5
+    python -m tests.bench.contention --shape smollm2-135m --peer vllm=http://127.0.0.1:8101
+
+Starts Penstock as `make run` does, with random weights of the shape, once for each quantization,
+and again with WORKERS=2. All of them and the peers, servers of the same model that speak
+/v1/completions, stay up; each turn asks one after the other, every second turn in reverse, so that
+all see the same machine. One stream is 128 tokens in and --tokens out. The busy process loops and
+is bound to no core. Prints a JSON line for each run, and at the end medians side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.load_client import completions, new_session
+from tests.bench.machine import cpu_name
+from tests.bench.shapes import SHAPES, make_shape, word_ids
+from tests.bench.workloads import Prompts, Row, Send, Work, run_all, summary
+from tests.support.launched import REPOSITORY, Launched
+
+FEW_STREAMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that is measured; `workers` 0: a peer, of which that is not known."""
+
+    label: str
+    base_url: str
+    model: str
+    workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plight:
+    """What a server is asked for, and beside what."""
+
+    name: str
+    streams: int
+    neighbours: int  # busy processes
+
+
+QUIET = Plight("quiet", 1, 0)
+BUSY = Plight("busy", 1, 1)
+FEW = Plight("four streams", FEW_STREAMS, 0)
+
+
+def main() -> None:
+    arguments = _arguments()
+    directory = make_shape(arguments.models, arguments.shape)
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(_penstock(arguments, directory, quantization, workers))
+            for quantization in arguments.quantization
+            for workers in arguments.workers
+        ]
+        servers += [_peer(text, arguments.model or arguments.shape) for text in arguments.peer]
+        rows = asyncio.run(_measure(arguments, servers, word_ids(directory)))
+    _show_medians(rows, servers)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm2-135m")
+    parser.add_argument("--quantization", nargs="*", default=["none"])
+    parser.add_argument("--workers", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--peer", nargs="*", default=[], metavar="LABEL=URL")
+    parser.add_argument("--model", help="its name at the peers; default: the shape's")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96, help="of a stream")
+    parser.add_argument("--env", nargs="*", default=[], metavar="NAME=VALUE", help="for Penstock")
+    parser.add_argument("--models", type=Path, default=REPOSITORY / ".penstock" / "shapes")
+    parser.add_argument("--source", type=Path, help="another checkout to start Penstock from")
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def _penstock(
+    arguments: argparse.Namespace, directory: Path, quantization: str, workers: int
+) -> Iterator[Server]:
+    env = {
+        "MODEL": str(directory),
+        "LOAD_FORMAT": "dummy",
+        "MAX_MODEL_LEN": "2048",
+        "KV_CACHE_MEMORY_GB": "0.5",
+        "LOG_LEVEL": "WARNING",
+        "QUANTIZATION": quantization,
+        "WORKERS": str(workers),
+        "OMP_NUM_THREADS": "",
+    }
+    if arguments.source is not None:
+        env["PYTHONPATH"] = str(arguments.source.resolve())
+    env |= dict(pair.split("=", 1) for pair in arguments.env)
+    with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
+        label = f"penstock {quantization} workers={workers}"
+        yield Server(label, penstock.base_url, arguments.shape, workers)
+
+
+def _peer(text: str, model: str) -> Server:
+    label, _, url = text.partition("=")
+    return Server(label, url, model)
+
+
+async def _measure(
+    arguments: argparse.Namespace, servers: Sequence[Server], token_ids: list[int]
+) -> list[Row]:
+    facts = {"cpu": cpu_name(), "cores": os.cpu_count(), "shape": arguments.shape}
+    rows: list[Row] = []
+    async with new_session() as session:
+        senders = [completions(session, server.base_url, server.model) for server in servers]
+        for send in senders:
+            warm = Prompts(token_ids, 0)
+            await run_all(send, [Work(warm.take(128), 16) for _ in range(FEW_STREAMS)], FEW_STREAMS)
+        for turn in range(arguments.turns):
+            order = list(zip(servers, senders, strict=True))[:: -1 if turn % 2 else 1]
+            for plight in (QUIET, BUSY, FEW):
+                for server, send in order:
+                    if plight.streams == 1 and server.workers > 1:
+                        continue  # one stream is computed by one worker
+                    prompts = Prompts(token_ids, turn + 1)
+                    row = await _run(send, prompts, plight, arguments.tokens)
+                    rows.append({"label": server.label, "plight": plight.name, "turn": turn} | row)
+                    print(json.dumps(facts | rows[-1]), flush=True)
+    return rows
+
+
+async def _run(send: Send, prompts: Prompts, plight: Plight, tokens: int) -> Row:
+    works = [Work(prompts.take(128), tokens) for _ in range(plight.streams)]
+    with contextlib.ExitStack() as stack:
+        for _ in range(plight.neighbours):
+            stack.enter_context(_busy())
+        row = summary(await run_all(send, works, plight.streams))
+    wanted = ("ok", "failed", "errors", "out_tok_s", "tpot_p50_ms", "ttft_p50_ms", "gap_max_ms")
+    return {
+        name: round(row[name], 2) if isinstance(row[name], float) else row[name]
+        for name in wanted
+        if name in row
+    }
+
+
+@contextlib.contextmanager
+def _busy() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _show_medians(rows: Sequence[Row], servers: Sequence[Server]) -> None:
+    """Output tokens a second."""
+
+    def median(label: str, plight: Plight) -> float:
+        found = [
+            row["out_tok_s"]
+            for row in rows
+            if row["label"] == label and row["plight"] == plight.name and "out_tok_s" in row
+        ]
+        return statistics.median(found) if found else float("nan")
+
+    print(f"{'':34} {'quiet':>7} {'busy':>7} {'ratio':>6} {'4 streams':>10}")
+    for server in servers:
+        quiet, busy, few = (median(server.label, plight) for plight in (QUIET, BUSY, FEW))
+        print(f"{server.label:34} {quiet:7.1f} {busy:7.1f} {busy / quiet:6.2f} {few:10.1f}")
+
+
+if __name__ == "__main__":
+    main()

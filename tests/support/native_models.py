@@ -1,0 +1,103 @@
+"""Small models of random weights on the native tier, and steps over them."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.model.attention.base import AttentionMetadata
+from worker.model.config import ModelConfig
+from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
+from worker.model.cpu.native_ops import NativeOps
+from worker.model.cpu.native_stack import NativeStack
+from worker.model.kv_pool import KVCachePool
+from worker.model.layers.decoder import CausalLM
+from worker.model.layers.placement import Placement
+from worker.model.layers.stack import DecoderStack
+from worker.model.loader import fill_with_noise
+from worker.model.registry import create_model
+
+CPU = torch.device("cpu")
+MAX_LEN = 96
+NUM_BLOCKS = 24
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 96,
+    "intermediate_size": 144,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 211,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": MAX_LEN,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+FAMILIES = {
+    "qwen3": QWEN3,
+    "qwen2": QWEN3 | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "llama": QWEN3 | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+}
+
+
+def build_stack(
+    library: NativeKernels, *, is_int8: bool, num_layers: int = 3
+) -> tuple[NativeStack, KVCachePool]:
+    """A Qwen3 of that many layers, and the pool of its keys and values."""
+    ops = NativeOps(library, is_int8=is_int8)
+    model = new_model(QWEN3 | {"num_hidden_layers": num_layers}, ops)
+    pool = new_pool(model.config)
+    return NativeStack(model, pool, library), pool
+
+
+def new_model(shape: dict[str, object], ops: NativeOps) -> CausalLM:
+    model = create_model(ModelConfig.from_dict(shape), MAX_LEN, Placement(CPU, torch.bfloat16))
+    fill_with_noise(model)
+    noise = torch.Generator().manual_seed(2)
+    for _, place in model.named_tensors():
+        if place.dim() == 1:  # norms of 1 and biases of 0 would show no mistake
+            place.add_(torch.randn(place.shape, generator=noise) * 0.2)
+    model.use(ops)
+    return model
+
+
+def new_pool(config: ModelConfig) -> KVCachePool:
+    pool = KVCachePool(config, NUM_BLOCKS, ATTENTION_BLOCK, device=CPU, dtype=torch.bfloat16)
+    noise = torch.Generator().manual_seed(3)
+    pool.storage.copy_(torch.randn(pool.storage.shape, generator=noise))
+    return pool
+
+
+def run_step(
+    stack: DecoderStack, step: list[tuple[int, int]], wanted: list[int] | None = None
+) -> torch.Tensor:
+    """[wanted, hidden], by itself of all sequences, which have blocks of their own in an order of
+    no order."""
+    lengths = [before + count for before, count in step]
+    width = -(-max(lengths) // ATTENTION_BLOCK)
+    blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1))
+    table = blocks[: len(step) * width].to(torch.int32).view(len(step), width)
+    positions = torch.cat([torch.arange(b, b + n, dtype=torch.int32) for b, n in step])
+    counts = torch.tensor([count for _, count in step])
+    rows = torch.repeat_interleave(torch.arange(len(step)), counts)
+    places = positions.long()
+    slots = table[rows, places // ATTENTION_BLOCK] * ATTENTION_BLOCK + places % ATTENTION_BLOCK
+    metadata = AttentionMetadata(
+        cu_q=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        block_table=table.contiguous(),
+        slots=slots.to(torch.int32),
+        num_decodes=sum(count == 1 for _, count in step),
+        max_query_len=int(counts.max()),
+        num_tokens=len(positions),
+        query_lens=tuple(counts.tolist()),
+        context_lens=tuple(lengths),
+    )
+    token_ids = (positions * 7 + rows.to(torch.int32) * 31) % 211
+    with torch.inference_mode():
+        last = metadata.cu_q[1:] - 1
+        return stack(
+            token_ids.to(torch.int32), positions, metadata, last if wanted is None else last[wanted]
+        )
