@@ -127,6 +127,7 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
         block_size=block_size,
         max_num_seqs=options.max_num_seqs,
         grammar_masks=grammar_masks,
+        sampler_threads=num_threads if tier.has_own_threads else 1,
     )
     report("warming up", 0.0)
     num_tokens = min(options.max_num_batched_tokens, longest, capacity)

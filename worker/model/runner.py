@@ -41,9 +41,10 @@ class TorchModelRunner:
         block_size: int,
         max_num_seqs: int,
         grammar_masks: GrammarMasks | None = None,
+        sampler_threads: int = 1,
     ) -> None:
         """`stack` computes the model's layers. Without `grammar_masks` no sequence may have a
-        grammar."""
+        grammar. `sampler_threads` beside torch's own draw from rows of logits."""
         self.vocab_size = model.config.vocab_size
         self._model = model
         self._stack = stack
@@ -56,6 +57,7 @@ class TorchModelRunner:
             eos_token_ids=model.config.eos_token_ids,
             device=self._device,
             grammar_masks=grammar_masks,
+            num_threads=sampler_threads,
         )
         self._nothing_sampled = PreviousSample(
             torch.empty(0, dtype=torch.int64, device=self._device), {}

@@ -23,6 +23,7 @@ from worker.model.filters import FilterParams, keep_mask
 from worker.model.logit_edits import LogitEdits
 from worker.model.noise import gumbel, row_key
 from worker.model.penalties import PenaltyTable
+from worker.model.row_threads import RowThreads
 from worker.model.sampling_row import SamplingRow
 from worker.model.transfer import to_device, to_host
 
@@ -93,9 +94,12 @@ class Sampler:
         eos_token_ids: frozenset[int],
         device: torch.device,
         grammar_masks: GrammarMasks | None = None,
+        num_threads: int = 1,
     ) -> None:
-        """Without `grammar_masks` there may be no row with a grammar."""
+        """Without `grammar_masks` there may be no row with a grammar. `num_threads` draw, each from
+        rows of its own: more than one where torch itself has one."""
         self._device = device
+        self._row_threads = RowThreads(num_threads)
         self._grammar_masks = grammar_masks
         self._edits = LogitEdits(vocab_size, eos_token_ids, device)
         self._penalties = PenaltyTable(vocab_size, max_num_seqs, device)
@@ -120,7 +124,7 @@ class Sampler:
         if drawn:
             drawn_index = to_device(np.array(drawn, dtype=np.int64), self._device)
             part = edited.index_select(0, drawn_index)
-            choice = self._draw(part, [chosen_rows[i] for i in drawn])
+            choice = self._row_threads.map(self._draw, part, [chosen_rows[i] for i in drawn])
             chosen = chosen.index_copy(0, drawn_index, choice)
         token_ids = token_ids.index_copy(0, index, chosen)
         logprobs = self._logprobs(edited, chosen, work, chosen_rows)

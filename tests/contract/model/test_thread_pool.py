@@ -106,7 +106,7 @@ def test_more_threads_than_cores_do_not_stand_in_each_others_way(library: Native
 
 
 def test_a_forked_child_has_threads_of_its_own() -> None:
-    """In a process where torch has one thread from the start: its own runtime does not survive it."""
+    """In a process where torch has one thread from the start: its runtime does not survive it."""
     done = subprocess.run(
         [sys.executable, "-c", FORK], text=True, capture_output=True, timeout=TIMEOUT_S, check=False
     )
