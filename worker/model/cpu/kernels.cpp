@@ -150,6 +150,14 @@ static i64 tile_start(i64 m, i64 tile) { return m * tile / num_tiles(m); }
 constexpr i64 kResultBytes = 64 << 10;  // of a chunk: they stay in the cache until they are committed
 constexpr i64 kRowsAtOnce = 2048;
 
+// Groups of panels to hand out: up to 8 for each thread, but none of less than some 10 µs, which the
+// handing out would cost too much of. As many for each thread as for the others.
+static i64 num_groups(i64 panels, i64 panel_bytes, i64 k, i64 m, i64 threads) {
+  const i64 panel_ns = std::max(panel_bytes / 16, m * k * 32 / 100);  // roughly, of one core
+  const i64 each = std::clamp<i64>(panels * panel_ns / (10'000 * threads), 1, 8);
+  return std::min(panels, each * threads);
+}
+
 // Panels are handed out as threads ask for them. Neighbours go out together, because a long stream
 // is read faster than short ones. A panel stays in the cache for all its tiles.
 template <class Kind>
@@ -160,11 +168,13 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
   const i64 blocks = (m + kRowsAtOnce - 1) / kRowsAtOnce, tiles = num_tiles(m);
   const i64 most_rows = std::min(m, kRowsAtOnce + kTileRows);
   const i64 row_of_panel = width * sizeof(bf16);
-  const i64 together = std::max<i64>(1, std::min(panels / (8 * self.num_threads()),
-                                                 kResultBytes / (most_rows * row_of_panel)));
-  const i64 groups = (panels + together - 1) / together;
+  const i64 panel_bytes = whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
+  const i64 at_most = std::max<i64>(1, kResultBytes / (most_rows * row_of_panel));
+  const i64 groups = std::max(num_groups(panels, panel_bytes, whole.k, m, self.num_threads()),
+                              (panels + at_most - 1) / at_most);
+  const i64 together = (panels + groups - 1) / groups;  // at most
   // Of group i / blocks, block i % blocks: its panels, and its tiles.
-  const auto panel_of = [=](i64 i) { return std::min(panels, i / blocks * together); };
+  const auto panel_of = [=](i64 i) { return panels * (i / blocks) / groups; };
   const auto tile_of = [=](i64 i) { return tiles * (i % blocks) / blocks; };
   const auto end_tile_of = [=](i64 i) { return tiles * (i % blocks + 1) / blocks; };
   self.share(
@@ -181,6 +191,9 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
               if (self.is_late()) return;
               const i64 row = tile_start(m, tile);
               const int rows = (int)(tile_start(m, tile + 1) - row);
+              // Where the rows will be copied to has left the cache: it comes while they are computed.
+              for (i64 r = row; r < row + rows; ++r)
+                __builtin_prefetch(y + r * whole.n + panel * width, 1);
               dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
             }
         }
@@ -196,11 +209,17 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
       });
 }
 
+// Tiles of rows of k numbers that are handed out together, to be brought into the products' form.
+static i64 tiles_together(i64 m, i64 k, const Member& self) {
+  constexpr i64 kWorthwhile = 16 << 10;  // numbers
+  return std::max(kWorthwhile / (kTileRows * k), num_tiles(m) / (8 * self.num_threads()));
+}
+
 // Rows of x [m, k] as tiles of pairs.
 static void pack_rows(Member& self, const bf16* x, bf16* packed, i64 m, i64 k) {
   const i64 tile_bytes = kTileRows * k * sizeof(bf16);
   self.share(
-      num_tiles(m), 1, tile_bytes,
+      num_tiles(m), tiles_together(m, k, self), tile_bytes,
       [&](i64 first, i64 last, char* room) {
         for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
           const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
@@ -239,7 +258,7 @@ static void quantize_rows(Member& self, const bf16* x, uint8_t* packed, float* r
                           i64 k) {
   const i64 tile_bytes = kTileRows * (k + (i64)sizeof(float));  // the scales are behind the rows
   self.share(
-      num_tiles(m), 1, tile_bytes,
+      num_tiles(m), tiles_together(m, k, self), tile_bytes,
       [&](i64 first, i64 last, char* room) {
         for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
           const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
@@ -789,8 +808,9 @@ void AttentionJob::operator()(Member& self) const {
       else visit(i - first, num_short + at % num_long, at / num_long, 1);
     }
   };
+  const i64 num_parts = num_short_parts + num_long * kv_heads;
   self.share(
-      num_short_parts + num_long * kv_heads, 1, room_size * sizeof(bf16),
+      num_parts, std::max<i64>(1, num_parts / (16 * self.num_threads())), room_size * sizeof(bf16),
       [&](i64 first, i64 last, char* room) {
         each(first, last, [&](i64 nth, i64 item, i64 kv_head, int heads) {
           attend_item(job, item_at(ragged, group, item), kv_head, heads,

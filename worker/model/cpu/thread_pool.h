@@ -251,6 +251,12 @@ class Pool {
     }
   }
 
+  // Neighbours are committed by different threads: they have cache lines of their own.
+  static int64_t place_of(int64_t chunk) {
+    constexpr int64_t kOfLine = 64 / sizeof(uint64_t), kLines = kMaxChunks / kOfLine;
+    return chunk % kLines * kOfLine + chunk / kLines;
+  }
+
   static constexpr uint64_t kIndexMask = (1u << kChunkBits) - 1;
 
   // What threads write while a phase runs has cache lines of its own.
@@ -293,33 +299,39 @@ void Member::share(int64_t items, int64_t grain, int64_t item_bytes, const Compu
   }
   auto& ticket = pool_->ticket_;
   const auto is_over = [&] { return ticket.load(std::memory_order_acquire) >> kChunkBits != phase_; };
+  const auto last_commit = [&](int64_t chunk) -> std::atomic<uint64_t>& {
+    return pool_->last_commit_[Pool::place_of(chunk)];
+  };
   const auto is_done = [&](int64_t chunk) {
-    return pool_->last_commit_[chunk].load(std::memory_order_acquire) >= phase_;
+    return last_commit(chunk).load(std::memory_order_acquire) >= phase_;
   };
   const auto do_chunk = [&](int64_t chunk) {
     const auto [first, last] = bounds(chunk);
     compute(first, last, own);
     // Phases only grow: what is of this one, or of a later one, has been done by somebody else.
-    uint64_t before = pool_->last_commit_[chunk].load(std::memory_order_acquire);
-    if (before >= phase_ || !pool_->last_commit_[chunk].compare_exchange_strong(before, phase_)) return;
+    uint64_t before = last_commit(chunk).load(std::memory_order_acquire);
+    if (before >= phase_ || !last_commit(chunk).compare_exchange_strong(before, phase_)) return;
     commit(first, last, own);
     if (pool_->num_committed_.fetch_add(1, std::memory_order_acq_rel) + 1 < chunks) return;
     pool_->num_committed_.store(0, std::memory_order_relaxed);
     ticket.store((phase_ + 1) << kChunkBits, std::memory_order_release);
   };
-  Clock::duration longest = kLeastPatience / 2;
+  Clock::duration patience = Clock::duration::zero();
   for (;;) {
     uint64_t seen = ticket.load(std::memory_order_acquire);
     if (seen >> kChunkBits != phase_) return void(++phase_);
     const int64_t chunk = (int64_t)(seen & Pool::kIndexMask);
     if (chunk >= chunks) break;
     if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
-    const auto begin = Clock::now();
+    if (patience != Clock::duration::zero()) {
+      do_chunk(chunk);
+      continue;
+    }
+    const auto begin = Clock::now();  // once: asking costs as much as the smallest chunks
     do_chunk(chunk);
-    longest = std::max(longest, Clock::now() - begin);
+    patience = 2 * (Clock::now() - begin);
   }
-  const auto patience = std::min<Clock::duration>(2 * longest, kMostPatience);
-  if (!spin(patience, is_over)) {
+  if (!spin(std::clamp<Clock::duration>(patience, kLeastPatience, kMostPatience), is_over)) {
     const int64_t start = chunks * place_ / num_threads_;
     for (int64_t i = 0; i < chunks && !is_over(); ++i)
       if (const int64_t chunk = (start + i) % chunks; !is_done(chunk)) do_chunk(chunk);
