@@ -34,30 +34,30 @@ static void delay(int one_in) {
 }
 
 void Rounds::operator()(Member& self) const {
-  const Rounds& job = *this;
-  for (int64_t round = 0; round < job.rounds; ++round) {
+  const Rounds& region = *this;
+  for (int64_t round = 0; round < region.rounds; ++round) {
     self.share(
-        job.size, job.grain, sizeof(int64_t),
+        region.size, region.grain, sizeof(int64_t),
         [&](int64_t first, int64_t last, char* room) {
           auto* out = (int64_t*)room;
           for (int64_t i = first; i < last; ++i)
-            out[i - first] = 3 * job.values[i].load(std::memory_order_relaxed) + round;
-          delay(job.delay_one_in);
+            out[i - first] = 3 * region.values[i].load(std::memory_order_relaxed) + round;
+          delay(region.delay_one_in);
         },
         [&](int64_t first, int64_t last, const char* room) {
           const auto* in = (const int64_t*)room;
-          delay(8 * job.delay_one_in);
+          delay(8 * region.delay_one_in);
           for (int64_t i = first; i < last; ++i)
-            job.values[i].store(in[i - first], std::memory_order_relaxed);
+            region.values[i].store(in[i - first], std::memory_order_relaxed);
         });
     self.share(1, 1, 0, [](int64_t, int64_t, char*) {}, [](int64_t, int64_t, const char*) {});
   }
 }
 
-template <class Job> static void work(Pool& pool, const Job& job) {
+template <class Region> static void work(Pool& pool, const Region& region) {
   pool.work([&](Record& record) {
-    record.begin(Record::bytes_of<Job>(1));
-    return record.keep(&job, 1);
+    record.begin(Record::bytes_of<Region>(1));
+    return record.keep(&region, 1);
   });
 }
 
@@ -74,16 +74,16 @@ static void check_rounds(Pool& pool, int threads, int64_t size, int64_t grain, i
   pool.settle();
 }
 
-static void stress(int jobs) {
+static void stress(int regions) {
   auto* pool = new Pool;
   std::mt19937 draw(1);
-  for (int job = 0; job < jobs; ++job)
+  for (int region = 0; region < regions; ++region)
     for (int threads : {1, 2, 3, 8})
-      check_rounds(*pool, threads, 1 + draw() % 300, 1 + draw() % 9, job % 3 ? 0 : 40);
+      check_rounds(*pool, threads, 1 + draw() % 300, 1 + draw() % 9, region % 3 ? 0 : 40);
   check_rounds(*pool, 3, 3 * kMaxChunks + 5, 1, 0);  // more items than a phase has chunks
 }
 
-// A thread that is kept inside a chunk until the job is over: the others must do without it.
+// A thread that is kept inside a chunk until the region is over: the others must do without it.
 struct Held {
   std::atomic<int>* inside;
   std::atomic<bool>* may_go;
@@ -115,8 +115,8 @@ static void lost_core() {
     work(*pool, Held{&inside, &may_go, &sum, std::this_thread::get_id(), false});
     check(sum == 255, "a chunk was committed twice, or never");
   }
-  // Its job is over without it. Those that follow go on without it, too.
-  for (int job = 0; job < 50; ++job) {
+  // Its region is over without it. Those that follow go on without it, too.
+  for (int region = 0; region < 50; ++region) {
     std::vector<Value> values(40);
     work(*pool, Rounds{values.data(), 40, 3, 5, 0});
     for (const Value& value : values) check(value == 58, "a value is wrong");
@@ -126,15 +126,15 @@ static void lost_core() {
     may_go = true;
   });
   pool->settle();
-  check(may_go, "settle came back while a thread was inside a job");
+  check(may_go, "settle came back while a thread was inside a region");
   frees.join();
 }
 
-// The caller itself is held: the others finish its job, and it comes back to find it done.
+// The caller itself is held: the others finish its region, and it comes back to find it done.
 static void lost_caller() {
   auto* pool = new Pool;
   pool->set_num_threads(3);
-  for (int job = 0; job < 20; ++job) {
+  for (int region = 0; region < 20; ++region) {
     std::atomic<int> inside{0};
     std::atomic<bool> may_go{false};
     Value sum{0};

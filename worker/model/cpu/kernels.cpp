@@ -2,7 +2,7 @@
 //
 // Every function has a torch twin that is its specification and its test. Sizes are counted in
 // elements. Pointers need no alignment unless said. All functions compute on the threads of one
-// pool; what a job of it may read and write, and when, is said in thread_pool.h.
+// pool; what a region of it may read and write, and when, is said in thread_pool.h.
 
 #include "thread_pool.h"
 #include "vectors.h"
@@ -147,11 +147,11 @@ static void dispatch(int rows, const Product& p, i64 panel, i64 row, const void*
 static i64 num_tiles(i64 m) { return (m + kTileRows - 1) / kTileRows; }
 static i64 tile_start(i64 m, i64 tile) { return m * tile / num_tiles(m); }
 
-constexpr i64 kResultBytes = 64 << 10;  // of a chunk: they stay in the cache until they are committed
+constexpr i64 kResultBytes = 64 << 10;  // of a chunk: in the cache until they are committed
 constexpr i64 kRowsAtOnce = 2048;
 
-// Groups of panels to hand out: up to 8 for each thread, but none of less than some 10 µs, which the
-// handing out would cost too much of. As many for each thread as for the others.
+// Groups of panels to hand out: up to 8 for each thread, but none of less than some 10 µs, of which
+// the handing out would be too large a part. As many for each thread as for the others.
 static i64 num_groups(i64 panels, i64 panel_bytes, i64 k, i64 m, i64 threads) {
   const i64 panel_ns = std::max(panel_bytes / 16, m * k * 32 / 100);  // roughly, of one core
   const i64 each = std::clamp<i64>(panels * panel_ns / (10'000 * threads), 1, 8);
@@ -191,7 +191,7 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
               if (self.is_late()) return;
               const i64 row = tile_start(m, tile);
               const int rows = (int)(tile_start(m, tile + 1) - row);
-              // Where the rows will be copied to has left the cache: it comes while they are computed.
+              // Where they will be copied to has left the cache: it comes while they are computed.
               for (i64 r = row; r < row + rows; ++r)
                 __builtin_prefetch(y + r * whole.n + panel * width, 1);
               dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
@@ -308,16 +308,16 @@ static void product(Member& self, const Weight& w, const bf16* x, const Scratch&
   }
 }
 
-// A job whose operands may be freed as soon as the call has returned.
-template <class Job> static void at_once(const Job& job) {
+// A region whose operands may be freed as soon as the call has returned.
+template <class Region> static void at_once(const Region& region) {
   pool().work([&](Record& record) {
-    record.begin(Record::bytes_of<Job>(1));
-    return record.keep(&job, 1);
+    record.begin(Record::bytes_of<Region>(1));
+    return record.keep(&region, 1);
   });
   pool().settle();
 }
 
-struct LinearJob {
+struct LinearRegion {
   Weight w;
   const bf16* x;
   Scratch scratch;
@@ -330,9 +330,9 @@ struct LinearJob {
 // The weight and the scratch stay until `settle`; x may go.
 API void linear(const Weight* w, const bf16* x, const Scratch* scratch, bf16* y, i64 m) {
   pool().work([&](Record& record) {
-    record.begin(Record::bytes_of<LinearJob>(1) + Record::bytes_of<bf16>(m * w->k));
-    const LinearJob job{*w, record.keep(x, m * w->k), *scratch, y, m};
-    return record.keep(&job, 1);
+    record.begin(Record::bytes_of<LinearRegion>(1) + Record::bytes_of<bf16>(m * w->k));
+    const LinearRegion region{*w, record.keep(x, m * w->k), *scratch, y, m};
+    return record.keep(&region, 1);
   });
 }
 
@@ -729,7 +729,7 @@ static Item item_at(const Ragged& ragged, i64 group, i64 place) {
           (int)std::min<i64>(kRows, queries * group - start)};
 }
 
-struct AttentionJob {
+struct AttentionRegion {
   const bf16* q;
   i64 q_stride;
   Cache cache;
@@ -742,22 +742,22 @@ struct AttentionJob {
 };
 
 // An item for the key heads [kv_head, kv_head + heads); out [heads, kRows, dim].
-static void attend_item(const AttentionJob& job, const Item& item, i64 kv_head, int heads,
+static void attend_item(const AttentionRegion& region, const Item& item, i64 kv_head, int heads,
                         bf16* out) {
-  const auto& h = job.heads;
+  const auto& h = region.heads;
   const i64 group = h.heads / h.kv_heads;
-  const Attention a{job.q, job.cache.keys, job.cache.values, out,
-                    job.ragged.table + item.sequence * job.ragged.table_stride,
-                    job.cache.block_stride, kv_head * kBlock * h.dim, h.dim, group * h.dim,
-                    kRows * h.dim, job.scale};
+  const Attention a{region.q, region.cache.keys, region.cache.values, out,
+                    region.ragged.table + item.sequence * region.ragged.table_stride,
+                    region.cache.block_stride, kv_head * kBlock * h.dim, h.dim, group * h.dim,
+                    kRows * h.dim, region.scale};
   Row rows[kRows];
   for (int r = 0; r < kRows; ++r) {
     // Rows that are not there are the last one again: there are fewer kinds of calls.
     const int which = std::min(r, item.count - 1);
     const i64 at_row = item.start + which;
     const i64 token = at_row / group, head = kv_head * group + at_row % group;
-    rows[r] = {(item.first_token + token) * job.q_stride + head * h.dim, which * h.dim,
-               (int)(job.ragged.seq_lens[item.sequence] - item.queries + token + 1)};
+    rows[r] = {(item.first_token + token) * region.q_stride + head * h.dim, which * h.dim,
+               (int)(region.ragged.seq_lens[item.sequence] - item.queries + token + 1)};
   }
   const int last = rows[item.count - 1].num_keys;  // rows are in order of their tokens
   switch (item.count) {
@@ -769,24 +769,24 @@ static void attend_item(const AttentionJob& job, const Item& item, i64 kv_head, 
   }
 }
 
-static void commit_item(const AttentionJob& job, const Item& item, i64 kv_head, int heads,
+static void commit_item(const AttentionRegion& region, const Item& item, i64 kv_head, int heads,
                         const bf16* from) {
-  const auto& h = job.heads;
+  const auto& h = region.heads;
   const i64 group = h.heads / h.kv_heads;
   for (int head = 0; head < heads; ++head)
     for (int r = 0; r < item.count; ++r) {
       const i64 token = item.first_token + (item.start + r) / group;
       const i64 to_head = (kv_head + head) * group + (item.start + r) % group;
-      memcpy(job.out + (token * h.heads + to_head) * h.dim, from + (head * kRows + r) * h.dim,
+      memcpy(region.out + (token * h.heads + to_head) * h.dim, from + (head * kRows + r) * h.dim,
              h.dim * sizeof(bf16));
     }
 }
 
 // Causal attention of ragged queries. q, out: [tokens, heads, dim] with q_stride and contiguous.
-void AttentionJob::operator()(Member& self) const {
-  const AttentionJob& job = *this;
-  const auto& ragged = job.ragged;
-  const i64 kv_heads = job.heads.kv_heads, group = job.heads.heads / kv_heads;
+void AttentionRegion::operator()(Member& self) const {
+  const AttentionRegion& region = *this;
+  const auto& ragged = region.ragged;
+  const i64 kv_heads = region.heads.kv_heads, group = region.heads.heads / kv_heads;
   i64 num_short = 0;
   const auto rows_of = [&](i64 item) { return item_at(ragged, group, item).queries * group; };
   while (num_short < ragged.num_work && rows_of(num_short) <= kFewRows) ++num_short;
@@ -798,7 +798,7 @@ void AttentionJob::operator()(Member& self) const {
                           num_short * kv_heads / together < 2 * self.num_threads()))
     --together;
   const i64 parts = kv_heads / together, num_short_parts = num_short * parts;
-  const i64 room_size = (num_short ? together : 1) * kRows * job.heads.dim;
+  const i64 room_size = (num_short ? together : 1) * kRows * region.heads.dim;
   // One with many rows comes back to the same keys again and again: head by head, they stay in the
   // cache.
   const auto each = [&](i64 first, i64 last, const auto& visit) {
@@ -813,13 +813,13 @@ void AttentionJob::operator()(Member& self) const {
       num_parts, std::max<i64>(1, num_parts / (16 * self.num_threads())), room_size * sizeof(bf16),
       [&](i64 first, i64 last, char* room) {
         each(first, last, [&](i64 nth, i64 item, i64 kv_head, int heads) {
-          attend_item(job, item_at(ragged, group, item), kv_head, heads,
+          attend_item(region, item_at(ragged, group, item), kv_head, heads,
                       (bf16*)room + nth * room_size);
         });
       },
       [&](i64 first, i64 last, const char* room) {
         each(first, last, [&](i64 nth, i64 item, i64 kv_head, int heads) {
-          commit_item(job, item_at(ragged, group, item), kv_head, heads,
+          commit_item(region, item_at(ragged, group, item), kv_head, heads,
                       (const bf16*)room + nth * room_size);
         });
       });
@@ -828,7 +828,7 @@ void AttentionJob::operator()(Member& self) const {
 API void paged_attention(const bf16* q, i64 q_stride, bf16* keys, bf16* values, i64 block_stride,
                          bf16* out, const Ragged* ragged, i64 heads, i64 kv_heads, i64 dim,
                          float scale) {
-  at_once(AttentionJob{q, q_stride, {keys, values, block_stride}, out, *ragged,
+  at_once(AttentionRegion{q, q_stride, {keys, values, block_stride}, out, *ragged,
                        {heads, kv_heads, dim}, scale});
 }
 
@@ -862,7 +862,7 @@ struct Batch {
   Scratch scratch;
 };
 
-struct StackJob {
+struct StackRegion {
   Stack stack;
   Batch batch;
 
@@ -874,7 +874,7 @@ static void keep_row(bf16* x, i64 size, i64 row, i64 place) {
   memmove(x + place * size, x + row * size, size * sizeof(bf16));
 }
 
-void StackJob::operator()(Member& self) const {
+void StackRegion::operator()(Member& self) const {
   const Stack& s = stack;
   const Batch& b = batch;
   const Heads heads{s.heads, s.kv_heads, s.dim};
@@ -884,10 +884,11 @@ void StackJob::operator()(Member& self) const {
     Norm{b.x, delta, weight, b.normed, s.norm_eps, tokens, s.hidden}(self);
   };
   const auto nothing = [](i64, i64, char*) {};
-  self.share(tokens, rows_together(tokens, self), 0, nothing, [&](i64 first, i64 last, const char*) {
+  const auto embed = [&](i64 first, i64 last, const char*) {
     for (i64 row = first; row < last; ++row)
       memcpy(b.x + row * s.hidden, s.embedding + b.ids[row] * s.hidden, s.hidden * sizeof(bf16));
-  });
+  };
+  self.share(tokens, rows_together(tokens, self), 0, nothing, embed);
   for (i64 l = 0; l < s.num_layers; ++l) {
     const Layer& layer = s.layers[l];
     const Cache cache{layer.keys, layer.values, s.block_stride};
@@ -896,8 +897,8 @@ void StackJob::operator()(Member& self) const {
     Turn{b.qkv, layer.qkv.n, tokens, heads, {layer.query_norm, layer.key_norm, s.norm_eps},
          s.cosines, s.sines, b.positions, cache, b.slots}(self);
     const bool is_last = l + 1 == s.num_layers;
-    AttentionJob{b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged, heads,
-                 s.attention_scale}(self);
+    AttentionRegion{b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged,
+                    heads, s.attention_scale}(self);
     if (is_last) {
       self.share(1, 1, 0, nothing, [&](i64, i64, const char*) {
         for (i64 i = 0; i < b.num_rows; ++i) {
@@ -927,22 +928,22 @@ static Ragged kept(Record& record, const Ragged& r) {
           record.keep(r.work, r.num_work * 2), r.num_work};
 }
 
-// All layers in one job. What comes of it is in `normed`: the final hidden states of `rows`. Nothing
-// comes after the last layer's keys and values of the other tokens: a prompt's layer less is 1/28 of
-// Qwen3-0.6B. Parameters, cache and the batch's rooms stay until `settle`; the rest may go.
+// All layers in one region. What comes of it is in `normed`: the final hidden states of `rows`.
+// Nothing comes after the last layer's keys and values of the other tokens: a prompt's layer less is
+// 1/28 of Qwen3-0.6B. Parameters, cache and the batch's rooms stay until `settle`; the rest may go.
 API void decoder_stack(const Stack* stack, const Batch* batch) {
   pool().work([&](Record& record) {
     const i64 tokens = batch->tokens;
-    record.begin(Record::bytes_of<StackJob>(1) + 3 * Record::bytes_of<int32_t>(tokens) +
+    record.begin(Record::bytes_of<StackRegion>(1) + 3 * Record::bytes_of<int32_t>(tokens) +
                  Record::bytes_of<int32_t>(batch->num_rows) + bytes_of(batch->ragged) +
                  bytes_of(batch->ragged_rows));
-    StackJob job{*stack, *batch};
-    job.batch.ids = record.keep(batch->ids, tokens);
-    job.batch.positions = record.keep(batch->positions, tokens);
-    job.batch.slots = record.keep(batch->slots, tokens);
-    job.batch.rows = record.keep(batch->rows, batch->num_rows);
-    job.batch.ragged = kept(record, batch->ragged);
-    job.batch.ragged_rows = kept(record, batch->ragged_rows);
-    return record.keep(&job, 1);
+    StackRegion region{*stack, *batch};
+    region.batch.ids = record.keep(batch->ids, tokens);
+    region.batch.positions = record.keep(batch->positions, tokens);
+    region.batch.slots = record.keep(batch->slots, tokens);
+    region.batch.rows = record.keep(batch->rows, batch->num_rows);
+    region.batch.ragged = kept(record, batch->ragged);
+    region.batch.ragged_rows = kept(record, batch->ragged_rows);
+    return record.keep(&region, 1);
   });
 }

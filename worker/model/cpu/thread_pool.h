@@ -1,16 +1,16 @@
 // Threads that compute a list of phases together and never wait for one that has no core.
 //
-// All threads run the same function, a job. What it shares out is a phase: chunks, handed out by a
-// counter. A chunk is computed into memory of the thread's own and then committed, which is a short
+// All threads run the same function, a parallel region. What it shares out is a phase: chunks,
+// handed out by a counter. A chunk is computed into memory of the thread's own and then committed, which is a short
 // copy. A phase is over when all its chunks are committed, not when all threads have arrived: a
 // thread that finds no chunk left waits for a moment, and then computes again what another one took
 // and did not bring back. Whoever commits first has done it. So a thread that the system takes off
 // its core costs the others one chunk computed twice, where a barrier costs them a time slice.
 //
-// A thread that comes back late computes from operands that have changed meanwhile. What comes of it
-// is never committed; but it reads. Hence the rules for a job:
-//   - what steers a thread (sizes, indices, addresses) lies in the job's record, which is written
-//     again only when no thread is in it any more;
+// A thread that comes back late computes from operands that have changed meanwhile. What comes of
+// it is never committed; but it reads. Hence the rules for a region:
+//   - what steers a thread (sizes, indices, addresses) lies in the region's record, which is
+//     written again only when no thread is in it any more;
 //   - only `commit` writes to memory that others see;
 //   - operands stay mapped until `settle` has returned.
 
@@ -46,7 +46,7 @@ constexpr int kChunkBits = 16;        // of a ticket; the others count phases: e
 // A waiting thread takes over another's chunk after twice the time of its own, within these bounds.
 constexpr microseconds kLeastPatience{20}, kMostPatience{200};
 constexpr microseconds kNap{50};         // where there is nothing left to take over
-constexpr microseconds kIdleSpin{100};   // between jobs, before a thread sleeps
+constexpr microseconds kIdleSpin{100};   // between regions, before a thread sleeps
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -72,12 +72,12 @@ template <class Over> inline bool spin(Clock::duration at_most, const Over& is_o
 
 class Pool;
 
-// One thread's part in the jobs of a pool.
+// One thread's part in the regions of a pool.
 class alignas(64) Member {
  public:
-  // Shares out items [0, items), `grain` together. `compute(first, last, room)` writes to `room` only,
-  // grain * item_bytes; `commit(first, last, room)` brings it to where it belongs, and is called once
-  // for each chunk. All members must come with the same numbers. Returns when all is committed.
+  // Shares out items [0, items), `grain` together. `compute(first, last, room)` writes to `room`
+  // only, grain * item_bytes; `commit(first, last, room)` brings it to where it belongs, and is
+  // called once for each chunk. All members must come with the same numbers. Returns when all is committed.
   template <class Compute, class Commit>
   void share(int64_t items, int64_t grain, int64_t item_bytes, const Compute& compute,
              const Commit& commit);
@@ -99,14 +99,14 @@ class alignas(64) Member {
 
   Pool* pool_ = nullptr;  // null: alone
   int place_ = 0;         // in the pool
-  int num_threads_ = 1;   // of the job
+  int num_threads_ = 1;   // of the region
   uint64_t phase_ = 0;    // that it is in, or enters next
-  std::atomic<int> record_{-1};  // of the job that it may be reading
+  std::atomic<int> record_{-1};  // of the region that it may be reading
   std::unique_ptr<char[]> room_;
   int64_t room_bytes_ = -1;
 };
 
-// A job's function and what it reads: `keep` copies arrays that end with the call.
+// A region's function and what it reads: `keep` copies arrays that end with the call.
 class Record {
  public:
   void begin(int64_t bytes) {
@@ -131,49 +131,49 @@ class Record {
   std::vector<char> memory_;
   int64_t used_ = 0;
   void (*run_)(const void*, Member&) = nullptr;
-  const void* job_ = nullptr;
+  const void* region_ = nullptr;
   uint64_t first_phase_ = 0;
   int num_threads_ = 1;
 };
 
 class Pool {
  public:
-  // Threads of jobs from now on, the caller among them.
+  // Threads of regions from now on, the caller among them.
   void set_num_threads(int count) {
     std::lock_guard<std::mutex> hold(callers_);
     num_threads_ = std::clamp(count, 1, kMaxThreads);
   }
 
-  // Calls `(*job)(member)` on all threads, the job being what `fill(record)` returns: all of its
-  // memory is the record's. Callers take turns. Returns when all phases are over.
+  // Calls `(*region)(member)` on all threads, the region being what `fill(record)` returns: all of
+  // its memory is the record's. Callers take turns. Returns when all phases are over.
   template <class Fill> void work(const Fill& fill) {
     std::lock_guard<std::mutex> hold(callers_);
     const int count = start_members();
     const int index = free_record();
     Record& record = *records_[index];
-    const auto* job_there = fill(record);
-    using Job = decltype(job_there);
-    record.job_ = job_there;
-    record.run_ = [](const void* job, Member& self) { (*(Job)job)(self); };
+    const auto* region_there = fill(record);
+    using Region = decltype(region_there);
+    record.region_ = region_there;
+    record.run_ = [](const void* region, Member& self) { (*(Region)region)(self); };
     record.num_threads_ = count;
     Member& caller = *members_[0];
     caller.num_threads_ = count;
     if (count == 1) {
       caller.pool_ = nullptr;
-      return record.run_(record.job_, caller);
+      return record.run_(record.region_, caller);
     }
     caller.pool_ = this;
     caller.phase_ = record.first_phase_ = ticket_.load(std::memory_order_relaxed) >> kChunkBits;
-    const uint64_t job = (current_.load() >> kChunkBits) + 1;
-    current_.store(job << kChunkBits | index);
+    const uint64_t region = (current_.load() >> kChunkBits) + 1;
+    current_.store(region << kChunkBits | index);
     if (sleepers_.load() > 0) {
       { std::lock_guard<std::mutex> all_asleep(sleep_); }
       wake_.notify_all();
     }
-    record.run_(record.job_, caller);
+    record.run_(record.region_, caller);
   }
 
-  // Returns when no thread reads anything of the jobs before. Operands may go then.
+  // Returns when no thread reads anything of the regions before. Operands may go then.
   void settle() {
     std::lock_guard<std::mutex> hold(callers_);
     for (const auto& member : members_)
@@ -212,7 +212,7 @@ class Pool {
     return is_started;
   }
 
-  // One that no thread reads, or is about to: the last job's is always kept.
+  // One that no thread reads, or is about to: the last region's is always kept.
   int free_record() {
     const int last = (int)(current_.load() & kIndexMask);
     for (int i = 0;; ++i) {
@@ -235,17 +235,17 @@ class Pool {
         wake_.wait(hold, [&] { return current_.load() != done; });
         sleepers_.fetch_sub(1);
       }
-      const uint64_t job = current_.load();
-      self.record_.store((int)(job & kIndexMask));
+      const uint64_t region = current_.load();
+      self.record_.store((int)(region & kIndexMask));
       // Only now may it be read: a caller that writes a record has seen that it is free.
-      if (current_.load() == job) {
-        const Record& record = *records_[job & kIndexMask];
+      if (current_.load() == region) {
+        const Record& record = *records_[region & kIndexMask];
         if (self.place_ < record.num_threads_) {
           self.phase_ = record.first_phase_;
           self.num_threads_ = record.num_threads_;
-          record.run_(record.job_, self);
+          record.run_(record.region_, self);
         }
-        done = job;
+        done = region;
       }
       self.record_.store(-1);
     }
@@ -263,7 +263,7 @@ class Pool {
   alignas(64) std::atomic<uint64_t> ticket_{1 << kChunkBits};  // phase, next chunk to hand out
   alignas(64) std::atomic<int64_t> num_committed_{0};          // of the phase
   alignas(64) std::atomic<uint64_t> last_commit_[kMaxChunks] = {};  // of each chunk: in which phase
-  alignas(64) std::atomic<uint64_t> current_{0};                    // job, its record
+  alignas(64) std::atomic<uint64_t> current_{0};                    // region, its record
   alignas(64) std::atomic<int> sleepers_{0};
   std::mutex sleep_;
   std::condition_variable wake_;
@@ -271,7 +271,7 @@ class Pool {
   std::mutex callers_;
   int num_threads_ = 1;
   std::vector<std::unique_ptr<Member>> members_;  // the first is whoever calls
-  // As many as may be read at once, the last job's, and a free one.
+  // As many as may be read at once, the last region's, and a free one.
   std::unique_ptr<Record> records_[kMaxThreads + 1];
 };
 
@@ -298,7 +298,9 @@ void Member::share(int64_t items, int64_t grain, int64_t item_bytes, const Compu
     return;
   }
   auto& ticket = pool_->ticket_;
-  const auto is_over = [&] { return ticket.load(std::memory_order_acquire) >> kChunkBits != phase_; };
+  const auto is_over = [&] {
+    return ticket.load(std::memory_order_acquire) >> kChunkBits != phase_;
+  };
   const auto last_commit = [&](int64_t chunk) -> std::atomic<uint64_t>& {
     return pool_->last_commit_[Pool::place_of(chunk)];
   };
