@@ -343,15 +343,18 @@ static i64 rows_together(i64 rows, const Member& self) {
   return std::clamp<i64>(rows / (4 * self.num_threads()), 8, 64);
 }
 
-static void add_norm_row(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
-                         i64 size) {
+// `summed` is x + delta where there is one, else x itself.
+static void add_norm_row(const bf16* x, const bf16* delta, const bf16* weight, bf16* summed,
+                         bf16* out, float eps, i64 size) {
   F squares = splat(0.0f);
   for (i64 i = 0; i < size; i += 16) {
-    if (delta) store(x + i, add(load(x + i), load(delta + i)));
-    const F v = load(x + i);  // as it was rounded: the residual stream is what later layers see
+    if (delta) store(summed + i, add(load(x + i), load(delta + i)));
+    // As it was rounded: the residual stream is what later layers see.
+    const F v = load((delta ? summed : x) + i);
     squares = fma(v, v, squares);
   }
   const F scale = splat(1.0f / std::sqrt(sum(squares) / size + eps));
+  if (delta) x = summed;
   for (i64 i = 0; i < size; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 
@@ -374,8 +377,7 @@ void Norm::operator()(Member& self) const {
       [&](i64 first, i64 last, char* room) {
         for (i64 row = first; row < last; ++row, room += 2 * row_bytes) {
           const i64 at = row * n.size;
-          memcpy(room, n.x + at, row_bytes);
-          add_norm_row((bf16*)room, n.delta ? n.delta + at : nullptr, n.weight,
+          add_norm_row(n.x + at, n.delta ? n.delta + at : nullptr, n.weight, (bf16*)room,
                        (bf16*)(room + row_bytes), n.eps, n.size);
         }
       },
@@ -399,9 +401,9 @@ struct HeadNorms {
   float eps;
 };
 
-// Rotates, in place, the heads + kv_heads first heads of one token's row of qkv; before that each is
+// Rotates the heads + kv_heads first heads of one token's row of qkv, before which each is
 // normalised where weights are given. cosines, sines [dim / 2]; dim % 16 == 0.
-static void norm_rope_row(bf16* qkv, const HeadNorms& norms, const bf16* cosines,
+static void norm_rope_row(const bf16* qkv, bf16* out, const HeadNorms& norms, const bf16* cosines,
                           const bf16* sines, i64 heads, i64 kv_heads, i64 dim) {
   const i64 half = dim / 2;
   // One place more than dim / 2 of them: whole vectors are loaded.
@@ -411,7 +413,7 @@ static void norm_rope_row(bf16* qkv, const HeadNorms& norms, const bf16* cosines
     memcpy(c + i, wide, 4), memcpy(s + i, wide + 1, 4);
   }
   for (i64 head = 0; head < heads + kv_heads; ++head) {
-    bf16* x = qkv + head * dim;
+    const bf16* x = qkv + head * dim;
     const bf16* weight = head < heads ? norms.query : norms.key;
     F squares = splat(0.0f);
     for (i64 i = 0; i < dim; i += 16) {
@@ -428,7 +430,7 @@ static void norm_rope_row(bf16* qkv, const HeadNorms& norms, const bf16* cosines
       b[i] = a[i] * c[i] - a[half + i] * s[i];
       b[half + i] = a[half + i] * c[i] + a[i] * s[i];
     }
-    for (i64 i = 0; i < dim; i += 16) store(x + i, load(b + i));
+    for (i64 i = 0; i < dim; i += 16) store(out + head * dim + i, load(b + i));
   }
 }
 
@@ -492,10 +494,9 @@ void Turn::operator()(Member& self) const {
       t.tokens, rows_together(t.tokens, self), row_bytes,
       [&](i64 first, i64 last, char* room) {
         for (i64 token = first; token < last; ++token, room += row_bytes) {
-          memcpy(room, t.qkv + token * t.row_stride, row_bytes);
           const i64 at = (t.positions ? t.positions[token] : token) * t.heads.dim / 2;
-          norm_rope_row((bf16*)room, t.norms, t.cosines + at, t.sines + at, t.heads.heads,
-                        t.heads.kv_heads, t.heads.dim);
+          norm_rope_row(t.qkv + token * t.row_stride, (bf16*)room, t.norms, t.cosines + at,
+                        t.sines + at, t.heads.heads, t.heads.kv_heads, t.heads.dim);
         }
       },
       [&](i64 first, i64 last, const char* room) {
