@@ -147,6 +147,10 @@ static void dispatch(int rows, const Product& p, i64 panel, i64 row, const void*
 static i64 num_tiles(i64 m) { return (m + kTileRows - 1) / kTileRows; }
 static i64 tile_start(i64 m, i64 tile) { return m * tile / num_tiles(m); }
 
+// From so many rows on a chunk writes straight to its place. Copies would take up to a tenth of the
+// time, and phases are so long that the loss of a core weighs less.
+constexpr i64 kManyRows = 16;
+
 constexpr i64 kResultBytes = 64 << 10;  // of a chunk: in the cache until they are committed
 constexpr i64 kRowsAtOnce = 2048;
 
@@ -169,7 +173,9 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
   const i64 most_rows = std::min(m, kRowsAtOnce + kTileRows);
   const i64 row_of_panel = width * sizeof(bf16);
   const i64 panel_bytes = whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
-  const i64 at_most = std::max<i64>(1, kResultBytes / (most_rows * row_of_panel));
+  const bool straight = m >= kManyRows;
+  const i64 at_most =
+      straight ? panels : std::max<i64>(1, kResultBytes / (most_rows * row_of_panel));
   const i64 groups = std::max(num_groups(panels, panel_bytes, whole.k, m, self.num_threads()),
                               (panels + at_most - 1) / at_most);
   const i64 together = (panels + groups - 1) / groups;  // at most
@@ -178,35 +184,34 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
   const auto tile_of = [=](i64 i) { return tiles * (i % blocks) / blocks; };
   const auto end_tile_of = [=](i64 i) { return tiles * (i % blocks + 1) / blocks; };
   self.share(
-      groups * blocks, 1, most_rows * together * row_of_panel,
+      groups * blocks, 1, straight ? 0 : most_rows * together * row_of_panel,
       [&](i64 first, i64 last, char* room) {
         for (i64 i = first; i < last; ++i, room += most_rows * together * row_of_panel) {
           Product p = whole;
-          p.y = (bf16*)room;
-          p.stride = together * width;
-          p.row = tile_start(m, tile_of(i));
-          p.column = panel_of(i) * width;
+          p.y = straight ? y : (bf16*)room;
+          p.stride = straight ? whole.n : together * width;
+          p.row = straight ? 0 : tile_start(m, tile_of(i));
+          p.column = straight ? 0 : panel_of(i) * width;
           for (i64 panel = panel_of(i); panel < panel_of(i + blocks); ++panel)
             for (i64 tile = tile_of(i); tile < end_tile_of(i); ++tile) {
               if (self.is_late()) return;
               const i64 row = tile_start(m, tile);
               const int rows = (int)(tile_start(m, tile + 1) - row);
-              // Where they will be copied to has left the cache: it comes while they are computed.
-              for (i64 r = row; r < row + rows; ++r)
-                __builtin_prefetch(y + r * whole.n + panel * width, 1);
               dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
             }
         }
       },
       [&](i64 first, i64 last, const char* room) {
-        for (i64 i = first; i < last; ++i, room += most_rows * together * row_of_panel) {
+        for (i64 i = first; i < last && !straight; ++i) {
           const i64 column = panel_of(i) * width, row = tile_start(m, tile_of(i));
           const i64 columns = std::min(panel_of(i + blocks) * width, whole.n) - column;
           for (i64 r = row; r < tile_start(m, end_tile_of(i)); ++r)
             memcpy(y + r * whole.n + column, room + (r - row) * together * row_of_panel,
                    columns * sizeof(bf16));
+          room += most_rows * together * row_of_panel;
         }
-      });
+      },
+      straight);
 }
 
 // Tiles of rows of k numbers that are handed out together, to be brought into the products' form.
@@ -217,23 +222,26 @@ static i64 tiles_together(i64 m, i64 k, const Member& self) {
 
 // Rows of x [m, k] as tiles of pairs.
 static void pack_rows(Member& self, const bf16* x, bf16* packed, i64 m, i64 k) {
+  const bool straight = m >= kManyRows;
   const i64 tile_bytes = kTileRows * k * sizeof(bf16);
   self.share(
       num_tiles(m), tiles_together(m, k, self), tile_bytes,
       [&](i64 first, i64 last, char* room) {
         for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
           const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+          char* to = straight ? (char*)(packed + row * k) : room;
           for (i64 r = 0; r < rows; ++r)
             for (i64 i = 0; i < k / 2; ++i)
-              memcpy(room + (i * rows + r) * 4, x + (row + r) * k + i * 2, 4);
+              memcpy(to + (i * rows + r) * 4, x + (row + r) * k + i * 2, 4);
         }
       },
       [&](i64 first, i64 last, const char* room) {
-        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
+        for (i64 tile = first; tile < last && !straight; ++tile, room += tile_bytes) {
           const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
           memcpy(packed + row * k, room, rows * k * sizeof(bf16));
         }
-      });
+      },
+      straight);
 }
 
 // One row of x as u8 around 128, every 4 elements `stride` bytes apart. Returns its scale.
@@ -256,25 +264,29 @@ static float quantize(const bf16* x, uint8_t* q, i64 k, i64 stride) {
 
 static void quantize_rows(Member& self, const bf16* x, uint8_t* packed, float* row_scales, i64 m,
                           i64 k) {
+  const bool straight = m >= kManyRows;
   const i64 tile_bytes = kTileRows * (k + (i64)sizeof(float));  // the scales are behind the rows
   self.share(
       num_tiles(m), tiles_together(m, k, self), tile_bytes,
       [&](i64 first, i64 last, char* room) {
         for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
           const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+          uint8_t* to = straight ? packed + row * k : (uint8_t*)room;
+          char* scales = straight ? (char*)(row_scales + row) : room + rows * k;
           for (i64 r = 0; r < rows; ++r) {
-            const float scale = quantize(x + (row + r) * k, (uint8_t*)room + r * 4, k, rows * 4);
-            memcpy(room + rows * k + r * sizeof(float), &scale, sizeof(float));
+            const float scale = quantize(x + (row + r) * k, to + r * 4, k, rows * 4);
+            memcpy(scales + r * sizeof(float), &scale, sizeof(float));
           }
         }
       },
       [&](i64 first, i64 last, const char* room) {
-        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
+        for (i64 tile = first; tile < last && !straight; ++tile, room += tile_bytes) {
           const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
           memcpy(packed + row * k, room, rows * k);
           memcpy(row_scales + row, room + rows * k, rows * sizeof(float));
         }
-      });
+      },
+      straight);
 }
 
 struct Weight {
@@ -371,22 +383,26 @@ struct Norm {
 // x += delta (where there is one); out = x / rms(x) * weight. All [rows, size]; size % 16 == 0.
 void Norm::operator()(Member& self) const {
   const Norm& n = *this;
+  const bool straight = rows >= kManyRows;
   const i64 row_bytes = n.size * sizeof(bf16);
   self.share(
       n.rows, rows_together(n.rows, self), 2 * row_bytes,
       [&](i64 first, i64 last, char* room) {
         for (i64 row = first; row < last; ++row, room += 2 * row_bytes) {
           const i64 at = row * n.size;
-          add_norm_row(n.x + at, n.delta ? n.delta + at : nullptr, n.weight, (bf16*)room,
-                       (bf16*)(room + row_bytes), n.eps, n.size);
+          bf16* summed = straight ? n.x + at : (bf16*)room;
+          bf16* out = straight ? n.out + at : (bf16*)(room + row_bytes);
+          add_norm_row(n.x + at, n.delta ? n.delta + at : nullptr, n.weight, summed, out, n.eps,
+                       n.size);
         }
       },
       [&](i64 first, i64 last, const char* room) {
-        for (i64 row = first; row < last; ++row, room += 2 * row_bytes) {
+        for (i64 row = first; row < last && !straight; ++row, room += 2 * row_bytes) {
           if (n.delta) memcpy(n.x + row * n.size, room, row_bytes);
           memcpy(n.out + row * n.size, room + row_bytes, row_bytes);
         }
-      });
+      },
+      straight);
 }
 
 API void add_rms_norm(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
@@ -488,6 +504,7 @@ struct Turn {
 // Normalises and rotates the tokens' queries and keys, and stores keys and values.
 void Turn::operator()(Member& self) const {
   const Turn& t = *this;
+  const bool straight = tokens >= kManyRows;
   const i64 kept_size = t.heads.kv_heads * t.heads.dim, query_size = t.heads.heads * t.heads.dim;
   const i64 row_bytes = (query_size + kept_size) * sizeof(bf16);
   self.share(
@@ -495,19 +512,21 @@ void Turn::operator()(Member& self) const {
       [&](i64 first, i64 last, char* room) {
         for (i64 token = first; token < last; ++token, room += row_bytes) {
           const i64 at = (t.positions ? t.positions[token] : token) * t.heads.dim / 2;
-          norm_rope_row(t.qkv + token * t.row_stride, (bf16*)room, t.norms, t.cosines + at,
+          bf16* row = t.qkv + token * t.row_stride;
+          norm_rope_row(row, straight ? row : (bf16*)room, t.norms, t.cosines + at,
                         t.sines + at, t.heads.heads, t.heads.kv_heads, t.heads.dim);
         }
       },
       [&](i64 first, i64 last, const char* room) {
         for (i64 token = first; token < last; ++token, room += row_bytes) {
           bf16* row = t.qkv + token * t.row_stride;
-          memcpy(row, room, row_bytes);
+          if (!straight) memcpy(row, room, row_bytes);
           if (t.slots)
             kv_store_row(row + query_size, row + query_size + kept_size, t.cache, t.slots[token],
                          t.heads.kv_heads, t.heads.dim);
         }
-      });
+      },
+      straight);
 }
 
 API void norm_rope(bf16* qkv, i64 row_stride, const bf16* q_weight, const bf16* k_weight,

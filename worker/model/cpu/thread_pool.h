@@ -77,10 +77,12 @@ class alignas(64) Member {
  public:
   // Shares out items [0, items), `grain` together. `compute(first, last, room)` writes to `room`
   // only, grain * item_bytes; `commit(first, last, room)` brings it to where it belongs, and is
-  // called once for each chunk. All members must come with the same numbers. Returns when all is committed.
+  // called once for each chunk. All members must come with the same numbers. Returns when all is
+  // committed. With `once` nobody computes a chunk again: `compute` may write to where others see it,
+  // and they wait for whoever has lost its core.
   template <class Compute, class Commit>
   void share(int64_t items, int64_t grain, int64_t item_bytes, const Compute& compute,
-             const Commit& commit);
+             const Commit& commit, bool once = false);
 
   // Whether the phase is over whose chunk is being computed: then the rest of it is for nothing.
   inline bool is_late() const;
@@ -281,7 +283,7 @@ inline bool Member::is_late() const {
 
 template <class Compute, class Commit>
 void Member::share(int64_t items, int64_t grain, int64_t item_bytes, const Compute& compute,
-                   const Commit& commit) {
+                   const Commit& commit, bool once) {
   if (items <= 0) return;
   grain = std::max(grain, (items + kMaxChunks - 1) / kMaxChunks);
   const int64_t chunks = (items + grain - 1) / grain;
@@ -335,7 +337,7 @@ void Member::share(int64_t items, int64_t grain, int64_t item_bytes, const Compu
   }
   if (!spin(std::clamp<Clock::duration>(patience, kLeastPatience, kMostPatience), is_over)) {
     const int64_t start = chunks * place_ / num_threads_;
-    for (int64_t i = 0; i < chunks && !is_over(); ++i)
+    for (int64_t i = 0; i < chunks && !once && !is_over(); ++i)
       if (const int64_t chunk = (start + i) % chunks; !is_done(chunk)) do_chunk(chunk);
     while (!spin(kLeastPatience, is_over)) std::this_thread::sleep_for(kNap);
   }
