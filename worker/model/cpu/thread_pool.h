@@ -11,7 +11,7 @@
 // it is never committed; but it reads. Hence the rules for a region:
 //   - what steers a thread (sizes, indices, addresses) lies in the region's record, which is
 //     written again only when no thread is in it any more;
-//   - only `commit` writes to memory that others see;
+//   - only `commit` writes to memory that others see, unless the phase is computed `once`;
 //   - operands stay mapped until `settle` has returned.
 
 #pragma once
