@@ -415,7 +415,7 @@ def test_public_ids_lead_back_to_the_job() -> None:
 def test_status_words_are_those_of_http() -> None:
     words = {state: job_payload(record_of(state))["status"] for state in JobState}
     assert set(words.values()) == {
-        "queued", "running", "completed", "failed", "cancelled", "expired",
+        "queued", "running", "finished", "failed", "cancelled", "expired",
     }  # fmt: skip
     assert all(parse_status(word) is state for state, word in words.items())
     with pytest.raises(InvalidParameter):
