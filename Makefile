@@ -39,6 +39,9 @@ package_node := nodejs
 package_nginx := nginx-light
 NO_NODE := $(call missing,node npm)
 NO_NGINX := $(call missing,nginx curl)
+package_aarch64-linux-gnu-g++ := g++-aarch64-linux-gnu
+package_qemu-aarch64 := qemu-user
+NO_ARM := $(call missing,aarch64-linux-gnu-g++ qemu-aarch64)
 FAKETIME := $(firstword $(wildcard $(addsuffix /libfaketime.so.1,/usr/lib/*/faketime /usr/lib/faketime /usr/local/lib/faketime)))
 left_out = @echo "penstock: not installed: $(1). The tests $(2) are left out; apt-get install $(1) brings them back"
 space := $(subst ,, )
@@ -46,7 +49,7 @@ space := $(subst ,, )
 # for most of their time. What looks at times and at the processor's share has the machine to itself.
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
 ALONE := $(patsubst %,tests/e2e/test_promises_%.py,computing engine health load streaming) tests/neighbours
-LEFT_OUT := $(strip $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock))
+LEFT_OUT := $(strip $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm))
 TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
@@ -55,6 +58,7 @@ test: $(VENV)/.dev ## every test that needs no GPU; 20 to 30 minutes on two core
 	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
+	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
 	@$(BIN)/python -m tests.suite run $(if $(LEFT_OUT),-m 'not ($(subst $(space), or ,$(LEFT_OUT)))') \
 		'$(TWO_AT_A_TIME) $(COMPUTING)' \
 		'$(TWO_AT_A_TIME) $(addprefix --ignore=,$(COMPUTING) $(ALONE))' '$(ALONE)'

@@ -42,6 +42,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     cpu_tier: str = "auto"
     quantization: str = "none"
     step_target_ms: int | None = None
+    weight_copies: str = "auto"
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):

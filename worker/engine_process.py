@@ -144,6 +144,7 @@ def _build(
             num_threads=options.num_threads,
             cpu_tier=options.cpu_tier,
             quantization=options.quantization,
+            weight_copies=options.weight_copies,
         ),
         _Progress(link),
     )

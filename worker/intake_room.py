@@ -1,7 +1,9 @@
 """IntakeRoom: how many more choices this worker should take from the queue now.
 
 A place in the batch is not enough: a job whose prompt finds no KV blocks would wait here, while
-another worker may have them. So one such job at most is taken, which keeps the engine fed.
+another worker may have them. So one such job at most is taken, which keeps the engine fed. And what
+waits here for its first token could wait for another worker's step: a burst goes to all workers, a
+few steps' prompts at a time, not to the one that asked first.
 
 Nor is a place always needed: the engine takes seats from tenants and jobs that hold many and gives
 them to those that hold few (worker/engine/seats.py), which it can do for jobs that it has.
@@ -21,6 +23,7 @@ from worker.engine_messages import EngineReady
 from worker.running_jobs import RunningJob, RunningJobs
 
 MEMORY = 16  # prompts over which the usual length of one is averaged
+MAX_NOT_BEGUN = 32  # choices that wait here for their first token, while places are free
 OVERSUBSCRIBED = 8  # places for each job that may be taken without one
 
 
@@ -69,7 +72,11 @@ class IntakeRoom:
             return places
         if self._usual_tokens == 0.0:
             return 1  # it will tell
-        not_begun = sum(_tokens(job) for job in self._jobs if _has_not_begun(job))
+        waiting = [job for job in self._jobs if _has_not_begun(job)]
+        places = min(places, MAX_NOT_BEGUN - sum(map(_num_in_engine, waiting)))
+        if places <= 0:
+            return 0
+        not_begun = sum(map(_tokens, waiting))
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.block_size - not_begun
         usual = max(self._usual_tokens, ready.block_size)
         fitting = int(free_tokens // usual)
@@ -80,7 +87,9 @@ class IntakeRoom:
     def oversubscription(self) -> Oversubscription | None:
         """Returns what to take while all places are taken; None: nothing would get a seat."""
         ready, num_places = self._engine.ready, self._jobs.max_num_seqs
-        if ready is None or len(self._jobs) >= 2 * num_places:
+        if ready is None or self._jobs.num_in_engine < num_places:
+            return None
+        if len(self._jobs) >= 2 * num_places:
             return None
         if self._jobs.num_in_engine >= 2 * num_places + MAX_CHOICES:
             return None
@@ -90,7 +99,7 @@ class IntakeRoom:
             return None
         seats, widest = Counter[str](), Counter[str]()
         for job in self._jobs:
-            held = sum(choice.has_place for choice in job.choices)
+            held = _num_in_engine(job)
             tenant = job.job.tenant
             seats[tenant] += held
             widest[tenant] = max(widest[tenant], held)
@@ -114,6 +123,10 @@ class IntakeRoom:
 
 def _has_not_begun(job: RunningJob) -> bool:
     return job.in_engine and job.first_token_s is None
+
+
+def _num_in_engine(job: RunningJob) -> int:
+    return sum(choice.has_place for choice in job.choices)
 
 
 def _tokens(job: RunningJob) -> int:

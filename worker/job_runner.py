@@ -203,6 +203,7 @@ class JobRunner:
             self._publisher.note_cached_tokens(running.job.job_id, output.num_cached_tokens)
         if output.token_ids and running.first_token_s is None:
             running.first_token_s = time.monotonic()
+            self._jobs.changed.set()  # one fewer waits here for its first token
         natural = output.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH)
         piece = choice.processor.push(
             output.token_ids,

@@ -90,7 +90,7 @@ class RunningJobs:
         self._by_request_id: dict[str, tuple[RunningJob, RunningChoice]] = {}
         self.max_num_seqs = max_num_seqs
         self.num_in_engine = 0  # choices, those that wait for their turn among them
-        self.changed = asyncio.Event()  # something left; whoever waits clears it
+        self.changed = asyncio.Event()  # something left or began; whoever waits clears it
 
     def __len__(self) -> int:
         return len(self._jobs)

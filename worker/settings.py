@@ -56,6 +56,14 @@ class CpuTier(StrEnum):
     NATIVE = "native"
 
 
+class WeightCopies(StrEnum):
+    """Whether weights are held twice; AUTO: where it pays, in a quarter of the free memory."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 class Quantization(StrEnum):
     """INT8 makes, at load, weights int8 per channel and activations int8 per token."""
 
@@ -155,6 +163,12 @@ class WorkerSettings(SharedSettings):
         default=Quantization.NONE,
         description="none, or int8: faster on CPUs, slightly other answers; CPU only.",
     )
+    cpu_weight_copies: WeightCopies = Field(
+        default=WeightCopies.AUTO,
+        description="Second copies of weights in oneDNN's layout for steps of many rows, where "
+        "that is 1.15 times as quick, measured at load; auto: up to a quarter of the free memory, "
+        "on: whatever they take, off: none. Native tier only.",
+    )
 
     block_size: int | None = Field(
         default=None, ge=1, le=1024, description="Tokens in a KV block; unset: the backend's."
@@ -166,7 +180,7 @@ class WorkerSettings(SharedSettings):
         default=None, gt=0, le=10_000, description="GiB for the KV cache; unset: from free memory."
     )
     max_num_seqs: int = Field(
-        default=32, ge=1, le=4096, description="Sequences (choices of jobs) run at once."
+        default=256, ge=1, le=4096, description="Sequences (choices of jobs) run at once."
     )
     max_num_batched_tokens: int = Field(
         default=512, ge=1, le=2**20, description="Token budget of one step."
@@ -281,4 +295,5 @@ class WorkerSettings(SharedSettings):
             echo_step_ms=self.echo_step_ms,
             cpu_tier=self.cpu_tier.value,
             quantization=self.quantization.value,
+            weight_copies=self.cpu_weight_copies.value,
         )

@@ -35,7 +35,10 @@ from tests.support.launched import REPOSITORY, Launched, descendants_of
 SHOWN = (
     "concurrency",
     "out_tok_s",
+    "in_tok_s",
+    "wall_s",
     "ttft_p50_ms",
+    "ttft_p99_ms",
     "tpot_p50_ms",
     "gap_p99_ms",
     "base_gap_p50_ms",

@@ -5,6 +5,8 @@
     w3    latency     one stream, 128 tokens in, 128 out
     w4    stall       4 streams decode while a prompt of 1500 tokens comes in
     sweep scaling     1, 2, 4, ... 32 closed loops of 128 in, 64 out
+    burst many        192 requests in one instant, prompts of 16 to 64 tokens, outputs of 32 to 64
+    long  prefill     6 requests at once, prompts of 3000 tokens, 32 out
 
 Work comes from a seed, so every server gets the same; outputs run to their length (`ignore_eos`).
 """
@@ -155,12 +157,27 @@ async def sweep(send: Send, prompts: Prompts) -> list[Row]:
     return rows
 
 
+async def burst(send: Send, prompts: Prompts) -> list[Row]:
+    draw = prompts.random
+    works = [Work(prompts.take(draw.randint(16, 64)), draw.randint(32, 64)) for _ in range(192)]
+    return [summary(await run_all(send, works, len(works)))]
+
+
+async def long(send: Send, prompts: Prompts) -> list[Row]:
+    works = [Work(prompts.take(3000), 32) for _ in range(6)]
+    seen = await run_all(send, works, len(works))
+    row = summary(seen)
+    return [row | {"in_tok_s": row["in_tokens"] / row["wall_s"]} if "wall_s" in row else row]
+
+
 WORKLOADS: dict[str, Callable[[Send, Prompts], Awaitable[list[Row]]]] = {
     "w1": w1,
     "w2": w2,
     "w3": w3,
     "w4": w4,
     "sweep": sweep,
+    "burst": burst,
+    "long": long,
 }
 
 

@@ -20,6 +20,7 @@ from worker.model.config import ModelConfig
 from worker.model.cpu.tiers import (
     QUANTIZATIONS,
     TIERS,
+    WEIGHT_COPIES,
     Tier,
     TierRequest,
     choose_tier,
@@ -72,6 +73,7 @@ class ModelOptions:
     num_threads: int | None = None  # on the CPU; by itself what `default_threads` says
     cpu_tier: str = "auto"  # auto, reference, packed, native; see worker.model.cpu.tiers
     quantization: str = "none"  # none, int8 (CPU only): weights per channel, activations per token
+    weight_copies: str = "auto"  # auto, on, off; see worker.model.cpu.choices
     structured_output: bool = True  # where the checkpoint's tokenizer and its end tokens allow it
 
 
@@ -194,6 +196,10 @@ def _check(options: ModelOptions) -> None:
         raise ModelError(
             f"quantization {options.quantization!r} is not known; use {', '.join(QUANTIZATIONS)}"
         )
+    if options.weight_copies not in WEIGHT_COPIES:
+        raise ModelError(
+            f"weight_copies {options.weight_copies!r} is not known; use {', '.join(WEIGHT_COPIES)}"
+        )
     if options.lookahead not in (None, 0, 1):
         raise ModelError(f"lookahead must be 0 or 1, got {options.lookahead}")
     if options.step_target_ms is not None and options.step_target_ms < 0:
@@ -213,6 +219,7 @@ def _tier(
         block_size=block_size,
         quantization=options.quantization,
         num_threads=options.num_threads or default_threads(),
+        weight_copies=options.weight_copies,
     )
     if device.type == "cpu":
         return choose_tier(options.cpu_tier, request)

@@ -49,7 +49,9 @@ def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
 
 def available_host_bytes() -> int:
     """Memory that the process may still take: the machine's, or its container's if that is less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    is_told = "SC_AVPHYS_PAGES" in os.sysconf_names  # macOS does not: half of what it has
+    pages = os.sysconf("SC_AVPHYS_PAGES") if is_told else os.sysconf("SC_PHYS_PAGES") // 2
+    free = pages * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text(encoding="ascii").splitlines():

@@ -7,10 +7,10 @@ import torch
 
 from shared.messages import SamplingParams
 from tests.support.cpu_kernels import kernels, variants
-from tests.support.native_attention import NativeAttention
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.config import ModelConfig
 from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.native_attention import NativeAttention
 from worker.model.cpu.ragged import work_list
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_pool import KVCachePool
@@ -24,6 +24,7 @@ SHAPES = {
     "decodes": [(3, 1), (150, 1), (15, 1), (16, 1), (17, 1), (300, 1), (0, 1), (63, 1), (64, 1)],
     "prefill": [(0, 5), (0, 33), (0, 130)],
     "later-chunks": [(4, 4), (100, 7)],
+    "over-spans": [(250, 20), (540, 30)],  # a pass of many rows is over 256 keys
     "mixed": [(0, 1), (7, 1), (63, 1), (0, 9), (5, 3), (16, 16), (31, 2)],
 }
 

@@ -10,7 +10,7 @@ import pytest
 from shared.transport.base import Delivery
 from tests.unit.worker.fakes import make_job
 from worker.engine_messages import EngineReady
-from worker.intake_room import IntakeRoom
+from worker.intake_room import MAX_NOT_BEGUN, IntakeRoom
 from worker.running_jobs import RunningJob, RunningJobs
 
 BLOCK_SIZE = 16
@@ -91,6 +91,19 @@ def test_what_has_not_begun_counts_before_the_engine_says_so(jobs: RunningJobs) 
     assert room() == 1
     take(jobs, room, delivery("0-2", 800))
     assert room() == 0
+
+
+def test_no_more_is_taken_than_begins_soon_however_many_places_there_are() -> None:
+    jobs, engine = RunningJobs(256), Engine(ready(10_000), {"free_blocks": 10_000})
+    room = IntakeRoom(jobs, engine)
+    begin(take(jobs, room, delivery("0-0", 20)), engine)
+    waiting = [take(jobs, room, delivery(f"1-{index}", 20)) for index in range(room())]
+    assert len(waiting) == MAX_NOT_BEGUN
+    assert room() == 0, "another worker may begin the next one sooner"
+    assert room.oversubscription() is None, "there are places"
+    begin(waiting[0], engine)
+    begin(waiting[1], engine)
+    assert room() == 2
 
 
 def test_a_finished_job_makes_room(jobs: RunningJobs) -> None:

@@ -30,7 +30,7 @@ def test_only_the_redis_url_is_needed() -> None:
     settings = load_settings(WorkerSettings)
     assert settings.model == ""
     assert settings.runner is RunnerKind.MODEL
-    assert settings.max_num_seqs == 32
+    assert settings.max_num_seqs == 256
 
 
 def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,13 @@ _TIMEOUT_S = 300
 def cpu_flags(features: frozenset[str]) -> tuple[str, ...]:
     """The compiler's flags for a CPU with these features, spelt as in /proc/cpuinfo.
 
-    Raises TierUnavailable for a CPU with less than AVX2 and FMA.
+    Raises TierUnavailable for a CPU with less than AVX2 and FMA, or than NEON on 64 bits.
     """
+    if "asimd" in features:
+        extras = [f"+{name}" for name in ("bf16", "i8mm") if name in features]
+        return ("".join(("-march=", "armv8.2-a" if extras else "armv8-a", *extras)),)
     if not {"avx2", "fma"} <= features:
-        raise TierUnavailable("the CPU lacks AVX2 or FMA")
+        raise TierUnavailable("the CPU lacks AVX2 or FMA, and is no ARM with NEON")
     flags: tuple[str, ...] = _AVX2
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= features:
         flags += _AVX512
@@ -45,6 +48,8 @@ def cpu_flags(features: frozenset[str]) -> tuple[str, ...]:
             flags += ("-mavx512bf16",)
         if "avx512_vnni" in features:
             flags += ("-mavx512vnni",)
+        if {"amx_tile", "amx_bf16", "amx_int8"} <= features:
+            flags += ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
     return flags
 
 
@@ -62,7 +67,7 @@ def build(flags: tuple[str, ...]) -> Path:
     sources = [path.read_text(encoding="utf-8") for path in (SOURCE, *headers)]
     parts = (*sources, version, *_FLAGS, *flags)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    directory = _cache_directory()
+    directory = cache_directory()
     library = directory / f"kernels-{digest}.so"
     if library.exists():
         return library
@@ -78,9 +83,9 @@ def build(flags: tuple[str, ...]) -> Path:
     return library
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     """$XDG_CACHE_HOME/penstock or ~/.cache/penstock; else one of this user's own in the temporary
-    directory. Others must not be able to put a library there."""
+    directory. Others must not be able to put a library there. Raises TierUnavailable."""
     wanted = os.environ.get("XDG_CACHE_HOME")
     base = Path(wanted) if wanted else Path.home() / ".cache"
     for directory in (

@@ -4,6 +4,7 @@
 // elements. Pointers need no alignment unless said. All functions compute on the threads of one
 // pool; what a region of it may read and write, and when, is said in thread_pool.h.
 
+#include "amx.h"
 #include "thread_pool.h"
 #include "vectors.h"
 
@@ -86,14 +87,15 @@ static void finish(const Product& p, i64 panel, i64 row, F a, F b) {
 }
 
 struct Bf16 {
+  static constexpr int kRows = kTileRows;
   template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
     const auto* x = (const bf16*)rows;
     const auto* w = (const bf16*)p.w + panel * 32 * p.k;
     F acc[M][2];
     UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = splat(0.0f);
     for (i64 k = 0; k < p.k; k += 2, w += 64, x += 2 * M) {
-      _mm_prefetch((const char*)w + 4096, _MM_HINT_T1);
-      _mm_prefetch((const char*)w + 4160, _MM_HINT_T1);
+      fetch((const char*)w + 4096);
+      fetch((const char*)w + 4160);
       const W w0 = load_w(w), w1 = load_w(w + 32);
       UNROLL for (int m = 0; m < M; ++m) {
         const W pair = splat_w(x + 2 * m);
@@ -107,15 +109,23 @@ struct Bf16 {
   }
 };
 
+// `a` and `b`: whole sums of 16 columns each, as floats and less the columns' offsets.
+static void finish_int8(const Product& p, i64 panel, i64 row, F a, F b) {
+  const F scale = splat(p.row_scales[row]);
+  const float* scales = p.scales + panel * 32;
+  finish(p, panel, row, mul(a, mul(load(scales), scale)), mul(b, mul(load(scales + 16), scale)));
+}
+
 struct Int8 {
+  static constexpr int kRows = kTileRows;
   template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
     const auto* x = (const uint8_t*)rows;
     const auto* w = (const int8_t*)p.w + panel * 32 * p.k;
     I acc[M][2];
     UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = zero_i();
     for (i64 k = 0; k < p.k; k += 4, w += 128, x += 4 * M) {
-      _mm_prefetch((const char*)w + 4096, _MM_HINT_T1);
-      _mm_prefetch((const char*)w + 4160, _MM_HINT_T1);
+      fetch((const char*)w + 4096);
+      fetch((const char*)w + 4160);
       const W w0 = load_w(w), w1 = load_w(w + 64);
       UNROLL for (int m = 0; m < M; ++m) {
         const W four = splat_w(x + 4 * m);
@@ -129,23 +139,50 @@ struct Int8 {
       store(sums[m], minus(acc[m][0], p.offset + at));
       store(sums[m] + 16, minus(acc[m][1], p.offset + at + 16));
     }
-    for (int m = 0; m < M; ++m) {
-      const F scale = splat(p.row_scales[row + m]);
-      const F a = mul(load(sums[m]), mul(load(p.scales + at), scale));
-      const F b = mul(load(sums[m] + 16), mul(load(p.scales + at + 16), scale));
-      finish(p, panel, row + m, a, b);
-    }
+    for (int m = 0; m < M; ++m)
+      finish_int8(p, panel, row + m, load(sums[m]), load(sums[m] + 16));
   }
 };
 
+#if HAS_AMX
+// Rows of x as they come, [rows, k]. The sums are those of the other kinds, bf16 in another order.
+struct AmxBf16 {
+  static constexpr int kRows = kAmxRows;
+  static void tile(int rows, const Product& p, i64 panel, i64 row, const void* x) {
+    alignas(64) float sums[kAmxRows][32];
+    const i64 row_bytes = p.k * sizeof(bf16);
+    amx_tile<false>((const char*)p.w + panel * 32 * row_bytes, (const char*)x, rows, row_bytes,
+                    (int32_t*)sums);
+    for (int m = 0; m < rows; ++m) finish(p, panel, row + m, load(sums[m]), load(sums[m] + 16));
+  }
+};
+
+struct AmxInt8 {
+  static constexpr int kRows = kAmxRows;
+  static void tile(int rows, const Product& p, i64 panel, i64 row, const void* x) {
+    alignas(64) int32_t sums[kAmxRows][32];
+    amx_tile<true>((const char*)p.w + panel * 32 * p.k, (const char*)x, rows, p.k, sums[0]);
+    const int32_t* offset = p.offset + panel * 32;
+    for (int m = 0; m < rows; ++m)
+      finish_int8(p, panel, row + m, minus(load_i(sums[m]), offset),
+                  minus(load_i(sums[m] + 16), offset + 16));
+  }
+};
+#endif
+
 template <class Kind, int M = kTileRows>
 static void dispatch(int rows, const Product& p, i64 panel, i64 row, const void* x) {
-  if (rows == M) return Kind::template tile<M>(p, panel, row, x);
-  if constexpr (M > 1) dispatch<Kind, M - 1>(rows, p, panel, row, x);
+  if constexpr (Kind::kRows != kTileRows) return Kind::tile(rows, p, panel, row, x);
+  else {
+    if (rows == M) return Kind::template tile<M>(p, panel, row, x);
+    if constexpr (M > 1) dispatch<Kind, M - 1>(rows, p, panel, row, x);
+  }
 }
 
-static i64 num_tiles(i64 m) { return (m + kTileRows - 1) / kTileRows; }
-static i64 tile_start(i64 m, i64 tile) { return m * tile / num_tiles(m); }
+static i64 num_tiles(i64 m, i64 most = kTileRows) { return (m + most - 1) / most; }
+static i64 tile_start(i64 m, i64 tile, i64 most = kTileRows) {
+  return m * tile / num_tiles(m, most);
+}
 
 // From so many rows on a chunk writes straight to its place. Copies would take up to a tenth of the
 // time, and phases are so long that the loss of a core weighs less.
@@ -169,8 +206,8 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
                      i64 row_bytes) {
   if (!m) return;
   const i64 width = whole.gated ? 16 : 32, panels = (whole.n + width - 1) / width;
-  const i64 blocks = (m + kRowsAtOnce - 1) / kRowsAtOnce, tiles = num_tiles(m);
-  const i64 most_rows = std::min(m, kRowsAtOnce + kTileRows);
+  const i64 blocks = (m + kRowsAtOnce - 1) / kRowsAtOnce, tiles = num_tiles(m, Kind::kRows);
+  const i64 most_rows = std::min<i64>(m, kRowsAtOnce + Kind::kRows);
   const i64 row_of_panel = width * sizeof(bf16);
   const i64 panel_bytes = whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
   const bool straight = m >= kManyRows;
@@ -180,6 +217,7 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
                               (panels + at_most - 1) / at_most);
   const i64 together = (panels + groups - 1) / groups;  // at most
   // Of group i / blocks, block i % blocks: its panels, and its tiles.
+  const auto start_of = [=](i64 tile) { return tile_start(m, tile, Kind::kRows); };
   const auto panel_of = [=](i64 i) { return panels * (i / blocks) / groups; };
   const auto tile_of = [=](i64 i) { return tiles * (i % blocks) / blocks; };
   const auto end_tile_of = [=](i64 i) { return tiles * (i % blocks + 1) / blocks; };
@@ -190,22 +228,22 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
           Product p = whole;
           p.y = straight ? y : (bf16*)room;
           p.stride = straight ? whole.n : together * width;
-          p.row = straight ? 0 : tile_start(m, tile_of(i));
+          p.row = straight ? 0 : start_of(tile_of(i));
           p.column = straight ? 0 : panel_of(i) * width;
           for (i64 panel = panel_of(i); panel < panel_of(i + blocks); ++panel)
             for (i64 tile = tile_of(i); tile < end_tile_of(i); ++tile) {
               if (self.is_late()) return;
-              const i64 row = tile_start(m, tile);
-              const int rows = (int)(tile_start(m, tile + 1) - row);
+              const i64 row = start_of(tile);
+              const int rows = (int)(start_of(tile + 1) - row);
               dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
             }
         }
       },
       [&](i64 first, i64 last, const char* room) {
         for (i64 i = first; i < last && !straight; ++i) {
-          const i64 column = panel_of(i) * width, row = tile_start(m, tile_of(i));
+          const i64 column = panel_of(i) * width, row = start_of(tile_of(i));
           const i64 columns = std::min(panel_of(i + blocks) * width, whole.n) - column;
-          for (i64 r = row; r < tile_start(m, end_tile_of(i)); ++r)
+          for (i64 r = row; r < start_of(end_tile_of(i)); ++r)
             memcpy(y + r * whole.n + column, room + (r - row) * together * row_of_panel,
                    columns * sizeof(bf16));
           room += most_rows * together * row_of_panel;
@@ -289,6 +327,20 @@ static void quantize_rows(Member& self, const bf16* x, uint8_t* packed, float* r
       straight);
 }
 
+#if HAS_AMX
+// The same as rows that follow each other.
+static void quantize_plainly(Member& self, const bf16* x, uint8_t* rows, float* row_scales, i64 m,
+                             i64 k) {
+  self.share(
+      m, std::max<i64>(1, m / (8 * self.num_threads())), 0,
+      [&](i64 first, i64 last, char*) {
+        for (i64 row = first; row < last; ++row)
+          row_scales[row] = quantize(x + row * k, rows + row * k, k, 4);
+      },
+      [](i64, i64, const char*) {}, true);
+}
+#endif
+
 struct Weight {
   const void* packed;
   const float* bias;      // [panels * 32] or null
@@ -296,6 +348,7 @@ struct Weight {
   const int32_t* offset;  // of an int8 weight's columns [panels * 32]
   i64 n, k;               // columns of y; of x
   i64 gated;
+  i64 amx_rows;  // of x, from which on AMX computes; 0: never
 };
 
 struct Scratch {
@@ -309,6 +362,13 @@ static void product(Member& self, const Weight& w, const bf16* x, const Scratch&
   const Product p{w.packed, w.bias, w.scales, w.offset, scratch.row_scales, nullptr, 0, 0, 0,
                   w.n, w.k, w.gated != 0};
   const i64 row_bytes = w.k * sizeof(bf16);
+#if HAS_AMX
+  if (w.amx_rows && m >= w.amx_rows) {
+    if (!w.scales) return multiply<AmxBf16>(self, p, y, (const char*)x, m, row_bytes);
+    quantize_plainly(self, x, (uint8_t*)scratch.rows, scratch.row_scales, m, w.k);
+    return multiply<AmxInt8>(self, p, y, (const char*)scratch.rows, m, w.k);
+  }
+#endif
   if (w.scales) {
     quantize_rows(self, x, (uint8_t*)scratch.rows, scratch.row_scales, m, w.k);
     multiply<Int8>(self, p, y, (const char*)scratch.rows, m, w.k);
@@ -319,6 +379,9 @@ static void product(Member& self, const Weight& w, const bf16* x, const Scratch&
     multiply<Bf16>(self, p, y, (const char*)x, m, row_bytes);  // one row is packed as it is
   }
 }
+
+// Whether `amx_rows` may be set in this process.
+API int amx_is_usable() { return amx_permitted(); }
 
 // A region whose operands may be freed as soon as the call has returned.
 template <class Region> static void at_once(const Region& region) {
@@ -460,8 +523,9 @@ constexpr int kBlock = 16;
 constexpr int kRows = 8;     // query rows (token, head of the group) that share one pass over the keys
 constexpr int kFewRows = 4;  // so many serve several key heads in turn
 constexpr int kMaxHeads = 8;
-constexpr int kSpan = 64;  // keys of one pass over the values
-constexpr int kSpanBlocks = kSpan / kBlock;
+// Keys of one pass over the values. A few rows read each key once, from memory: not far ahead. Many
+// rows share what a pass costs besides its products.
+constexpr int kShortSpan = 64, kLongSpan = 256;
 
 struct Cache {
   bf16 *keys, *values;
@@ -563,15 +627,15 @@ struct Row {
 // Where one head's piece of a span's blocks lies, and what to fetch while it is read. A block's
 // pieces follow each other head by head, and its values follow its keys, but blocks are anywhere:
 // the hardware guesses neither the next page nor the next block.
-struct Pieces {
-  const char *here[kSpanBlocks], *next[kSpanBlocks];
+template <int SPAN> struct Pieces {
+  const char *here[SPAN / kBlock], *next[SPAN / kBlock];
 };
 
 // Scores of one span. BLOCKS blocks go together, so that there are enough independent sums to hide
 // a product's latency. A block that the span lacks is its last one again: the caller masks it.
-template <int ROWS, int BLOCKS>
-static void score_span(const Attention& a, const Row* rows, i64 query, const Pieces& keys,
-                       int blocks, float (*score)[kSpan]) {
+template <int ROWS, int BLOCKS, int SPAN>
+static void score_span(const Attention& a, const Row* rows, i64 query, const Pieces<SPAN>& keys,
+                       int blocks, float (*score)[SPAN]) {
   for (int j = 0; j < blocks; j += BLOCKS) {
     const char *here[BLOCKS], *next[BLOCKS];
     UNROLL for (int b = 0; b < BLOCKS; ++b) {
@@ -585,7 +649,7 @@ static void score_span(const Attention& a, const Row* rows, i64 query, const Pie
       const i64 line = d * kBlock * sizeof(bf16);
       W pairs[BLOCKS];
       UNROLL for (int b = 0; b < BLOCKS; ++b) {
-        _mm_prefetch(next[b] + line, _MM_HINT_T1);
+        fetch(next[b] + line);
         pairs[b] = load_w(here[b] + line);
       }
       UNROLL for (int r = 0; r < ROWS; ++r) {
@@ -600,9 +664,9 @@ static void score_span(const Attention& a, const Row* rows, i64 query, const Pie
 }
 
 // acc += weights times values of one span. CHUNK vectors of the head stay in registers.
-template <int ROWS, int CHUNK>
-static void add_span(const Attention& a, const Pieces& values, int keys,
-                     const bf16 (*weight)[kSpan], float (*acc)[kMaxHeadDim]) {
+template <int ROWS, int CHUNK, int SPAN>
+static void add_span(const Attention& a, const Pieces<SPAN>& values, int keys,
+                     const bf16 (*weight)[SPAN], float (*acc)[kMaxHeadDim]) {
   for (i64 d = 0; d < a.dim; d += 16 * CHUNK) {
     F o[ROWS][CHUNK];
     UNROLL for (int r = 0; r < ROWS; ++r)
@@ -615,7 +679,7 @@ static void add_span(const Attention& a, const Pieces& values, int keys,
       const uint32_t mask = i + 1 < keys ? 0xffffffff : 0x0000ffff;
       W v[CHUNK];
       UNROLL for (int c = 0; c < CHUNK; ++c) {
-        _mm_prefetch(next + 64 * c, _MM_HINT_T1);
+        fetch(next + 64 * c);
         v[c] = both(load_w(value + 64 * c), mask);
       }
       UNROLL for (int r = 0; r < ROWS; ++r) {
@@ -630,20 +694,24 @@ static void add_span(const Attention& a, const Pieces& values, int keys,
 
 // Running softmax of some rows (Milakov and Gimelshein, arXiv:1805.02867).
 template <int ROWS> struct Softmax {
-  float top[ROWS], total[ROWS];
+  float top[ROWS];
+  F totals[ROWS];  // 16 parts of each row's total
 
   void begin() {
-    for (int r = 0; r < ROWS; ++r) top[r] = -INFINITY, total[r] = 0;
+    for (int r = 0; r < ROWS; ++r) top[r] = -INFINITY, totals[r] = splat(0.0f);
   }
 
   // Turns a span's scores into weights, and brings what was summed before to the new scale.
-  void take(const Attention& a, const Row* rows, int begin, int blocks, const float (*score)[kSpan],
-            bf16 (*weight)[kSpan], float (*acc)[kMaxHeadDim]) {
+  template <int SPAN>
+  void take(const Attention& a, const Row* rows, int begin, int blocks, const float (*score)[SPAN],
+            bf16 (*weight)[SPAN], float (*acc)[kMaxHeadDim]) {
     for (int r = 0; r < ROWS; ++r) {
-      F s[kSpanBlocks], most = splat(top[r]);
+      F s[SPAN / kBlock], most = splat(top[r]);
+      const bool sees_all = rows[r].num_keys - begin >= blocks * kBlock;
       for (int j = 0; j < blocks; ++j) {
         const int seen = rows[r].num_keys - begin - j * kBlock;
-        s[j] = first(seen, load(score[r] + j * kBlock), -INFINITY);
+        s[j] = load(score[r] + j * kBlock);
+        if (!sees_all) s[j] = first(seen, s[j], -INFINITY);
         most = larger(most, s[j]);
       }
       const float now = largest(most);
@@ -652,12 +720,13 @@ template <int ROWS> struct Softmax {
       F added = splat(0.0f);
       for (int j = 0; j < blocks; ++j) {
         const int seen = rows[r].num_keys - begin - j * kBlock;
-        const F p = first(seen, exponential(add(s[j], splat(-base))), 0.0f);
+        F p = exponential(add(s[j], splat(-base)));
+        if (!sees_all) p = first(seen, p, 0.0f);
         added = add(added, p);
         store(weight[r] + j * kBlock, p);
       }
-      const float fix = std::exp(top[r] - base);
-      total[r] = total[r] * fix + sum(added);
+      const float fix = now == top[r] ? 1.0f : std::exp(top[r] - base);
+      totals[r] = fma(totals[r], splat(fix), added);
       top[r] = now;
       if (fix != 1.0f)
         for (i64 d = 0; d < a.dim; d += 16)
@@ -668,11 +737,11 @@ template <int ROWS> struct Softmax {
 
 // `heads` key heads, at most HEADS, of the rows: all keys of a span first, then all its values, so
 // that each block is read from its beginning to its end.
-template <int ROWS, int HEADS, int BLOCKS, int CHUNK>
+template <int ROWS, int HEADS, int BLOCKS, int CHUNK, int SPAN>
 static void attend(const Attention& a, const Row* rows, int last, int heads) {
   alignas(64) float acc[HEADS][ROWS][kMaxHeadDim];
-  alignas(64) float score[ROWS][kSpan];
-  alignas(64) bf16 weight[HEADS][ROWS][kSpan];
+  alignas(64) float score[ROWS][SPAN];
+  alignas(64) bf16 weight[HEADS][ROWS][SPAN];
   Softmax<ROWS> softmax[HEADS];
   const i64 piece = kBlock * a.dim * sizeof(bf16);
   for (int h = 0; h < heads; ++h) {
@@ -680,37 +749,37 @@ static void attend(const Attention& a, const Row* rows, int last, int heads) {
     for (int r = 0; r < ROWS; ++r)
       for (i64 d = 0; d < a.dim; d += 16) store(acc[h][r] + d, splat(0.0f));
   }
-  for (int begin = 0; begin < last; begin += kSpan) {
-    const int keys = std::min(kSpan, last - begin), blocks = (keys + kBlock - 1) / kBlock;
+  for (int begin = 0; begin < last; begin += SPAN) {
+    const int keys = std::min(SPAN, last - begin), blocks = (keys + kBlock - 1) / kBlock;
     const int32_t* table = a.table + begin / kBlock;
-    Pieces k, v;
-    const char* after[kSpanBlocks];  // the first keys of the next span
+    Pieces<SPAN> k, v;
+    const char* after[SPAN / kBlock];  // the first keys of the next span
     for (int j = 0; j < blocks; ++j) {
       const i64 at = table[j] * a.block_stride + a.head_offset;
       // Behind the last span nothing follows: its own keys are at hand.
-      const bool follows = begin + kSpan + j * kBlock < last;
+      const bool follows = begin + SPAN + j * kBlock < last;
       k.here[j] = (const char*)(a.keys + at);
       v.here[j] = (const char*)(a.values + at);
-      after[j] = (const char*)(a.keys + (follows ? table[j + kSpanBlocks] * a.block_stride +
+      after[j] = (const char*)(a.keys + (follows ? table[j + SPAN / kBlock] * a.block_stride +
                                                        a.head_offset
                                                  : at));
     }
     for (int h = 0; h < heads; ++h) {
       for (int j = 0; j < blocks; ++j)
         k.next[j] = h + 1 < heads ? k.here[j] + piece : v.here[j];
-      score_span<ROWS, BLOCKS>(a, rows, h * a.group_dim, k, blocks, score);
+      score_span<ROWS, BLOCKS, SPAN>(a, rows, h * a.group_dim, k, blocks, score);
       softmax[h].take(a, rows, begin, blocks, score, weight[h], acc[h]);
       for (int j = 0; j < blocks; ++j) k.here[j] += piece;
     }
     for (int h = 0; h < heads; ++h) {
       for (int j = 0; j < blocks; ++j) v.next[j] = h + 1 < heads ? v.here[j] + piece : after[j];
-      add_span<ROWS, CHUNK>(a, v, keys, weight[h], acc[h]);
+      add_span<ROWS, CHUNK, SPAN>(a, v, keys, weight[h], acc[h]);
       for (int j = 0; j < blocks; ++j) v.here[j] += piece;
     }
   }
   for (int h = 0; h < heads; ++h)
     for (int r = 0; r < ROWS; ++r) {
-      const F scale = splat(1.0f / softmax[h].total[r]);
+      const F scale = splat(1.0f / sum(softmax[h].totals[r]));
       for (i64 d = 0; d < a.dim; d += 16)
         store(a.out + rows[r].out + h * a.out_stride + d, mul(load(acc[h][r] + d), scale));
     }
@@ -720,8 +789,10 @@ template <int ROWS>
 static void attend_by_dim(const Attention& a, const Row* rows, int last, int heads) {
   constexpr int kBlocks = ROWS <= 2 ? 4 : 2, kChunk = ROWS <= 4 ? 4 : 2;
   constexpr int kHeads = ROWS <= kFewRows ? kMaxHeads : 1;
-  if (a.dim % (16 * kChunk) == 0) return attend<ROWS, kHeads, kBlocks, kChunk>(a, rows, last, heads);
-  attend<ROWS, kHeads, kBlocks, 1>(a, rows, last, heads);
+  constexpr int kSpan = ROWS <= kFewRows ? kShortSpan : kLongSpan;
+  if (a.dim % (16 * kChunk) == 0)
+    return attend<ROWS, kHeads, kBlocks, kChunk, kSpan>(a, rows, last, heads);
+  attend<ROWS, kHeads, kBlocks, 1, kSpan>(a, rows, last, heads);
 }
 
 struct Ragged {

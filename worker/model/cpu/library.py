@@ -12,7 +12,7 @@ _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class Weight(ctypes.Structure):
-    """A packed weight; `scales` and `offset` are an int8 one's."""
+    """A packed weight; `scales` and `offset` are an int8 one's. `amx_rows`: see Choice."""
 
     _fields_ = (
         ("packed", _P),
@@ -22,6 +22,7 @@ class Weight(ctypes.Structure):
         ("n", _N),
         ("k", _N),
         ("gated", _N),
+        ("amx_rows", _N),
     )
 
 
@@ -136,11 +137,14 @@ class NativeKernels:
         try:
             library = ctypes.CDLL(str(path))
             functions = {name: getattr(library, name) for name in _SIGNATURES}
+            permit = library.amx_is_usable
         except (OSError, AttributeError) as error:
             raise TierUnavailable(f"{path} cannot be loaded: {error}") from error
         for name, function in functions.items():
             function.argtypes = _SIGNATURES[name]
             function.restype = None
+        permit.argtypes, permit.restype = (), ctypes.c_int
+        self._amx_is_usable = permit
         self.linear: Kernel = functions["linear"]
         self.add_rms_norm: Kernel = functions["add_rms_norm"]
         self.norm_rope: Kernel = functions["norm_rope"]
@@ -149,3 +153,7 @@ class NativeKernels:
         self.decoder_stack: Kernel = functions["decoder_stack"]
         self.set_num_threads: Kernel = functions["set_num_threads"]
         self.settle: Kernel = functions["settle"]
+
+    def amx_is_usable(self) -> bool:
+        """Returns whether a weight's `amx_rows` may be set: built for AMX, and permitted."""
+        return bool(self._amx_is_usable())

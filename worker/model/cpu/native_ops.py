@@ -7,9 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.model.config import ModelConfig
+from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
 from worker.model.cpu.huge_pages import HugePages
-from worker.model.cpu.int8 import quantize_weight
+from worker.model.cpu.int8 import OneDnnInt8Ops, quantize_weight
 from worker.model.cpu.library import NativeKernels, Scratch, Weight
+from worker.model.cpu.packed_ops import PackedOps
 from worker.model.layers.ops import HeadNorm, Multiply
 
 _PANEL = (
@@ -73,7 +75,7 @@ class ProductScratch:
 class NativeProduct:
     """[rows, in] -> [rows, out] through a packed weight, which it keeps alive.
 
-    `weight` is the kernels' own view of it.
+    `weight` is the kernels' own view of it. From `many_rows` on `many` computes, if there is one.
     """
 
     def __init__(
@@ -83,9 +85,13 @@ class NativeProduct:
         tensors: tuple[Tensor, ...],
         results: Workspace,
         scratch: ProductScratch,
+        many: Multiply | None = None,
+        many_rows: int = 0,
     ) -> None:
         """`tensors` lie behind the weight's addresses."""
         self.weight = weight
+        self.many_rows = many_rows
+        self._many = many
         self._tensors = tensors
         self._kernel = kernels.linear
         self._settle = kernels.settle
@@ -94,6 +100,8 @@ class NativeProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, size_in = x.shape
+        if self._many is not None and rows >= self.many_rows:
+            return self._many(x)
         out = self._results.rows(rows)
         scratch = self._scratch.of(rows, size_in)
         self._kernel(self.weight, x.data_ptr(), scratch, out.data_ptr(), rows)
@@ -109,9 +117,22 @@ class NativeOps:
     `is_int8`: the products quantize weights at load and activations as they come.
     """
 
-    def __init__(self, kernels: NativeKernels, *, is_int8: bool) -> None:
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        *,
+        is_int8: bool,
+        choices: ProductChoices | None = None,
+        amx_rows: int = 0,
+    ) -> None:
+        """`choices` says how products of many rows are computed; else AMX does from `amx_rows` on,
+        which is 0 for never."""
         self._kernels = kernels
         self._is_int8 = is_int8
+        self._choices = choices
+        self._choice = Choice(amx_rows)
+        # From how many rows on some product uses a copy of its weight; 0: there are no copies.
+        self.copy_rows = 0
         self._memory = HugePages()
         self._scratch = ProductScratch(kernels)
         # Products of the same width share their memory, across layers: see Ops.
@@ -119,12 +140,10 @@ class NativeOps:
         self._normed: dict[int, Workspace] = {}
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        return self._product(_whole_panels(weight), bias, weight.shape[0], is_gated=False)
+        return self._product(weight, bias, is_gated=False)
 
     def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        interleaved = _interleaved(weight)
-        bias = _interleaved(bias[:, None])[:, 0] if bias is not None else None
-        return self._product(interleaved, bias, weight.shape[0] // 2, is_gated=True)
+        return self._product(weight, bias, is_gated=True)
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
@@ -173,10 +192,18 @@ class NativeOps:
         num_rotated = num_heads + num_kv_heads
         return heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
 
-    def _product(
-        self, weight: Tensor, bias: Tensor | None, num_columns: int, *, is_gated: bool
-    ) -> NativeProduct:
-        there = Weight(n=num_columns, k=weight.shape[1], gated=is_gated)
+    def _product(self, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> NativeProduct:
+        choice = self._choose(weight, is_gated)
+        many = self._copy(weight, bias, is_gated) if choice.copy_rows else None
+        if choice.copy_rows:
+            self.copy_rows = min(self.copy_rows or choice.copy_rows, choice.copy_rows)
+        num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]
+        if is_gated:
+            weight = _interleaved(weight)
+            bias = _interleaved(bias[:, None])[:, 0] if bias is not None else None
+        else:
+            weight = _whole_panels(weight)
+        there = Weight(n=num_columns, k=weight.shape[1], gated=is_gated, amx_rows=choice.amx_rows)
         tensors = []
 
         def lend(tensor: Tensor) -> int:
@@ -193,7 +220,20 @@ class NativeOps:
         if bias is not None:
             there.bias = lend(_padded(bias.float(), len(weight)))
         results = self._workspace(num_columns, is_gated)
-        return NativeProduct(self._kernels, there, tuple(tensors), results, self._scratch)
+        return NativeProduct(
+            self._kernels, there, tuple(tensors), results, self._scratch, many, choice.copy_rows
+        )
+
+    def _choose(self, weight: Tensor, is_gated: bool) -> Choice:
+        if self._choices is None:
+            return self._choice
+        shape = ProductShape(weight.shape[0], weight.shape[1], is_gated)
+        return self._choices.of(shape, weight.numel() * (1 if self._is_int8 else 2))
+
+    def _copy(self, weight: Tensor, bias: Tensor | None, is_gated: bool) -> Multiply:
+        """Returns oneDNN's product, which holds a copy of the weight in a layout of its own."""
+        ops = OneDnnInt8Ops() if self._is_int8 else PackedOps()
+        return ops.gated_linear(weight, bias) if is_gated else ops.linear(weight, bias)
 
     def _workspace(self, num_columns: int, is_gated: bool) -> Workspace:
         return self._results.setdefault(

@@ -16,14 +16,19 @@ import torch
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.cpu import native_ops
-from worker.model.cpu.compiler import build, cpu_flags
-from worker.model.cpu.features import cpu_features
+from worker.model.cpu.choices import COPIES, ProductChoices, choices_path
+from worker.model.cpu.compiler import build, cache_directory, cpu_flags
+from worker.model.cpu.features import cpu_features, cpu_model
 from worker.model.cpu.int8 import Int8Ops, OneDnnInt8Ops
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
+from worker.model.cpu.measuring import ProductMeter
+from worker.model.cpu.native_attention import NativeAttention
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
 from worker.model.cpu.packed_ops import PackedOps
 from worker.model.cpu.probe import what_is_wrong
+from worker.model.cpu.stack_by_rows import StackByRows
+from worker.model.device import available_host_bytes
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_pool import KVCachePool
 from worker.model.layers.decoder import CausalLM
@@ -34,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 TIERS = ("auto", "reference", "packed", "native")
 QUANTIZATIONS = ("none", "int8")
+WEIGHT_COPIES = COPIES
+_COPIES_SHARE = 0.25  # of the memory that is free before the weights are packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,7 @@ class TierRequest:
     block_size: int
     quantization: str = "none"  # one of QUANTIZATIONS
     num_threads: int = 1
+    weight_copies: str = "auto"  # one of WEIGHT_COPIES; the native tier's
 
 
 def choose_tier(wanted: str, request: TierRequest) -> Tier:
@@ -102,12 +110,43 @@ def native_tier(request: TierRequest) -> Tier:
         raise TierUnavailable(f"block_size is {request.block_size}, not {ATTENTION_BLOCK}")
     if reason := native_ops.what_is_wrong(request.config):
         raise TierUnavailable(reason)
-    kernels = NativeKernels(build(cpu_flags(cpu_features())))
+    library = build(cpu_flags(cpu_features()))
+    kernels = NativeKernels(library)
     kernels.set_num_threads(request.num_threads)
-    ops = NativeOps(kernels, is_int8=request.quantization == "int8")
-    _check(NativeOps(kernels, is_int8=request.quantization == "int8"), request)
-    return Tier(
-        "native", ops, lambda model, pool: NativeStack(model, pool, kernels), has_own_threads=True
+    is_int8 = request.quantization == "int8"
+    _check(NativeOps(kernels, is_int8=is_int8), request)
+    ops = NativeOps(kernels, is_int8=is_int8, choices=_choices(kernels, library.name, request))
+
+    def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
+        whole = NativeStack(model, pool, kernels)
+        if not ops.copy_rows:
+            return whole
+        by_layer = LayerByLayer(model, NativeAttention(pool, kernels))
+        return StackByRows(whole, by_layer, ops.copy_rows, request.num_threads)
+
+    return Tier("native", ops, stack, has_own_threads=True)
+
+
+def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> ProductChoices | None:
+    """None where there is nothing to choose between."""
+    with_onednn = request.weight_copies != "off"
+    if not with_onednn and not kernels.amx_is_usable():
+        return None
+    is_int8 = request.quantization == "int8"
+    facts = {
+        "cpu": cpu_model(),
+        "features": " ".join(sorted(cpu_features())),
+        "torch": torch.__version__,
+        "library": library,  # named after its sources, its compiler and its flags
+        "threads": str(request.num_threads),
+        "quantization": request.quantization,
+        "with_onednn": str(with_onednn),
+    }
+    return ProductChoices(
+        ProductMeter(kernels, is_int8=is_int8, with_onednn=with_onednn),
+        choices_path(cache_directory(), facts),
+        copies=request.weight_copies,
+        room=int(available_host_bytes() * _COPIES_SHARE),
     )
 
 

@@ -1,11 +1,15 @@
-// Vectors of 16 floats, and of 16 small dot products, in AVX2 or AVX-512.
+// Vectors of 16 floats, and of 16 small dot products, in AVX2, AVX-512 or NEON.
 //
 // Which instructions may be used is said by the compiler's flags (see compiler.py). bf16 is the
 // upper half of a float32; products of pairs and quadruples add to 32-bit lanes.
 
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -14,9 +18,19 @@
 
 using bf16 = uint16_t;
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 
-#if defined(__AVX512F__)
+// Brings a line of 64 bytes into the second cache. `p` may lie outside of any memory.
+INLINE void fetch(const char* p) { __builtin_prefetch(p, 0, 2); }
+
+#if defined(__aarch64__)
+#include "neon.h"
+
+#elif defined(__AVX512F__)
 
 struct F { __m512 v; };    // 16 floats
 struct I { __m512i v; };   // 16 int32
@@ -60,6 +74,7 @@ INLINE F high(W a) {
   return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(0xffff0000)))};
 }
 INLINE I zero_i() { return {_mm512_setzero_si512()}; }
+INLINE I load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 INLINE F minus(I a, const int32_t* b) {  // as floats
   return {_mm512_cvtepi32_ps(_mm512_sub_epi32(a.v, _mm512_loadu_si512(b)))};
 }
@@ -174,10 +189,12 @@ INLINE __m256i dot4(__m256i sum, __m256i x, __m256i w) {  // 16-bit products: 8-
 INLINE I dot4(I sum, W x, W w) { return {dot4(sum.a, x.a, w.a), dot4(sum.b, x.b, w.b)}; }
 
 #else
-#error "needs AVX2 with FMA, or AVX-512"
+#error "needs AVX2 with FMA, AVX-512, or NEON on 64 bits"
 #endif
 
-#if defined(__AVX512BF16__)
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// In neon.h.
+#elif defined(__AVX512BF16__)
 INLINE F dot2(F sum, W w, W x) {
   return {_mm512_dpbf16_ps(sum.v, (__m512bh)w.v, (__m512bh)x.v)};
 }

@@ -1,6 +1,7 @@
 """The compiled CPU kernels' attention as an AttentionBackend: one call a layer.
 
-NativeStack, which does all layers in one call, is compared with it.
+For steps whose products are not the kernels' own. NativeStack, which does all layers in one call,
+is compared with it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,98 @@
+"""Our products of many rows beside oneDNN's packed ones, shape by shape, as JSON lines.
+
+    python -m tests.bench.products --shapes smollm2-135m qwen3-0.6b --rows 64 256 1024
+
+Random weights of the layers' shapes, in bfloat16 and int8. The two run in turns; each line has the
+best of both in GFLOP/s (int8: GOP/s) and how ours compares: 1.0 is as quick as oneDNN's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tests.bench.machine import cpu_name
+from tests.bench.shapes import SHAPES
+from worker.model.cpu.compiler import build, cpu_flags
+from worker.model.cpu.features import cpu_features
+from worker.model.cpu.int8 import OneDnnInt8Ops
+from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.native_ops import NativeOps
+from worker.model.cpu.packed_ops import PackedOps
+from worker.model.layers.ops import Multiply
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--rows", nargs="+", type=int, default=[64, 256, 1024])
+    parser.add_argument("--quantization", nargs="+", default=["none", "int8"])
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    kernels = NativeKernels(build(cpu_flags(cpu_features())))
+    facts = {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads}
+    for quantization in arguments.quantization:
+        is_int8 = quantization == "int8"
+        ours = NativeOps(kernels, is_int8=is_int8)
+        theirs = OneDnnInt8Ops() if is_int8 else PackedOps()
+        for shape in arguments.shapes:
+            for name, size_out, size_in, is_gated in layer_products(shape):
+                weight = torch.randn(size_out, size_in).to(torch.bfloat16)
+                make = "gated_linear" if is_gated else "linear"
+                pair = [getattr(ops, make)(weight, None) for ops in (ours, theirs)]
+                for rows in arguments.rows:
+                    x = torch.randn(rows, size_in).to(torch.bfloat16)
+                    best = in_turns(pair, x, arguments.seconds)
+                    speeds = [2e-9 * rows * size_out * size_in / seconds for seconds in best]
+                    line = facts | {
+                        "shape": shape,
+                        "product": name,
+                        "quantization": quantization,
+                        "rows": rows,
+                        "ours": round(speeds[0], 1),
+                        "onednn": round(speeds[1], 1),
+                        "ratio": round(speeds[0] / speeds[1], 3),
+                    }
+                    sys.stdout.write(json.dumps(line) + "\n")
+                    sys.stdout.flush()
+
+
+def layer_products(shape: str) -> Iterator[tuple[str, int, int, bool]]:
+    """Name, outputs, inputs and whether it is gated, of each product of a layer."""
+    facts = SHAPES[shape]
+    hidden, inner = facts["hidden_size"], facts["intermediate_size"]
+    heads, kv_heads = facts["num_attention_heads"], facts["num_key_value_heads"]
+    dim = facts.get("head_dim", hidden // heads)
+    yield "qkv", (heads + 2 * kv_heads) * dim, hidden, False
+    yield "output", hidden, heads * dim, False
+    yield "gate_up", 2 * inner, hidden, True
+    yield "down", hidden, inner, False
+
+
+@torch.inference_mode()
+def in_turns(products: list[Multiply], x: torch.Tensor, seconds: float) -> list[float]:
+    """Seconds of the quickest call of each."""
+    times: list[list[float]] = [[] for _ in products]
+    calls: list[tuple[list[float], Callable[[torch.Tensor], torch.Tensor]]]
+    calls = list(zip(times, products, strict=True))
+    end_s = time.perf_counter() + seconds * len(products)
+    while len(times[0]) < 4 or time.perf_counter() < end_s:
+        for seen, product in calls:
+            begin_s = time.perf_counter()
+            product(x)
+            seen.append(time.perf_counter() - begin_s)
+    return [min(seen[1:]) for seen in times]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Measures, at load, the ways to compute a product of many rows: see choices.py.
+
+Each way is first asked whether it is right: what it gives is compared with our own kernel.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from worker.model.cpu.choices import AMX, ONEDNN, OURS, ROWS, ProductShape, Times, choose
+from worker.model.cpu.int8 import OneDnnInt8Ops
+from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.native_ops import NativeOps
+from worker.model.cpu.packed_ops import PackedOps
+from worker.model.layers.ops import Multiply, Ops
+
+_MOST_OUTPUTS = 4096  # of a wider weight so many are measured: a column's time is the same
+_TURNS = 4  # of all ways, one after the other; the best counts
+_MOST_S = 0.5  # for a shape's turns, at least two of them
+_SPIN_S = 0.005  # the threads behind another way spin for so long before they sleep
+_MORE_ROUNDS = 3  # before a copy is held for ever because of a moment's disturbance
+_TOLERANCE = 2e-2
+
+
+class ProductMeter:
+    """Measures our kernels beside AMX, where it may be used, and beside oneDNN."""
+
+    def __init__(self, kernels: NativeKernels, *, is_int8: bool, with_onednn: bool) -> None:
+        self._kernels = kernels
+        self._is_int8 = is_int8
+        self._with_onednn = with_onednn
+
+    @torch.inference_mode()
+    def __call__(self, shape: ProductShape) -> Times:
+        """Returns the seconds of each way that is there and right."""
+        generator = torch.Generator().manual_seed(0)
+        size_out = min(shape.size_out, _MOST_OUTPUTS)
+        weight = torch.randn(size_out, shape.size_in, generator=generator).to(torch.bfloat16)
+        x = torch.randn(max(ROWS), shape.size_in, generator=generator).to(torch.bfloat16)
+        ours = _product(NativeOps(self._kernels, is_int8=self._is_int8), weight, shape)
+        expected = ours(x).float().clone()
+        ways = {OURS: ours}
+        for name, way in self._others(weight, shape).items():
+            found = way(x).float()
+            if (found - expected).norm() <= _TOLERANCE * expected.norm():
+                ways[name] = way
+        times = _in_turns(ways, x)
+        for _ in range(_MORE_ROUNDS):
+            if not choose(times).copy_rows:
+                break
+            again = _in_turns(ways, x)
+            times = {name: tuple(map(min, seconds, again[name])) for name, seconds in times.items()}
+        return times
+
+    def _others(self, weight: Tensor, shape: ProductShape) -> dict[str, Multiply]:
+        others: dict[str, Multiply] = {}
+        if self._kernels.amx_is_usable():
+            ops = NativeOps(self._kernels, is_int8=self._is_int8, amx_rows=1)
+            others[AMX] = _product(ops, weight, shape)
+        if self._with_onednn:
+            try:
+                ops_there: Ops = OneDnnInt8Ops() if self._is_int8 else PackedOps()
+                others[ONEDNN] = _product(ops_there, weight, shape)
+            except (RuntimeError, AttributeError, NotImplementedError, TypeError):
+                pass  # private operators of torch, which may vanish: then there is no such way
+        return others
+
+
+def _product(ops: Ops, weight: Tensor, shape: ProductShape) -> Multiply:
+    make = ops.gated_linear if shape.is_gated else ops.linear
+    return make(weight.clone(), None)
+
+
+def _in_turns(ways: dict[str, Multiply], x: Tensor) -> dict[str, tuple[float, ...]]:
+    best = {name: [float("inf")] * len(ROWS) for name in ways}
+    end_s = time.perf_counter() + _MOST_S
+    for turn in range(_TURNS):
+        if turn > 1 and time.perf_counter() > end_s:
+            break  # a busy machine: it says little, and must not hold the start up
+        for place, rows in enumerate(ROWS):
+            part = x[:rows]
+            for name, way in ways.items():
+                time.sleep(_SPIN_S)
+                way(part)  # wakes its threads
+                begin_s = time.perf_counter()
+                way(part)
+                seconds = time.perf_counter() - begin_s
+                if turn:  # the first one warms up
+                    best[name][place] = min(best[name][place], seconds)
+    return {name: tuple(times) for name, times in best.items()}
