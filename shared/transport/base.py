@@ -227,6 +227,15 @@ class EventBus(Protocol):
         """Returns once the server confirmed, or raises TransportError. First get() is RESYNC."""
         ...
 
+    async def begin(self, job_id: str) -> Subscription:
+        """As `subscribe`, without the wait: `confirmed` comes before the first get()."""
+        ...
+
+    async def confirmed(self, subscription: Subscription) -> None:
+        """Returns once the server confirmed what `begin` gave. Raises TransportError, and ends the
+        subscription then."""
+        ...
+
     async def unsubscribe(self, subscription: Subscription) -> None: ...
 
 

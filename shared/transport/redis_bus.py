@@ -92,9 +92,18 @@ class RedisEventBus:
         return self._subscriber.reconnects
 
     async def subscribe(self, job_id: str) -> Subscription:
+        subscription = await self.begin(job_id)
+        await self.confirmed(subscription)
+        return subscription
+
+    async def begin(self, job_id: str) -> Subscription:
         subscription = RedisSubscription(job_id)
         await self._subscriber.add(self._keys.channel(job_id), subscription)
         return subscription
+
+    async def confirmed(self, subscription: Subscription) -> None:
+        assert isinstance(subscription, RedisSubscription)
+        await self._subscriber.confirmed(self._keys.channel(subscription.job_id), subscription)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         assert isinstance(subscription, RedisSubscription)

@@ -52,7 +52,7 @@ POLL_S = 0.02
 RETRY_S = 0.05
 MAX_HINTS = 1024
 
-# Claims; whether there may be more at once; else the newest entry of each queue.
+# Claims; whether there may be more at once; the newest entry of each queue, if none of them waits.
 Pulled = tuple[list[Any], bool, list[bytes]]
 
 
@@ -68,19 +68,27 @@ class RedisJobQueue:
         self._scripts = scripts
         self._subscriber = subscriber
         self._models: tuple[str, ...] = ()
+        self._queues: tuple[str, ...] = ()  # lane by lane, those that go first at the front
+        self._delivered: list[bytes] = []  # up to where nothing waits in these queues, if known
 
     async def setup(self, models: Sequence[str]) -> None:
         """As JobQueue; models add up."""
-        self._models = tuple(dict.fromkeys((*self._models, *models)))
+        self._serve((*self._models, *models))
         with translated("setup"):
             pipe = self._redis.pipeline(transaction=False)
-            for queue in self._queues():
+            for queue in self._queues:
                 pipe.xgroup_create(queue, GROUP, id="0", mkstream=True)
                 pipe.pexpire(queue, CARD_LIFE_MS, nx=True)
                 pipe.pexpire(queue, CARD_LIFE_MS, gt=True)
             for reply in await pipe.execute(raise_on_error=False):
                 if isinstance(reply, Exception) and "BUSYGROUP" not in str(reply):
                     raise reply
+
+    def _serve(self, models: Sequence[str]) -> None:
+        self._models = tuple(dict.fromkeys(models))
+        lanes = zip(*map(self._keys.queues, self._models), strict=True)
+        self._queues = tuple(queue for lane in lanes for queue in lane)
+        self._delivered = []
 
     async def beat(self, beat: Beat) -> BeatReply:
         stats = {name: _field(value) for name, value in beat.stats.items()}
@@ -112,7 +120,10 @@ class RedisJobQueue:
             return []
         deadline = time.monotonic() + block_ms / 1000
         with translated("pull"):
-            claims, more, last = await self._pull_once(worker_id, count)
+            claims: list[Any] = []
+            more, last = False, self._delivered
+            if not last or block_ms <= 0:
+                claims, more, last = await self._pull_once(worker_id, count)
             while True:
                 deliveries = await self._deliveries(worker_id, claims)
                 left_s = deadline - time.monotonic()
@@ -130,7 +141,7 @@ class RedisJobQueue:
         with translated("oversubscribe"):
             try:
                 claims = await self._call(
-                    "oversubscribe", worker_id, count, MAX_CRASHES, *tenants, *self._queues()
+                    "oversubscribe", worker_id, count, MAX_CRASHES, *tenants, *self._queues
                 )
             except ResponseError as error:
                 if group_is_missing(error) or is_out_of_memory(error):
@@ -145,7 +156,7 @@ class RedisJobQueue:
             # consumer that was buried, for whom nobody would look again.
             if not await self._redis.exists(self._keys.worker(worker_id)):
                 return []
-            for queue in self._queues():
+            for queue in self._queues:
                 after = "0"
                 while rows := await self._pending(queue, worker_id, after):
                     after = rows[-1][0].decode()
@@ -165,7 +176,7 @@ class RedisJobQueue:
         with translated("recover"):
             try:
                 claims = await self._call(
-                    "recover", worker_id, count, MAX_CRASHES, int(suspects), *self._queues()
+                    "recover", worker_id, count, MAX_CRASHES, int(suspects), *self._queues
                 )
             except ResponseError as error:
                 if not group_is_missing(error):
@@ -223,7 +234,7 @@ class RedisJobQueue:
     async def retire(self, worker_id: str) -> None:
         """As JobQueue: what this worker still holds is given back without blame."""
         with translated("retire"):
-            await self._call("retire", worker_id, *self._queues())
+            await self._call("retire", worker_id, *self._queues)
 
     async def declare_dead(self, worker_id: str) -> None:
         """For whoever saw the worker's process die: its jobs may be recovered at once."""
@@ -233,7 +244,7 @@ class RedisJobQueue:
     async def cancellations(self, worker_id: str) -> AsyncIterator[str]:
         hints = _Hints()
         channel = self._keys.control(worker_id)
-        await self._subscriber.add(channel, hints, wait=False)
+        await self._subscriber.add(channel, hints)
         try:
             while True:
                 yield await hints.get()
@@ -273,7 +284,7 @@ class RedisJobQueue:
             await asyncio.sleep(min(POLL_S, left_s))
             return await self._pull_once(worker_id, count)
         block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
-        wait: Command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *self._queues(), *last)
+        wait: Command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *self._queues, *last)
         pull = self._scripts.command("pull", *self._pull_arguments(worker_id, count))
         waited, reply = await self._connections.pull.exchange(wait, pull)
         if isinstance(reply, NoScriptError):
@@ -284,7 +295,7 @@ class RedisJobQueue:
         return claims, more, newest
 
     def _pull_arguments(self, worker_id: str, count: int) -> tuple[Argument, ...]:
-        return (worker_id, count, MAX_CRASHES, *self._queues())
+        return (worker_id, count, MAX_CRASHES, *self._queues)
 
     async def _pulled(self, reply: Any) -> Pulled:
         """What a pull's reply, or the error in its place, says. Raises ResponseError."""
@@ -299,8 +310,8 @@ class RedisJobQueue:
             raise reply
         if reply[0] == b"NOLEASE":
             return [], False, []
-        _, claims, more, last = reply
-        return claims, bool(more), last
+        _, claims, more, self._delivered = reply
+        return claims, bool(more), self._delivered
 
     async def _pending(
         self, queue: str, worker_id: str, after: str
@@ -404,12 +415,6 @@ class RedisJobQueue:
         await self._call(
             "finish", job_id, worker_id, attempt, JobState.FAILED, code, message[:1000]
         )
-
-    def _queues(self) -> tuple[str, ...]:
-        """All queues of our models, lane by lane, those that go first at the front."""
-        assert self._models, "setup comes first"
-        lanes = zip(*(self._keys.queues(model) for model in self._models), strict=True)
-        return tuple(queue for lane in lanes for queue in lane)
 
     async def _call(self, name: str, *arguments: Argument) -> Any:
         return await self._scripts.call(self._connections.calls, name, *arguments)

@@ -93,20 +93,28 @@ class Subscriber:
         if task is not None and not task.cancelled() and (error := task.exception()):
             raise error
 
-    async def add(self, channel: str, listener: Listener, *, wait: bool = True) -> None:
-        """Listens from now on. With `wait`, returns once the server confirmed, or raises
-        TransportError and does not listen."""
+    async def add(self, channel: str, listener: Listener) -> None:
+        """Listens as soon as the server has confirmed, now or after an outage."""
         self.start()
         state = self._channels.get(channel)
         if state is None:
             state = self._channels[channel] = _Channel()
             state.listeners.append(listener)
-            await self._send(self._prefix + "SUBSCRIBE", channel)
+            try:
+                await self._send(self._prefix + "SUBSCRIBE", channel)
+            except asyncio.CancelledError:
+                await self.remove(channel, listener)
+                raise
         else:
             state.listeners.append(listener)
             if state.confirmed.is_set():
                 listener.on_confirmed()
-        if not wait:
+
+    async def confirmed(self, channel: str, listener: Listener) -> None:
+        """Returns once the server confirmed what was added. Raises TransportError, and does not
+        listen then."""
+        state = self._channels[channel]
+        if state.confirmed.is_set():
             return
         try:
             async with asyncio.timeout(CONFIRM_TIMEOUT_S):

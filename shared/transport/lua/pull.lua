@@ -3,7 +3,7 @@
 -- A job takes a place for each of its choices. The last one taken may have more of them than places
 -- were left: its choices cannot be divided, and it must not wait behind narrower ones.
 -- Returns {'OK', claims, more, last}: `claims` as lib/claim.lua gives them, `more` = 1 when the sweep
---   stopped at its own bound, `last` the newest entry of each queue when there was nothing to claim
+--   stopped at its own bound, `last` the newest entry of each queue when all of them have been delivered
 --   (whoever waits for work waits for what comes after it); {'NOLEASE'} without a lease (a thawed
 --   worker must beat first).
 -- Lanes are taken in order, but every 8th job that a worker takes is the oldest that waits in any of
@@ -96,7 +96,7 @@ end
 local is_done = sweep()
 if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
 local last = {}
-if is_done and #claims == 0 then
+if is_done and left > 0 then
   for i = 6, #ARGV do
     local newest = redis.call('XREVRANGE', ARGV[i], '+', '-', 'COUNT', 1)
     last[#last + 1] = newest[1] and newest[1][1] or '0-0'

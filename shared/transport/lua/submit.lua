@@ -175,7 +175,6 @@ end
 count_job(id, nil, 'queued')
 redis.call('HSET', tenant_key, 'newest' .. base, lane)
 expire_at_least(tenant_key, life_ms)
-expire_at_least(work_key, math.max(life_ms, WORK_LIFE_MS))
 for _, rate in ipairs(rates) do use(tenant, rate[1], rate[2], rate[3]) end
 if asked.letter ~= '' then take_letter(asked.letter, id) end
 -- Who submits is alive: without this a frontend's first job could look orphaned before its first beat.

@@ -102,7 +102,7 @@ class Stage:
                 Scripts(self.keys, RETAIN_MS),
                 Subscriber(connections.new_sub),
             )
-            self._queues[worker]._models = self.models_of(worker)
+            self._queues[worker]._serve(self.models_of(worker))
         return self._queues[worker]
 
     # --- what no port can bring about -------------------------------------------------------

@@ -175,7 +175,9 @@ async def test_a_half_open_connection_is_noticed_by_the_watchdog(redis_url: str)
             pass
 
     subscriber = Subscriber(client.connection_pool.make_connection, ping_s=0.05, dead_s=0.2)
-    await subscriber.add("some-channel", Listener())
+    listener = Listener()
+    await subscriber.add("some-channel", listener)
+    await subscriber.confirmed("some-channel", listener)
     assert confirmations == 1
     holes[0].set()
 
@@ -237,3 +239,28 @@ async def test_a_restarted_server_keeps_jobs_and_brings_resync(tmp_path: Any) ->
     finally:
         await transport.aclose()
         server.stop()
+
+
+async def test_a_subscription_may_be_confirmed_later_or_never_be_needed(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    job = await steps.submit()
+    begun = await transport.bus.begin(job.job_id)
+    await transport.bus.confirmed(begun)
+    (delivery,) = await steps.pull("w1")
+    await steps.say("w1", Stream(delivery), [5, 6], "ab", end=FINISHED)
+    first, *events = await drained(begun)
+    assert first is RESYNC
+    assert events == [Started("w1", 1), *await whole_log(steps, job.job_id)]
+    await transport.bus.unsubscribe(begun)
+    unneeded = await transport.bus.begin("0-never")
+    await transport.bus.unsubscribe(unneeded)
+
+    async def nobody_listens() -> bool:
+        redis = transport.connections.cmd
+        channels = [transport.keys.channel(name) for name in (job.job_id, "0-never")]
+        return all(number == 0 for _, number in await redis.pubsub_numsub(*channels))
+
+    await until(nobody_listens)

@@ -13,50 +13,50 @@ end
 
 local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   local job_key = P .. 'job:' .. id
-  local job = redis.call('HMGET', job_key, 'state', 'deadline_ms', 'qid', 'fe', 'orphan_ms', 'og', 'v',
-    'attempt', 'queue_deadline_ms', 'owner')
-  local state = job[1]
-  if not state or job[3] ~= entry then drop_entry(queue, entry); return {'GONE'} end
+  local job, flat = {}, redis.call('HGETALL', job_key)
+  for k = 1, #flat, 2 do job[flat[k]] = flat[k + 1] end
+  local state = job.state
+  if not state or job.qid ~= entry then drop_entry(queue, entry); return {'GONE'} end
   if TERMINAL[state] then drop_entry(queue, entry); return {'DONE', state} end
-  if tonumber(job[7] or '1') > SCHEMA_VERSION then return {'NEWER'} end
-  if is_new and state == 'running' then return {'HELD', job[10]} end
-  if now_ms() >= tonumber(job[2]) then
+  if tonumber(job.v or '1') > SCHEMA_VERSION then return {'NEWER'} end
+  if is_new and state == 'running' then return {'HELD', job.owner} end
+  if now_ms() >= tonumber(job.deadline_ms) then
     latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
     return {'DONE', 'expired'}
   end
   -- Of one that nobody has begun; who was begun and put back has its deadline alone.
-  local queue_deadline_ms = job[8] == '0' and job[9] and tonumber(job[9])
+  local queue_deadline_ms = job.attempt == '0' and tonumber(job.queue_deadline_ms)
   if queue_deadline_ms and now_ms() >= queue_deadline_ms then
     latch(id, {state = 'expired', reason = 'queue_timeout', by = wid})
     return {'DONE', 'expired'}
   end
-  if orphaned(id, job[4], job[5], job[6]) then
+  if orphaned(id, job.fe, job.orphan_ms, job.og) then
     latch(id, {state = 'cancelled', reason = 'orphaned', by = wid})
     return {'DONE', 'cancelled'}
   end
-  if state == 'queued' and job[6] == '0' and redis.call('HEXISTS', job_key, 'orphan_ms') == 1 then
+  if state == 'queued' and job.og == '0' and redis.call('HEXISTS', job_key, 'orphan_ms') == 1 then
     return {'WAITS'}
   end
-  if blamed and blame(id, wid, max_crashes, 'worker_lost') then return {'DONE', 'failed'} end
+  if blamed then
+    if blame(id, wid, max_crashes, 'worker_lost') then return {'DONE', 'failed'} end
+    job.crashes = redis.call('HGET', job_key, 'crashes')
+  end
   local request = redis.call('GET', P .. 'req:' .. id)
   if not request then
     latch(id, {state = 'failed', reason = 'payload_lost', by = wid})
     return {'DONE', 'failed'}
   end
-  local attempt = redis.call('HINCRBY', job_key, 'attempt', 1)
+  local attempt, claimed_ms = whole(tonumber(job.attempt or '0') + 1), whole(now_ms())
+  redis.call('HSET', job_key, 'state', 'running', 'attempt', attempt, 'owner', wid,
+    'claim_ms', claimed_ms, 'start_ms', job.start_ms or claimed_ms)
+  redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
   if queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
   if state == 'queued' then count_job(id, 'queued', 'running') end
-  local claimed_ms = whole(now_ms())
-  redis.call('HSET', job_key, 'state', 'running', 'owner', wid, 'claim_ms', claimed_ms)
-  redis.call('HSETNX', job_key, 'start_ms', claimed_ms)
-  redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
-  local known = redis.call('HMGET', job_key, 'n', 'b', 'h', 'crashes', 'cached_tokens')
   local fields = redis.call('HGETALL', job_key)
-  local idem = redis.call('HGET', job_key, 'idem')
-  if idem then
+  if job.idem then
     fields[#fields + 1] = 'idem_body'
-    fields[#fields + 1] = redis.call('HGET', P .. 'idem:' .. idem, 'body') or ''
+    fields[#fields + 1] = redis.call('HGET', P .. 'idem:' .. job.idem, 'body') or ''
   end
-  return {'OK', id, tostring(attempt), known[1], known[2], known[3] or '', known[4] or '0',
-    known[5] or '0', request, redis.call('GET', P .. 'facts:' .. id) or '', fields}
+  return {'OK', id, attempt, job.n, job.b, job.h or '', job.crashes or '0', job.cached_tokens or '0',
+    request, redis.call('GET', P .. 'facts:' .. id) or '', fields}
 end
