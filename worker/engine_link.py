@@ -7,7 +7,9 @@ import os
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
+from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -54,19 +56,88 @@ class EngineNotLoaded(Exception):
         self.by_settings = by_settings
 
 
+class EngineFrames(asyncio.Protocol):
+    """What the engine process sends, cut into bodies as it comes.
+
+    With READ_AHEAD_BYTES of bodies that nobody took, the socket is not read any more.
+    """
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._bodies: deque[bytes] = deque()
+        self._num_bytes = 0  # of these bodies
+        self._is_paused = False
+        self._end: Exception | None = None  # after the last body
+        self._waiter: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        if self._end is not None:
+            return
+        self._buffer += data
+        try:
+            self._cut()
+        except FrameTooLong as error:
+            self._end = error
+        if self._num_bytes > READ_AHEAD_BYTES and not self._is_paused:
+            assert self._transport is not None, "data comes after the connection was made"
+            self._transport.pause_reading()
+            self._is_paused = True
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end = self._end or error or ConnectionError("the engine process closed the socket")
+        self._wake()
+
+    async def take(self) -> bytes:
+        """The next body; one task at a time. Raises ConnectionError or OSError after the last one,
+        and FrameTooLong."""
+        while not self._bodies:
+            if self._end is not None:
+                raise self._end
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        body = self._bodies.popleft()
+        self._num_bytes -= len(body)
+        if self._is_paused and self._num_bytes <= READ_AHEAD_BYTES // 2:
+            assert self._transport is not None, "it was paused"
+            self._transport.resume_reading()
+            self._is_paused = False
+        return body
+
+    def _cut(self) -> None:
+        begin = 0
+        while len(self._buffer) - begin >= HEADER.size:
+            body = begin + HEADER.size
+            end = body + frame_length(bytes(self._buffer[begin:body]))
+            if len(self._buffer) < end:
+                break
+            self._bodies.append(bytes(self._buffer[body:end]))
+            self._num_bytes += end - body
+            begin = end
+        del self._buffer[:begin]
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class EngineLink:
     """Frames to and from one engine process.
 
-    Whoever stops calling `receive` pauses the engine: at most the two socket buffers and
-    READ_AHEAD_BYTES are between them. What is sent is bounded by the jobs in flight.
+    Whoever stops calling `receive` pauses the engine: at most the two socket buffers and a few
+    reads beyond READ_AHEAD_BYTES are between them. What is sent is bounded by the jobs in flight.
     """
 
     def __init__(
-        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, process: Process, transport: asyncio.Transport, frames: EngineFrames
     ) -> None:
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._transport = transport
+        self._frames = frames
         self.num_received = 0  # messages
 
     @classmethod
@@ -90,8 +161,9 @@ class EngineLink:
                 # A terminal's Ctrl-C goes to the service alone, which decides about the engine.
                 start_new_session=True,
             )
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=READ_AHEAD_BYTES)
-        link = cls(process, reader, writer)
+        loop = asyncio.get_running_loop()
+        transport, frames = await loop.create_unix_connection(EngineFrames, sock=ours)
+        link = cls(process, transport, frames)
         link.send(Configure(options, log_level.value, log_format.value))
         return link
 
@@ -115,9 +187,8 @@ class EngineLink:
     async def receive(self) -> FromEngine:
         """The next message. Raises EngineDied; safe to cancel between messages only."""
         try:
-            length = frame_length(await self._reader.readexactly(HEADER.size))
-            message = decode_from_engine(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
+            message = decode_from_engine(await self._frames.take())
+        except OSError:  # ConnectionError is one
             raise EngineDied(await self._exit_status()) from None
         except (msgspec.MsgspecError, FrameTooLong) as error:
             raise EngineDied(None, f"the engine process cannot be understood: {error}") from error
@@ -126,8 +197,8 @@ class EngineLink:
 
     def send(self, message: ToEngine) -> None:
         """Never waits. To a dead process it is lost; `receive` says so."""
-        if not self._writer.is_closing():
-            self._writer.write(encode_frame(message))
+        if not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
 
     async def stop(self) -> None:
         """Ends the process: asks, then kills. Idempotent."""
@@ -138,7 +209,7 @@ class EngineLink:
             self.kill()
             await self._exit_status()
         finally:
-            self._writer.close()
+            self._transport.close()
 
     def kill(self) -> None:
         """SIGKILL, for an engine that does not answer; `receive` then raises EngineDied."""

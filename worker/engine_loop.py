@@ -12,9 +12,9 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 
-from worker.engine.engine import Engine, EngineOutput, EngineRequest
+from worker.engine.engine import Engine, EngineOutput, EngineRequest, EngineStats
 from worker.engine.errors import RequestRefused
 from worker.engine_messages import (
     HEADER,
@@ -34,6 +34,7 @@ from worker.engine_messages import (
 )
 
 STATS_INTERVAL_S = 0.05
+STATS = tuple(field.name for field in fields(EngineStats))
 MAX_INBOX_BYTES = 1 << 20  # taken between two steps; a frame that has begun is always finished
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,9 @@ class EngineLoop:
         now_s = time.monotonic()
         if with_stats or now_s - self._stats_at_s >= STATS_INTERVAL_S:
             self._stats_at_s = now_s
-            self._link.send(StepOutputs(outputs, asdict(self._engine.stats())))
+            stats = self._engine.stats()
+            named = {name: getattr(stats, name) for name in STATS}
+            self._link.send(StepOutputs(outputs, named))
         elif outputs:
             self._link.send(StepOutputs(outputs))
 
