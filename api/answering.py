@@ -24,6 +24,7 @@ from api.errors import (
     store_unreachable,
     unavailable,
 )
+from api.expected_job import take_expected
 from api.frontend import Frontend
 from api.gathered import GatheredDeltas
 from api.job_stream import StreamInterrupted
@@ -103,7 +104,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._frontend.open_requests.enter() as request:
-            stream = await self._open()
+            stream = await self._open(scope)
             tell_durability(scope, self._job.durability)
             ending: Ending | None = None
             try:
@@ -112,7 +113,7 @@ class GenerationResponse(Response):
                 with anyio.CancelScope(shield=True):
                     await self._close(stream, ending)
 
-    async def _open(self) -> AnswerStream:
+    async def _open(self, scope: Scope) -> AnswerStream:
         job, frontend = self._job, self._frontend
 
         async def submit() -> Submitted:
@@ -121,7 +122,10 @@ class GenerationResponse(Response):
 
         try:
             resubmit = frontend.admission.resubmit_of(job, self._reader_id)
-            stream = await frontend.relay.open(job.job_id, START, submit, resubmit, self._prompt)
+            expected = take_expected(scope, job.job_id)
+            stream = await frontend.relay.open(
+                job.job_id, START, submit, resubmit, self._prompt, expected=expected
+            )
         except ApiError as error:
             self._count(f"refused_{error.status}")
             raise

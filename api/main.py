@@ -37,6 +37,7 @@ from api.routes import (
 )
 from api.routes.openapi import openapi_router
 from api.routes.pages import pages_router
+from api.routes.plain_route import PlainRoutesMiddleware
 from api.settings import ApiSettings
 from api.tasks import stop_tasks
 from api.trailing_slash import TrailingSlashMiddleware
@@ -87,7 +88,25 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     )
     app.state.open_requests = open_requests
     answer_framework_errors(app)
+    rooms = (
+        chat,
+        completions,
+        responses,
+        generate,
+        messages,
+        files,
+        batches,
+        models,
+        tokenize,
+        jobs,
+        dead_letters,
+        health,
+    )
+    routers = [room.router for room in rooms]
     # The last one added stands outermost.
+    app.add_middleware(
+        PlainRoutesMiddleware, routes=[route for router in routers for route in router.routes]
+    )
     app.add_middleware(
         BodyLimitMiddleware,
         max_bytes=settings.max_body_bytes,
@@ -109,21 +128,6 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     app.add_middleware(CorsMiddleware, origins=origins)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TrailingSlashMiddleware)
-    rooms = (
-        chat,
-        completions,
-        responses,
-        generate,
-        messages,
-        files,
-        batches,
-        models,
-        tokenize,
-        jobs,
-        dead_letters,
-        health,
-    )
-    routers = [room.router for room in rooms]
     for router in (*routers, openapi_router(routers), pages_router()):
         app.include_router(router)
     return app

@@ -1,7 +1,7 @@
 """EventRelay: one job's events for one reader, in order, once each, then exactly one end.
 
 Order of opening: subscribe, wait for the confirmation, submit; so no event of the job can precede
-its reader.
+its reader. The subscription may be asked for before (`expect`), while the job is being made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,25 @@ from api.job_stream import JobStream, RelayCounts
 from api.quiet_streams import QuietStreams
 from api.scored_prompt import ScoredPrompt
 from shared.messages import Cursor
-from shared.transport.base import EventBus, JobStore, Restored, Submitted
+from shared.transport.base import EventBus, JobStore, Restored, Submitted, Subscription
+
+
+class ExpectedStream:
+    """A subscription that the server may not have confirmed yet, of a job that may never be."""
+
+    def __init__(self, job_id: str, bus: EventBus, subscription: Subscription) -> None:
+        self.job_id = job_id
+        self._bus = bus
+        self._subscription = subscription
+
+    async def confirmed(self) -> Subscription:
+        """Returns once the server confirmed. Raises TransportError, and nobody listens then."""
+        await self._bus.confirmed(self._subscription)
+        return self._subscription
+
+    async def aclose(self) -> None:
+        """For a job that will not be."""
+        await self._bus.unsubscribe(self._subscription)
 
 
 class EventRelay:
@@ -41,6 +59,10 @@ class EventRelay:
         """Streams that are still open are looked after no longer. Idempotent."""
         await self._quiet.aclose()
 
+    async def expect(self, job_id: str) -> ExpectedStream:
+        """Begins to subscribe: for an `open` of the same job, else to be closed."""
+        return ExpectedStream(job_id, self._bus, await self._bus.begin(job_id))
+
     async def open(
         self,
         job_id: str,
@@ -48,6 +70,8 @@ class EventRelay:
         submit: Callable[[], Awaitable[object]] | None = None,
         resubmit: Callable[[], Awaitable[Restored]] | None = None,
         prompt: ScoredPrompt | None = None,
+        *,
+        expected: ExpectedStream | None = None,
     ) -> JobStream:
         """Subscribes, then submits. Raises TransportError, or whatever `submit` raises.
 
@@ -57,9 +81,12 @@ class EventRelay:
         `resubmit` queues the job once more where the store has lost it before it gave anything.
 
         Where `submit` returns ACCEPTED the job is new: what was confirmed before it was made has
-        missed nothing, and the log is not read for it.
+        missed nothing, and the log is not read for it. `expected`: see `expect`.
         """
-        subscription = await self._bus.subscribe(job_id)
+        if expected is None:
+            subscription = await self._bus.subscribe(job_id)
+        else:
+            subscription = await expected.confirmed()
         must_catch_up = False
         try:
             if submit is not None:

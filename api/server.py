@@ -80,6 +80,7 @@ def make_server(app: FastAPI, settings: ApiSettings) -> DrainingServer:
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nothing here asks for the client's address or the scheme
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEPALIVE_CONNECTION_S,

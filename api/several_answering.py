@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 
 import anyio
+from starlette.types import Scope
 
 from api.answering import AnswerStream, GenerationResponse
 from api.dialect import Dialect
 from api.errors import ApiError, store_unreachable
+from api.expected_job import take_expected
 from api.frontend import Frontend
 from api.job_stream import JobStream
 from api.merged_stream import MergedStream
@@ -51,12 +53,12 @@ class SeveralResponse(GenerationResponse):
         self._prompts: Sequence[ScoredPrompt | None] = prompts or [None] * len(jobs)
         self._reader_ids = [frontend.new_reader_id() for _ in jobs]
 
-    async def _open(self) -> MergedStream:
+    async def _open(self, scope: Scope) -> MergedStream:
         streams: list[JobStream] = []
         try:
             readers = zip(self._jobs, self._reader_ids, self._prompts, strict=True)
             for job, reader_id, prompt in readers:
-                streams.append(await self._open_one(job, reader_id, prompt))
+                streams.append(await self._open_one(scope, job, reader_id, prompt))
             await self._frontend.admission.confirm(self._jobs)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
@@ -67,14 +69,19 @@ class SeveralResponse(GenerationResponse):
             raise
         return MergedStream(streams, self._job.num_choices)
 
-    async def _open_one(self, job: Job, reader_id: str, prompt: ScoredPrompt | None) -> JobStream:
+    async def _open_one(
+        self, scope: Scope, job: Job, reader_id: str, prompt: ScoredPrompt | None
+    ) -> JobStream:
         async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
             return await self._frontend.admission.submit(job, reader_id, confirms=False)
 
         try:
             resubmit = self._frontend.admission.resubmit_of(job, reader_id)
-            stream = await self._frontend.relay.open(job.job_id, START, submit, resubmit, prompt)
+            expected = take_expected(scope, job.job_id)
+            stream = await self._frontend.relay.open(
+                job.job_id, START, submit, resubmit, prompt, expected=expected
+            )
         except TransportError as error:
             raise store_unreachable(error) from error
         self._frontend.departures.watch(job.job_id, reader_id, job.on_disconnect)

@@ -13,6 +13,7 @@ from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import Caller, caller_of
 from api.chat_plan import ChatAsk, plan_chat
+from api.expected_job import expect_job
 from api.frontend import Frontend, frontend_of
 from api.openai.answer import AnswerFacts
 from api.openai.chat_dialect import ChatDialect
@@ -35,6 +36,7 @@ async def create_chat_completion(request: Request) -> Response:
     """The next message of a conversation, whole or as a stream of chunks."""
     frontend = frontend_of(request)
     chat = await read_request(request, "chat", ChatRequest)
+    await expect_job(request)
     prepared = await prepare_chat(frontend, caller_of(request), chat)
     return GenerationResponse(
         frontend,

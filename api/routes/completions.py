@@ -20,6 +20,7 @@ from api.body import read_request
 from api.caller import Caller, caller_of
 from api.catalog import ServedModel
 from api.errors import unsupported
+from api.expected_job import expect_job
 from api.frontend import Frontend, frontend_of
 from api.openai.answer import AnswerFacts
 from api.openai.completion_dialect import CompletionDialect, CompletionShape
@@ -61,6 +62,7 @@ async def create_completion(request: Request) -> Response:
     """What follows a prompt, or each of several, whole or as a stream of chunks."""
     frontend = frontend_of(request)
     completion = await read_request(request, "completion", CompletionRequest)
+    await expect_job(request)
     prepared = await prepare_completions(frontend, caller_of(request), completion)
     jobs, dialect, timing = prepared.jobs, prepared.dialect, prepared.timing
     streamed, interval = completion.stream, completion.stream_interval

@@ -10,6 +10,7 @@ from api.answer_size import AnswerSize, prompt_logprobs_bytes
 from api.answering import GenerationResponse
 from api.body import read_request
 from api.caller import caller_of
+from api.expected_job import expect_job
 from api.frontend import Frontend, frontend_of
 from api.native import GenerateDialect
 from api.openai.prompt_logprobs import PromptLogprobs
@@ -31,6 +32,7 @@ async def generate(request: Request) -> Response:
     frontend = frontend_of(request)
     asked = await read_request(request, GenerateDialect.kind, GenerateRequest)
     check_stream_interval(asked)
+    await expect_job(request)
     model = await frontend.catalog.only(asked.model)
     _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
     token_ids = await frontend.pool.run(prompt_token_ids, model, asked.prompt)

@@ -19,6 +19,7 @@ from api.body import read_request
 from api.caller import Caller, caller_of
 from api.catalog import ServedModel
 from api.chat_plan import ChatPlan, plan_chat
+from api.expected_job import expect_job
 from api.frontend import Frontend, frontend_of
 from api.json_answer import json_answer
 from api.openai.sampling import Room
@@ -36,6 +37,7 @@ async def create_message(request: Request) -> Response:
     frontend = frontend_of(request)
     with explaining():
         asked = await read_request(request, MessageDialect.kind, MessageRequest)
+    await expect_job(request)
     prepared = await prepare_message(frontend, caller_of(request), asked)
     return GenerationResponse(
         frontend,

@@ -55,6 +55,13 @@ class FakeBus:
         self.steps.append("subscribe")
         return self.subscription
 
+    async def begin(self, job_id: str) -> FakeSubscription:
+        self.steps.append("begin")
+        return self.subscription
+
+    async def confirmed(self, subscription: FakeSubscription) -> None:
+        self.steps.append("confirmed")
+
     async def unsubscribe(self, subscription: FakeSubscription) -> None:
         self.steps.append("unsubscribe")
         subscription.closed = True

@@ -76,6 +76,20 @@ async def test_subscribes_before_it_submits_and_unsubscribes_when_submit_fails()
     assert bus.steps == ["subscribe", "submit", "unsubscribe"]
 
 
+async def test_an_expected_stream_is_confirmed_before_the_submit() -> None:
+    bus = FakeBus()
+    relay = relay_over(FakeStore(), bus)
+
+    async def submit() -> None:
+        bus.steps.append("submit")
+        raise QueueFull("total", 1.0)
+
+    expected = await relay.expect("0-x")
+    with pytest.raises(QueueFull):
+        await relay.open("0-x", START, submit, expected=expected)
+    assert bus.steps == ["begin", "confirmed", "submit", "unsubscribe"]
+
+
 async def test_of_a_new_job_the_log_is_read_only_when_something_may_be_missing() -> None:
     bus, store, deltas = FakeBus(), FakeStore(), log_of(["a", "bc"])
     events = [*deltas, finished_after(deltas)]
