@@ -41,7 +41,7 @@ class PlainRoutesMiddleware:
             (method, route.path): route
             for route in routes
             if isinstance(route, PlainRoute)
-            for method in route.methods
+            for method in route.methods or ()
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
