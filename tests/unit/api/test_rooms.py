@@ -419,7 +419,7 @@ def test_status_words_are_those_of_http() -> None:
     }  # fmt: skip
     assert all(parse_status(word) is state for state, word in words.items())
     with pytest.raises(InvalidParameter):
-        parse_status("finished")
+        parse_status("done")
 
 
 def test_settings_have_bounds_and_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
