@@ -19,6 +19,7 @@ from shared.transport.base import (
     KeyTaken,
     QueueFull,
     Restored,
+    Submission,
     Submitted,
     TransportError,
 )
@@ -47,7 +48,7 @@ class Admission:
         self._accepted = accepted
         self._durable = durable
 
-    async def submit(self, job: Job, reader_id: str = "", *, confirms: bool = True) -> Submitted:
+    async def submit(self, job: Job, reader_id: str = "", *, confirms: bool = True) -> Submission:
         """Returns when the job is queued. Raises ApiError when it is not.
 
         `reader_id`: whose leaving, or whose frontend's death, ends it by its `on_disconnect`; ""
@@ -64,7 +65,7 @@ class Admission:
             if confirms:
                 # Of a repeat too: the first one may have ended as a 503, unconfirmed.
                 await self._durable.confirm("job", [job.job_id], job.durability)
-            if submitted is Submitted.DUPLICATE and reader_id:
+            if submitted.outcome is Submitted.DUPLICATE and reader_id:
                 # Of an earlier try, whose reader may have left: its grace is not to end now.
                 await self._store.attach([(job.job_id, reader_id)])
             if confirms:

@@ -31,6 +31,7 @@ from api.job_stream import StreamInterrupted
 from api.json_answer import send_json
 from api.open_requests import Ending, OpenRequest
 from api.pieces import is_short, parts_of, told
+from api.rate_limit_headers import tell_allowances
 from api.request_id import tell_durability
 from api.scored_prompt import ScoredPrompt
 from api.timing import Timing
@@ -118,7 +119,9 @@ class GenerationResponse(Response):
 
         async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
-            return await frontend.admission.submit(job, self._reader_id)
+            submission = await frontend.admission.submit(job, self._reader_id)
+            tell_allowances(scope, submission.allowances)
+            return submission.outcome
 
         try:
             resubmit = frontend.admission.resubmit_of(job, self._reader_id)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.authority import host_of, is_loopback
 from api.errors import MAX_ECHO_CHARS, CallerError
+from api.rate_limit_headers import RATE_LIMIT_HEADERS
 
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (
@@ -28,9 +29,16 @@ ALLOWED_HEADERS = (
     "x-request-id",
 )
 ALLOWED_PREFIXES = ("x-stainless-", "openai-", "anthropic-")  # what the SDKs say of themselves
-EXPOSED_HEADERS = (
-    "x-request-id, request-id, retry-after, x-should-retry, x-penstock-durability, "
-    "x-penstock-ignored"
+EXPOSED_HEADERS = ", ".join(
+    (
+        "x-request-id",
+        "request-id",
+        "retry-after",
+        "x-should-retry",
+        "x-penstock-durability",
+        "x-penstock-ignored",
+        *RATE_LIMIT_HEADERS,
+    )
 )
 MAX_AGE_S = 600
 MAX_ASKED_HEADERS = 64

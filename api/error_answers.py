@@ -19,6 +19,7 @@ from api.errors import (
     queue_full,
     store_unreachable,
 )
+from api.rate_limit_headers import tell_allowances
 from shared.messages import InvalidParameter
 from shared.transport.base import QueueFull, TransportError
 
@@ -57,7 +58,9 @@ class ErrorAnswersMiddleware:
         except Exception as error:
             if has_started:
                 raise
-            await error_of(error).response()(scope, receive, send)
+            told = error_of(error)
+            tell_allowances(scope, told.allowances)
+            await told.response()(scope, receive, send)
 
 
 def error_of(error: Exception) -> ApiError:

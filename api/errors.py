@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from api.sse import json_bytes
 from shared.messages import ErrorCode, Failed, InvalidParameter, JobState
-from shared.transport.base import QueueFull, TransportError
+from shared.transport.base import Allowance, QueueFull, TransportError
 
 RETRY_AFTER_OUTAGE_S = 2.0
 MAX_ECHO_CHARS = 200  # of what the caller sent, when a message repeats it
@@ -31,7 +31,8 @@ class ApiError(Exception):
     """An error as the caller sees it.
 
     `should_retry` becomes the header `x-should-retry`, which overrides what the SDKs make of the
-    status; `retry_after_s` becomes `retry-after`, in whole seconds, at least 1.
+    status; `retry_after_s` becomes `retry-after`, in whole seconds, at least 1. `allowances`:
+    what the answer's headers tell (api/rate_limit_headers.py).
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ApiError(Exception):
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
         headers: dict[str, str] | None = None,
+        allowances: Sequence[Allowance] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -53,6 +55,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        self.allowances = allowances
         if retry_after_s is not None:
             self.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
         if should_retry is not None:
@@ -229,7 +232,9 @@ def going_down(message: str) -> UnavailableError:
     )
 
 
-def overloaded(message: str, retry_after_s: float) -> UnavailableError:
+def overloaded(
+    message: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
+) -> UnavailableError:
     """503: this deployment has more work than it takes."""
     return UnavailableError(
         503,
@@ -237,6 +242,7 @@ def overloaded(message: str, retry_after_s: float) -> UnavailableError:
         kind="overloaded_error",
         code="server_overloaded",
         retry_after_s=retry_after_s,
+        allowances=allowances,
     )
 
 
@@ -272,6 +278,7 @@ def queue_full(error: QueueFull) -> UnavailableError:
             kind="rate_limit_error",
             code=code,
             retry_after_s=error.retry_after_s,
+            allowances=error.allowances,
         )
     why = "Too many requests are waiting."
     if error.scope == "deadline":
@@ -280,7 +287,7 @@ def queue_full(error: QueueFull) -> UnavailableError:
         why = (
             "So many requests are waiting that none would begin this one within its queue timeout."
         )
-    return overloaded(f"{why} Try again later.", error.retry_after_s)
+    return overloaded(f"{why} Try again later.", error.retry_after_s, error.allowances)
 
 
 # code of a failed job -> (status, type, x-should-retry when nothing was delivered)

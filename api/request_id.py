@@ -72,6 +72,8 @@ class RequestIdMiddleware:
                     headers[DURABILITY_HEADER] = scope["state"]["durability"]
                 if "ignored" in scope["state"]:
                     headers[IGNORED_HEADER] = scope["state"]["ignored"]
+                for name, value in scope["state"].get("rate_limits", ()):
+                    headers[name] = value
             await send(message)
 
         try:

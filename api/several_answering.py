@@ -17,6 +17,7 @@ from api.frontend import Frontend
 from api.job_stream import JobStream
 from api.merged_stream import MergedStream
 from api.open_requests import Ending
+from api.rate_limit_headers import tell_allowances
 from api.scored_prompt import ScoredPrompt
 from api.timing import Timing
 from shared.messages import START, Delta, Failed, Finished, Job
@@ -74,7 +75,10 @@ class SeveralResponse(GenerationResponse):
     ) -> JobStream:
         async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
-            return await self._frontend.admission.submit(job, reader_id, confirms=False)
+            admission = self._frontend.admission
+            submission = await admission.submit(job, reader_id, confirms=False)
+            tell_allowances(scope, submission.allowances)
+            return submission.outcome
 
         try:
             resubmit = self._frontend.admission.resubmit_of(job, reader_id)

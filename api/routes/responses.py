@@ -21,6 +21,7 @@ from api.json_answer import LongJsonAnswer, json_answer
 from api.openai.lanes import job_lane
 from api.openai.sampling import Room
 from api.paging import page_answer, page_of
+from api.rate_limit_headers import tell_allowances
 from api.request_id import tell_durability
 from api.responses.answering import ResponseAnswer, ResponseTail
 from api.responses.asking import chat_ask, in_this_dialect
@@ -150,7 +151,8 @@ async def _begin(request: Request, job: Job, dialect: ResponseDialect) -> Respon
     """Submits a job that nobody waits for."""
     frontend = frontend_of(request)
     with frontend.open_requests.enter():
-        await frontend.admission.submit(job, "")
+        submission = await frontend.admission.submit(job, "")
+    tell_allowances(request.scope, submission.allowances)
     tell_durability(request.scope, job.durability)
     frontend.metrics.requests.labels(job.kind, "background").inc()
     return json_answer(dialect.so_far(has_started=False))

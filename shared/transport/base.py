@@ -32,19 +32,33 @@ class TransportError(Exception):
     """The store cannot be reached or cannot answer now; the caller may retry."""
 
 
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a tenant may use in a minute, and what was left of that at a submit."""
+
+    name: str  # "requests" or "tokens"
+    per_minute: int
+    remaining: int
+    full_in_ms: int  # until all of it is left again, where nothing else is used
+
+
 class QueueFull(TransportError):
     """Admission said no; nothing was written.
 
     `scope` says which limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
     (Redis is full), "deadline" (it would wait past its own), "queue_timeout" (it would not be
     begun within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
-    (waiting or running), "requests_per_minute" and "tokens_per_minute".
+    (waiting or running), "requests_per_minute" and "tokens_per_minute". `allowances`: of the job's
+    tenant, as in Submission.
     """
 
-    def __init__(self, scope: str, retry_after_s: float) -> None:
+    def __init__(
+        self, scope: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
+    ) -> None:
         super().__init__(f"queue is full ({scope})")
         self.scope = scope
         self.retry_after_s = retry_after_s
+        self.allowances = allowances
 
 
 class KeyTaken(Exception):
@@ -79,6 +93,17 @@ class Submitted(StrEnum):
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A submit that was not refused, and what it left of the tenant's allowances.
+
+    `allowances`: those that have a limit. A DUPLICATE is told and charged nothing.
+    """
+
+    outcome: Submitted
+    allowances: tuple[Allowance, ...] = ()
 
 
 # How long an ended job has a record or at least a tombstone (lua/lib/common.lua has the same). Only
@@ -258,7 +283,7 @@ class DurabilityFault:
 class JobStore(Protocol):
     """The frontend's view: submit, read, cancel, look. Every call may raise TransportError."""
 
-    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submitted:
+    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
         """Raises QueueFull and KeyTaken before anything is written. Idempotent by job id.
 
         `reader_id`: who reads the job, "<frontend>#<n>"; "" for nobody, "<frontend>" for whichever

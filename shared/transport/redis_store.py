@@ -40,6 +40,7 @@ from shared.transport.base import (
     QueueFull,
     QueueStats,
     Restored,
+    Submission,
     Submitted,
     TransportError,
     WorkerStatus,
@@ -51,7 +52,7 @@ from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.profiles import MAX_ACCEPT_WAIT_S, Connections
 from shared.transport.records import end_of, job_record, queue_stats, worker_status
 from shared.transport.scripts import Scripts
-from shared.transport.submission import check_answer, check_job, submit_arguments
+from shared.transport.submission import allowances, check_answer, check_job, submit_arguments
 
 MAX_LOG_READ = 4096  # events of one read_log
 MAX_LISTED = 1000  # records of one list_jobs
@@ -99,10 +100,11 @@ class RedisJobStore:
         self._announced: Sequence[str] = ()  # names of models, as last seen
         self._drains = DrainRates()
 
-    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submitted:
+    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
         """As JobStore. ValueError for a job id, lane, model or timeout that cannot be queued."""
-        reply = await self._submit(job, limits, reader_id)
-        return Submitted.DUPLICATE if reply[0] == b"DUP" else Submitted.ACCEPTED
+        word, _, left = await self._submit(job, limits, reader_id)
+        outcome = Submitted.DUPLICATE if word == b"DUP" else Submitted.ACCEPTED
+        return Submission(outcome, allowances(left))
 
     async def requeue(self, letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
         """As JobStore; ValueError as `submit`."""

@@ -9,7 +9,7 @@ from shared.codec import encode_job
 from shared.job_id import partition_of
 from shared.keys import NUM_LANES
 from shared.messages import Job, SamplingParams
-from shared.transport.base import AdmissionLimits, KeyTaken, QueueFull
+from shared.transport.base import AdmissionLimits, Allowance, KeyTaken, QueueFull
 from shared.transport.drain_rate import DrainRate, spread_s
 from shared.transport.scripts import Argument
 
@@ -85,9 +85,14 @@ def check_answer(answer: Any, drain: DrainRate) -> None:
     if answer[0] in (b"SAME", b"REUSED"):
         raise KeyTaken(answer[1].decode(), same_request=answer[0] == b"SAME")
     if answer[0] == b"FULL":
-        _, scope, work, wait_ms = answer
+        _, scope, work, wait_ms, left = answer
         wait_s = spread_s(int(wait_ms) / 1000) if wait_ms else drain.retry_after_s(int(work))
-        raise QueueFull(scope.decode(), wait_s)
+        raise QueueFull(scope.decode(), wait_s, allowances(left))
+
+
+def allowances(left: Any) -> tuple[Allowance, ...]:
+    """What an answer tells of the tenant's allowances."""
+    return tuple(Allowance(name.decode(), *map(int, numbers)) for name, *numbers in left)
 
 
 def _recorded(sampling: SamplingParams) -> str:

@@ -98,7 +98,7 @@ async def _structured(stage: Stage) -> list[Client]:
             on_disconnect=OnDisconnect.CONTINUE,
         )
         accepted = await stage.transport.store.submit(job, AdmissionLimits(), "")
-        assert accepted is Submitted.ACCEPTED
+        assert accepted.outcome is Submitted.ACCEPTED
         clients.append(stage.reader_of(job.job_id, list(prompt), 400))
     return clients
 

@@ -11,8 +11,9 @@
 --   idem, idem_body: digests of the idempotency key and of the body ('' none).
 --   letter: the dead letter that it takes the place of ('' none).
 --   again: '1' for a job that was accepted before and that the server has lost: no limit holds for it.
--- Returns {'OK', entry}; {'DUP', state}; {'FULL', scope, tokens of work that wait, ms until it may fit
---   or ''}; for an idempotency key also {'SAME', id} (that job has it) and {'REUSED', id} (with another
+-- Returns {'OK', entry, left}; {'DUP', state, left}; {'FULL', scope, tokens of work that wait, ms until
+--   it may fit or '', left}, `left` of each of the tenant's allowances what told_of gives, after what
+--   this job took; for an idempotency key also {'SAME', id} (that job has it) and {'REUSED', id} (with another
 --   body); for a letter also {'REQUEUED', id} (it was taken before, by that job) and {'NOLETTER'};
 --   with `again` also {'OVER'}: the job has ended, and its record was removed.
 -- Idempotent: the same id again (after a lost reply) answers DUP and changes nothing.
@@ -34,10 +35,27 @@ local reserved = prompt_tokens + tonumber(asked.max_output)
 local base, num_choices = tonumber(asked.lane), tonumber(asked.choices ~= '' and asked.choices or '1')
 local job_key, tenant_key, work_key = P .. 'job:' .. id, P .. 'tenant:' .. tenant, P .. 'work:' .. model
 
+local rates = {}  -- name, amount, per minute
+if asked.requests_per_minute ~= '' then
+  rates[#rates + 1] = {'requests', 1, tonumber(asked.requests_per_minute)}
+end
+if asked.tokens_per_minute ~= '' then
+  rates[#rates + 1] = {'tokens', reserved, tonumber(asked.tokens_per_minute)}
+end
+
+-- For who takes nothing.
+local function allowances_left()
+  local left = {}
+  for k, rate in ipairs(rates) do
+    left[k] = told_of(rate[1], rate[3], used_now(tenant, rate[1], rate[3]))
+  end
+  return left
+end
+
 -- nil, or the answer to a repeat or to something that is not there.
 local function known_before()
   local state = redis.call('HGET', job_key, 'state')
-  if state then return {'DUP', state} end
+  if state then return {'DUP', state, allowances_left()} end
   if asked.idem ~= '' then
     local kept = redis.call('HMGET', P .. 'idem:' .. asked.idem, 'id', 'body')
     local kept_state = kept[1] and redis.call('HGET', P .. 'job:' .. kept[1], 'state')
@@ -96,7 +114,9 @@ local mean = redis.call('HGET', work_key, 'output')
 local expected = mean and math.ceil(tonumber(mean) / 1000) or UNKNOWN_OUTPUT
 local own_work = prompt_tokens + math.min(tonumber(asked.max_output), expected * num_choices)
 
-local function full(scope, ms) return {'FULL', scope, whole(ahead + own_work), ms and whole(ms) or ''} end
+local function full(scope, ms)
+  return {'FULL', scope, whole(ahead + own_work), ms and whole(ms) or '', allowances_left()}
+end
 
 local function over(limit, amount) return limit ~= '' and not is_again and amount > tonumber(limit) end
 
@@ -129,13 +149,6 @@ if asked.tok_s ~= '' and not is_again and (ahead + own_work) * 1000 > tonumber(a
 end
 if queue_timeout_ms and asked.tok_s ~= '' and not is_again and ahead * 1000 > tonumber(asked.tok_s) * queue_timeout_ms then
   return full('queue_timeout')
-end
-local rates = {}  -- name, amount, per minute
-if asked.requests_per_minute ~= '' then
-  rates[#rates + 1] = {'requests', 1, tonumber(asked.requests_per_minute)}
-end
-if asked.tokens_per_minute ~= '' then
-  rates[#rates + 1] = {'tokens', reserved, tonumber(asked.tokens_per_minute)}
 end
 for _, rate in ipairs(rates) do
   local ms = allowed_in_ms(tenant, rate[1], rate[2], rate[3])
@@ -175,7 +188,10 @@ end
 count_job(id, nil, 'queued')
 redis.call('HSET', tenant_key, 'newest' .. base, lane)
 expire_at_least(tenant_key, life_ms)
-for _, rate in ipairs(rates) do use(tenant, rate[1], rate[2], rate[3]) end
+local left = {}
+for k, rate in ipairs(rates) do
+  left[k] = told_of(rate[1], rate[3], use(tenant, rate[1], rate[2], rate[3]))
+end
 if asked.letter ~= '' then take_letter(asked.letter, id) end
 -- Who submits is alive: without this a frontend's first job could look orphaned before its first beat.
 local frontend = frontend_of(reader)
@@ -183,4 +199,4 @@ if frontend then
   local lease_ms = asked.frontend_lease_ms
   redis.call('SET', P .. 'f:' .. frontend, lease_ms, 'PX', lease_ms, 'NX')
 end
-return {'OK', entry}
+return {'OK', entry, left}

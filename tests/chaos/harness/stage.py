@@ -76,7 +76,7 @@ class Stage:
             **{"on_disconnect": OnDisconnect.CONTINUE, **more},
         )
         accepted = await self.transport.store.submit(job, AdmissionLimits(), "")
-        assert accepted is Submitted.ACCEPTED
+        assert accepted.outcome is Submitted.ACCEPTED
         return job.job_id
 
     def reader_of(

@@ -85,7 +85,7 @@ class Steps:
 
     async def submit(self, frontend: str = "", limits: AdmissionLimits = LIMITS, **job: Any) -> Job:
         made = make_job(**job)
-        assert await self.store.submit(made, limits, frontend) is Submitted.ACCEPTED
+        assert (await self.store.submit(made, limits, frontend)).outcome is Submitted.ACCEPTED
         if frontend:
             await self.store.beat_frontend(frontend.partition("#")[0], FRONTEND_LEASE_MS)
         return made

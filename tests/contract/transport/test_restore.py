@@ -265,7 +265,8 @@ async def test_a_claim_that_was_lost_is_taken_back(transport: RedisTransport) ->
     before = await steps.hash(job.job_id)
     (delivery,) = await steps.pull("w1")
     await lose_everything(steps)
-    assert await steps.store.submit(job, LIMITS, "") is Submitted.ACCEPTED  # the same state
+    again = await steps.store.submit(job, LIMITS, "")
+    assert again.outcome is Submitted.ACCEPTED  # the same state
     assert (await steps.hash(job.job_id)).keys() == before.keys()
     stream = Stream(delivery)
     (result,) = await steps.queue.append("w1", 20_000, [stream.append([5], "e")])
@@ -348,7 +349,7 @@ async def test_a_request_sent_again_under_its_key_runs_though_a_tombstone_is_the
     await steps.store.cancel(job.job_id, "cancelled")
     await steps.store.forget(job.job_id)
     await steps.redis.delete(steps.keys.idempotency("k" * 64))
-    assert await steps.store.submit(job, LIMITS, "") is Submitted.ACCEPTED
+    assert (await steps.store.submit(job, LIMITS, "")).outcome is Submitted.ACCEPTED
     (delivery,) = await steps.pull("w1")
     assert delivery.job.model == MODEL
     await steps.redis.delete(steps.keys.job(job.job_id))

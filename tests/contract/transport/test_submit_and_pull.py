@@ -9,7 +9,7 @@ import pytest
 
 from shared.job_id import new_job_id
 from shared.messages import JobState
-from shared.transport.base import AdmissionLimits, AppendStatus, QueueFull, Submitted
+from shared.transport.base import AdmissionLimits, AppendStatus, QueueFull, Submission, Submitted
 from shared.transport.connect import RedisTransport
 from tests.contract.transport.steps import LIMITS, MODEL, Steps, Stream, make_job, until
 
@@ -36,7 +36,7 @@ async def test_a_submitted_job_is_delivered_whole_with_attempt_one(
 async def test_submitting_the_same_id_again_changes_nothing(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await steps.submit()
-    assert await steps.store.submit(job, LIMITS, "") is Submitted.DUPLICATE
+    assert (await steps.store.submit(job, LIMITS, "")).outcome is Submitted.DUPLICATE
     assert await steps.redis.xlen(steps.keys.queue(MODEL, 0)) == 1
     await steps.assert_counters_true()
 
@@ -99,7 +99,7 @@ async def test_concurrent_submits_never_exceed_the_limit(transport: RedisTranspo
     replies = await asyncio.gather(
         *(steps.store.submit(make_job(), limits, "") for _ in range(20)), return_exceptions=True
     )
-    assert replies.count(Submitted.ACCEPTED) == 5
+    assert replies.count(Submission(Submitted.ACCEPTED)) == 5
     assert sum(isinstance(reply, QueueFull) for reply in replies) == 15
 
 

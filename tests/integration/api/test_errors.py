@@ -298,6 +298,8 @@ def test_a_browser_may_read_every_answer(client: httpx.Client, path: str) -> Non
     exposed = answer.headers["access-control-expose-headers"]
     names = {"x-request-id", "retry-after", "x-should-retry", "x-penstock-durability"}
     names.add("x-penstock-ignored")
+    names |= {"x-ratelimit-remaining-requests", "x-ratelimit-reset-tokens"}
+    names |= {"anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-tokens-reset"}
     assert names <= set(exposed.split(", "))
 
 

@@ -130,7 +130,7 @@ class Frontend:
             on_disconnect=OnDisconnect.CONTINUE,
             num_choices=num_choices,
         )
-        assert await self.store.submit(job, AdmissionLimits(), "f1") is Submitted.ACCEPTED
+        assert (await self.store.submit(job, AdmissionLimits(), "f1")).outcome is Submitted.ACCEPTED
         return job.job_id
 
     async def result(self, job_id: str) -> Result:

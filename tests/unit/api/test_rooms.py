@@ -43,6 +43,7 @@ from shared.transport.base import (
     AdmissionLimits,
     QueueFull,
     QueueStats,
+    Submission,
     Submitted,
     TransportError,
     WorkerStatus,
@@ -67,10 +68,10 @@ class Store:
             self.failures -= 1
             raise TransportError("away")
 
-    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submitted:
+    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
         is_known = ("submit", job.job_id) in self.calls
         await self._called("submit", job.job_id)
-        return Submitted.DUPLICATE if is_known else Submitted.ACCEPTED
+        return Submission(Submitted.DUPLICATE if is_known else Submitted.ACCEPTED)
 
     async def cancel(self, job_id: str, reason: str) -> None:
         await self._called("cancel", job_id, reason)

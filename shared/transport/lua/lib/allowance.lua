@@ -18,12 +18,19 @@ local function allowed_in_ms(tenant, name, amount, per_minute)
   return math.max(0, math.ceil(math.min(over, used) / per_minute))
 end
 
--- At admission; the caller has asked `allowed_in_ms`.
+-- What is told of an allowance: {name, per minute, what is left of it, ms until it is full again}.
+local function told_of(name, per_minute, used)
+  local left = math.max(0, math.floor((per_minute * MINUTE_MS - used) / MINUTE_MS))
+  return {name, whole(per_minute), whole(left), whole(math.ceil(used / per_minute))}
+end
+
+-- At admission; the caller has asked `allowed_in_ms`. Returns what is used then, as `used_now`.
 local function use(tenant, name, amount, per_minute)
   local key = P .. 'limit:' .. tenant
   local used = used_now(tenant, name, per_minute) + amount * MINUTE_MS
   redis.call('HSET', key, name, whole(used), name .. '_ms', whole(now_ms()))
   expire_at_least(key, math.ceil(used / per_minute) + 1000)
+  return used
 end
 
 -- Later: a correction, up or down, of what was used at admission.
