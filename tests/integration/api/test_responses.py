@@ -489,7 +489,7 @@ def test_the_job_behind_it_is_found_by_the_same_id(
 ) -> None:
     answer = create(client)
     job = httpx.get(f"{stage.base_url}/v1/jobs/{answer.id}").json()
-    assert (job["id"], job["kind"], job["status"]) == (answer.id, "response", "completed")
+    assert (job["id"], job["kind"], job["status"]) == (answer.id, "response", "finished")
     named = httpx.get(f"{stage.base_url}/v1/responses/{answer.id}")
     assert named.headers["x-request-id"] == answer.id
 
