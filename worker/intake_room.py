@@ -72,7 +72,7 @@ class IntakeRoom:
             return places
         if self._usual_tokens == 0.0:
             return 1  # it will tell
-        waiting = [job for job in self._jobs if _has_not_begun(job)]
+        waiting = self._not_begun()
         places = min(places, MAX_NOT_BEGUN - sum(map(_num_in_engine, waiting)))
         if places <= 0:
             return 0
@@ -85,15 +85,19 @@ class IntakeRoom:
         return min(places, fitting)
 
     def oversubscription(self) -> Oversubscription | None:
-        """Returns what to take while all places are taken; None: nothing would get a seat."""
+        """Returns what to take while all places are taken, or as many wait as may; None: nothing
+        would get a seat. Else long prompts of one tenant would keep others out of free places."""
         ready, num_places = self._engine.ready, self._jobs.max_num_seqs
-        if ready is None or self._jobs.num_in_engine < num_places:
+        if ready is None:
+            return None
+        waiting = self._not_begun()
+        num_waiting = sum(map(_num_in_engine, waiting))
+        if self._jobs.num_in_engine < num_places and num_waiting < MAX_NOT_BEGUN:
             return None
         if len(self._jobs) >= 2 * num_places:
             return None
         if self._jobs.num_in_engine >= 2 * num_places + MAX_CHOICES:
             return None
-        waiting = [job for job in self._jobs if _has_not_begun(job)]
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.block_size
         if free_tokens - sum(map(_tokens, waiting)) < max(self._usual_tokens, ready.block_size):
             return None
@@ -112,6 +116,9 @@ class IntakeRoom:
         count = max(1, num_places // OVERSUBSCRIBED) - num_soon
         return Oversubscription(count, tuple(leave_out)) if count > 0 else None
 
+    def _not_begun(self) -> list[RunningJob]:
+        return [job for job in self._jobs if job.in_engine and job.first_token_s is None]
+
     def took(self, deliveries: Sequence[Delivery]) -> None:
         """Remembers how long prompts are."""
         for delivery in deliveries:
@@ -119,10 +126,6 @@ class IntakeRoom:
             if self._usual_tokens == 0.0:
                 self._usual_tokens = length
             self._usual_tokens += (length - self._usual_tokens) / MEMORY
-
-
-def _has_not_begun(job: RunningJob) -> bool:
-    return job.in_engine and job.first_token_s is None
 
 
 def _num_in_engine(job: RunningJob) -> int:

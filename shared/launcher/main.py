@@ -115,7 +115,8 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
 def _threads_of(index: int, workers: int) -> dict[str, str]:
     """The cores are divided over the workers, unless the environment says otherwise. Frontends and
     Redis get none of their own: a thread that gives way to them costs next to nothing."""
-    if workers == 1 or any(os.environ.get(name) for name in ("NUM_THREADS", "OMP_NUM_THREADS")):
+    said = {name.upper() for name, value in os.environ.items() if value}  # as settings are read
+    if workers == 1 or said & {"NUM_THREADS", "OMP_NUM_THREADS"}:
         return {}
     return {"NUM_THREADS": str(share_of_cores(available_cores(), workers, index))}
 

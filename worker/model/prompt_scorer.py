@@ -7,6 +7,7 @@ is dropped. They are the model's own: no bias, penalty or grammar is applied.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from shared.messages import ErrorCode, PromptLogprob
 from worker.engine.batch import ScheduledSequence
 from worker.model.layers.decoder import CausalLM
+from worker.model.row_threads import RowThreads
 from worker.model.transfer import to_device, to_host
 
 MAX_LOGITS = 1 << 23  # made at once: 32 MiB of float32, and as much again for what compares them
@@ -106,26 +108,43 @@ class PromptScores:
         return scores, failed
 
 
-def score_prompts(model: CausalLM, hidden: Tensor, scored: ScoredRows) -> PromptScores:
+def score_prompts(
+    model: CausalLM, hidden: Tensor, scored: ScoredRows, threads: RowThreads
+) -> PromptScores:
     """Scores tokens by final hidden states [rows, hidden]. Never waits for a CUDA device.
 
     The logits of at most MAX_LOGITS numbers, and of one row at least, are held at any time.
     """
     vocab_size = model.config.vocab_size
-    num_top = max(sequence.params.prompt_logprobs or 0 for sequence in scored.sequences)
+    asked = max(sequence.params.prompt_logprobs or 0 for sequence in scored.sequences)
+    num_top = min(asked, vocab_size)
     step = max(1, MAX_LOGITS // vocab_size)
     parts = []
     for begin in range(0, len(scored.places), step):
         part = slice(begin, begin + step)
         rows = hidden.index_select(0, scored.places[part])
-        logits = model.logits(rows).float()
-        picked = logits.gather(1, scored.token_ids[part, None])
-        norm = logits.logsumexp(dim=1, keepdim=True)
-        best, best_ids = logits.topk(min(num_top, vocab_size), dim=1)
-        ranks = (logits > picked).sum(dim=1) + 1
-        parts.append((_rounded(picked - norm)[:, 0], ranks, best_ids, _rounded(best - norm)))
+        compare = functools.partial(_numbers, num_top=num_top)
+        parts.append(threads.map(compare, model.logits(rows), scored.token_ids[part]))
+    numbers = torch.cat(parts)
     return PromptScores(
-        scored.sequences, *(torch.cat(column) for column in zip(*parts, strict=True))
+        scored.sequences,
+        chosen=numbers[:, 0],
+        ranks=numbers[:, 1].long(),
+        top_ids=numbers[:, 2 : 2 + num_top].long(),
+        top=numbers[:, 2 + num_top :],
+    )
+
+
+def _numbers(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Tensor:
+    """Returns [n, 2 + 2 * num_top] float64, which holds ranks and token ids exactly: a token's log
+    probability and rank, the best tokens' ids and log probabilities."""
+    logits = logits.float()
+    picked = logits.gather(1, token_ids[:, None])
+    norm = logits.logsumexp(dim=1, keepdim=True)
+    best, best_ids = logits.topk(num_top, dim=1)
+    ranks = (logits > picked).sum(dim=1, keepdim=True) + 1
+    return torch.cat(
+        (_rounded(picked - norm), ranks.double(), best_ids.double(), _rounded(best - norm)), dim=1
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from worker.model.sampling_row import SamplingRow
 # a batch of less than two is done sooner than another thread has woken.
 _PART_ELEMENTS = 1 << 19
 
-OfRows = Callable[[Tensor, Sequence[SamplingRow]], Tensor]
+OfRows = Callable[[Tensor, Any], Tensor]  # of logits, and of what belongs to each of their rows
 
 
 class RowThreads:
@@ -28,8 +29,8 @@ class RowThreads:
         self._num_others = num_threads - 1
         self._executor = ThreadPoolExecutor(self._num_others, "rows") if self._num_others else None
 
-    def map(self, function: OfRows, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-        """[rows] as `function(logits, rows)`. Raises what it raises."""
+    def map(self, function: OfRows, logits: Tensor, rows: Sequence[SamplingRow] | Tensor) -> Tensor:
+        """Returns `function(logits, rows)`, [rows, ...]. Raises what it raises."""
         size = max(1, _PART_ELEMENTS // logits.shape[1])
         starts = range(0, len(rows), size)
         if self._executor is None or len(starts) < 2:

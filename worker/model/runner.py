@@ -16,6 +16,7 @@ from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.stack import DecoderStack
 from worker.model.prompt_scorer import PromptScores, score_prompts
+from worker.model.row_threads import RowThreads
 from worker.model.sampler import Logprobs, Sampled, Sampler
 from worker.model.sampling_row import SamplingRow
 from worker.model.transfer import to_host
@@ -44,20 +45,22 @@ class TorchModelRunner:
         sampler_threads: int = 1,
     ) -> None:
         """`stack` computes the model's layers. Without `grammar_masks` no sequence may have a
-        grammar. `sampler_threads` beside torch's own draw from rows of logits."""
+        grammar. `sampler_threads` draw from rows of logits and score them: more than one where
+        torch itself has one."""
         self.vocab_size = model.config.vocab_size
         self._model = model
         self._stack = stack
         self._block_size = block_size
         self._device = model.placement.device
         self._grammar_masks = grammar_masks
+        self._row_threads = RowThreads(sampler_threads)
         self._sampler = Sampler(
             self.vocab_size,
             max_num_seqs=max_num_seqs,
             eos_token_ids=model.config.eos_token_ids,
             device=self._device,
             grammar_masks=grammar_masks,
-            num_threads=sampler_threads,
+            row_threads=self._row_threads,
         )
         self._nothing_sampled = PreviousSample(
             torch.empty(0, dtype=torch.int64, device=self._device), {}
@@ -98,7 +101,7 @@ class TorchModelRunner:
         hidden = self._stack(forward.input_ids, forward.positions, forward.metadata, rows)
         scores = None
         if forward.scored is not None:
-            scores = score_prompts(self._model, hidden, forward.scored)
+            scores = score_prompts(self._model, hidden, forward.scored, self._row_threads)
         if not forward.sampling:
             return TorchStepHandle({}, None, self._device, scores)
         if forward.sampled is not None:

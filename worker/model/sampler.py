@@ -94,12 +94,12 @@ class Sampler:
         eos_token_ids: frozenset[int],
         device: torch.device,
         grammar_masks: GrammarMasks | None = None,
-        num_threads: int = 1,
+        row_threads: RowThreads | None = None,
     ) -> None:
-        """Without `grammar_masks` there may be no row with a grammar. `num_threads` draw, each from
-        rows of its own: more than one where torch itself has one."""
+        """Without `grammar_masks` there may be no row with a grammar. `row_threads` draw, each from
+        rows of its own; None: the caller alone."""
         self._device = device
-        self._row_threads = RowThreads(num_threads)
+        self._row_threads = row_threads or RowThreads(1)
         self._grammar_masks = grammar_masks
         self._edits = LogitEdits(vocab_size, eos_token_ids, device)
         self._penalties = PenaltyTable(vocab_size, max_num_seqs, device)

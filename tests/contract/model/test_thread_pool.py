@@ -64,7 +64,7 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return program
 
 
-@pytest.mark.parametrize("what", ["stress", "lost-core", "lost-caller"])
+@pytest.mark.parametrize("what", ["stress", "lost-core", "lost-caller", "latecomers"])
 def test_chunks_are_committed_once_and_nobody_is_waited_for(driver: Path, what: str) -> None:
     """`lost-core` and `lost-caller` never end where a phase waits for all of its threads."""
     done = subprocess.run(

@@ -149,12 +149,38 @@ static void lost_caller() {
   }
 }
 
+// Reads an operand outside its phases, as a kernel's region reads its work list.
+struct Reading {
+  const std::atomic<bool>* may_read;
+
+  void operator()(Member& self) const {
+    for (int i = 0; i < 40; ++i) check(*may_read, "an operand is read after settle");
+    self.share(4, 1, 0, [](int64_t, int64_t, char*) {}, [](int64_t, int64_t, const char*) {});
+  }
+};
+
+// Threads that wake when the region has returned and settled must not enter it.
+static void latecomers(int rounds) {
+  auto* pool = new Pool;
+  pool->set_num_threads(4);
+  auto* may_read = new std::atomic<bool>[rounds];
+  for (int round = 0; round < rounds; ++round) {
+    may_read[round] = true;
+    work(*pool, Reading{may_read + round});
+    pool->settle();
+    may_read[round] = false;
+    // Long enough for all to fall asleep now and then: waking them takes longest.
+    if (round % 7 == 0) std::this_thread::sleep_for(std::chrono::microseconds(150));
+  }
+}
+
 int main(int count, char** words) {
   const std::string what = count > 1 ? words[1] : "";
   if (what == "stress") stress(count > 2 ? std::atoi(words[2]) : 60);
   else if (what == "lost-core") lost_core();
   else if (what == "lost-caller") lost_caller();
-  else check(false, "stress, lost-core or lost-caller");
+  else if (what == "latecomers") latecomers(500 * (count > 2 ? std::atoi(words[2]) : 60));
+  else check(false, "stress, lost-core, lost-caller or latecomers");
   std::fflush(stdout);
   std::_Exit(0);  // threads of pools run for as long as their process
 }

@@ -233,7 +233,7 @@ def test_a_job_that_fails_is_an_api_error_whole_and_streamed(
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/v1/messages/batches", 404), ("/v1/messages/", 404), ("/v1/messages", 405)],
+    [("/v1/messages/batches", 404), ("/v1/messages/", 405), ("/v1/messages", 405)],
 )
 def test_routes_that_are_not_there_say_so_in_the_dialect(
     stage: Stage,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.model.cpu import features
-from worker.model.cpu.compiler import cpu_flags
+from worker.model.cpu.compiler import build_for, cpu_flags
 from worker.model.cpu.features import cpu_features
 from worker.model.errors import TierUnavailable
 
@@ -19,6 +19,20 @@ def test_amx_is_compiled_for_where_all_of_it_is_there() -> None:
     assert "-mamx-tile" in cpu_flags(frozenset(AVX512 | AMX))
     assert not any("amx" in flag for flag in cpu_flags(frozenset(AVX512 | {"amx_tile"})))
     assert not any("amx" in flag for flag in cpu_flags(frozenset({"avx2", "fma"} | AMX)))
+
+
+def test_a_compiler_that_does_not_know_amx_compiles_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "older-g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-mamx*) exit 1;; esac\n'
+        'while [ $# -gt 1 ]; do shift; done\n: > "$1"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build_for(frozenset(AVX512 | AMX)) == build_for(frozenset(AVX512))
 
 
 def test_arm_is_compiled_for_what_it_has() -> None:

@@ -38,7 +38,7 @@ def test_the_same_tokens_are_drawn(params: SamplingParams) -> None:
                 max_num_seqs=16,
                 eos_token_ids=frozenset({2}),
                 device=torch.device("cpu"),
-                num_threads=num_threads,
+                row_threads=RowThreads(num_threads),
             ).sample(logits, rows(params, 11), nothing)
             for num_threads in (1, 3)
         ]

@@ -28,6 +28,7 @@ _FLAGS = (
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+_AMX = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 _TIMEOUT_S = 300
 
 
@@ -48,9 +49,20 @@ def cpu_flags(features: frozenset[str]) -> tuple[str, ...]:
             flags += ("-mavx512bf16",)
         if "avx512_vnni" in features:
             flags += ("-mavx512vnni",)
-        if {"amx_tile", "amx_bf16", "amx_int8"} <= features:
+        if features >= _AMX:
             flags += ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
     return flags
+
+
+def build_for(features: frozenset[str]) -> Path:
+    """Returns the library for a CPU with these features; without AMX where the compiler does not
+    know it, as GCC before 11. Raises TierUnavailable."""
+    try:
+        return build(cpu_flags(features))
+    except TierUnavailable:
+        if not features >= _AMX:
+            raise
+    return build(cpu_flags(features - _AMX))
 
 
 def build(flags: tuple[str, ...]) -> Path:

@@ -72,6 +72,22 @@ class ProductScratch:
         )
 
 
+class OnTorchThreads:
+    """A product of torch's: for its time torch has the threads that it has not beside our own."""
+
+    def __init__(self, multiply: Multiply, num_threads: int) -> None:
+        self._multiply = multiply
+        self._num_threads = num_threads
+
+    def __call__(self, x: Tensor) -> Tensor:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
+        try:
+            return self._multiply(x)
+        finally:
+            torch.set_num_threads(before)
+
+
 class NativeProduct:
     """[rows, in] -> [rows, out] through a packed weight, which it keeps alive.
 
@@ -124,15 +140,15 @@ class NativeOps:
         is_int8: bool,
         choices: ProductChoices | None = None,
         amx_rows: int = 0,
+        torch_threads: int = 1,
     ) -> None:
         """`choices` says how products of many rows are computed; else AMX does from `amx_rows` on,
-        which is 0 for never."""
+        which is 0 for never. oneDNN computes with `torch_threads`."""
         self._kernels = kernels
         self._is_int8 = is_int8
         self._choices = choices
         self._choice = Choice(amx_rows)
-        # From how many rows on some product uses a copy of its weight; 0: there are no copies.
-        self.copy_rows = 0
+        self._torch_threads = torch_threads
         self._memory = HugePages()
         self._scratch = ProductScratch(kernels)
         # Products of the same width share their memory, across layers: see Ops.
@@ -195,8 +211,6 @@ class NativeOps:
     def _product(self, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> NativeProduct:
         choice = self._choose(weight, is_gated)
         many = self._copy(weight, bias, is_gated) if choice.copy_rows else None
-        if choice.copy_rows:
-            self.copy_rows = min(self.copy_rows or choice.copy_rows, choice.copy_rows)
         num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]
         if is_gated:
             weight = _interleaved(weight)
@@ -233,7 +247,8 @@ class NativeOps:
     def _copy(self, weight: Tensor, bias: Tensor | None, is_gated: bool) -> Multiply:
         """Returns oneDNN's product, which holds a copy of the weight in a layout of its own."""
         ops = OneDnnInt8Ops() if self._is_int8 else PackedOps()
-        return ops.gated_linear(weight, bias) if is_gated else ops.linear(weight, bias)
+        product = ops.gated_linear(weight, bias) if is_gated else ops.linear(weight, bias)
+        return OnTorchThreads(product, self._torch_threads)
 
     def _workspace(self, num_columns: int, is_gated: bool) -> Workspace:
         return self._results.setdefault(

@@ -45,6 +45,9 @@ class NativeStack:
             norm_eps=config.rms_norm_eps,
             attention_scale=config.head_dim**-0.5,
         )
+        # From how many rows on each layer has a product that uses a copy of its weight; 0: never.
+        from_rows = [_copy_rows(layer) for layer in layers]
+        self.copy_rows = max(from_rows) if all(from_rows) else 0
         first = self._stack.layers[0]
         attended = config.num_heads * config.head_dim
         self._widest = max(first.qkv.k, attended, first.down.k)
@@ -104,7 +107,17 @@ def _layer(layer: DecoderLayer, pool: KVCachePool, index: int) -> Layer:
     )
 
 
+def _copy_rows(layer: DecoderLayer) -> int:
+    attention, mlp = layer.attention, layer.mlp
+    products = map(_product, (attention.qkv, attention.output, mlp.gate_up, mlp.down))
+    return min((product.many_rows for product in products if product.many_rows), default=0)
+
+
 def _weight(linear: Linear) -> Weight:
+    return _product(linear).weight
+
+
+def _product(linear: Linear) -> NativeProduct:
     product = linear.product
     assert isinstance(product, NativeProduct), "the model uses NativeOps"
-    return product.weight
+    return product

@@ -173,6 +173,7 @@ class Pool {
       wake_.notify_all();
     }
     record.run_(record.region_, caller);
+    over_.store(region);  // whoever wakes from now on does not enter it
   }
 
   // Returns when no thread reads anything of the regions before. Operands may go then.
@@ -240,7 +241,9 @@ class Pool {
       const uint64_t region = current_.load();
       self.record_.store((int)(region & kIndexMask));
       // Only now may it be read: a caller that writes a record has seen that it is free.
-      if (current_.load() == region) {
+      if (over_.load() == region >> kChunkBits) {
+        done = region;
+      } else if (current_.load() == region) {
         const Record& record = *records_[region & kIndexMask];
         if (self.place_ < record.num_threads_) {
           self.phase_ = record.first_phase_;
@@ -265,6 +268,7 @@ class Pool {
   alignas(64) std::atomic<uint64_t> ticket_{1 << kChunkBits};  // phase, next chunk to hand out
   alignas(64) std::atomic<int64_t> num_committed_{0};          // of the phase
   alignas(64) std::atomic<uint64_t> last_commit_[kMaxChunks] = {};  // of each chunk: in which phase
+  alignas(64) std::atomic<uint64_t> over_{0};                       // region that has returned
   alignas(64) std::atomic<uint64_t> current_{0};                    // region, its record
   alignas(64) std::atomic<int> sleepers_{0};
   std::mutex sleep_;

@@ -17,7 +17,7 @@ from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.cpu import native_ops
 from worker.model.cpu.choices import COPIES, ProductChoices, choices_path
-from worker.model.cpu.compiler import build, cache_directory, cpu_flags
+from worker.model.cpu.compiler import build_for, cache_directory
 from worker.model.cpu.features import cpu_features, cpu_model
 from worker.model.cpu.int8 import Int8Ops, OneDnnInt8Ops
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
@@ -110,19 +110,25 @@ def native_tier(request: TierRequest) -> Tier:
         raise TierUnavailable(f"block_size is {request.block_size}, not {ATTENTION_BLOCK}")
     if reason := native_ops.what_is_wrong(request.config):
         raise TierUnavailable(reason)
-    library = build(cpu_flags(cpu_features()))
+    library = build_for(cpu_features())
     kernels = NativeKernels(library)
     kernels.set_num_threads(request.num_threads)
     is_int8 = request.quantization == "int8"
     _check(NativeOps(kernels, is_int8=is_int8), request)
-    ops = NativeOps(kernels, is_int8=is_int8, choices=_choices(kernels, library.name, request))
+    ops = NativeOps(
+        kernels,
+        is_int8=is_int8,
+        choices=_choices(kernels, library.name, request),
+        torch_threads=request.num_threads,
+    )
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         whole = NativeStack(model, pool, kernels)
-        if not ops.copy_rows:
+        # Layer by layer costs calls from Python and waits: only where every layer gains by it.
+        if not (copy_rows := whole.copy_rows):
             return whole
         by_layer = LayerByLayer(model, NativeAttention(pool, kernels))
-        return StackByRows(whole, by_layer, ops.copy_rows, request.num_threads)
+        return StackByRows(whole, by_layer, copy_rows)
 
     return Tier("native", ops, stack, has_own_threads=True)
 
