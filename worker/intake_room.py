@@ -85,22 +85,19 @@ class IntakeRoom:
         return min(places, fitting)
 
     def oversubscription(self) -> Oversubscription | None:
-        """Returns what to take while all places are taken, or as many wait as may; None: nothing
-        would get a seat. Else long prompts of one tenant would keep others out of free places."""
+        """Returns what to take while there is no room; None: nothing would get a seat. Else one
+        tenant's jobs, waiting or long, would keep all others out."""
         ready, num_places = self._engine.ready, self._jobs.max_num_seqs
-        if ready is None:
-            return None
-        waiting = self._not_begun()
-        num_waiting = sum(map(_num_in_engine, waiting))
-        if self._jobs.num_in_engine < num_places and num_waiting < MAX_NOT_BEGUN:
+        if ready is None or self():
             return None
         if len(self._jobs) >= 2 * num_places:
             return None
         if self._jobs.num_in_engine >= 2 * num_places + MAX_CHOICES:
             return None
+        waiting = self._not_begun()
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.block_size
-        if free_tokens - sum(map(_tokens, waiting)) < max(self._usual_tokens, ready.block_size):
-            return None
+        free_tokens -= sum(map(_tokens, waiting))
+        fits = free_tokens >= max(self._usual_tokens, ready.block_size)
         seats, widest = Counter[str](), Counter[str]()
         for job in self._jobs:
             held = _num_in_engine(job)
@@ -113,7 +110,7 @@ class IntakeRoom:
         leave_out = [t for t in seats if most - seats[t] < MIN_GAP and widest[t] < MIN_GAP]
         # Jobs of these that were taken with others behind them wait for a seat, not for a step.
         num_soon = sum(job.job.tenant not in leave_out for job in waiting)
-        count = max(1, num_places // OVERSUBSCRIBED) - num_soon
+        count = (max(1, num_places // OVERSUBSCRIBED) if fits else 1) - num_soon
         return Oversubscription(count, tuple(leave_out)) if count > 0 else None
 
     def _not_begun(self) -> list[RunningJob]:

@@ -150,9 +150,22 @@ async def slow_readers(worst: Worst) -> None:
 
 
 async def flood(worst: Worst) -> None:
-    """More background jobs than may wait, as fast as they are taken, and on when they are not."""
-    body = {"model": worst.model, "input": "flood", "max_output_tokens": 16, "background": True}
-    await worst.at_once(24, lambda: worst.post("/v1/responses", body))
+    """More background jobs than may run and wait, as fast as they are taken, and on when they are
+    not. At the end it cancels them, so that the next worst client finds its tenant's places free."""
+    body = {"model": worst.model, "input": "flood", "max_output_tokens": 2000, "background": True}
+    accepted: list[str] = []
+
+    async def one() -> None:
+        answer = await worst.post("/v1/responses", body)
+        if answer.status_code == 200:
+            accepted.append(answer.json()["id"])
+
+    async def cancel() -> None:
+        while accepted:
+            await worst.http.post(f"/v1/responses/{accepted.pop()}/cancel")
+
+    await worst.at_once(24, one)
+    await asyncio.gather(*(cancel() for _ in range(24)))
 
 
 async def aborts(worst: Worst) -> None:

@@ -15,9 +15,10 @@ than the budget has tokens, and every decode gets its token in every step.
 
 Blocks: a sequence is admitted when the blocks for all its known tokens are there, and gets them at
 once; from then on it grows by decoding only. When a decode finds no block, the running sequence of
-the largest rank is preempted: it gives up its blocks, keeps its tokens and waits to be computed
-again, mostly out of the prefix cache. An admission leaves one block for each sequence that runs, or
-the newcomer would be preempted in the very next step.
+the largest rank is preempted, of the tenant with the most seats where there are several: it gives
+up its blocks, keeps its tokens and waits to be computed again, mostly out of the prefix cache. An
+admission leaves one block for each sequence that runs, or the newcomer would be preempted in the
+very next step; one whose tenant holds fewer seats would not, and leaves none.
 
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks: what a
 failed step touched was never promised to anybody. A schedule may be made while the step before is
@@ -82,6 +83,7 @@ class Scheduler:
         self.running = SequenceQueue(policy)
         self._shares = SeatShares()
         self._shares_changed = False  # since it was last looked who takes a seat from whom
+        self._claims: list[Sequence] = []  # of this step; the last gives up its blocks first
         self._rank = policy.rank
         self.num_preemptions = 0
         self.num_prefix_hit_tokens = 0
@@ -125,9 +127,10 @@ class Scheduler:
         planned: list[PlannedSequence] = []
         outgrown: list[Sequence] = []
         left = self._budget if most_tokens is None else min(self._budget, most_tokens)
+        running = self._by_claim()
         candidates = [
             s
-            for s in (self.running if only is None else (only,))
+            for s in (running if only is None else (only,))
             if not s.is_complete_in_flight and not s.needs_token_in_flight
         ]
         decodes = [s for s in candidates if s.num_missing_tokens == 1]
@@ -207,17 +210,38 @@ class Scheduler:
         self.blocks.check_integrity(s.block_table for s in (*self.running, *self.waiting))
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Preempts from the last rank up until the sequence fits; False if it was itself the last.
+        """Preempts from the last claim up until the sequence fits; False if it was itself the last.
 
         Never takes back what this step has planned: decodes are planned in the order of their
-        ranks, and a chunk has its blocks since its sequence was admitted.
+        claims, and a chunk has its blocks since its sequence was admitted.
         """
         while not self.blocks.allocate(sequence, num_tokens):
-            victim = self.running.last
+            victim = self._claims.pop()
+            while victim.status is not SequenceStatus.RUNNING:
+                victim = self._claims.pop()
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
+
+    def _by_claim(self) -> list[Sequence]:
+        """Returns who runs; the last gives up its blocks first, where they run out.
+
+        That is the last rank of the tenant with the most seats, else one who came late would pay
+        for a neighbour's long outputs. The first of all ranks is never the last of several here,
+        so it goes on to its end, and the others after it.
+        """
+        self._claims = list(self.running)
+        if self.blocks.num_available < len(self.running) and self._shares.num_tenants > 1:
+            self._claims.sort(key=lambda s: self._shares.claim(s, self._rank(s)))
+        return list(self._claims)
+
+    def _is_due(self, newcomer: Sequence) -> bool:
+        """Returns whether another tenant's sequences give up blocks before a newcomer's would."""
+        if not self.running or not self._shares.is_due(newcomer):
+            return False
+        classes = {self._rank(s)[:-1] for s in (self.running.first, self.running.last, newcomer)}
+        return len(classes) == 1
 
     def _share_seats(self) -> None:
         """Takes one seat from a large holder for the sequence that is next, where there is cause.
@@ -266,7 +290,8 @@ class Scheduler:
                 outgrown.append(sequence)  # by the token in flight when it was preempted
                 break
             hits = blocks.match(sequence)
-            spare = len(self.running)
+            # Beside those that run: whoever holds more seats makes room for it when they grow.
+            spare = 0 if self._is_due(sequence) else len(self.running)
             if not blocks.can_allocate(sequence, sequence.num_tokens, hits, spare):
                 break
             allocated = blocks.allocate(sequence, sequence.num_tokens, hits)

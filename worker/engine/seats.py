@@ -47,6 +47,20 @@ class SeatShares:
         tenant, job = self._held(sequence)
         return (*rank[:-1], tenant, job, rank[-1])
 
+    @property
+    def num_tenants(self) -> int:
+        """Of those that hold a seat."""
+        return len(self._of_tenant)
+
+    def claim(self, sequence: Sequence, rank: Rank) -> Rank:
+        """Returns the place of a running sequence: the largest gives up its blocks first."""
+        return (*rank[:-1], self._of_tenant[sequence.tenant], rank[-1])
+
+    def is_due(self, newcomer: Sequence) -> bool:
+        """Returns whether some tenant holds so many more seats that it may have to give."""
+        most = max(self._of_tenant.values(), default=0)
+        return most >= self._of_tenant[newcomer.tenant] + MIN_GAP
+
     def giver(self, newcomer: Sequence, running: Iterable[Sequence]) -> Sequence | None:
         """Returns the running sequence that gives its seat to `newcomer`, or None.
 

@@ -144,3 +144,26 @@ def test_any_mix_of_tenants_and_jobs_comes_to_its_end(seed: int) -> None:
         tuple(100 + i for i in range(6))
     }
     assert len(stories) == 25
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_who_fills_the_blocks_pays_for_it_and_not_who_comes_late(lookahead: int) -> None:
+    """The flood's outputs outgrow the blocks again and again, while there are seats for all."""
+    engine = make_engine(max_num_seqs=64, num_blocks=60, lookahead=lookahead)
+    stories = dict[str, Story]()
+    for i in range(30):
+        engine.add(make_request(f"flood/{i}", max_tokens=60, tenant="flood"))
+    step(engine, 20, stories)
+    assert engine._scheduler.num_preemptions > 0
+    for i in range(3):
+        engine.add(make_request(f"late/{i}", max_tokens=30, tenant=f"late-{i}"))
+        step(engine, 3 + lookahead, stories)
+        assert stories[f"late/{i}"].token_ids, "a newcomer waits for no end of the flood's"
+    late = [s for s in engine._scheduler.running if s.request_id.startswith("late")]
+    before = {name: len(story.token_ids) for name, story in stories.items() if "late" in name}
+    step(engine, 10, stories)
+    assert [s.num_preemptions for s in late] == [0, 0, 0]
+    assert all(len(stories[name].token_ids) >= had + 9 for name, had in before.items())
+    while engine.has_unfinished():
+        step(engine, 1, stories)
+    assert len(stories) == 33

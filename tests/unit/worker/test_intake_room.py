@@ -159,7 +159,7 @@ def test_nothing_is_taken_without_a_place_when_nobody_could_give_one(jobs: Runni
     assert IntakeRoom(jobs, engine).oversubscription() is None
 
 
-def test_nothing_more_is_taken_without_a_place_than_has_begun_or_than_fits(
+def test_no_more_is_taken_without_a_place_than_has_begun_and_one_without_blocks(
     jobs: RunningJobs,
 ) -> None:
     engine = Engine()
@@ -171,6 +171,10 @@ def test_nothing_more_is_taken_without_a_place_than_has_begun_or_than_fits(
     begin(running, engine)
     assert room.oversubscription() is not None
     engine.stats["free_blocks"] = 0
+    one = room.oversubscription()
+    assert one is not None
+    assert one.count == 1, "it gets blocks of whoever holds many seats"
+    take(jobs, room, delivery("0-2", 16))
     assert room.oversubscription() is None
 
 
