@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -26,15 +25,15 @@ from api.errors import (
 )
 from api.expected_job import take_expected
 from api.frontend import Frontend
-from api.gathered import GatheredDeltas
 from api.job_stream import StreamInterrupted
 from api.json_answer import send_json
 from api.open_requests import Ending, OpenRequest
-from api.pieces import is_short, parts_of, told
+from api.pieces import is_short, parts_of
 from api.rate_limit_headers import tell_allowances
 from api.request_id import tell_durability
 from api.scored_prompt import ScoredPrompt
 from api.timing import Timing
+from api.told_events import ToldEvents
 from shared.messages import START, Cursor, Delta, Failed, Finished, Job
 from shared.transport.base import Submitted, TransportError
 
@@ -99,7 +98,7 @@ class GenerationResponse(Response):
         self._outcome = "interrupted"
         self._has_begun = False
         self._lead = b""  # of the next events that are written
-        self._gathered = None if stream_interval is None else GatheredDeltas(stream_interval)
+        self._told = ToldEvents(dialect, stream_interval)
         self._written_s = time.monotonic()
         self._end: Finished | Failed | None = None
 
@@ -153,7 +152,6 @@ class GenerationResponse(Response):
                 await self._say_error(send, unavailable(said))
             except Exception:
                 log.exception("answer failed", extra={"job_id": self._job.job_id})
-                self._gathered = None  # to say what is held may be what failed
                 await self._say_error(
                     send, ServerError("The server made a mistake. It has been logged.")
                 )
@@ -170,46 +168,46 @@ class GenerationResponse(Response):
         return ending
 
     async def _stream(self, stream: AnswerStream, send: Send) -> None:
-        framing = self._dialect.framing
         await self._begin_stream(send)
-        # Whole events: the stream may be cut between any two writes.
-        opening = map(framing.event, self._dialect.opening())
-        async for piece in self._frontend.slices.pieces(opening):
-            await (self._write_events(send, piece) if piece else self._keep_alive(send))
+        async for piece in self._frontend.slices.pieces(self._told.opening()):
+            await (self._write_told(send, piece) if piece else self._keep_alive(send))
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
                 await self._keep_alive(send)
             elif isinstance(event, Delta):
                 self._observe(event)
-                pieces: Iterable[Delta] = told(event, stream.num_waiting)
-                if self._gathered is not None:
-                    pieces = self._gathered.push(pieces)
-                said = (
-                    framing.event(payload)
-                    for piece in pieces
-                    for payload in self._dialect.delta(piece)
-                )
-                if is_short(event) and self._job.sampling.prompt_logprobs is None:
-                    if body := b"".join(said):
-                        await self._write_events(send, body)
-                    elif self._is_quiet:  # tokens come, and are held
-                        await self._keep_alive(send)
-                    continue
-                async for body in self._frontend.slices.pieces(said):
-                    await self._write_events(send, body)
+                await self._tell(event, stream.num_waiting, send)
             else:
                 self._timing.started_s = stream.started_s
                 self._observe_end(event)
-                last = (*self._rest_payloads(), *self._last_payloads(event))
-                await self._end_stream(send, last, event)
+                await self._end_stream(event, send)
                 return
+
+    async def _tell(self, delta: Delta, num_waiting: int, send: Send) -> None:
+        events, has_written = self._told.delta(delta, num_waiting), False
+        if is_short(delta) and self._job.sampling.prompt_logprobs is None:
+            if body := b"".join(events):
+                await self._write_told(send, body)
+                has_written = True
+        else:
+            async for body in self._frontend.slices.pieces(events):
+                if body:
+                    await self._write_told(send, body)
+                    has_written = True
+        self._told.end_delta(delta)
+        if not has_written and self._is_quiet:  # tokens come, and are held
+            await self._keep_alive(send)
 
     def _last_payloads(self, event: Finished | Failed) -> Sequence[Any]:
         if isinstance(event, Finished):
             return self._dialect.finished(event)
         delivered = self._timing.first_token_s is not None
         return (self._dialect.failed(job_failed(event, delivered=delivered)),)
+
+    def _failed(self, error: ApiError) -> Any:
+        """The last payload of a stream that ends before its job does."""
+        return self._dialect.failed(error)
 
     async def _whole(self, stream: AnswerStream, send: Send) -> None:
         while True:
@@ -246,7 +244,7 @@ class GenerationResponse(Response):
         await self._say_error(send, going_down(said))
 
     def _how_to_go_on(self, stream: AnswerStream) -> str:
-        return where_to_go_on(stream.job_id, stream.cursor) if self._streamed else "Try again."
+        return where_to_go_on(stream.job_id, self._told.place) if self._streamed else "Try again."
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
         if not self._streamed:
@@ -255,31 +253,24 @@ class GenerationResponse(Response):
             return
         if not self._has_begun:
             await self._begin_stream(send)
-        # What was held as well: a message may say that the reader has it.
-        last = (*self._rest_payloads(), self._dialect.failed(error))
-        await self._end_stream(send, last)
+        last = self._told.farewell(self._failed(error)) + self._dialect.framing.done
+        await self._write_events(send, last, more=False)
 
     async def _begin_stream(self, send: Send) -> None:
         self._has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
 
-    async def _end_stream(
-        self, send: Send, payloads: Sequence[Any], end: Finished | Failed | None = None
-    ) -> None:
-        """Payloads of an `end` may be as long as the answer: a response's repeat it."""
-        framing = self._dialect.framing
-        if end is not None and not is_small_answer(self._job, end):
-            parts = chain.from_iterable(map(framing.event_pieces, payloads))
-            async for piece in self._frontend.slices.pieces(parts):
-                await self._write_events(send, piece)
-            payloads = ()
-        last = b"".join(map(framing.event, payloads)) + framing.done
-        await self._write_events(send, last, more=False)
-
-    def _rest_payloads(self) -> list[Any]:
-        """What was gathered and not said."""
-        rest = () if self._gathered is None else self._gathered.rest()
-        return [payload for delta in rest for payload in self._dialect.delta(delta)]
+    async def _end_stream(self, end: Finished | Failed, send: Send) -> None:
+        rest = self._told.rest()
+        events = self._told.ending(rest, self._last_payloads(end))
+        last = b""
+        if is_small_answer(self._job, end):
+            last = b"".join(events)
+        else:
+            async for piece in self._frontend.slices.pieces(events):
+                if piece:
+                    await self._write_told(send, piece)
+        await self._write_events(send, last + self._dialect.framing.done, more=False)
 
     @property
     def _is_quiet(self) -> bool:
@@ -291,11 +282,17 @@ class GenerationResponse(Response):
         await _write(send, framing.keepalive)
         self._lead = framing.behind_keepalive
 
+    async def _write_told(self, send: Send, events: bytes) -> None:
+        await self._write_events(send, events)
+        self._told.wrote()
+
     async def _write_events(self, send: Send, events: bytes, *, more: bool = True) -> None:
-        self._written_s = time.monotonic()
         if events:
-            events, self._lead = self._lead + events, b""
+            self._written_s = time.monotonic()
+            events = self._lead + events
         await _write(send, events, more=more)
+        if events:
+            self._lead = b""  # a write that is cut has not begun
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         self._has_begun = True

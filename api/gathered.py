@@ -21,6 +21,11 @@ class GatheredDeltas:
         self._num_held: dict[int, int] = {}
         self._begun: set[int] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was pushed has been given."""
+        return not self._held
+
     def push(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
         """Yields what these complete. Raises ValueError as `segment_deltas`."""
         for delta in deltas:

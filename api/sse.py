@@ -166,3 +166,13 @@ class Framing:
 
 PLAIN = Framing(event, event_pieces, DONE, KEEPALIVE, BEHIND_KEEPALIVE)
 TYPED = Framing(typed_event, typed_event_pieces, b"", KEEPALIVE, BEHIND_KEEPALIVE)
+
+
+def whole_events(framing: Framing, payload: Any) -> Iterator[bytes]:
+    """Yields nothing while a long payload is encoded, as `json_pieces`, then its event as one: what
+    is written can be followed by another event at any time."""
+    parts = []
+    for part in framing.event_pieces(payload):
+        parts.append(part)
+        yield b""
+    yield b"".join(parts)

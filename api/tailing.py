@@ -119,9 +119,9 @@ class TailResponse(Response):
                 await self._keep_alive(send)
             elif isinstance(event, Delta):
                 async for piece in self._frontend.slices.pieces(self._events(event)):
-                    self._written = self._made  # a reader may be cut off within an entry
                     if piece:
                         await self._write_events(send, piece)
+                        self._written = self._made  # a reader may be cut off before a write
                         self._keepalive = sse.KEEPALIVE_AFTER_ID
             else:
                 self._has_ended = True
@@ -135,8 +135,10 @@ class TailResponse(Response):
 
     async def _write_events(self, send: Send, events: bytes, *, more: bool = True) -> None:
         if events:
-            events, self._lead = self._lead + events, b""
+            events = self._lead + events
         await _write(send, events, more=more)
+        if events:
+            self._lead = b""  # a write that is cut has not begun
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         """Yields an event for each segment, with an id of its own."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from starlette.types import Send
 
-from api import sse
 from api.answering import AnswerStream, GenerationResponse
 from api.errors import ApiError
 from api.frontend import Frontend
@@ -16,6 +15,7 @@ from api.job_stream import JobStream
 from api.pieces import parts_of
 from api.public_id import public_id
 from api.responses.dialect import ResponseDialect
+from api.sse import TYPED, typed_event, whole_events
 from api.tailing import TailResponse
 from api.timing import Timing
 from shared.messages import START, Delta, Failed, Finished, Job
@@ -38,7 +38,15 @@ class ResponseAnswer(GenerationResponse):
     def _how_to_go_on(self, stream: AnswerStream) -> str:
         if not (self._streamed and self._is_stored):
             return super()._how_to_go_on(stream)
-        return where_a_response_goes_on(stream.job_id, self._response.last_number)
+        return where_a_response_goes_on(stream.job_id, self._last_written)
+
+    def _failed(self, error: ApiError) -> Any:
+        return _error_event(self._response, error, self._last_written)
+
+    @property
+    def _last_written(self) -> int:
+        last = self._told.last_payload
+        return -1 if last is None else int(last["sequence_number"])
 
 
 class ResponseTail(TailResponse):
@@ -56,56 +64,58 @@ class ResponseTail(TailResponse):
     ) -> None:
         super().__init__(frontend, record, START)
         self._response = dialect
-        self._last_made = self._last_written = -1  # the number of an event
         if starting_after is not None:
             dialect.num_known = starting_after + 1
+        self._last_made = self._last_written = dialect.num_known - 1  # numbers of events
 
     async def _tail(self, stream: JobStream, send: Send) -> None:
-        opening = self._bytes(self._response.opening())
-        self._last_written = self._response.last_number
-        await (self._write_events(send, opening) if opening else self._keep_alive(send))
+        opening = b"".join(self._unknown_events(self._response.opening()))
+        await (self._write_made(send, opening) if opening else self._keep_alive(send))
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
                 await self._keep_alive(send)
             elif isinstance(event, Delta):
-                async for piece in self._frontend.slices.pieces(self._events(event)):
-                    self._last_written = self._last_made
-                    if piece:
-                        await self._write_events(send, piece)
+                payloads = chain.from_iterable(map(self._response.delta, parts_of(event)))
+                async for piece in self._frontend.slices.pieces(self._unknown_events(payloads)):
+                    await self._write_made(send, piece)
             else:
                 self._has_ended = True
-                last = self._unknown(_last_payloads(self._response, event))
-                parts = chain.from_iterable(map(sse.typed_event_pieces, last))
-                async for piece in self._frontend.slices.pieces(parts):
-                    await self._write_events(send, piece)
+                last = self._unknown_events(_last_payloads(self._response, event), are_long=True)
+                async for piece in self._frontend.slices.pieces(last):
+                    await self._write_made(send, piece)
                 await self._write_events(send, b"", more=False)
                 return
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
-        said = sse.typed_event(self._response.failed(error))
-        await self._write_events(send, said, more=False)
+        said = _error_event(self._response, error, self._last_written)
+        await self._write_events(send, typed_event(said), more=False)
 
     def _how_to_go_on(self, stream: JobStream) -> str:
         return where_a_response_goes_on(stream.job_id, self._last_written)
 
-    def _events(self, delta: Delta) -> Iterator[bytes]:
-        for part in parts_of(delta):
-            for payload in self._response.delta(part):
-                self._last_made = payload["sequence_number"]
-                if self._last_made >= self._response.num_known:
-                    yield sse.typed_event(payload)
+    async def _write_made(self, send: Send, events: bytes) -> None:
+        if events:
+            await self._write_events(send, events)
+            self._last_written = self._last_made
 
-    def _bytes(self, events: Sequence[Any]) -> bytes:
-        return b"".join(map(sse.typed_event, self._unknown(events)))
+    def _unknown_events(
+        self, payloads: Iterable[Any], *, are_long: bool = False
+    ) -> Iterator[bytes]:
+        """Yields the events that the client does not have, each as one, and nothing while a long
+        one is made. An `error` has the number of the event before."""
+        for payload in payloads:
+            number = payload["sequence_number"]
+            if number >= self._response.num_known or payload["type"] == "error":
+                made = whole_events(TYPED, payload) if are_long else (typed_event(payload),)
+                for event in made:
+                    self._last_made = number if event else self._last_made
+                    yield event
 
-    def _unknown(self, events: Sequence[Any]) -> Iterator[Any]:
-        """Yields what the client does not have. An `error` has the number of the event before."""
-        return (
-            event
-            for event in events
-            if event["sequence_number"] >= self._response.num_known or event["type"] == "error"
-        )
+
+def _error_event(dialect: ResponseDialect, error: ApiError, last_written: int) -> Any:
+    """Has the number of the last event that was written: its reader goes on behind it."""
+    return {**dialect.failed(error), "sequence_number": max(0, last_written)}
 
 
 def _last_payloads(dialect: ResponseDialect, event: Finished | Failed) -> Sequence[Any]:
