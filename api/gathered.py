@@ -23,7 +23,7 @@ class GatheredDeltas:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was pushed has been given."""
+        """True when everything that was pushed has been given."""
         return not self._held
 
     def push(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
