@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -64,10 +65,12 @@ class Subscriber:
     ) -> None:
         """`is_sharded`: the channels are a cluster's, all in the slot of one node."""
         self._new_connection = new_connection
-        self._prefix = "S" if is_sharded else ""
+        self._subscribe = "SSUBSCRIBE" if is_sharded else "SUBSCRIBE"
+        self._unsubscribe = "SUNSUBSCRIBE" if is_sharded else "UNSUBSCRIBE"
         self._ping_s = ping_s
         self._dead_s = dead_s
         self._channels: dict[str, _Channel] = {}
+        self._leaving: Counter[str] = Counter()  # UNSUBSCRIBEs of a channel without an answer yet
         self._connection: AbstractConnection | None = None
         self._sending = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -101,7 +104,7 @@ class Subscriber:
             state = self._channels[channel] = _Channel()
             state.listeners.append(listener)
             try:
-                await self._send(self._prefix + "SUBSCRIBE", channel)
+                await self._send(self._subscribe, channel)
             except asyncio.CancelledError:
                 await self.remove(channel, listener)
                 raise
@@ -134,13 +137,15 @@ class Subscriber:
         state.listeners.remove(listener)
         if not state.listeners:
             del self._channels[channel]
-            await self._send(self._prefix + "UNSUBSCRIBE", channel)
+            await self._send(self._unsubscribe, channel)
 
     async def _send(self, *command: str) -> None:
         async with self._sending:
             connection = self._connection
             if connection is None:
                 return  # subscribed with all others as soon as there is one
+            if command[0] == self._unsubscribe:
+                self._leaving[command[1]] += 1
             try:
                 await connection.send_command(*command, check_health=False)
             except _BROKEN as error:
@@ -172,12 +177,11 @@ class Subscriber:
 
     async def _open(self, connection: AbstractConnection) -> None:
         async with self._sending:
+            self._leaving.clear()  # the connection that owed these answers is gone
             names = list(self._channels)
             for at in range(0, len(names), SUBSCRIBE_CHUNK):
                 chunk = names[at : at + SUBSCRIBE_CHUNK]
-                await connection.send_command(
-                    self._prefix + "SUBSCRIBE", *chunk, check_health=False
-                )
+                await connection.send_command(self._subscribe, *chunk, check_health=False)
             self._connection = connection
 
     async def _listen(self, connection: AbstractConnection) -> None:
@@ -216,10 +220,14 @@ class Subscriber:
         if not isinstance(reply, list) or len(reply) != 3:
             return  # the answer to a PING
         kind, name, data = reply
-        state = self._channels.get(name.decode() if isinstance(name, bytes) else str(name))
+        channel = name.decode() if isinstance(name, bytes) else str(name)
+        is_message = kind in (b"message", b"smessage")
+        if not is_message and self._is_outdated(kind, channel):
+            return
+        state = self._channels.get(channel)
         if state is None:
             return
-        if kind in (b"message", b"smessage"):
+        if is_message:
             for listener in list(state.listeners):
                 listener.on_message(data)
         elif kind in (b"subscribe", b"ssubscribe"):
@@ -227,5 +235,15 @@ class Subscriber:
             for listener in list(state.listeners):
                 listener.on_confirmed()
         elif kind == b"sunsubscribe" and state.confirmed.is_set():
-            # Not the answer to a command of ours: that comes before the next confirmation.
+            # Not the answer to a command of ours: those are counted.
             raise RedisConnectionError("the channel's slot has moved")
+
+    def _is_outdated(self, kind: bytes, channel: str) -> bool:
+        """True where the server speaks of a subscription that was left, and perhaps made anew
+        since: until the last UNSUBSCRIBE of the channel is answered."""
+        num_leaving = self._leaving[channel]
+        if num_leaving and kind in (b"unsubscribe", b"sunsubscribe"):
+            self._leaving[channel] -= 1
+            if num_leaving == 1:
+                del self._leaving[channel]
+        return num_leaving > 0

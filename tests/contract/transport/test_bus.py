@@ -122,6 +122,26 @@ async def test_unsubscribing_the_last_reader_leaves_the_channel(transport: Redis
     await until(nobody_listens)
 
 
+async def test_a_channel_left_and_subscribed_to_at_once_is_confirmed_and_heard(
+    transport: RedisTransport,
+) -> None:
+    steps, bus = Steps(transport), transport.bus
+    stream = Stream(await steps.running())
+    other = await bus.subscribe("0-other")
+    num_reconnects = bus.reconnects
+    for _ in range(3):  # as requests of one idempotency key that are refused
+        await bus.unsubscribe(await bus.begin(stream.job_id))
+    subscription = await bus.subscribe(stream.job_id)
+    assert await subscription.get(WAIT_S) is RESYNC
+    await steps.say("w1", stream, [5], "a")
+    assert [await subscription.get(WAIT_S)] == await whole_log(steps, stream.job_id)
+    assert bus.reconnects == num_reconnects
+    assert await other.get(WAIT_S) is RESYNC
+    assert await other.get(0.2) is None, "nobody else has noticed"
+    await bus.unsubscribe(subscription)
+    await bus.unsubscribe(other)
+
+
 async def test_a_killed_connection_comes_back_with_resync(real: RedisTransport) -> None:
     steps = Steps(real)
     stream = Stream(await steps.running())
