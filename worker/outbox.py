@@ -143,9 +143,14 @@ class Outbox:
         return self._end is not None
 
     @property
+    def has_slice(self) -> bool:
+        """True while the next append is a slice of the prompt's log probabilities."""
+        return not self._failed and self._prompt.next_slice is not None
+
+    @property
     def has_something(self) -> bool:
         """True when an append would say something: of the prompt, new tokens, or the end."""
-        return not self.over and (self.num_unsent > 0 or self.ending or self._has_slice)
+        return not self.over and (self.num_unsent > 0 or self.ending or self.has_slice)
 
     @property
     def is_first(self) -> bool:
@@ -157,7 +162,7 @@ class Outbox:
 
         Of the prompt's log probabilities a slice at a time, before everything else.
         """
-        if self._in_flight is None and self._has_slice:
+        if self._in_flight is None and self.has_slice:
             self._in_flight = Append(
                 job_id=self.job_id,
                 attempt=self.attempt,
@@ -218,10 +223,6 @@ class Outbox:
         self._num_accepted = index
         self._accepted_hash = self._chain(self._base_hash, links)
         return True
-
-    @property
-    def _has_slice(self) -> bool:
-        return not self._failed and self._prompt.next_slice is not None
 
     def _take_log(self, logged: Sequence[Delta], *, has_choices: bool) -> None:
         """What earlier attempts logged, as pieces that are durable."""

@@ -7,6 +7,8 @@ took, at most `flush_interval_s`, and tokens wait for company. A job's first tok
 
 While the store is away, output is kept; `room` closes when one job has `max_unflushed_tokens`
 unsaid, and whoever reads the engine waits for it.
+
+Slices of prompts go a few at a time, job by job in turn; no other job's tokens wait for their turn.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from worker.prompt_log import PromptLog
 
 MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
 MAX_GAPS = 3  # in a row, of one job
+MAX_SLICES = 4  # of prompts, in one append: each may have 220 KiB, and everybody's tokens wait
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 LEASE_WAIT_S = 0.05  # for the beat that must come before a job is put back
 MEMORY_WAIT_S = 1.0  # for a server above maxmemory to have room for a job that it has lost
@@ -109,7 +112,8 @@ class Publisher:
         self._on_rejected = on_rejected
         self._on_trouble = on_trouble
         self._outboxes: dict[str, Outbox] = {}
-        self._waiting: dict[str, Outbox] = {}  # those with something to say, oldest first
+        # Those with something to say, oldest first; who has said a slice is the last.
+        self._waiting: dict[str, Outbox] = {}
         self._lost: dict[str, Outbox] = {}  # those whose jobs the server does not have any more
         self._restore_due = False  # else the lost jobs wait for `_restore_timer`
         self._restore_timer: asyncio.TimerHandle | None = None
@@ -320,8 +324,15 @@ class Publisher:
 
     def _due(self, *, everything: bool) -> list[Outbox]:
         self._urgent.clear()
-        waiting = list(self._waiting.values())
-        return waiting if everything else [outbox for outbox in waiting if self._is_urgent(outbox)]
+        due = []
+        num_slices = 0
+        for outbox in self._waiting.values():
+            if not (everything or self._is_urgent(outbox)):
+                continue
+            num_slices += outbox.has_slice
+            if not outbox.has_slice or num_slices <= MAX_SLICES:
+                due.append(outbox)
+        return due
 
     def _is_urgent(self, outbox: Outbox) -> bool:
         return outbox.is_first or outbox.ending or outbox.num_unsent >= self._policy.flush_tokens
@@ -359,6 +370,8 @@ class Publisher:
                     self._close(outbox, AppendStatus.OK)
                 elif not outbox.has_something:
                     self._waiting.pop(outbox.job_id, None)
+                elif item.prompt_slice is not None and outbox.job_id in self._waiting:
+                    self._waiting[outbox.job_id] = self._waiting.pop(outbox.job_id)
             case AppendStatus.GAP:
                 self._on_trouble()
                 log_end = Cursor(result.num_tokens, result.num_bytes)
