@@ -340,7 +340,8 @@ class JobStore(Protocol):
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:
         """Durable events strictly after `after`, in order: PromptSlice, of a job that asks for
-        them, Delta, then one Finished or Failed. Slice i lies at Cursor(0, i + 1)."""
+        them, Delta, then one Finished or Failed. Slice i lies at Cursor(0, i + 1). Fewer than
+        `count` only where nothing follows: entries of unknown kinds are passed over."""
         ...
 
     async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:

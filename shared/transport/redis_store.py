@@ -224,15 +224,22 @@ class RedisJobStore:
         log_key = self._keys.log(job_id)
         parts = (min(part, _MAX_ID_PART) for part in after)
         start = "-" if after == START else "(" + str(Cursor(*parts))
-        with translated("read_log"):
-            # MULTI: an end seen after a page that missed it would hide what lies between.
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.xrange(log_key, start, "+", count=max(1, min(count, MAX_LOG_READ)))
-            pipe.xrevrange(log_key, "+", "-", count=1)
-            pipe.hgetall(self._keys.job(job_id))
-            rows, newest, fields = await pipe.execute()
-        if rows or not fields:
-            return await _events(job_id, rows)
+        count = max(1, min(count, MAX_LOG_READ))
+        events: list[Delta | JobEvent] = []
+        while True:
+            with translated("read_log"):
+                # MULTI: an end seen after a page that missed it would hide what lies between.
+                pipe = self._redis.pipeline(transaction=True)
+                pipe.xrange(log_key, start, "+", count=count)
+                pipe.xrevrange(log_key, "+", "-", count=1)
+                pipe.hgetall(self._keys.job(job_id))
+                rows, newest, fields = await pipe.execute()
+            events += await _events(job_id, rows)
+            if len(rows) < count or len(events) >= count:
+                break
+            start = "(" + rows[-1][0].decode()  # some are of kinds that a newer release writes
+        if events or rows or not fields:
+            return events[:count]
         last = await _events(job_id, newest)
         if last and isinstance(last[0], Finished | Failed):
             return last

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from shared.messages import START, Cursor, JobState
+from shared.messages import START, Cursor, Delta, JobState
 from shared.transport import redis_store
 from shared.transport.base import JobLook, TransportError
 from shared.transport.connect import RedisTransport
@@ -49,6 +49,25 @@ async def test_entries_and_fields_of_a_newer_release_are_ignored(transport: Redi
     record = await steps.store.get(stream.job_id)
     assert record is not None
     assert record.extra == {"colour": "blue"}
+
+
+@pytest.mark.parametrize("count", [1, 4, 32, 256])
+async def test_pages_of_nothing_but_unknown_entries_are_passed_over(
+    transport: RedisTransport, count: int
+) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    log = steps.keys.log(stream.job_id)
+    for number in range(1, 41):
+        await steps.redis.xadd(log, {"k": "note", "what": "?"}, id=f"0-{number}")
+    assert await steps.store.read_log(stream.job_id, START, count) == []
+    for number in range(3):
+        await steps.say("w1", stream, [number], "a", end=FINISHED if number == 2 else None)
+    page = await steps.store.read_log(stream.job_id, START, count)
+    assert len(page) == min(count, 4), "fewer only where nothing follows"
+    assert isinstance(page[0], Delta)
+    assert page[0].token_ids == (0,)
+    assert len(await whole_log(steps, stream.job_id)) == 4
 
 
 async def test_a_malformed_log_is_an_error_in_words(transport: RedisTransport) -> None:
