@@ -151,7 +151,7 @@ async def slow_readers(worst: Worst) -> None:
 
 async def flood(worst: Worst) -> None:
     """More background jobs than may run and wait, as fast as they are taken, and on when they are
-    not. At the end it cancels them, so that the next worst client finds its tenant's places free."""
+    not. At the end it cancels them: the next worst client finds its tenant's places free."""
     body = {"model": worst.model, "input": "flood", "max_output_tokens": 2000, "background": True}
     accepted: list[str] = []
 

@@ -19,7 +19,8 @@ from worker.model.layers.ops import Multiply, Ops
 
 _MOST_OUTPUTS = 4096  # of a wider weight so many are measured: a column's time is the same
 _TURNS = 4  # of all ways, one after the other; the best counts
-_MOST_S = 0.5  # for a shape's turns, at least two of them
+_MOST_S = 0.8  # for a shape's turns, at least two of them
+_WARM_S = 0.01  # until a way's threads are awake, and the system has put them on cores of their own
 _SPIN_S = 0.005  # the threads behind another way spin for so long before they sleep
 _MORE_ROUNDS = 3  # before a copy is held for ever because of a moment's disturbance
 _TOLERANCE = 2e-2
@@ -84,10 +85,10 @@ def _in_turns(ways: dict[str, Multiply], x: Tensor) -> dict[str, tuple[float, ..
             part = x[:rows]
             for name, way in ways.items():
                 time.sleep(_SPIN_S)
-                way(part)  # wakes its threads
-                begin_s = time.perf_counter()
+                warm_s = time.perf_counter() + _WARM_S
+                while (begin_s := time.perf_counter()) < warm_s:
+                    way(part)
                 way(part)
                 seconds = time.perf_counter() - begin_s
-                if turn:  # the first one warms up
-                    best[name][place] = min(best[name][place], seconds)
+                best[name][place] = min(best[name][place], seconds)
     return {name: tuple(times) for name, times in best.items()}
