@@ -21,8 +21,8 @@ COPIES = ("auto", "on", "off")
 ROWS = (64, 256)  # of x, for which the ways are measured
 OURS, AMX, ONEDNN = "ours", "amx", "onednn"
 LEAST_BYTES = 512 << 10  # of a weight; the product of a smaller one is lost in what is around it
-# For a second copy of a weight. Layers that are computed one by one, and a product that is called by
-# itself, cost what a bare comparison does not show: at 1.25 times whole prompts took 1.4 times as long.
+# For a second copy of a weight. Layers computed one by one, and a product called by itself, cost
+# what a bare comparison does not show: at 1.25 times whole prompts took 1.4 times as long.
 CLEARLY_QUICKER = 1.5
 QUICKER = 1.05  # for other instructions on the same one
 
