@@ -15,7 +15,6 @@ import msgspec
 
 from shared.settings import LogFormat, LogLevel
 from worker.engine_messages import (
-    HEADER,
     Configure,
     EngineOptions,
     EngineReady,
@@ -27,7 +26,7 @@ from worker.engine_messages import (
     ToEngine,
     decode_from_engine,
     encode_frame,
-    frame_length,
+    take_bodies,
 )
 
 SOCKET_BUFFER_BYTES = 1 << 18
@@ -109,16 +108,9 @@ class EngineFrames(asyncio.Protocol):
         return body
 
     def _cut(self) -> None:
-        begin = 0
-        while len(self._buffer) - begin >= HEADER.size:
-            body = begin + HEADER.size
-            end = body + frame_length(bytes(self._buffer[begin:body]))
-            if len(self._buffer) < end:
-                break
-            self._bodies.append(bytes(self._buffer[body:end]))
-            self._num_bytes += end - body
-            begin = end
-        del self._buffer[:begin]
+        for body in take_bodies(self._buffer):
+            self._bodies.append(body)
+            self._num_bytes += len(body)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

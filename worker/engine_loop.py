@@ -17,7 +17,6 @@ from dataclasses import fields, replace
 from worker.engine.engine import Engine, EngineOutput, EngineRequest, EngineStats
 from worker.engine.errors import RequestRefused
 from worker.engine_messages import (
-    HEADER,
     AddChoices,
     AddRequest,
     CancelRequest,
@@ -30,7 +29,7 @@ from worker.engine_messages import (
     TokensOut,
     decode_to_engine,
     encode_frame,
-    frame_length,
+    take_bodies,
 )
 
 STATS_INTERVAL_S = 0.05
@@ -82,15 +81,7 @@ class EngineSocket:
         return iter(messages)
 
     def _parsed(self) -> Iterator[ToEngine]:
-        begin = 0
-        while len(self._buffer) - begin >= HEADER.size:
-            body = begin + HEADER.size
-            end = body + frame_length(bytes(self._buffer[begin:body]))
-            if len(self._buffer) < end:
-                break
-            yield decode_to_engine(bytes(self._buffer[body:end]))
-            begin = end
-        del self._buffer[:begin]
+        return map(decode_to_engine, take_bodies(self._buffer))
 
 
 class EngineLoop:

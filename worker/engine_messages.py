@@ -7,6 +7,7 @@ process is Configure; it answers with LoadProgress ... then EngineReady or LoadF
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import msgspec
 
@@ -193,6 +194,20 @@ def frame_length(header: bytes) -> int:
     if length > MAX_FRAME_BYTES:
         raise FrameTooLong(f"a frame of {length} bytes was announced")
     return length
+
+
+def take_bodies(buffer: bytearray) -> Iterator[bytes]:
+    """Yields the bodies of the whole frames at the beginning of `buffer`, and at its end takes them
+    out of it. Raises FrameTooLong."""
+    begin = 0
+    while len(buffer) - begin >= HEADER.size:
+        body = begin + HEADER.size
+        end = body + frame_length(bytes(buffer[begin:body]))
+        if len(buffer) < end:
+            break
+        yield bytes(buffer[body:end])
+        begin = end
+    del buffer[:begin]
 
 
 def decode_to_engine(body: bytes | memoryview) -> ToEngine:

@@ -658,8 +658,3 @@ def _by_choice(delivery: Delivery) -> tuple[LoggedChoice, ...]:
         )
         for choice in range(num_choices)
     )
-
-
-def finish_reason_of(end: JobEnd) -> FinishReason:
-    """The engine's word for an end; FAILED is ERROR."""
-    return FinishReason(end.reason) if end.state is JobState.FINISHED else FinishReason.ERROR

@@ -126,6 +126,22 @@ def test_a_way_that_is_wrong_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
     assert set(meter(ProductShape(96, 64, False))) == {OURS}
 
 
+@pytest.mark.parametrize("operator", ["_reorder_linear_weight", "_linear_pointwise"])
+def test_a_way_that_fails_is_not_measured_and_logged(
+    operator: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch's operators for packed products are private: they may change between versions."""
+
+    def changed(*arguments: object) -> torch.Tensor:
+        raise RuntimeError("the operator takes other arguments")
+
+    monkeypatch.setattr(torch.ops.mkldnn, operator, changed)
+    meter = ProductMeter(kernels("avx2"), is_int8=False, with_onednn=True)
+    with caplog.at_level("INFO", measuring.__name__):
+        assert set(meter(ProductShape(96, 64, False))) == {OURS}
+    assert "the operator takes other arguments" in caplog.text
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_a_model_with_copies_of_its_weights_computes_the_same_model(
     quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

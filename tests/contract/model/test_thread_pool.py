@@ -58,8 +58,6 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         text=True,
         check=False,
     )
-    if request.param == SANITIZED and "tsan" in done.stderr:
-        pytest.skip("the compiler comes without its thread sanitizer")
     assert done.returncode == 0, done.stderr
     return program
 

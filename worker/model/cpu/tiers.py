@@ -27,13 +27,12 @@ from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
 from worker.model.cpu.packed_ops import PackedOps
 from worker.model.cpu.probe import what_is_wrong
-from worker.model.cpu.stack_by_rows import StackByRows
 from worker.model.device import available_host_bytes
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_pool import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.ops import Ops, TorchOps
-from worker.model.layers.stack import DecoderStack, LayerByLayer
+from worker.model.layers.stack import DecoderStack, LayerByLayer, StackByRows
 
 logger = logging.getLogger(__name__)
 
