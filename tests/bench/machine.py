@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -19,3 +23,14 @@ def busy_s() -> float:
     fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
     user, nice, system, _idle, _wait, irq, softirq = map(int, fields[1:8])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def busy_process() -> Iterator[None]:
+    """Runs a process that loops, bound to no core."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()

@@ -3,11 +3,14 @@
     python -m tests.bench.service --shape qwen3-0.6b -w w1 w2 w3 w4 sweep --runs 3
     python -m tests.bench.service --shape smollm2-135m --env QUANTIZATION=int8
     python -m tests.bench.service --shape qwen3-0.6b --base-url http://127.0.0.1:8101 --label peer
+    python -m tests.bench.service -w w1 --peer vllm=http://127.0.0.1:8101 --neighbours 1
 
 Without --base-url it starts Penstock as `make run` does, with random weights of the shape, and goes
 through all of it: HTTP, Redis, worker, SSE. With it, any server of the same model that speaks
 /v1/completions. Lines are appended to --out; "foreign" is the CPU, in cores, that processes other
-than the bench's own took meanwhile: quote no run where it is high.
+than the bench's own took meanwhile: quote no run where it is high. Peers are asked in turns with
+the first server, every second turn in reverse, so that all see the same machine. A neighbour is a
+process that loops, bound to no core, while a run lasts.
 """
 
 from __future__ import annotations
@@ -21,17 +24,19 @@ import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench.load_client import completions, new_session
-from tests.bench.machine import busy_s, cpu_name
+from tests.bench.machine import busy_process, busy_s, cpu_name
 from tests.bench.plot import plot_sweep
 from tests.bench.shapes import SHAPES, make_shape, word_ids
 from tests.bench.workloads import WORKLOADS, Prompts, Row, Work, median_row, run_all
 from tests.support.launched import REPOSITORY, Launched, descendants_of
 
+RATIOS = ("out_tok_s", "in_tok_s", "ttft_p50_ms", "tpot_p50_ms", "stall_max_ms", "long_ttft_ms")
 SHOWN = (
     "concurrency",
     "out_tok_s",
@@ -49,13 +54,23 @@ SHOWN = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that is measured; `pid` of what was started here."""
+
+    label: str
+    base_url: str
+    pid: int | None = None
+
+
 def main() -> None:
     arguments = _arguments()
     directory = make_shape(arguments.models, arguments.shape)
     token_ids = word_ids(directory)
-    with _service(arguments, directory) as (base_url, pid):
-        rows = asyncio.run(_run(arguments, base_url, pid, token_ids))
-    swept = [row for row in rows if row["workload"] == "sweep"]
+    with _service(arguments, directory) as first:
+        servers = [first, *(Server(*text.split("=", 1)) for text in arguments.peer)]
+        rows = asyncio.run(_run(arguments, servers, token_ids))
+    swept = [row for row in rows if row["workload"] == "sweep" and row["label"] == first.label]
     if swept:
         picture = arguments.out.with_suffix(".png")
         plot_sweep([median for _, median in sorted(_medians(swept).items())], picture)
@@ -73,6 +88,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--base-url", help="of a running server; default: start Penstock")
     parser.add_argument("--model", help="its name there; default: the shape's")
     parser.add_argument("--label", default="penstock")
+    parser.add_argument("--peer", nargs="*", default=[], metavar="LABEL=URL")
+    parser.add_argument("--neighbours", type=int, default=0)
     parser.add_argument(
         "--by-blank-lines", action="store_true", help="read streams as `vllm bench serve` does"
     )
@@ -85,10 +102,9 @@ def _arguments() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def _service(arguments: argparse.Namespace, directory: Path) -> Iterator[tuple[str, int | None]]:
-    """(base URL, pid of what was started)."""
+def _service(arguments: argparse.Namespace, directory: Path) -> Iterator[Server]:
     if arguments.base_url is not None:
-        yield arguments.base_url, None
+        yield Server(arguments.label, arguments.base_url)
         return
     env = {
         "MODEL": str(directory),
@@ -100,40 +116,73 @@ def _service(arguments: argparse.Namespace, directory: Path) -> Iterator[tuple[s
     }
     env |= dict(pair.split("=", 1) for pair in arguments.env)
     with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
-        yield penstock.base_url, penstock.pid
+        yield Server(arguments.label, penstock.base_url, penstock.pid)
 
 
 async def _run(
-    arguments: argparse.Namespace, base_url: str, pid: int | None, token_ids: list[int]
+    arguments: argparse.Namespace, servers: Sequence[Server], token_ids: list[int]
 ) -> list[Row]:
-    facts = _conditions() | {"label": arguments.label, "shape": arguments.shape}
+    facts = _conditions() | {"shape": arguments.shape, "neighbours": arguments.neighbours}
     facts["env"] = sorted(arguments.env)
     rows: list[Row] = []
     async with new_session() as session:
-        send = completions(
-            session,
-            base_url,
-            arguments.model or arguments.shape,
-            by_blank_lines=arguments.by_blank_lines,
-        )
-        warm = Prompts(token_ids, arguments.seed - 1)
-        await run_all(send, [Work(warm.take(300), 16) for _ in range(4)], 4)
+        senders = {
+            server: completions(
+                session,
+                server.base_url,
+                arguments.model or arguments.shape,
+                by_blank_lines=arguments.by_blank_lines,
+            )
+            for server in servers
+        }
+        for send in senders.values():
+            warm = Prompts(token_ids, arguments.seed - 1)
+            await run_all(send, [Work(warm.take(300), 16) for _ in range(4)], 4)
         for name in arguments.workloads:
             for run in range(arguments.runs):
-                before = _cpu(pid)
-                made = await WORKLOADS[name](send, Prompts(token_ids, arguments.seed + run))
-                foreign = _foreign(before, _cpu(pid)) if pid is not None else None
-                for row in made:
-                    row = {"workload": name, "run": run, "foreign": foreign} | row
-                    rows.append(facts | row)
-                    _show(row)
+                for server in servers[:: -1 if run % 2 else 1]:
+                    work = WORKLOADS[name](
+                        senders[server], Prompts(token_ids, arguments.seed + run)
+                    )
+                    made, foreign = await _beside(arguments.neighbours, server.pid, work)
+                    for row in made:
+                        row = {"workload": name, "run": run, "foreign": foreign} | row
+                        rows.append(facts | {"label": server.label} | row)
+                        _show(rows[-1])
             if arguments.runs > 1:
-                for _, median in sorted(_medians(r for r in rows if r["workload"] == name).items()):
-                    _show({**median, "run": "median"})
+                _show_medians([row for row in rows if row["workload"] == name], servers)
     with arguments.out.open("a") as out:
         for row in rows:
             out.write(json.dumps(row) + "\n")
     return rows
+
+
+async def _beside(
+    neighbours: int, pid: int | None, work: Awaitable[list[Row]]
+) -> tuple[list[Row], float | None]:
+    """Returns the rows, and the cores that others used meanwhile where `pid` is ours."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(neighbours):
+            stack.enter_context(busy_process())
+        before = _cpu(pid)
+        made = await work
+        return made, _foreign(before, _cpu(pid)) if pid is not None else None
+
+
+def _show_medians(rows: Sequence[Row], servers: Sequence[Server]) -> None:
+    """Prints each server's medians, and how many times a peer's are the first server's."""
+    first: dict[int, Row] = {}
+    for server in servers:
+        medians = _medians(row for row in rows if row["label"] == server.label)
+        first = first or medians
+        for concurrency, median in sorted(medians.items()):
+            _show({**median, "run": "median"})
+            if server is not servers[0]:
+                own = first[concurrency]
+                _show(
+                    {name: own[name] / median[name] for name in RATIOS if median.get(name)}
+                    | {"workload": median["workload"], "run": "times", "label": server.label}
+                )
 
 
 def _medians(rows: Any) -> dict[int, Row]:
@@ -146,7 +195,8 @@ def _medians(rows: Any) -> dict[int, Row]:
 
 def _show(row: Row) -> None:
     cells = [f"{name}={row[name]:.4g}" for name in SHOWN if row.get(name) is not None]
-    print(f"{row['workload']} {row['run']}: {' '.join(cells)}", *row.get("errors", ()), flush=True)
+    head = f"{row['workload']} {row['label']} {row['run']}:"
+    print(head, *cells, *row.get("errors", ()), flush=True)
 
 
 def _conditions() -> Row:
