@@ -36,6 +36,7 @@ from tests.bench.shapes import SHAPES, make_shape, word_ids
 from tests.bench.workloads import WORKLOADS, Prompts, Row, Work, median_row, run_all
 from tests.support.launched import REPOSITORY, Launched, descendants_of
 
+SETTLE_S = 1.0  # until the threads of the server before have gone to sleep; OpenMP's spin
 RATIOS = ("out_tok_s", "in_tok_s", "ttft_p50_ms", "tpot_p50_ms", "stall_max_ms", "long_ttft_ms")
 SHOWN = (
     "concurrency",
@@ -164,6 +165,7 @@ async def _beside(
     with contextlib.ExitStack() as stack:
         for _ in range(neighbours):
             stack.enter_context(busy_process())
+        await asyncio.sleep(SETTLE_S)
         before = _cpu(pid)
         made = await work
         return made, _foreign(before, _cpu(pid)) if pid is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from tests.support.checkpoints import make_checkpoint
 from tests.support.cpu_kernels import kernels
 from tests.support.forced_logits import forced_logits
+from tests.support.native_models import build_stack
 from worker.model.cpu import choices, measuring, tiers
 from worker.model.cpu.choices import AMX, ONEDNN, OURS, ProductChoices, ProductShape, Times
 from worker.model.cpu.compiler import build, cpu_flags
@@ -19,6 +21,8 @@ from worker.model.cpu.features import cpu_features
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.measuring import ProductMeter
 from worker.model.cpu.native_ops import NativeOps
+from worker.model.kv_pool import KVCachePool
+from worker.model.layers.stack import DecoderStack
 
 BF16 = torch.bfloat16
 EMULATION = Path(__file__).parents[2] / "support" / "amx_emulated.h"
@@ -155,9 +159,53 @@ def test_a_model_with_copies_of_its_weights_computes_the_same_model(
         lambda shape: {OURS: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", room=0
     )
     monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
+    monkeypatch.setattr(tiers, "is_quicker", lambda *arguments: True)
     with_copies = forced_logits(path, texts, tier="native", quantization=quantization)
     different = 0
     for one, other in zip(alone, with_copies, strict=True):
         assert (one - other).norm() <= 0.05 * one.norm()
         different += not torch.equal(one, other)
     assert different or quantization == "int8", "no step used a copy"
+
+
+def test_copies_are_dropped_where_whole_steps_gain_nothing_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_checkpoint(tmp_path, "qwen3")
+    texts = [torch.randint(0, 384, (n,)).tolist() for n in (17, 40)]
+    alone = forced_logits(path, texts, tier="native")
+    monkeypatch.setattr(choices, "ROWS", (8, 16))
+    monkeypatch.setattr(choices, "LEAST_BYTES", 0)
+    asked: list[int] = []
+
+    def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, rows: int) -> bool:
+        asked.append(rows)
+        return False
+
+    pays = ProductChoices(
+        lambda shape: {OURS: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", room=0
+    )
+    monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
+    monkeypatch.setattr(tiers, "is_quicker", is_quicker)
+    without = forced_logits(path, texts, tier="native")
+    assert asked == [8]
+    for one, other in zip(alone, without, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 64])
+def test_the_stack_that_computes_the_same_steps_in_less_time_is_the_quicker_one(
+    num_rows: int,
+) -> None:
+    stack, pool = build_stack(kernels("best"), is_int8=False)
+    steps: list[int] = []
+
+    def thrice(*step: Any) -> torch.Tensor:
+        steps.append(step[2].num_tokens)
+        stack(*step)
+        stack(*step)
+        return stack(*step)
+
+    assert measuring.is_quicker(stack, thrice, pool, num_rows)
+    assert not measuring.is_quicker(thrice, stack, pool, num_rows)
+    assert set(steps) == {num_rows}

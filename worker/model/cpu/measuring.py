@@ -1,4 +1,4 @@
-"""Measures, at load, the ways to compute a product of many rows: see choices.py.
+"""Measures, at load, the ways to compute many rows: products (see choices.py), then whole steps.
 
 What each way computes is first compared with our own kernel.
 """
@@ -12,12 +12,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from worker.model.attention.base import AttentionMetadata
 from worker.model.cpu.choices import AMX, ONEDNN, OURS, ROWS, ProductShape, Times, choose
 from worker.model.cpu.int8 import OneDnnInt8Ops
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.packed_ops import PackedOps
+from worker.model.kv_pool import KVCachePool
 from worker.model.layers.ops import Multiply, Ops
+from worker.model.layers.stack import DecoderStack
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,9 @@ _WARM_S = 0.01  # until a way's threads are awake, and the system has put them o
 _SPIN_S = 0.005  # the threads behind another way spin for so long before they sleep
 _MORE_ROUNDS = 3  # before a copy is held for ever because of a moment's disturbance
 _TOLERANCE = 2e-2
+_STEP_TURNS = 3  # of both stacks; the best counts
+_MOST_STEPS_S = 5.0  # for all turns, at least one of them
+_STEP_QUICKER = 1.05
 
 
 class ProductMeter:
@@ -99,3 +105,46 @@ def _in_turns(ways: dict[str, Multiply], x: Tensor) -> dict[str, tuple[float, ..
                 seconds = time.perf_counter() - begin_s
                 best[name][place] = min(best[name][place], seconds)
     return {name: tuple(times) for name, times in best.items()}
+
+
+@torch.inference_mode()
+def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_rows: int) -> bool:
+    """Returns whether `stack` computes prompts of `num_rows` tokens together in clearly less time.
+
+    Writes into the first blocks of `pool`, which hold nothing yet.
+    """
+    batch = _prompts(pool, num_rows)
+    best = {id(one): float("inf") for one in (stack, other)}
+    end_s = time.perf_counter() + _MOST_STEPS_S
+    for turn in range(_STEP_TURNS):
+        if turn and time.perf_counter() > end_s:
+            break
+        for one in (stack, other):
+            begin_s = time.perf_counter()
+            one(*batch)
+            best[id(one)] = min(best[id(one)], time.perf_counter() - begin_s)
+    seconds, other_seconds = best[id(stack)], best[id(other)]
+    logger.info(
+        "steps of %d tokens: ms=%.1f other_ms=%.1f", num_rows, 1e3 * seconds, 1e3 * other_seconds
+    )
+    return seconds * _STEP_QUICKER <= other_seconds
+
+
+def _prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
+    """Returns a step of prompts, each as long as a block."""
+    length = min(pool.block_size, num_rows)
+    count = min(pool.num_blocks, num_rows // length)
+    ends = torch.arange(0, (count + 1) * length, length, dtype=torch.int32)
+    positions = torch.arange(length, dtype=torch.int32).repeat(count)
+    metadata = AttentionMetadata(
+        cu_q=ends,
+        seq_lens=torch.full((count,), length, dtype=torch.int32),
+        block_table=torch.arange(count, dtype=torch.int32)[:, None],
+        slots=torch.arange(count * length, dtype=torch.int32),
+        num_decodes=count if length == 1 else 0,
+        max_query_len=length,
+        num_tokens=count * length,
+        query_lens=(length,) * count,
+        context_lens=(length,) * count,
+    )
+    return torch.zeros_like(positions), positions, metadata, ends[1:].long() - 1

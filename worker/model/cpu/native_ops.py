@@ -123,6 +123,11 @@ class NativeProduct:
         self._kernel(self.weight, x.data_ptr(), scratch, out.data_ptr(), rows)
         return out
 
+    def drop_copy(self) -> None:
+        """Leaves every number of rows to our kernel."""
+        self._many = None
+        self.many_rows = 0
+
     def __del__(self) -> None:
         self._settle()  # a late thread may still read the weight
 
@@ -149,6 +154,7 @@ class NativeOps:
         self._choices = choices
         self._choice = Choice(amx_rows)
         self._torch_threads = torch_threads
+        self._with_copies: list[NativeProduct] = []
         self._memory = HugePages()
         self._scratch = ProductScratch(kernels)
         # Products of the same width share their memory, across layers: see Ops.
@@ -234,9 +240,18 @@ class NativeOps:
         if bias is not None:
             there.bias = lend(_padded(bias.float(), len(weight)))
         results = self._workspace(num_columns, is_gated)
-        return NativeProduct(
+        product = NativeProduct(
             self._kernels, there, tuple(tensors), results, self._scratch, many, choice.copy_rows
         )
+        if many is not None:
+            self._with_copies.append(product)
+        return product
+
+    def drop_copies(self) -> None:
+        """Frees oneDNN's copies of all weights; our kernels compute every number of rows."""
+        for product in self._with_copies:
+            product.drop_copy()
+        self._with_copies.clear()
 
     def _choose(self, weight: Tensor, is_gated: bool) -> Choice:
         if self._choices is None:

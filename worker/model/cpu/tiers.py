@@ -21,7 +21,7 @@ from worker.model.cpu.compiler import build_for, cache_directory
 from worker.model.cpu.features import cpu_features, cpu_model
 from worker.model.cpu.int8 import Int8Ops, OneDnnInt8Ops
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
-from worker.model.cpu.measuring import ProductMeter
+from worker.model.cpu.measuring import ProductMeter, is_quicker
 from worker.model.cpu.native_attention import NativeAttention
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
@@ -123,11 +123,13 @@ def native_tier(request: TierRequest) -> Tier:
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         whole = NativeStack(model, pool, kernels)
-        # Layer by layer costs calls from Python and waits: only where every layer gains by it.
-        if not (copy_rows := whole.copy_rows):
-            return whole
-        by_layer = LayerByLayer(model, NativeAttention(pool, kernels))
-        return StackByRows(whole, by_layer, copy_rows)
+        if copy_rows := whole.copy_rows:
+            by_layer = LayerByLayer(model, NativeAttention(pool, kernels))
+            # Calls from Python, and two libraries' threads in turns, cost what no product shows.
+            if is_quicker(by_layer, whole, pool, copy_rows):
+                return StackByRows(whole, by_layer, copy_rows)
+        ops.drop_copies()
+        return whole
 
     return Tier("native", ops, stack, has_own_threads=True)
 
