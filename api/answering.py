@@ -31,6 +31,7 @@ from api.open_requests import Ending, OpenRequest
 from api.pieces import is_short, parts_of
 from api.rate_limit_headers import tell_allowances
 from api.request_id import tell_durability
+from api.resume_point import ResumePoint
 from api.scored_prompt import ScoredPrompt
 from api.timing import Timing
 from api.told_events import ToldEvents
@@ -195,7 +196,6 @@ class GenerationResponse(Response):
                 if body:
                     await self._write_told(send, body)
                     has_written = True
-        self._told.end_delta(delta)
         if not has_written and self._is_quiet:  # tokens come, and are held
             await self._keep_alive(send)
 
@@ -244,7 +244,11 @@ class GenerationResponse(Response):
         await self._say_error(send, going_down(said))
 
     def _how_to_go_on(self, stream: AnswerStream) -> str:
-        return where_to_go_on(stream.job_id, self._told.place) if self._streamed else "Try again."
+        return (
+            where_to_go_on(stream.job_id, self._told.resume_point)
+            if self._streamed
+            else "Try again."
+        )
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
         if not self._streamed:
@@ -253,7 +257,8 @@ class GenerationResponse(Response):
             return
         if not self._has_begun:
             await self._begin_stream(send)
-        last = self._told.farewell(self._failed(error)) + self._dialect.framing.done
+        framing = self._dialect.framing
+        last = framing.event(self._failed(error)) + framing.done
         await self._write_events(send, last, more=False)
 
     async def _begin_stream(self, send: Send) -> None:
@@ -261,8 +266,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
 
     async def _end_stream(self, end: Finished | Failed, send: Send) -> None:
-        rest = self._told.rest()
-        events = self._told.ending(rest, self._last_payloads(end))
+        events = self._told.ending(end, self._last_payloads)
         last = b""
         if is_small_answer(self._job, end):
             last = b"".join(events)
@@ -344,10 +348,11 @@ class GenerationResponse(Response):
         self._frontend.metrics.requests.labels(self._job.kind, outcome).inc()
 
 
-def where_to_go_on(job_id: str, cursor: Cursor) -> str:
+def where_to_go_on(job_id: str, resume_point: ResumePoint) -> str:
     """A sentence for a reader whose stream ends before its job does."""
     return (
-        f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {cursor}' goes on from here."
+        f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {resume_point}' goes on "
+        "from here."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from api.errors import ApiError
@@ -24,8 +24,17 @@ class Dialect(Protocol):
         """Payloads that are sent at admission, before any token."""
         ...
 
+    def before_choice(self, choice: int) -> Iterable[Any]:
+        """Payloads that precede a choice's first tokens and have none of them. Once they were
+        taken there are none."""
+        ...
+
     def delta(self, delta: Delta) -> Sequence[Any]:
         """Payloads for new tokens; none while their text is held back."""
+        ...
+
+    def held_bytes(self, choice: int) -> int:
+        """How much of a choice's text no payload has yet: it may become a marker. UTF-8 bytes."""
         ...
 
     def finished(self, end: Finished) -> Sequence[Any]:

@@ -21,11 +21,6 @@ class GatheredDeltas:
         self._num_held: dict[int, int] = {}
         self._begun: set[int] = set()
 
-    @property
-    def is_empty(self) -> bool:
-        """True when everything that was pushed has been given."""
-        return not self._held
-
     def push(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
         """Yields what these complete. Raises ValueError as `segment_deltas`."""
         for delta in deltas:
@@ -33,7 +28,7 @@ class GatheredDeltas:
                 yield from self._take(part)
 
     def rest(self) -> Iterator[Delta]:
-        """Yields everything that is held; the stream is over, or ends here."""
+        """Yields everything that is held; the stream is over."""
         for choice in sorted(self._held):
             yield self._given(choice)
 
@@ -53,13 +48,17 @@ class GatheredDeltas:
         token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
         text = "".join(part.text for part in parts)
         logprobs = tuple(one for part in parts for one in part.logprobs or ())
-        last, num_bytes = parts[-1], len(text.encode())
-        segment = Segment(choice, len(token_ids), num_bytes, last.finish_reason, last.stop_reason)
-        return Delta(
-            START,
-            Cursor(len(token_ids), num_bytes),
-            token_ids,
-            text,
-            logprobs if any(part.logprobs is not None for part in parts) else None,
-            (segment,),
+        has_logprobs = any(part.logprobs is not None for part in parts)
+        return delta_of(
+            parts[-1]._replace(
+                token_ids=token_ids, text=text, logprobs=logprobs if has_logprobs else None
+            )
         )
+
+
+def delta_of(part: ChoiceDelta) -> Delta:
+    """Returns `part` as a delta of one segment without a place in the log: for dialects alone."""
+    num_tokens, num_bytes = len(part.token_ids), len(part.text.encode())
+    segment = Segment(part.choice, num_tokens, num_bytes, part.finish_reason, part.stop_reason)
+    end = Cursor(num_tokens, num_bytes)
+    return Delta(START, end, part.token_ids, part.text, part.logprobs, (segment,))

@@ -42,9 +42,15 @@ class GenerateDialect:
     def opening(self) -> Sequence[Any]:
         return ()
 
+    def before_choice(self, choice: int) -> Sequence[Any]:
+        return ()
+
     def delta(self, delta: Delta) -> Sequence[Any]:
         self.collect(delta)
         return (self._event(delta.text),) if delta.text else ()
+
+    def held_bytes(self, choice: int) -> int:
+        return 0
 
     def finished(self, end: Finished) -> Sequence[Any]:
         return ({**self._event(""), "id": self._id, **self._end(end)},)

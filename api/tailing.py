@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import anyio
 from starlette.responses import Response
@@ -11,15 +12,17 @@ from starlette.types import Receive, Scope, Send
 
 from api import sse
 from api.answering import FAREWELL_S, where_to_go_on
+from api.delivered import Diverged
 from api.errors import ApiError, ServerError, going_down, job_failed, store_unreachable, unavailable
 from api.frontend import Frontend
 from api.job_stream import JobStream, StreamInterrupted
 from api.native import tail_choice, tail_delta, tail_end, tail_error
 from api.open_requests import Ending
 from api.pieces import parts_of, pieces_of
+from api.resume_point import AheadTrimmer, ResumePoint
 from shared.messages import (
-    START,
     TERMINAL_STATES,
+    ChoiceDelta,
     Cursor,
     Delta,
     ErrorCode,
@@ -34,18 +37,19 @@ log = logging.getLogger(__name__)
 
 
 class TailResponse(Response):
-    """From a cursor to the end of the job.
+    """From a resume point to the end of the job.
 
     Leaving it cancels nothing. But it is a reader of the job: while it is there the job is no
     orphan, and where the last one that leaves begins a grace period, this one does too.
 
     There is an event for each piece, whoever reads and whenever: what a reader is told depends on
-    the log alone. An event's id is the cursor after it; the end has the id of the log's last entry.
+    the log alone, and on what it has ahead of its cursor. An event's id is the resume point behind
+    it; the end has the id of the log's last entry.
     What is not the job's own end (an outage, this frontend going down) has none, so that a reader
     that comes back comes back to where it was.
     """
 
-    def __init__(self, frontend: Frontend, record: JobRecord, after: Cursor) -> None:
+    def __init__(self, frontend: Frontend, record: JobRecord, after: ResumePoint) -> None:
         super().__init__()
         self._frontend = frontend
         self._job_id = record.job_id
@@ -56,7 +60,8 @@ class TailResponse(Response):
         self._reader_id = frontend.new_reader_id()
         self._has_ended = False
         self._token_ids: list[int] = []  # without text so far
-        self._made = self._written = after  # ids of the last events that were made, and written
+        self._ahead = AheadTrimmer(after.ahead)
+        self._made = self._written = after  # behind the last events that were made, and written
         self._keepalive = sse.KEEPALIVE
         self._lead = b""  # of the next events that are written
 
@@ -86,7 +91,7 @@ class TailResponse(Response):
             if self._is_live:
                 await frontend.store.attach([(self._job_id, self._reader_id)])
                 frontend.departures.watch(self._job_id, self._reader_id, self._policy)
-            return await frontend.relay.open(self._job_id, self._after)
+            return await frontend.relay.open(self._job_id, self._after.cursor)
         except TransportError as error:
             raise store_unreachable(error) from error
 
@@ -104,6 +109,9 @@ class TailResponse(Response):
         except StreamInterrupted:
             said = f"The job store went away. {self._how_to_go_on(stream)}"
             await self._say_error(send, unavailable(said))
+        except Diverged as error:
+            log.error("stream diverged", extra={"job_id": self._job_id, "detail": str(error)})
+            await self._say_error(send, _diverged())
         except Exception:
             log.exception("tail failed", extra={"job_id": self._job_id})
             await self._say_error(send, ServerError("The server made a mistake. It was logged."))
@@ -149,12 +157,14 @@ class TailResponse(Response):
     def _text_events(self, delta: Delta) -> Iterator[bytes]:
         """Yields events for the pieces that have text."""
         for piece in pieces_of(delta):
-            self._token_ids.extend(piece.token_ids)
-            if piece.text:
-                payload = tail_delta(piece.text, self._token_ids)
+            part = self._ahead.rest_of(ChoiceDelta(0, piece.token_ids, piece.text))
+            if part is None:
+                continue
+            self._token_ids.extend(part.token_ids)
+            if part.text:
+                payload = tail_delta(part.text, self._token_ids)
                 self._token_ids = []
-                self._made = piece.end
-                yield sse.event(payload, str(piece.end))
+                yield self._event(payload, piece.end)
 
     def _choice_events(self, delta: Delta) -> Iterator[bytes]:
         """Yields an event for each segment: a reader may come back in between."""
@@ -163,19 +173,35 @@ class TailResponse(Response):
             cursor = Cursor(
                 cursor.num_tokens + len(part.token_ids), cursor.num_bytes + len(part.text.encode())
             )
-            self._made = cursor
-            yield sse.event(tail_choice(part), str(cursor))
+            rest = self._ahead.rest_of(part)
+            if rest is not None:
+                yield self._event(tail_choice(rest), cursor)
+
+    def _event(self, payload: dict[str, Any], cursor: Cursor) -> bytes:
+        """Returns the event of `payload`, which ends at `cursor` of the log."""
+        self._made = ResumePoint(cursor, self._ahead.left)
+        return sse.event(payload, str(self._made))
 
     def _last_event(self, event: Finished | Failed) -> bytes:
         end_id = f"{event.end.num_tokens + 1}-0"
         if isinstance(event, Finished):
             return sse.event(tail_end(event, self._token_ids), end_id)
-        error = job_failed(event, delivered=self._after != START)
+        error = job_failed(event, delivered=self._after != ResumePoint())
         is_durable = event.code != ErrorCode.STREAM_DIVERGED
         return sse.event(tail_error(error), end_id if is_durable else None)
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
         await self._write_events(send, sse.event(tail_error(error)) + sse.DONE, more=False)
+
+
+def _diverged() -> ApiError:
+    return ApiError(
+        500,
+        "The job's log does not continue what this reader has: its id is none of this stream.",
+        kind="server_error",
+        code=ErrorCode.STREAM_DIVERGED,
+        should_retry=False,
+    )
 
 
 async def _write(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -1,93 +1,108 @@
-"""ToldEvents: a stream's events, and how far its reader has been told.
+"""ToldEvents: a stream's events, and where its reader goes on.
 
-A stream may be cut while a write waits for a slow client, who never gets it then. So the place to
-go on from lies behind what was written, not behind what was made or read from the log.
+A stream may be cut while a write waits for a slow client, who never gets it then. So a reader goes
+on behind what was written, not behind what was made or read from the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from api.dialect import Dialect
-from api.gathered import GatheredDeltas
+from api.gathered import GatheredDeltas, delta_of
 from api.pieces import told
+from api.resume_point import ResumePoint
 from api.sse import whole_events
-from shared.messages import START, Cursor, Delta
+from api.told_choices import ToldChoices, extent_of
+from shared.messages import Delta, Failed, Finished, choice_deltas
 
 
 class ToldEvents:
-    """The events of one answer in its dialect. Every item is a whole event, or empty where the
-    next one is not complete: between any two of them the stream may be cut."""
+    """The events of one answer in its dialect. Every item is whole events, or empty where the
+    next one is not complete: between any two of them the stream may be cut. All events of what a
+    choice is given at once are one item, so that none of its tokens is told in part."""
 
     def __init__(self, dialect: Dialect, stream_interval: int | None) -> None:
         """`stream_interval`: as GenerationResponse's."""
         self._dialect = dialect
         self._gathered = None if stream_interval is None else GatheredDeltas(stream_interval)
-        self._is_within = False  # a delta, or the end: a part of its events was not written
-        self._taken = self._made = self._written = START
+        self._choices = ToldChoices()
         self._last_made: Any = None
         self.last_payload: Any = None  # that was written
 
     @property
-    def place(self) -> Cursor:
-        """Where a reader goes on who has what was written, and `rest`.
-
-        Nothing before it is missing. Where the tokens of several choices are gathered, some behind
-        it may have been told.
-        """
-        is_told = self._gathered is not None and not self._is_within
-        return self._taken if is_told else self._written
+    def resume_point(self) -> ResumePoint:
+        """Where a reader goes on who has what was written: nothing is missing or comes twice."""
+        return self._choices.resume_point
 
     def opening(self) -> Iterator[bytes]:
         """Yields the events before any token."""
-        return self._said(self._dialect.opening())
+        return self._events(self._dialect.opening())
 
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
-        """Yields the events that a delta completes; `end_delta` follows when they are written."""
-        self._is_within = True
+        """Yields the events that a delta completes."""
         for piece in told(delta, num_waiting):
-            given = (piece,) if self._gathered is None else self._gathered.push((piece,))
-            payloads = [payload for part in given for payload in self._dialect.delta(part)]
-            is_place = self._gathered is None or self._gathered.is_empty
-            yield from self._said(payloads, piece.end if is_place else None)
+            self._choices.log(piece)
+            for part in self._parts(piece):
+                yield from self._events_of_part(part)
 
     def wrote(self) -> None:
         """Everything that was made has been written."""
-        self._written, self.last_payload = self._made, self._last_made
+        self._choices.wrote()
+        self.last_payload = self._last_made
 
-    def end_delta(self, delta: Delta) -> None:
-        """All events of `delta` have been written."""
-        self._is_within, self._taken = False, delta.end
-
-    def rest(self) -> Sequence[Any]:
-        """Returns the payloads of what is held: nothing within a delta, as the place to go on from
-        is before it. To be called once, when the stream ends."""
-        if self._gathered is None or self._is_within:
-            return ()
-        self._is_within = True
-        return [payload for part in self._gathered.rest() for payload in self._dialect.delta(part)]
-
-    def ending(self, rest: Sequence[Any], last: Sequence[Any]) -> Iterator[bytes]:
-        """Yields the events of `rest`, then those of the end, which may be as long as the answer:
-        a response's repeat it."""
-        self._is_within = True
-        yield from self._said(rest, self._taken)
-        for payload in last:
+    def ending(
+        self,
+        end: Finished | Failed,
+        last_payloads: Callable[[Finished | Failed], Sequence[Any]],
+    ) -> Iterator[bytes]:
+        """Yields the events of what is held, then those of the end, which may be as long as the
+        answer: a response's repeat it."""
+        if self._gathered is not None:
+            for part in self._gathered.rest():
+                yield from self._events_of_part(part)
+        is_finished = isinstance(end, Finished)
+        if is_finished:
+            yield from self._events(self._dialect.before_choice(0))
+        # What the dialect holds is in one of the last events: a cut must not fall between them.
+        is_one, events = is_finished and self._choices.has_untold, []
+        for payload in last_payloads(end):
             for event in whole_events(self._dialect.framing, payload):
-                self._last_made = payload if event else self._last_made
-                yield event
+                if event:
+                    self._last_made = payload
+                if event and is_one:
+                    events.append(event)
+                yield b"" if is_one else event
+        if is_one:
+            self._choices.tell_all()
+            yield b"".join(events)
 
-    def farewell(self, last: Any) -> bytes:
-        """Returns the event of `last`, behind what is held: for a stream that ends before its job
-        does."""
-        return b"".join(map(self._dialect.framing.event, (*self.rest(), last)))
+    def _parts(self, piece: Delta) -> Iterator[Delta]:
+        """Yields deltas of one choice each."""
+        if self._gathered is not None:
+            yield from self._gathered.push((piece,))
+        elif len({segment.choice for segment in piece.segments or ()}) <= 1:
+            yield piece
+        else:
+            yield from map(delta_of, choice_deltas(piece))
 
-    def _said(self, payloads: Sequence[Any], place: Cursor | None = None) -> Iterator[bytes]:
-        """Yields an event for each payload. `place`: where one goes on who has them all."""
-        for num_left, payload in zip(reversed(range(len(payloads))), payloads, strict=True):
+    def _events_of_part(self, part: Delta) -> Iterator[bytes]:
+        choice = part.segments[0].choice if part.segments else 0
+        yield from self._events(self._dialect.before_choice(choice))
+        extent = extent_of(part)
+        self._choices.take(choice, extent)
+        payloads = self._dialect.delta(part)
+        if payloads:
+            event = b"".join(map(self._dialect.framing.event, payloads))
+            held_bytes = 0 if extent.has_end else self._dialect.held_bytes(choice)
+            self._choices.tell(choice, held_bytes)
+            self._last_made = payloads[-1]
+            yield event
+
+    def _events(self, payloads: Iterable[Any]) -> Iterator[bytes]:
+        """Yields an event for each payload, which have no tokens."""
+        for payload in payloads:
             event = self._dialect.framing.event(payload)
             self._last_made = payload
-            if place is not None and not num_left:
-                self._made = place
             yield event

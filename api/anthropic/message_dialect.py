@@ -46,6 +46,7 @@ class MessageDialect:
         self._parser = new_parser()
         self._thinking_tokens = thinking_tokens
         self._blocks = BlockStream()
+        self._num_bytes = 0  # of a streamed text so far
         self._texts: list[str] = []  # collected and not read yet
         self._content = WholeBlocks()  # of whole answers
 
@@ -55,11 +56,19 @@ class MessageDialect:
         message = {**self._message(), "content": [], **_NOT_STOPPED, "usage": usage}
         return ({"type": "message_start", "message": message},)
 
+    def before_choice(self, choice: int) -> Sequence[Any]:
+        return ()
+
     def delta(self, delta: Delta) -> Sequence[Any]:
         self._count_thinking(delta)
         if not delta.text:
             return ()
+        self._num_bytes += len(delta.text.encode())
         return list(self._blocks.push(self._parser.push(delta.text)))
+
+    def held_bytes(self, choice: int) -> int:
+        spans = self._parser.spans
+        return 0 if spans is None else self._num_bytes - spans.num_bytes
 
     def finished(self, end: Finished) -> Sequence[Any]:
         return list(self._ended(end))

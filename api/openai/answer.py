@@ -61,6 +61,11 @@ class ChoiceAnswer(Generic[EntryT]):
         self._placed: list[PlacedLogprob[EntryT]] = []
         self._shows_stop_entries = False
 
+    @property
+    def held_bytes(self) -> int:
+        """UTF-8 bytes at the end of its text of which is not known whose they are."""
+        return 0 if self.spans is None else self._num_bytes - self.spans.num_bytes
+
     def follow_prompt(self, num_chars: int) -> None:
         """Its log probabilities stand behind those of a prompt of so many characters.
 
@@ -128,6 +133,9 @@ class OpenAIAnswer(Generic[EntryT]):
     def opening(self) -> Sequence[Any]:
         raise NotImplementedError
 
+    def before_choice(self, choice: int) -> Iterable[Any]:
+        return ()
+
     def delta(self, delta: Delta) -> Sequence[Any]:
         members: list[dict[str, Any]] = []
         for part in choice_deltas(delta):
@@ -138,6 +146,9 @@ class OpenAIAnswer(Generic[EntryT]):
             if part.finish_reason is not None and choice.ending is not None:
                 members += self._ended(choice, choice.ending)
         return [self._chunk([member]) for member in members]
+
+    def held_bytes(self, choice: int) -> int:
+        return self._choices[choice].held_bytes
 
     def finished(self, end: Finished) -> Sequence[Any]:
         members: list[dict[str, Any]] = []

@@ -91,6 +91,9 @@ class CompletionDialect(OpenAIAnswer[CompletionEntry]):
             chunks[0].update(about)
         return chunks
 
+    def before_choice(self, choice: int) -> Iterable[Any]:
+        return (self._chunk([said]) for said in self._echo_with_logprobs(self._choices[choice]))
+
     def collect(self, delta: Delta) -> None:
         super().collect(delta)
         if self._shape.best_of > self._shape.n:

@@ -15,10 +15,11 @@ from api.job_stream import JobStream
 from api.pieces import parts_of
 from api.public_id import public_id
 from api.responses.dialect import ResponseDialect
+from api.resume_point import ResumePoint
 from api.sse import TYPED, typed_event, whole_events
 from api.tailing import TailResponse
 from api.timing import Timing
-from shared.messages import START, Delta, Failed, Finished, Job
+from shared.messages import Delta, Failed, Finished, Job
 from shared.transport.base import JobRecord
 
 
@@ -62,7 +63,7 @@ class ResponseTail(TailResponse):
         dialect: ResponseDialect,
         starting_after: int | None,
     ) -> None:
-        super().__init__(frontend, record, START)
+        super().__init__(frontend, record, ResumePoint())
         self._response = dialect
         if starting_after is not None:
             dialect.num_known = starting_after + 1

@@ -59,8 +59,15 @@ class ResponseDialect:
         names = ("response.created", f"response.{waiting}")
         return [self._numbered({"type": name, "response": self._said(waiting)}) for name in names]
 
+    def before_choice(self, choice: int) -> Sequence[Payload]:
+        return ()
+
     def delta(self, delta: Delta) -> Sequence[Payload]:
         return [self._numbered(event) for event in self._events(delta)]
+
+    def held_bytes(self, choice: int) -> int:
+        spans, pieces = self._parser.spans, self._pieces
+        return pieces.num_bytes - (pieces.num_given if spans is None else spans.num_bytes)
 
     def finished(self, end: Finished) -> Sequence[Payload]:
         events = list(self._last_events(end))

@@ -40,8 +40,8 @@ class TokenPieces:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = tokenizer.detokenizer()
         self._text = b""  # not given yet
-        self._num_given = 0  # bytes
-        self._num_bytes = 0  # of all text so far
+        self.num_given = 0  # bytes
+        self.num_bytes = 0  # of all text so far
         self._num_chars = 0  # of the tokens so far
         self._ends = array("q", (0,))  # of each token, in bytes of the text, after the start
         self._next = 1  # index into `_ends` of the first token that no piece was given for
@@ -51,10 +51,10 @@ class TokenPieces:
     def push(self, delta: Delta) -> Iterator[TokenPiece]:
         """The pieces that this completes. Take all of them before the next push."""
         self._text += delta.text.encode()
-        self._num_bytes += len(delta.text.encode())
+        self.num_bytes += len(delta.text.encode())
         for index, token_id in enumerate(delta.token_ids):
             self._place(token_id, None if delta.logprobs is None else delta.logprobs[index])
-        while self._next < len(self._ends) and self._ends[self._next] <= self._num_bytes:
+        while self._next < len(self._ends) and self._ends[self._next] <= self.num_bytes:
             end = self._ends[self._next]
             self._next += 1
             if piece := self._cut(end):
@@ -66,7 +66,7 @@ class TokenPieces:
         After a stop, tokens that begin where the text ends stand for nothing that was shown (the
         stop string, the end token) and are dropped.
         """
-        end = self._num_bytes
+        end = self.num_bytes
         placed = tuple(
             msgspec.structs.replace(
                 held, start_bytes=min(held.start_bytes, end), end_bytes=min(held.end_bytes, end)
@@ -77,7 +77,7 @@ class TokenPieces:
         self._held.clear()
         text = self._text.decode(errors="replace")
         self._text = b""
-        self._num_given = self._num_bytes
+        self.num_given = self.num_bytes
         self._next = len(self._ends)
         return TokenPiece(text, placed)
 
@@ -96,13 +96,13 @@ class TokenPieces:
 
     def _cut(self, end: int) -> TokenPiece | None:
         """The piece up to `end`; None when a token adds no text."""
-        size = end - self._num_given
+        size = end - self.num_given
         while 0 < size < len(self._text) and self._text[size] & 0xC0 == 0x80:
             size -= 1  # never within a character
         if size <= 0:
             return None
         text, self._text = self._text[:size].decode(), self._text[size:]
-        self._num_given += size
+        self.num_given += size
         placed = []
         while self._held and self._held[0].end_bytes <= end and self._held[0].start_bytes < end:
             placed.append(self._held.popleft())

@@ -12,8 +12,9 @@ from api.frontend import frontend_of
 from api.job_view import job_payload, parse_status
 from api.json_answer import json_answer
 from api.public_id import parse_job_id, public_id
+from api.resume_point import ResumePoint
 from api.tailing import TailResponse
-from shared.messages import START, TERMINAL_STATES, Cursor, InvalidParameter
+from shared.messages import TERMINAL_STATES, InvalidParameter
 from shared.transport.base import JobRecord
 
 router = APIRouter()
@@ -63,7 +64,7 @@ async def stream_job(request: Request, name: str) -> Response:
     frontend = frontend_of(request)
     after = _after(request)
     record = await _find(request, name)
-    if record.state in TERMINAL_STATES and after.num_tokens > record.completion_tokens:
+    if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
     return TailResponse(frontend, record, after)
 
@@ -98,13 +99,13 @@ def list_limit(text: str) -> int:
     return limit
 
 
-def _after(request: Request) -> Cursor:
+def _after(request: Request) -> ResumePoint:
     # A browser's EventSource sets the header when it comes back, but cannot on its first try.
     text = request.headers.get("last-event-id") or request.query_params.get("after")
     if not text:
-        return START
+        return ResumePoint()
     try:
-        return Cursor.parse(text)
+        return ResumePoint.parse(text)
     except ValueError:
         raise CallerError(
             "Invalid value for 'Last-Event-ID': must be an id of this stream.",

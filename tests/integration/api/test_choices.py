@@ -421,6 +421,27 @@ def test_the_jobs_own_stream_tells_its_choices_from_any_event_on(
         assert told(tail_events(rest)) == told(events[at + 1 :])
 
 
+def test_a_reader_that_has_more_of_a_choice_gets_the_rest_of_each(
+    client: OpenAI, base_url: str
+) -> None:
+    whole = client.completions.create(prompt=PROMPT, n=3, **SAMPLED)
+    url = f"{base_url}/v1/jobs/{whole.id}/stream"
+    events = tail_events(httpx.get(url, timeout=60).text)
+    for at, upto in ((5, 12), (17, len(events) - 1)):
+        had = [event for _, event in events[at + 1 : upto] if event["index"] == 1]
+        num_tokens = sum(len(event["token_ids"]) for event in had)
+        num_bytes = sum(len(event["text"].encode()) for event in had)
+        end = "e" if any("finish_reason" in event for event in had) else ""
+        point = f"{events[at][0]}.1-{num_tokens}-{num_bytes}{end}"
+        rest = tail_events(httpx.get(url, params={"after": point}, timeout=60).text)
+        lacked = [one for one in events[at + 1 : upto] if one[1]["index"] != 1]
+        assert num_tokens
+        assert [event for _, event in rest] == [event for _, event in lacked + events[upto:]]
+        for again, (event_id, _) in enumerate(rest[:-1]):
+            later = tail_events(httpx.get(url, params={"after": event_id}, timeout=60).text)
+            assert later == rest[again + 1 :]
+
+
 def test_an_error_before_the_answer_is_an_ordinary_one(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(prompt=PROMPTS, **(SAMPLED | {"model": "nobody"}))

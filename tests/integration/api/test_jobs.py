@@ -143,7 +143,9 @@ def test_a_finished_job_can_be_read_from_any_cursor(client: httpx.Client) -> Non
     assert nothing_left.headers["x-request-id"] == answer["id"]
 
 
-@pytest.mark.parametrize("cursor", ["x", "1", "1-", "-1-2", "1-2-3", "9" * 50 + "-1", "١-٢"])
+@pytest.mark.parametrize(
+    "cursor", ["x", "1", "1-", "-1-2", "1-2-3", "9" * 50 + "-1", "١-٢", "1-2.", "1-2.128-0-0"]
+)
 def test_a_cursor_that_is_none_is_a_400(client: httpx.Client, cursor: str) -> None:
     answer = client.post("/generate", json={**PROMPT, "stream": False}).json()
     refused = client.get(

@@ -18,6 +18,7 @@ from api.open_requests import OpenRequests
 from api.openai.answer import AnswerFacts
 from api.openai.completion_dialect import CompletionDialect, CompletionShape
 from api.responses.answering import ResponseTail
+from api.resume_point import ResumePoint
 from api.tailing import TailResponse
 from api.time_slices import PIECE_BYTES, TimeSlices
 from api.timing import Timing
@@ -163,7 +164,7 @@ async def test_a_tail_writes_a_long_entry_in_pieces_with_an_id_for_each_step(
     num_choices: int,
 ) -> None:
     frontend = frontend_with(long_entry(num_choices))
-    response = TailResponse(frontend, record_with(num_choices), START)
+    response = TailResponse(frontend, record_with(num_choices), ResumePoint())
     bodies = [message["body"] for message in (await sent_by(response))[1:]]
     assert max(map(len, bodies)) < 2 * PIECE_BYTES < sum(map(len, bodies))
     ids = [line for line in b"".join(bodies).split(b"\n") if line.startswith(b"id: ")]
@@ -197,7 +198,7 @@ async def test_a_tail_that_is_cut_within_an_entry_names_the_last_event_that_it_w
             await asyncio.sleep(0)  # as uvicorn: it waits before it writes
         bodies.append(message.get("body", b""))
 
-    response: Any = TailResponse(frontend, record, START)
+    response: Any = TailResponse(frontend, record, ResumePoint())
     name, place = b"id: ", b"'Last-Event-ID: %s'"
     if is_response:
         response = ResponseTail(frontend, record, dialect(), None)

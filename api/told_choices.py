@@ -1,0 +1,113 @@
+"""ToldChoices: how far each choice of a stream has been told, and where its reader goes on.
+
+A choice's tokens are taken from the log, become part of an event, and are written: three moments,
+between any two of which the stream may be cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from api.resume_point import NOTHING, Extent, ResumePoint
+from shared.messages import START, Cursor, Delta
+
+
+class _Part(NamedTuple):
+    """A segment of the log."""
+
+    choice: int
+    upto: Extent  # of its choice, from the start of the log
+    end: Cursor
+
+
+class ToldChoices:
+    """Counts what the log gave, what was taken of it, and what was told, for each choice."""
+
+    def __init__(self) -> None:
+        self._cursor = START  # everything before it was written
+        self._passed: dict[int, Extent] = {}  # of each choice, before the cursor
+        self._log: deque[_Part] = deque()  # from the cursor on
+        self._logged: dict[int, Extent] = {}  # to the end of `_log`
+        self._taken: dict[int, Extent] = {}
+        self._told: dict[int, Extent] = {}  # in events that were made
+        self._written: dict[int, Extent] = {}
+
+    @property
+    def has_untold(self) -> bool:
+        """True when tokens or text were taken that no event has."""
+        return self._taken != self._told
+
+    @property
+    def resume_point(self) -> ResumePoint:
+        """Where a reader goes on who has what was written."""
+        ahead = {
+            choice: Extent(
+                written.num_tokens - passed.num_tokens,
+                written.num_bytes - passed.num_bytes,
+                written.has_end and not passed.has_end,
+            )
+            for choice, written in self._written.items()
+            if (passed := self._passed.get(choice, NOTHING)) != written
+        }
+        return ResumePoint(self._cursor, ahead)
+
+    def log(self, delta: Delta) -> None:
+        """Adds the next part of the log."""
+        if delta.segments is None:
+            self._log.append(_Part(0, self._add(self._logged, 0, extent_of(delta)), delta.end))
+            return
+        num_tokens, num_bytes = delta.start
+        for segment in delta.segments:
+            num_tokens += segment.num_tokens
+            num_bytes += segment.num_bytes
+            has_end = segment.finish_reason is not None
+            extent = Extent(segment.num_tokens, segment.num_bytes, has_end)
+            upto = self._add(self._logged, segment.choice, extent)
+            self._log.append(_Part(segment.choice, upto, Cursor(num_tokens, num_bytes)))
+
+    def take(self, choice: int, extent: Extent) -> None:
+        """So much more of a choice is known to who makes the events."""
+        self._add(self._taken, choice, extent)
+
+    def tell(self, choice: int, held_bytes: int = 0) -> None:
+        """An event has what was taken of `choice`, but for the last bytes of its text."""
+        taken = self._taken[choice]
+        self._told[choice] = taken._replace(num_bytes=taken.num_bytes - held_bytes)
+
+    def tell_all(self) -> None:
+        """An event has all that was taken."""
+        self._told = dict(self._taken)
+
+    def wrote(self) -> None:
+        """Every event that was made has been written."""
+        self._written.update(self._told)
+        while self._log and self._has(self._log[0]):
+            part = self._log.popleft()
+            self._passed[part.choice] = part.upto
+            self._cursor = part.end
+
+    def _has(self, part: _Part) -> bool:
+        written, upto = self._written.get(part.choice, NOTHING), part.upto
+        return (
+            written.num_tokens >= upto.num_tokens
+            and written.num_bytes >= upto.num_bytes
+            and written.has_end >= upto.has_end
+        )
+
+    @staticmethod
+    def _add(sums: dict[int, Extent], choice: int, extent: Extent) -> Extent:
+        before = sums.get(choice, NOTHING)
+        total = sums[choice] = Extent(
+            before.num_tokens + extent.num_tokens,
+            before.num_bytes + extent.num_bytes,
+            before.has_end or extent.has_end,
+        )
+        return total
+
+
+def extent_of(delta: Delta) -> Extent:
+    """Returns how much of its choice a delta of one choice is."""
+    segments, start, end = delta.segments, delta.start, delta.end
+    has_end = segments is not None and segments[-1].finish_reason is not None
+    return Extent(len(delta.token_ids), end.num_bytes - start.num_bytes, has_end)
