@@ -46,6 +46,11 @@ class IgnoredMembers:
         self.names: list[str] = []
         self._refuse = refuse
 
+    @property
+    def text(self) -> str | None:
+        """`names` as an answer tells them; None: nothing was ignored."""
+        return ", ".join(self.names) or None
+
     def rest(self, rows: Rows, name: str, value: Any) -> Any | None:
         """Returns what is left of the value of member `name`; None where that is nothing. The value
         stays as it is. Raises InvalidParameter where nothing may be ignored."""
@@ -85,5 +90,5 @@ class IgnoredMembers:
 
 def tell_ignored(scope: Scope, ignored: IgnoredMembers) -> None:
     """Sets the answer's header, if anything was ignored."""
-    if ignored.names:
-        scope.setdefault("state", {})["ignored"] = ", ".join(ignored.names)
+    if ignored.text is not None:
+        scope.setdefault("state", {})["ignored"] = ignored.text

@@ -30,22 +30,26 @@ class Endpoint:
     schema: type[msgspec.Struct]
     prepare: Callable[[Frontend, Caller, Any], Awaitable[Prepared]]
 
-    def parse(self, body: bytes, refuse_unused: bool = False) -> Any:
-        """Raises CallerError and InvalidParameter, as the route itself. Takes its time."""
-        ignored = IgnoredMembers(refuse=refuse_unused)  # a row's answer has no header to tell it
-        asked = parse_request(parse_json(body), self.kind, self.schema, ignored)
+    def parse(self, body: bytes, ignored: IgnoredMembers) -> Any:
+        """Returns a row's body as its route's request; `ignored` gets what of it is.
+
+        Raises CallerError and InvalidParameter, as the route itself. Takes its time.
+        """
+        request = parse_request(parse_json(body), self.kind, self.schema, ignored)
         for name in ("stream", "background"):
-            if getattr(asked, name, False):
+            if getattr(request, name, False):
                 raise InvalidParameter(name, "cannot be true in a batch")
-        if getattr(asked, "queue_timeout", None) is not None:
+        if getattr(request, "queue_timeout", None) is not None:
             raise unsupported("queue_timeout", "a row of a batch may wait until the batch expires")
-        if getattr(asked, "durability", None) is not None:
+        if getattr(request, "durability", None) is not None:
             raise unsupported("durability", "it is the batch that is accepted")
-        return asked
+        return request
 
 
-async def _prepare_response(frontend: Frontend, caller: Caller, asked: ResponseRequest) -> Prepared:
-    return Prepared(*await prepare_response(frontend, caller, asked))
+async def _prepare_response(
+    frontend: Frontend, caller: Caller, request: ResponseRequest
+) -> Prepared:
+    return Prepared(*await prepare_response(frontend, caller, request))
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 from api.blobs import Blobs, BlobWriter
 from api.errors import ApiError
+from api.ignored_members import HEADER as IGNORED_HEADER
 from api.sse import json_bytes, json_pieces
 from shared.messages import Usage
 from shared.transport.batches import NO_USAGE
@@ -25,15 +26,22 @@ class RowResult:
     usage: Usage = NO_USAGE
 
 
-def answer_pieces(custom_id: str, job_id: str, request_id: str, body: Any) -> Iterator[bytes]:
-    """Yields the line of a row that was answered, which may be long."""
-    yield from json_pieces(_payload(custom_id, job_id, _response(200, request_id, body), None))
+def answer_pieces(
+    custom_id: str, job_id: str, request_id: str, body: Any, ignored: str | None
+) -> Iterator[bytes]:
+    """Yields the line of a row that was answered, which may be long. `ignored`: as the header of
+    an HTTP answer names the members that were."""
+    response = _response(200, request_id, body, ignored)
+    yield from json_pieces(_payload(custom_id, job_id, response, None))
     yield b"\n"
 
 
-def refusal_line(custom_id: str, job_id: str, request_id: str, error: ApiError) -> bytes:
-    """A row that an HTTP request would have got this error for."""
-    response = _response(error.status, request_id, error.body())
+def refusal_line(
+    custom_id: str, job_id: str, request_id: str, error: ApiError, ignored: str | None
+) -> bytes:
+    """Returns the line of a row that an HTTP request would have got this error for. `ignored`: as
+    in `answer_pieces`."""
+    response = _response(error.status, request_id, error.body(), ignored)
     return _line(custom_id, job_id, response, None)
 
 
@@ -43,8 +51,9 @@ def expiry_line(custom_id: str, job_id: str) -> bytes:
     return _line(custom_id, job_id, None, {"code": "batch_expired", "message": said})
 
 
-def _response(status: int, request_id: str, body: Any) -> dict[str, Any]:
-    return {"status_code": status, "request_id": request_id, "body": body}
+def _response(status: int, request_id: str, body: Any, ignored: str | None) -> dict[str, Any]:
+    headers = {} if ignored is None else {"headers": {IGNORED_HEADER: ignored}}
+    return {"status_code": status, "request_id": request_id, **headers, "body": body}
 
 
 def _line(custom_id: str, job_id: str, response: Any, error: Any) -> bytes:

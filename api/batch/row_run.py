@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 from api.batch.batch_share import batch_share
 from api.batch.endpoints import Endpoint
@@ -18,6 +19,7 @@ from api.batch.stop_sign import Stop, StopSign
 from api.caller import Caller
 from api.errors import ApiError, ServerError, UnavailableError, invalid_parameter, job_failed
 from api.frontend import Frontend
+from api.ignored_members import IgnoredMembers
 from api.job_stream import JobStream, StreamInterrupted
 from api.pieces import parts_of
 from api.public_id import public_id
@@ -76,6 +78,7 @@ class RowRun:
         self._job_id = job_id
         self._request_id = public_id(room.endpoint.kind, job_id)
         self._may_be_there = may_be_there  # an earlier owner may have submitted it
+        self._ignored: str | None = None  # members of it, once it was parsed
 
     async def run(self) -> RowResult:
         """Never raises but CancelledError."""
@@ -104,7 +107,9 @@ class RowRun:
                 return self._unanswered()
             if isinstance(end, Finished):
                 body = prepared.dialect.whole(end)
-                line = answer_pieces(self._row.custom_id, self._job_id, self._request_id, body)
+                line = answer_pieces(
+                    self._row.custom_id, self._job_id, self._request_id, body, self._ignored
+                )
                 text = await self._room.frontend.slices.joined(line)
                 return RowResult(self._line, self._job_id, text, True, end.usage)
             if end.code not in _LOST or life == MAX_LIVES:
@@ -121,18 +126,23 @@ class RowRun:
             try:
                 async with room.preparing:
                     request_bytes.set(len(self._row.body))  # earlier turns are added to it
-                    asked = await room.frontend.pool.run(
-                        room.endpoint.parse,
-                        self._row.body,
-                        room.frontend.settings.refuse_unused_members,
-                    )
-                    return await room.endpoint.prepare(room.frontend, caller, asked)
+                    request = await self._parsed()
+                    return await room.endpoint.prepare(room.frontend, caller, request)
             except (UnavailableError, TransportError):  # no worker lives, or the pool is full
                 if room.stop.why is not None and not self._may_be_there:
                     return None
                 if await room.stop.wait(_jittered(retry_s)):
                     return None
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    async def _parsed(self) -> Any:
+        """Returns the row's request. Raises ApiError, InvalidParameter."""
+        frontend = self._room.frontend
+        ignored = IgnoredMembers(refuse=frontend.settings.refuse_unused_members)
+        try:
+            return await frontend.pool.run(self._room.endpoint.parse, self._row.body, ignored)
+        finally:
+            self._ignored = ignored.text
 
     async def _answered(self, prepared: Prepared) -> Finished | Failed | None:
         """The end of the row's job, all its text in the dialect; None: it has none to wait for."""
@@ -237,7 +247,9 @@ class RowRun:
         return self._refused(job_failed(end, delivered=False))
 
     def _refused(self, error: ApiError) -> RowResult:
-        text = refusal_line(self._row.custom_id, self._job_id, self._request_id, error)
+        text = refusal_line(
+            self._row.custom_id, self._job_id, self._request_id, error, self._ignored
+        )
         return RowResult(self._line, self._job_id, text)
 
 

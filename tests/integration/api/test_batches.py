@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types import Batch
+from openai.types.responses import Response
 
 from tests.integration.api.stage import MODEL, Stage, wait_until
 from tests.integration.api.stage_fixtures import module_stage, openai_client
@@ -145,6 +146,28 @@ def test_a_row_that_its_route_would_refuse_is_in_the_error_file(client: OpenAI) 
     assert refused["long"][1]["code"] == "context_length_exceeded"
     assert refused["unknown"][1]["code"] == "unsupported_parameter"
     assert refused["hasty"][1]["param"] == "queue_timeout"
+
+
+def test_a_row_is_told_which_of_its_members_were_ignored(client: OpenAI) -> None:
+    def response(custom_id: str, **members: Any) -> dict[str, Any]:
+        body = {"model": MODEL, "input": "hi", "max_output_tokens": 3, **members}
+        return {"custom_id": custom_id, "method": "POST", "url": "/v1/responses", "body": body}
+
+    sent: dict[str, Any] = {"truncation": "auto", "include": ["reasoning.encrypted_content"]}
+    rows = [response("agent", **sent), response("plain"), response("hot", temperature=9, **sent)]
+    batch = ended(client, begin(client, *rows, endpoint="/v1/responses").id)
+    raw = client.responses.with_raw_response.create(**rows[0]["body"])
+    told = set(raw.headers["x-penstock-ignored"].split(", "))
+    assert told == {"truncation", "include"}
+    answered = content(client, batch.output_file_id)
+    for line in (answered["agent"], content(client, batch.error_file_id)["hot"]):
+        assert list(line["response"]["headers"]) == ["x-penstock-ignored"]
+        assert set(line["response"]["headers"]["x-penstock-ignored"].split(", ")) == told
+    assert set(answered["plain"]["response"]) == {"status_code", "request_id", "body"}
+    for line in answered.values():
+        made = Response.model_validate(line["response"]["body"])
+        assert made.id == line["response"]["request_id"]
+        assert made.output_text == raw.parse().output_text
 
 
 def test_a_file_with_bad_lines_fails_and_names_them(client: OpenAI, stage: Stage) -> None:

@@ -171,9 +171,9 @@ def test_what_might_change_the_answer_stays_refused(
 def test_a_row_of_a_batch_is_read_as_its_route_reads_it() -> None:
     endpoint = ENDPOINTS["/v1/chat/completions"]
     body = b'{"model": "m", "messages": [], "store": true}'
-    assert endpoint.parse(body).model == "m"
+    assert endpoint.parse(body, IgnoredMembers()).model == "m"
     with pytest.raises(InvalidParameter, match="store"):
-        endpoint.parse(body, True)
+        endpoint.parse(body, IgnoredMembers(refuse=True))
 
 
 def test_the_page_lists_what_the_code_lists() -> None:
