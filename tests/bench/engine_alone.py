@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from shared.cores import available_cores
 from shared.messages import SamplingParams
 from tests.bench.forward_steps import COMMON
 from tests.bench.machine import busy_s, cpu_name
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--quantization", nargs="+", default=["none"])
     parser.add_argument("--step-target-ms", nargs="+", type=int, default=[180], help="0: none")
     parser.add_argument("--batched-tokens", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--runs", type=int, default=1)
     arguments = parser.parse_args()
     facts = {"cpu": cpu_name(), "torch": torch.__version__, "shape": arguments.shape}

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from shared.cores import available_cores
 from shared.messages import SamplingParams
 from tests.bench.machine import busy_s, cpu_name
 from tests.bench.shapes import SHAPES
@@ -55,7 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=256, help="tokens before a decode step")
     parser.add_argument("--prefill", nargs="*", type=int, default=[512])
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--seconds", type=float, default=2.0, help="at least, for each figure")
     return parser.parse_args()
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 
+from shared.cores import available_cores
 from tests.bench.machine import cpu_name
 from tests.bench.shapes import SHAPES
 from worker.model.cpu.compiler import build, cpu_flags
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rows", nargs="+", type=int, default=[64, 256, 1024])
     parser.add_argument("--quantization", nargs="+", default=["none", "int8"])
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

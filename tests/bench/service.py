@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.cores import available_cores
 from tests.bench.load_client import completions, new_session
 from tests.bench.machine import busy_process, busy_s, cpu_name
 from tests.bench.plot import plot_sweep
@@ -113,7 +114,7 @@ def _service(arguments: argparse.Namespace, directory: Path) -> Iterator[Server]
         "MAX_MODEL_LEN": "4096",
         "MAX_NUM_SEQS": "64",
         "LOG_LEVEL": "WARNING",
-        "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+        "OMP_NUM_THREADS": str(available_cores()),
     }
     env |= dict(pair.split("=", 1) for pair in arguments.env)
     with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
