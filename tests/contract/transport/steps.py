@@ -22,6 +22,7 @@ from shared.messages import (
     Usage,
 )
 from shared.transport.base import (
+    RESYNC,
     AdmissionLimits,
     Append,
     AppendResult,
@@ -41,6 +42,7 @@ MODEL = "org/tiny:1"
 LIMITS = AdmissionLimits()
 LEASE_MS = 20_000
 FRONTEND_LEASE_MS = 600_000  # ends when a test says so
+WAIT_S = 10.0
 FINISHED = JobEnd(JobState.FINISHED, FinishReason.STOP, Usage(3, 0, 0))
 
 
@@ -247,3 +249,23 @@ async def until(
 
 async def whole_log(steps: Steps, job_id: str) -> list[Any]:
     return list(await steps.store.read_log(job_id, START, 4096))
+
+
+async def assert_a_channel_left_is_heard_again(steps: Steps) -> None:
+    """A channel that is left and subscribed to at once is confirmed and heard, and no other
+    subscription notices."""
+    bus = steps.transport.bus
+    stream = Stream(await steps.running())
+    other = await bus.subscribe("0-other")
+    num_reconnects = bus.reconnects
+    for _ in range(3):  # as requests of one idempotency key that are refused
+        await bus.unsubscribe(await bus.begin(stream.job_id))
+    subscription = await bus.subscribe(stream.job_id)
+    assert await subscription.get(WAIT_S) is RESYNC
+    await steps.say("w1", stream, [5], "a")
+    assert [await subscription.get(WAIT_S)] == await whole_log(steps, stream.job_id)
+    assert bus.reconnects == num_reconnects
+    assert await other.get(WAIT_S) is RESYNC
+    assert await other.get(0.2) is None, "nobody else has noticed"
+    await bus.unsubscribe(subscription)
+    await bus.unsubscribe(other)

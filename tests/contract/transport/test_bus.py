@@ -14,9 +14,16 @@ from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.private_server import PrivateServer
 from shared.transport.redis_bus import QUEUE_FRAMES
 from shared.transport.subscriber import Subscriber
-from tests.contract.transport.steps import FINISHED, MODEL, Steps, Stream, until, whole_log
-
-WAIT_S = 10.0
+from tests.contract.transport.steps import (
+    FINISHED,
+    MODEL,
+    WAIT_S,
+    Steps,
+    Stream,
+    assert_a_channel_left_is_heard_again,
+    until,
+    whole_log,
+)
 
 
 async def drained(subscription: Subscription) -> list[Any]:
@@ -125,21 +132,7 @@ async def test_unsubscribing_the_last_reader_leaves_the_channel(transport: Redis
 async def test_a_channel_left_and_subscribed_to_at_once_is_confirmed_and_heard(
     transport: RedisTransport,
 ) -> None:
-    steps, bus = Steps(transport), transport.bus
-    stream = Stream(await steps.running())
-    other = await bus.subscribe("0-other")
-    num_reconnects = bus.reconnects
-    for _ in range(3):  # as requests of one idempotency key that are refused
-        await bus.unsubscribe(await bus.begin(stream.job_id))
-    subscription = await bus.subscribe(stream.job_id)
-    assert await subscription.get(WAIT_S) is RESYNC
-    await steps.say("w1", stream, [5], "a")
-    assert [await subscription.get(WAIT_S)] == await whole_log(steps, stream.job_id)
-    assert bus.reconnects == num_reconnects
-    assert await other.get(WAIT_S) is RESYNC
-    assert await other.get(0.2) is None, "nobody else has noticed"
-    await bus.unsubscribe(subscription)
-    await bus.unsubscribe(other)
+    await assert_a_channel_left_is_heard_again(Steps(transport))
 
 
 async def test_a_killed_connection_comes_back_with_resync(real: RedisTransport) -> None:
@@ -152,8 +145,8 @@ async def test_a_killed_connection_comes_back_with_resync(real: RedisTransport) 
         await steps.redis.client_kill_filter(_type="pubsub", skipme=True)
         await steps.say("w1", stream, [round_number], "lost?")
         for subscription in subscriptions:
-            while await subscription.get(WAIT_S) is not RESYNC:
-                pass  # what was heard before the end
+            while (heard := await subscription.get(WAIT_S)) is not RESYNC:
+                assert heard is not None  # it was heard before the end
     assert real.bus.reconnects >= 3
     await steps.say("w1", stream, [9], "x")
     heard = await subscriptions[0].get(WAIT_S)
@@ -250,8 +243,8 @@ async def test_a_restarted_server_keeps_jobs_and_brings_resync(tmp_path: Any) ->
     server = PrivateServer(tmp_path / "data")
     server.start()
     try:
-        while await subscription.get(WAIT_S) is not RESYNC:
-            pass
+        while (heard := await subscription.get(WAIT_S)) is not RESYNC:
+            assert heard is not None  # it was heard before the end
         await steps.beat("w1", running=[(stream.job_id, 1)])
         assert (await steps.say("w1", stream, [6], "b", end=FINISHED)).status == "ok"
         assert len(await whole_log(steps, stream.job_id)) == 3

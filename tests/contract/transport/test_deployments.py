@@ -15,11 +15,18 @@ from shared.keys import Keys
 from shared.messages import START, JobState, OnDisconnect, Started
 from shared.transport.base import RESYNC, AnnouncedModel, TransportError
 from shared.transport.connect import RedisTransport, open_transport
-from tests.contract.transport.steps import FINISHED, MODEL, Steps, Stream, until, whole_log
+from tests.contract.transport.steps import (
+    FINISHED,
+    MODEL,
+    WAIT_S,
+    Steps,
+    Stream,
+    assert_a_channel_left_is_heard_again,
+    until,
+    whole_log,
+)
 from tests.support.redis_server import assert_every_key_expires, new_namespace
 from tests.support.redis_topologies import ClusterSetup, SentinelSetup
-
-WAIT_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +83,7 @@ async def test_a_job_is_submitted_heard_and_ended(steps: Steps) -> None:
 async def test_a_channel_left_and_subscribed_to_at_once_is_confirmed_and_heard(
     steps: Steps,
 ) -> None:
-    bus = steps.transport.bus
-    stream = Stream(await steps.running())
-    other = await bus.subscribe("0-other")
-    num_reconnects = bus.reconnects
-    for _ in range(3):  # as requests of one idempotency key that are refused
-        await bus.unsubscribe(await bus.begin(stream.job_id))
-    subscription = await bus.subscribe(stream.job_id)
-    assert await subscription.get(WAIT_S) is RESYNC
-    await steps.say("w1", stream, [5], "a")
-    assert [await subscription.get(WAIT_S)] == await whole_log(steps, stream.job_id)
-    assert bus.reconnects == num_reconnects
-    assert await other.get(WAIT_S) is RESYNC
-    assert await other.get(0.2) is None, "nobody else has noticed"
-    await bus.unsubscribe(subscription)
-    await bus.unsubscribe(other)
+    await assert_a_channel_left_is_heard_again(steps)
 
 
 async def test_a_waiting_pull_is_woken(steps: Steps) -> None:
