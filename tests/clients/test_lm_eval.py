@@ -10,11 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.api.stage import wait_until
-from tests.integration.api.test_process import process
-from tests.integration.api.test_with_real_worker import MODEL, worker_process
-from tests.support.lm_eval import NoNetwork, evaluate, installed_harness
+from tests.support.lm_eval import evaluate, installed_harness
 from tests.support.redis_server import new_namespace
+from tests.support.service_processes import MODEL, service_processes
 from worker.demo.checkpoint import CHECKPOINT_DIR
 from worker.demo.questions import load_facts
 
@@ -25,24 +23,14 @@ TURNS = "<|im_start|>user\n{}?<|im_end|>\n<|im_start|>assistant\n"
 
 @pytest.fixture(scope="module")
 def harness() -> Path:
-    try:
-        return installed_harness()
-    except NoNetwork as error:
-        pytest.skip(f"lm-evaluation-harness is not here and cannot be fetched:\n{error}")
+    return installed_harness()
 
 
 @pytest.fixture(scope="module")
 def base_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory, namespace = tmp_path_factory.mktemp("lm_eval"), new_namespace()
     settings = {"RUNNER": "model", "DEVICE": "cpu", "CPU_TIER": "reference", "DTYPE": "float32"}
-    with (
-        worker_process(redis_url, namespace, CHECKPOINT_DIR, directory / "log", **settings),
-        process(redis_url, namespace) as frontend,
-    ):
-        try:
-            wait_until(lambda: frontend.answers("/ready", 200), "readiness", 60)
-        except AssertionError:
-            raise AssertionError((directory / "log").read_text()) from None
+    with service_processes(redis_url, namespace, CHECKPOINT_DIR, directory, **settings) as frontend:
         yield frontend.base_url
 
 

@@ -6,54 +6,25 @@ other versions of what ours use, and not all of them agree on one of OpenAI's SD
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import Any
 
+from tests.support.pinned_environment import INSTALL_TIMEOUT_S, pinned_environment
+
 PINS = Path(__file__).resolve().parents[1] / "clients/frameworks"
-CACHE = Path(__file__).resolve().parents[2] / ".penstock/frameworks"
-INSTALL_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 300.0
 # What would speak to anybody but the service under test fails at once.
 NOWHERE = "http://127.0.0.1:9"
 
 
 def installed_frameworks(environment: str) -> Path:
-    """Returns the directory of a virtual environment that has the packages of a file of pins.
-
-    The first call for a file fetches them, into a directory that is named by its content and stays
-    for the next run.
-    """
-    pins = PINS / f"{environment}.txt"
-    digest = hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    directory = CACHE / digest
-    if directory.exists():
-        return directory
-    CACHE.mkdir(parents=True, exist_ok=True)
-    making = CACHE / f"{digest}.{os.getpid()}"
-    venv.create(making, symlinks=True)
-    into = ["--python", str(making / "bin/python"), "install", "--no-deps", "--no-compile"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *into, "-r", pins],
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_TIMEOUT_S,
-    )
-    if ended.returncode != 0:
-        shutil.rmtree(making)
-        raise RuntimeError(f"pip could not fetch the frameworks that are tested:\n{ended.stderr}")
-    try:
-        making.rename(directory)
-    except OSError:  # another run was faster
-        shutil.rmtree(making)
-    return directory
+    """Returns the directory of a virtual environment that has the packages of a file of pins."""
+    return pinned_environment(PINS / f"{environment}.txt", "frameworks")
 
 
 def complaints_about_pins(environment: str) -> str:

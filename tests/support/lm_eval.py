@@ -5,64 +5,23 @@ The environment sees our packages (torch, transformers) behind its own; ours nev
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import subprocess
-import sys
-import sysconfig
-import venv
 from pathlib import Path
 from typing import Any
 
+from tests.support.pinned_environment import pinned_environment
+
 PINS = Path(__file__).resolve().parents[1] / "clients/lm_eval/requirements.txt"
 PROGRAM = PINS.with_name("multiple_choice.py")
-CACHE = Path(__file__).resolve().parents[2] / ".penstock/lm_eval"
-INSTALL_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 110.0
-NO_NETWORK = ("Retrying (", "ConnectionError", "name resolution")  # what pip says then
-
-
-class NoNetwork(Exception):
-    """The packages are not here and cannot be fetched."""
 
 
 def installed_harness() -> Path:
-    """Returns the Python of the environment that has the pinned packages.
-
-    The first call for these pins fetches them, into a directory that stays for the next run. Raises
-    NoNetwork, and RuntimeError where pip fails otherwise.
-    """
-    ours = sysconfig.get_path("purelib")
-    key = PINS.read_bytes() + f"{sys.version} {ours}".encode()
-    directory = CACHE / hashlib.sha256(key).hexdigest()[:16]
-    if directory.exists():
-        return directory / "bin/python"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    making = CACHE / f"{directory.name}.{os.getpid()}"
-    venv.create(making, symlinks=True)
-    python = making / "bin/python"
-    into = ["--python", str(python), "install", "--no-deps", "--no-compile", "-r", str(PINS)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *into],
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_TIMEOUT_S,
-    )
-    if ended.returncode != 0:
-        shutil.rmtree(making)
-        if any(word in ended.stderr for word in NO_NETWORK):
-            raise NoNetwork(ended.stderr)
-        raise RuntimeError(f"pip could not fetch lm-evaluation-harness:\n{ended.stderr}")
-    # Last: pip must not take what is there for something that it may replace.
-    own = _says(python, "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    Path(own, "ours.pth").write_text(f"{ours}\n", encoding="utf-8")
-    try:
-        making.rename(directory)
-    except OSError:  # another run was faster
-        shutil.rmtree(making)
-    return directory / "bin/python"
+    """Returns the Python of the environment that has the pinned packages. Raises RuntimeError where
+    they cannot be fetched."""
+    return pinned_environment(PINS, "lm_eval", sees_ours=True) / "bin/python"
 
 
 def evaluate(
@@ -86,9 +45,3 @@ def evaluate(
     if ended.returncode != 0:
         raise AssertionError(ended.stderr)
     return json.loads(ended.stdout.splitlines()[-1])
-
-
-def _says(python: Path, code: str) -> str:
-    return subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    ).stdout

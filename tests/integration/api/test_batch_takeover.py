@@ -17,8 +17,8 @@ from openai import OpenAI
 from shared.transport.private_server import PrivateServer
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.integration.api.stage_fixtures import module_stage, openai_client
-from tests.integration.api.test_process import Process, process
 from tests.support.redis_server import new_namespace
+from tests.support.service_processes import Process, process
 
 LIMIT_S = 60.0
 NUM_ROWS = 60

@@ -17,10 +17,9 @@ import pytest
 from openai import OpenAI
 
 from tests.integration.api.stage import make_tiny_checkpoint, wait_until
-from tests.integration.api.test_process import process
-from tests.integration.api.test_with_real_worker import MODEL, worker_process
 from tests.support.brake import FAULTS, Brake
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
+from tests.support.service_processes import MODEL, process, service_processes
 
 PROMPT = "The keeper counts to sixty, and the water is still"
 PROMPTS = ["The gate opens", "By noon the wind", "What happens in the night?"]
@@ -69,14 +68,7 @@ def base_url(
         "PYTHONPATH": str(FAULTS),
         **brake.env,
     }
-    with (
-        worker_process(redis_url, namespace, files, directory / "log", **settings),
-        process(redis_url, namespace) as frontend,
-    ):
-        try:
-            wait_until(lambda: frontend.answers("/ready", 200), "readiness", 60)
-        except AssertionError:
-            raise AssertionError((directory / "log").read_text()) from None
+    with service_processes(redis_url, namespace, files, directory, **settings) as frontend:
         yield frontend.base_url
 
 

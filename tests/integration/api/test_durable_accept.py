@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
-from tests.integration.api.test_process import process
 from tests.support.redis_server import new_namespace
 from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
+from tests.support.service_processes import process
 
 HEADER = "x-penstock-durability"
 needs_waitaof = pytest.mark.skipif(not HAS_WAITAOF, reason="this server is older than 7.2")

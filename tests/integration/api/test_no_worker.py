@@ -14,9 +14,8 @@ import httpx
 import pytest
 
 from tests.integration.api.stage import make_tiny_checkpoint, wait_until
-from tests.integration.api.test_process import Process, process
-from tests.integration.api.test_with_real_worker import MODEL, worker_process
 from tests.support.redis_server import new_namespace
+from tests.support.service_processes import MODEL, Process, process, worker_process
 
 LIMIT_S = 60
 BODY = {"prompt": "the gate and the wheel ", "max_tokens": 20}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -21,71 +19,10 @@ from shared.text.card import load_tokenizer
 from shared.transport.private_server import PrivateServer
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
+from tests.support.service_processes import REPOSITORY, process
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 WORK_S = 24.0  # of the largest text here; twice what an end may take
 ABSENT = "unix:///nonexistent/penstock.sock"
-
-
-class Process:
-    """A frontend in a process of its own."""
-
-    def __init__(self, redis: str, namespace: str, **settings: str) -> None:
-        self.base_url = ""
-        self.said: list[str] = []
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "api"],
-            cwd=REPOSITORY,
-            env={
-                "PATH": os.environ["PATH"],
-                "REDIS_URL": redis,
-                "NAMESPACE": namespace,
-                "PORT": "0",
-                **settings,
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def started(self) -> bool:
-        """Whether it said which port the system gave it."""
-        found = re.search(r"running on (http://[0-9.:]+)", "".join(self.said))
-        if found:
-            self.base_url = found[1]
-        assert found or self.popen.poll() is None, "".join(self.said)
-        return bool(found)
-
-    def end(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait(60)
-        self._reader.join(20)
-        assert self.popen.stderr is not None
-        self.popen.stderr.close()
-
-    def _read(self) -> None:
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            self.said.append(line)
-
-    def answers(self, path: str, status: int) -> bool:
-        try:
-            return httpx.get(self.base_url + path, timeout=5).status_code == status
-        except httpx.TransportError:
-            return False
-
-
-@contextmanager
-def process(redis: str, namespace: str, **settings: str) -> Iterator[Process]:
-    made = Process(redis, namespace, **settings)
-    try:
-        wait_until(made.started, "the frontend's start", 60)
-        wait_until(lambda: made.answers("/health", 200), "its first answer")
-        yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture

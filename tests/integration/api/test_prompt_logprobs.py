@@ -19,10 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.messages import PROMPT_SLICE_TOKENS
 from tests.integration.api.stage import wait_until
-from tests.integration.api.test_process import process
-from tests.integration.api.test_with_real_worker import MODEL, worker_process
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
+from tests.support.service_processes import MODEL, service_processes
 
 PROMPT = "The keeper counts to sixty, and the water is still 🌊."
 PROMPTS = ["The gate opens", "By noon the wind", "What happens in the night?"]
@@ -52,14 +51,10 @@ def base_url(
     }
     files = directory / "files"
     files.mkdir()
-    with (
-        worker_process(redis_url, namespace, checkpoint, directory / "log", **settings),
-        process(redis_url, namespace, FILES_DIR=str(files)) as frontend,
-    ):
-        try:
-            wait_until(lambda: frontend.answers("/ready", 200), "readiness", 60)
-        except AssertionError:
-            raise AssertionError((directory / "log").read_text()) from None
+    frontend_settings = {"FILES_DIR": str(files)}
+    with service_processes(
+        redis_url, namespace, checkpoint, directory, frontend_settings=frontend_settings, **settings
+    ) as frontend:
         yield frontend.base_url
 
 

@@ -16,11 +16,10 @@ import pytest
 from openai import OpenAI
 
 from tests.integration.api.stage import wait_until
-from tests.integration.api.test_process import process
-from tests.integration.api.test_with_real_worker import MODEL, worker_process
 from tests.support.brake import FAULTS, Brake
 from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
+from tests.support.service_processes import MODEL, process, worker_process
 
 # What was said comes first, so that the echo begins with it; calls are written as Hermes does.
 TEMPLATE = (

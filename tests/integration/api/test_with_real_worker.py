@@ -3,59 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 from openai import OpenAI
 
 from tests.integration.api.stage import make_tiny_checkpoint, wait_until
-from tests.integration.api.test_process import REPOSITORY, process
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-
-MODEL = "tiny"
-
-
-@contextmanager
-def worker_process(
-    redis: str,
-    namespace: str,
-    checkpoint: Path,
-    log: Path,
-    **settings: str,
-) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as output:
-        popen = subprocess.Popen(
-            [sys.executable, "-m", "worker"],
-            cwd=REPOSITORY,
-            env={
-                "PATH": os.environ["PATH"],
-                "OMP_NUM_THREADS": "1",
-                "REDIS_URL": redis,
-                "NAMESPACE": namespace,
-                "MODEL": str(checkpoint),
-                "SERVED_MODEL_NAME": MODEL,
-                "RUNNER": "echo",
-                **settings,
-            },
-            stdout=output,
-            stderr=output,
-        )
-        try:
-            yield popen
-        finally:
-            popen.send_signal(signal.SIGTERM)
-            try:
-                popen.wait(30)
-            except subprocess.TimeoutExpired:
-                popen.kill()
-                popen.wait(10)
+from tests.support.service_processes import MODEL, service_processes
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +21,9 @@ def base_url(
 ) -> Iterator[str]:
     directory, namespace = tmp_path_factory.mktemp("real"), new_namespace()
     files = make_tiny_checkpoint(directory)
-    with (
-        worker_process(
-            redis_url, namespace, files, directory / "log", ECHO_STEP_MS="25", DRAIN_TIMEOUT_S="1"
-        ),
-        process(redis_url, namespace) as frontend,
-    ):
-        try:
-            wait_until(lambda: frontend.answers("/ready", 200), "readiness", 60)
-        except AssertionError:
-            raise AssertionError((directory / "log").read_text()) from None
+    with service_processes(
+        redis_url, namespace, files, directory, ECHO_STEP_MS="25", DRAIN_TIMEOUT_S="1"
+    ) as frontend:
         yield frontend.base_url
 
 
