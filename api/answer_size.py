@@ -55,9 +55,9 @@ class AnswerSize:
         num_bytes = prompt_bytes + sampling.max_tokens * step_bytes
         if num_bytes <= max_bytes:
             return sampling
-        param, asked = self.max_tokens
+        param, requested = self.max_tokens
         num_tokens = max(0, max_bytes - prompt_bytes) // step_bytes
-        if asked is None and num_tokens:
+        if requested is None and num_tokens:
             return replace(sampling, max_tokens=num_tokens)
         members = [(name, factor) for name, factor in self.choices if factor > 1]
         members.append((param, sampling.max_tokens))
@@ -82,7 +82,8 @@ class AnswerSize:
 
 
 def prompt_logprobs_bytes(num_tokens: int, num_top: int | None) -> int:
-    """Returns the bytes of so many tokens' `prompt_logprobs` in an answer; None: not asked for."""
+    """Returns the bytes that `prompt_logprobs` of `num_tokens` tokens, with `num_top` alternatives
+    each, take in an answer; 0 where the request has none (None)."""
     return 0 if num_top is None else num_tokens * (1 + num_top) * PROMPT_ENTRY_BYTES
 
 

@@ -86,7 +86,7 @@ class GenerationResponse(Response):
         prompt: ScoredPrompt | None = None,
     ) -> None:
         """`stream_interval`: tokens of a choice to an event; None: each event as it comes. `prompt`
-        is filled before the dialect is told anything, where the job scores its own."""
+        is filled before the dialect gets the first event, where the job scores its own."""
         super().__init__()
         self._frontend = frontend
         self._job = job
@@ -149,8 +149,8 @@ class GenerationResponse(Response):
                     await self._whole(stream, send)
             except StreamInterrupted:
                 log.error("stream interrupted", extra={"job_id": self._job.job_id})
-                said = f"The job store went away. {self._how_to_go_on(stream)}"
-                await self._say_error(send, unavailable(said))
+                message = f"The job store went away. {self._how_to_go_on(stream)}"
+                await self._say_error(send, unavailable(message))
             except Exception:
                 log.exception("answer failed", extra={"job_id": self._job.job_id})
                 await self._say_error(
@@ -240,8 +240,8 @@ class GenerationResponse(Response):
 
     async def _say_cut(self, stream: AnswerStream, send: Send) -> None:
         self._outcome = "cut"
-        said = f"This frontend is going down. {self._how_to_go_on(stream)}"
-        await self._say_error(send, going_down(said))
+        message = f"This frontend is going down. {self._how_to_go_on(stream)}"
+        await self._say_error(send, going_down(message))
 
     def _how_to_go_on(self, stream: AnswerStream) -> str:
         return (

@@ -23,7 +23,8 @@ INLINE_BYTES = 16_384  # larger bodies are parsed by a thread
 
 
 async def read_request(request: Request, kind: str, schema: type[RequestT]) -> RequestT:
-    """The body as a request of the given schema; what of it is ignored is told in the answer.
+    """Returns the request in the body, parsed by `schema`. The names of its ignored members become
+    a header of the answer.
 
     A request with an idempotency key has its name from then on: ask for its caller afterwards.
     Raises CallerError (400 for what is no JSON object, 408 for a body that never comes, 415 for one

@@ -1,6 +1,6 @@
 """Rate limit headers: what is left of the tenant's allowances, in the names of the route's dialect.
 
-They say how it was when the job was admitted: the same on a whole answer, which is sent later, and
+They are as of the admission of the job: the same on a whole answer, which is sent later, and
 on a stream. Tenants without limits have none.
 """
 
@@ -31,7 +31,7 @@ RATE_LIMIT_HEADERS = tuple(
 def tell_allowances(
     scope: Scope, allowances: Sequence[Allowance], now_s: float | None = None
 ) -> None:
-    """Sets the answer's headers; what was told before stays where there is nothing to tell.
+    """Sets the answer's headers; without allowances those that were set before stay.
 
     `now_s`: seconds since 1970, now by default.
     """
@@ -39,10 +39,10 @@ def tell_allowances(
         return
     if speaks_anthropic(scope):
         now_s = time.time() if now_s is None else now_s
-        told = [pair for allowance in allowances for pair in _anthropic(allowance, now_s)]
+        headers = [pair for allowance in allowances for pair in _anthropic(allowance, now_s)]
     else:
-        told = [pair for allowance in allowances for pair in _openai(allowance)]
-    scope.setdefault("state", {})["rate_limits"] = told
+        headers = [pair for allowance in allowances for pair in _openai(allowance)]
+    scope.setdefault("state", {})["rate_limits"] = headers
 
 
 def duration(ms: int) -> str:
@@ -51,8 +51,8 @@ def duration(ms: int) -> str:
         return f"{ms}ms"
     minutes, ms = divmod(ms, 60_000)
     hours, minutes = divmod(minutes, 60)
-    said = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
-    return f"{said}{ms / 1000:g}s"
+    whole = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{whole}{ms / 1000:g}s"
 
 
 def _openai(left: Allowance) -> Iterator[tuple[str, str]]:

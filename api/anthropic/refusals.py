@@ -1,4 +1,4 @@
-"""Why a member is refused, where "invalid value" would not tell enough."""
+"""Why a member is refused, where "invalid value" would not explain enough."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"thinking\.display"), "what the model thinks is always shown"),
     (re.compile(r"speed"), "there is one speed"),
     (re.compile(r"service_tier"), "there is one tier"),
-    (re.compile(r"tools\.\d+\.defer_loading"), "every tool is told to the model"),
+    (re.compile(r"tools\.\d+\.defer_loading"), "every tool is shown to the model"),
     (re.compile(r"tools\.\d+\.allowed_callers\.\d+"), "only the model itself calls tools"),
     (re.compile(r"tools\.\d+\.input_examples"), "examples are not shown to the model"),
 )
@@ -51,13 +51,13 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 @contextmanager
 def explaining() -> Iterator[None]:
-    """Errors of parsing a request say why, where this page knows it."""
+    """Explains errors of parsing a request, where this module knows the reason."""
     try:
         yield
     except InvalidParameter as error:
         if error.param == _THREAD:
-            said = "No threads are kept here: send the whole conversation, without this member."
-            raise InvalidParameter(_THREAD, said, _NO_THREADS) from None
+            message = "No threads are kept here: send the whole conversation, without this member."
+            raise InvalidParameter(_THREAD, message, _NO_THREADS) from None
         if error.code != _MISSING:
             for pattern, why in _REASONS:
                 if pattern.fullmatch(error.param):

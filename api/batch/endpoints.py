@@ -1,4 +1,4 @@
-"""What a batch can be asked: each endpoint with the schema and preparation of its own route."""
+"""The endpoints of batches, each with the schema and preparation of its own route."""
 
 from __future__ import annotations
 

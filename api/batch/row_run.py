@@ -8,17 +8,15 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable
 from typing import Any
 
 from api.batch.batch_share import batch_share
-from api.batch.endpoints import Endpoint
 from api.batch.results import RowResult, answer_pieces, expiry_line, refusal_line
+from api.batch.row_room import RowRoom
 from api.batch.rows import Row
-from api.batch.stop_sign import Stop, StopSign
+from api.batch.stop_sign import Stop
 from api.caller import Caller
 from api.errors import ApiError, ServerError, UnavailableError, invalid_parameter, job_failed
-from api.frontend import Frontend
 from api.ignored_members import IgnoredMembers
 from api.job_stream import JobStream, StreamInterrupted
 from api.pieces import parts_of
@@ -50,19 +48,6 @@ FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 5.0
 MAX_LIVES = 3  # jobs of one row that the store may lose
 _LOST = frozenset({ErrorCode.JOB_LOST, ErrorCode.STREAM_DIVERGED})
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RowRoom:
-    """What the rows of a batch share."""
-
-    frontend: Frontend
-    endpoint: Endpoint
-    tenant: str
-    stop: StopSign
-    submitting: asyncio.Lock  # one at a time waits for a place in the queue, in the file's order
-    preparing: asyncio.Semaphore  # rows take few of the threads that read prompts
-    time_left_ms: Callable[[], int]  # until the batch expires
 
 
 class RowRun:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from api.batch.lease_keeper import LeaseKeeper
 from api.batch.lines import Line, LineReader
 from api.batch.results import ResultFile, RowResult
-from api.batch.row_run import RowRoom, RowRun
+from api.batch.row_room import RowRoom
+from api.batch.row_run import RowRun
 from api.batch.rows import RowInvalid, parse_row
 from api.batch.stop_sign import Stop
 from api.batch.window import SPAN_LINES, LineWindow

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from api.batch.endpoints import ENDPOINTS
 from api.batch.lease_keeper import LeaseKeeper
 from api.batch.lines import LineReader
-from api.batch.row_run import RowRoom
+from api.batch.row_room import RowRoom
 from api.batch.rows_run import RowsPolicy, RowsRun
 from api.batch.stop_sign import Stop
 from api.batch.validation import InputCheck

@@ -11,7 +11,8 @@ import pytest
 
 from api.batch import row_run
 from api.batch.endpoints import Endpoint
-from api.batch.row_run import RowRoom, RowRun
+from api.batch.row_room import RowRoom
+from api.batch.row_run import RowRun
 from api.batch.rows import Row
 from api.batch.stop_sign import StopSign
 from api.errors import CallerError, unavailable
