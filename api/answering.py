@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from api import sse
 from api.answer_size import is_small_answer
+from api.answer_stream import AnswerStream
 from api.dialect import Dialect
 from api.errors import (
     ApiError,
@@ -23,48 +23,25 @@ from api.errors import (
     store_unreachable,
     unavailable,
 )
+from api.event_writer import EventWriter
 from api.expected_job import take_expected
 from api.frontend import Frontend
 from api.job_stream import StreamInterrupted
-from api.json_answer import send_json
 from api.open_requests import Ending, OpenRequest
 from api.pieces import is_short, parts_of
 from api.rate_limit_headers import tell_allowances
 from api.request_id import tell_durability
-from api.resume_point import ResumePoint
+from api.resume_point import where_to_go_on
 from api.scored_prompt import ScoredPrompt
 from api.timing import Timing
 from api.told_events import ToldEvents
-from shared.messages import START, Cursor, Delta, Failed, Finished, Job
+from api.whole_writer import WholeWriter
+from shared.messages import START, Delta, Failed, Finished, Job
 from shared.transport.base import Submitted, TransportError
 
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0  # for last words and last duties when the answer is over
-
-
-class AnswerStream(Protocol):
-    """Where an answer's events come from: a JobStream, or several jobs' together."""
-
-    @property
-    def job_id(self) -> str:
-        """Of the job that the answer is named by."""
-        ...
-
-    @property
-    def cursor(self) -> Cursor: ...
-    @property
-    def started_s(self) -> float | None: ...
-    @property
-    def num_waiting(self) -> int:
-        """As JobStream.num_waiting."""
-        ...
-
-    async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
-        """As JobStream.get."""
-        ...
-
-    async def aclose(self) -> None: ...
 
 
 class GenerationResponse(Response):
@@ -97,10 +74,10 @@ class GenerationResponse(Response):
         self._reader_id = frontend.new_reader_id()
         self._inter_token_s = frontend.metrics.inter_token_s.labels(job.kind)
         self._outcome = "interrupted"
-        self._has_begun = False
-        self._lead = b""  # of the next events that are written
         self._told = ToldEvents(dialect, stream_interval)
-        self._written_s = time.monotonic()
+        framing = dialect.framing
+        self._whole_writer = WholeWriter(frontend.slices)
+        self._event_writer = EventWriter(framing.keepalive, framing.behind_keepalive)
         self._end: Finished | Failed | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,13 +146,13 @@ class GenerationResponse(Response):
         return ending
 
     async def _stream(self, stream: AnswerStream, send: Send) -> None:
-        await self._begin_stream(send)
+        await self._event_writer.begin(send)
         async for piece in self._frontend.slices.pieces(self._told.opening()):
-            await (self._write_told(send, piece) if piece else self._keep_alive(send))
+            await (self._write_told(send, piece) if piece else self._event_writer.keep_alive(send))
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
-                await self._keep_alive(send)
+                await self._event_writer.keep_alive(send)
             elif isinstance(event, Delta):
                 self._observe(event)
                 await self._tell(event, stream.num_waiting, send)
@@ -196,8 +173,9 @@ class GenerationResponse(Response):
                 if body:
                     await self._write_told(send, body)
                     has_written = True
-        if not has_written and self._is_quiet:  # tokens come, and are held
-            await self._keep_alive(send)
+        is_quiet = self._event_writer.silence_s >= self._frontend.settings.keepalive_s
+        if not has_written and is_quiet:  # tokens come, and are held
+            await self._event_writer.keep_alive(send)
 
     def _last_payloads(self, event: Finished | Failed) -> Sequence[Any]:
         if isinstance(event, Finished):
@@ -223,20 +201,11 @@ class GenerationResponse(Response):
         self._timing.started_s = stream.started_s
         self._observe_end(event)
         if isinstance(event, Failed):
-            await self._send_error(send, job_failed(event, delivered=False))
+            await self._whole_writer.write_error(send, job_failed(event, delivered=False))
             return
 
-        async def sending(message: Message) -> None:
-            # Until the first message an answer that cannot be made has an error in its place.
-            self._has_begun = True
-            await send(message)
-
-        answer = self._dialect.whole(event)
-        if is_small_answer(self._job, event):
-            headers = ((b"content-type", b"application/json"),)
-            await _send_all(sending, 200, headers, sse.json_bytes(answer))
-        else:
-            await send_json(sending, answer, self._frontend.slices)
+        is_small = is_small_answer(self._job, event)
+        await self._whole_writer.write(send, self._dialect.whole(event), is_small=is_small)
 
     async def _say_cut(self, stream: AnswerStream, send: Send) -> None:
         self._outcome = "cut"
@@ -252,18 +221,14 @@ class GenerationResponse(Response):
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
         if not self._streamed:
-            if not self._has_begun:
-                await self._send_error(send, error)
+            if not self._whole_writer.has_begun:
+                await self._whole_writer.write_error(send, error)
             return
-        if not self._has_begun:
-            await self._begin_stream(send)
+        if not self._event_writer.has_begun:
+            await self._event_writer.begin(send)
         framing = self._dialect.framing
         last = framing.event(self._failed(error)) + framing.done
-        await self._write_events(send, last, more=False)
-
-    async def _begin_stream(self, send: Send) -> None:
-        self._has_begun = True
-        await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+        await self._event_writer.write(send, last, more=False)
 
     async def _end_stream(self, end: Finished | Failed, send: Send) -> None:
         events = self._told.ending(end, self._last_payloads)
@@ -274,34 +239,11 @@ class GenerationResponse(Response):
             async for piece in self._frontend.slices.pieces(events):
                 if piece:
                     await self._write_told(send, piece)
-        await self._write_events(send, last + self._dialect.framing.done, more=False)
-
-    @property
-    def _is_quiet(self) -> bool:
-        return time.monotonic() - self._written_s >= self._frontend.settings.keepalive_s
-
-    async def _keep_alive(self, send: Send) -> None:
-        framing = self._dialect.framing
-        self._written_s = time.monotonic()
-        await _write(send, framing.keepalive)
-        self._lead = framing.behind_keepalive
+        await self._event_writer.write(send, last + self._dialect.framing.done, more=False)
 
     async def _write_told(self, send: Send, events: bytes) -> None:
-        await self._write_events(send, events)
+        await self._event_writer.write(send, events)
         self._told.wrote()
-
-    async def _write_events(self, send: Send, events: bytes, *, more: bool = True) -> None:
-        if events:
-            self._written_s = time.monotonic()
-            events = self._lead + events
-        await _write(send, events, more=more)
-        if events:
-            self._lead = b""  # a write that is cut has not begun
-
-    async def _send_error(self, send: Send, error: ApiError) -> None:
-        self._has_begun = True
-        response = error.response()
-        await _send_all(send, error.status, response.raw_headers, bytes(response.body))
 
     def _observe(self, delta: Delta) -> None:
         metrics = self._frontend.metrics
@@ -346,24 +288,3 @@ class GenerationResponse(Response):
 
     def _count(self, outcome: str) -> None:
         self._frontend.metrics.requests.labels(self._job.kind, outcome).inc()
-
-
-def where_to_go_on(job_id: str, resume_point: ResumePoint) -> str:
-    """A sentence for a reader whose stream ends before its job does."""
-    return (
-        f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {resume_point}' goes on "
-        "from here."
-    )
-
-
-async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def _send_all(
-    send: Send, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
-) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    kept = [pair for pair in headers if pair[0] != b"content-length"]
-    await send({"type": "http.response.start", "status": status, "headers": [*kept, length]})
-    await _write(send, body, more=False)

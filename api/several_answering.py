@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import anyio
 from starlette.types import Scope
 
-from api.answering import AnswerStream, GenerationResponse
+from api.answer_stream import AnswerStream
+from api.answering import GenerationResponse
 from api.dialect import Dialect
 from api.errors import ApiError, store_unreachable
 from api.expected_job import take_expected

@@ -11,15 +11,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api import sse
-from api.answering import FAREWELL_S, where_to_go_on
+from api.answering import FAREWELL_S
 from api.delivered import Diverged
 from api.errors import ApiError, ServerError, going_down, job_failed, store_unreachable, unavailable
+from api.event_writer import EventWriter
 from api.frontend import Frontend
 from api.job_stream import JobStream, StreamInterrupted
 from api.native import tail_choice, tail_delta, tail_end, tail_error
 from api.open_requests import Ending
 from api.pieces import parts_of, pieces_of
-from api.resume_point import AheadTrimmer, ResumePoint
+from api.resume_point import AheadTrimmer, ResumePoint, where_to_go_on
 from shared.messages import (
     TERMINAL_STATES,
     ChoiceDelta,
@@ -62,8 +63,7 @@ class TailResponse(Response):
         self._token_ids: list[int] = []  # without text so far
         self._ahead = AheadTrimmer(after.ahead)
         self._made = self._written = after  # behind the last events that were made, and written
-        self._keepalive = sse.KEEPALIVE
-        self._lead = b""  # of the next events that are written
+        self._event_writer = EventWriter(sse.KEEPALIVE, sse.BEHIND_KEEPALIVE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         frontend = self._frontend
@@ -72,8 +72,7 @@ class TailResponse(Response):
             stream: JobStream | None = None
             try:
                 stream = await self._open()
-                headers = list(sse.HEADERS)
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self._event_writer.begin(send)
                 ending = await request.run(receive, lambda: self._work(stream, send))
                 if ending is Ending.CUT:
                     with anyio.move_on_after(FAREWELL_S):
@@ -120,33 +119,21 @@ class TailResponse(Response):
         return where_to_go_on(stream.job_id, self._written)
 
     async def _tail(self, stream: JobStream, send: Send) -> None:
-        await self._keep_alive(send)
+        await self._event_writer.keep_alive(send)
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
-                await self._keep_alive(send)
+                await self._event_writer.keep_alive(send)
             elif isinstance(event, Delta):
                 async for piece in self._frontend.slices.pieces(self._events(event)):
                     if piece:
-                        await self._write_events(send, piece)
+                        await self._event_writer.write(send, piece)
                         self._written = self._made  # a reader may be cut off before a write
-                        self._keepalive = sse.KEEPALIVE_AFTER_ID
+                        self._event_writer.follow_id()
             else:
                 self._has_ended = True
-                await self._write_events(send, self._last_event(event) + sse.DONE, more=False)
+                await self._event_writer.write(send, self._last_event(event) + sse.DONE, more=False)
                 return
-
-    async def _keep_alive(self, send: Send) -> None:
-        """A blank line behind a comment is an empty event to some clients that saw an id."""
-        await _write(send, self._keepalive)
-        self._lead = sse.BEHIND_KEEPALIVE if self._keepalive is sse.KEEPALIVE else b""
-
-    async def _write_events(self, send: Send, events: bytes, *, more: bool = True) -> None:
-        if events:
-            events = self._lead + events
-        await _write(send, events, more=more)
-        if events:
-            self._lead = b""  # a write that is cut has not begun
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         """Yields an event for each segment, with an id of its own."""
@@ -191,7 +178,7 @@ class TailResponse(Response):
         return sse.event(tail_error(error), end_id if is_durable else None)
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
-        await self._write_events(send, sse.event(tail_error(error)) + sse.DONE, more=False)
+        await self._event_writer.write(send, sse.event(tail_error(error)) + sse.DONE, more=False)
 
 
 def _diverged() -> ApiError:
@@ -202,7 +189,3 @@ def _diverged() -> ApiError:
         code=ErrorCode.STREAM_DIVERGED,
         should_retry=False,
     )
-
-
-async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -8,7 +8,8 @@ from typing import Any
 
 from starlette.types import Send
 
-from api.answering import AnswerStream, GenerationResponse
+from api.answer_stream import AnswerStream
+from api.answering import GenerationResponse
 from api.errors import ApiError
 from api.frontend import Frontend
 from api.job_stream import JobStream
@@ -71,11 +72,11 @@ class ResponseTail(TailResponse):
 
     async def _tail(self, stream: JobStream, send: Send) -> None:
         opening = b"".join(self._unknown_events(self._response.opening()))
-        await (self._write_made(send, opening) if opening else self._keep_alive(send))
+        await (self._write_made(send, opening) if opening else self._event_writer.keep_alive(send))
         while True:
             event = await stream.get(self._frontend.settings.keepalive_s)
             if event is None:
-                await self._keep_alive(send)
+                await self._event_writer.keep_alive(send)
             elif isinstance(event, Delta):
                 payloads = chain.from_iterable(map(self._response.delta, parts_of(event)))
                 async for piece in self._frontend.slices.pieces(self._unknown_events(payloads)):
@@ -85,19 +86,19 @@ class ResponseTail(TailResponse):
                 last = self._unknown_events(_last_payloads(self._response, event), are_long=True)
                 async for piece in self._frontend.slices.pieces(last):
                     await self._write_made(send, piece)
-                await self._write_events(send, b"", more=False)
+                await self._event_writer.write(send, b"", more=False)
                 return
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
         said = _error_event(self._response, error, self._last_written)
-        await self._write_events(send, typed_event(said), more=False)
+        await self._event_writer.write(send, typed_event(said), more=False)
 
     def _how_to_go_on(self, stream: JobStream) -> str:
         return where_a_response_goes_on(stream.job_id, self._last_written)
 
     async def _write_made(self, send: Send, events: bytes) -> None:
         if events:
-            await self._write_events(send, events)
+            await self._event_writer.write(send, events)
             self._last_written = self._last_made
 
     def _unknown_events(
@@ -133,7 +134,3 @@ def where_a_response_goes_on(job_id: str, last_number: int) -> str:
     if last_number >= 0:
         where += f"&starting_after={last_number}"
     return f"{where} goes on from here."
-
-
-async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
