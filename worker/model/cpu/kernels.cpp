@@ -69,20 +69,26 @@ INLINE void put(bf16* y, F x, i64 room) {
   memcpy(y, whole, std::max<i64>(room, 0) * sizeof(bf16));
 }
 
-static void finish(const Product& p, i64 panel, i64 row, F a, F b) {
-  if (p.bias) {
-    a = add(a, load(p.bias + panel * 32));
-    b = add(b, load(p.bias + panel * 32 + 16));
-  }
-  if (p.gated) {
-    const i64 column = panel * 16;
-    bf16* y = p.y + (row - p.row) * p.stride + column - p.column;
-    put(y, mul(silu(a), b), p.n - column);
-  } else {
-    const i64 column = panel * 32;
-    bf16* y = p.y + (row - p.row) * p.stride + column - p.column;
-    put(y, a, p.n - column);
-    put(y + 16, b, p.n - column - 16);
+// Brings a tile's sums to their place; of an int8 weight they are scaled first, less the columns'
+// offsets already.
+template <bool INT8>
+static void finish(const Product& p, i64 panel, i64 row, int rows, const float (*sums)[32]) {
+  const i64 first = panel * 32, column = p.gated ? panel * 16 : first, room = p.n - column;
+  bf16* y = p.y + (row - p.row) * p.stride + column - p.column;
+  for (int m = 0; m < rows; ++m, y += p.stride) {
+    F a = load(sums[m]), b = load(sums[m] + 16);
+    if constexpr (INT8) {
+      const F scale = splat(p.row_scales[row + m]);
+      a = mul(a, mul(load(p.scales + first), scale));
+      b = mul(b, mul(load(p.scales + first + 16), scale));
+    }
+    if (p.bias) a = add(a, load(p.bias + first)), b = add(b, load(p.bias + first + 16));
+    if (p.gated) {
+      put(y, mul(silu(a), b), room);
+    } else {
+      put(y, a, room);
+      put(y + 16, b, room - 16);
+    }
   }
 }
 
@@ -105,16 +111,9 @@ struct Bf16 {
     }
     float sums[M][32];
     UNROLL for (int m = 0; m < M; ++m) store(sums[m], acc[m][0]), store(sums[m] + 16, acc[m][1]);
-    for (int m = 0; m < M; ++m) finish(p, panel, row + m, load(sums[m]), load(sums[m] + 16));
+    finish<false>(p, panel, row, M, sums);
   }
 };
-
-// `a` and `b`: whole sums of 16 columns each, as floats and less the columns' offsets.
-static void finish_int8(const Product& p, i64 panel, i64 row, F a, F b) {
-  const F scale = splat(p.row_scales[row]);
-  const float* scales = p.scales + panel * 32;
-  finish(p, panel, row, mul(a, mul(load(scales), scale)), mul(b, mul(load(scales + 16), scale)));
-}
 
 struct Int8 {
   static constexpr int kRows = kTileRows;
@@ -139,8 +138,7 @@ struct Int8 {
       store(sums[m], minus(acc[m][0], p.offset + at));
       store(sums[m] + 16, minus(acc[m][1], p.offset + at + 16));
     }
-    for (int m = 0; m < M; ++m)
-      finish_int8(p, panel, row + m, load(sums[m]), load(sums[m] + 16));
+    finish<true>(p, panel, row, M, sums);
   }
 };
 
@@ -153,19 +151,22 @@ struct AmxBf16 {
     const i64 row_bytes = p.k * sizeof(bf16);
     amx_tile<false>((const char*)p.w + panel * 32 * row_bytes, (const char*)x, rows, row_bytes,
                     (int32_t*)sums);
-    for (int m = 0; m < rows; ++m) finish(p, panel, row + m, load(sums[m]), load(sums[m] + 16));
+    finish<false>(p, panel, row, rows, sums);
   }
 };
 
 struct AmxInt8 {
   static constexpr int kRows = kAmxRows;
   static void tile(int rows, const Product& p, i64 panel, i64 row, const void* x) {
-    alignas(64) int32_t sums[kAmxRows][32];
-    amx_tile<true>((const char*)p.w + panel * 32 * p.k, (const char*)x, rows, p.k, sums[0]);
+    alignas(64) int32_t whole[kAmxRows][32];
+    float sums[kAmxRows][32];
+    amx_tile<true>((const char*)p.w + panel * 32 * p.k, (const char*)x, rows, p.k, whole[0]);
     const int32_t* offset = p.offset + panel * 32;
-    for (int m = 0; m < rows; ++m)
-      finish_int8(p, panel, row + m, minus(load_i(sums[m]), offset),
-                  minus(load_i(sums[m] + 16), offset + 16));
+    for (int m = 0; m < rows; ++m) {
+      store(sums[m], minus(load_i(whole[m]), offset));
+      store(sums[m] + 16, minus(load_i(whole[m] + 16), offset + 16));
+    }
+    finish<true>(p, panel, row, rows, sums);
   }
 };
 #endif
@@ -189,7 +190,7 @@ static i64 tile_start(i64 m, i64 tile, i64 most = kTileRows) {
 constexpr i64 kManyRows = 16;
 
 constexpr i64 kResultBytes = 64 << 10;  // of a chunk: in the cache until they are committed
-constexpr i64 kRowsAtOnce = 2048;
+constexpr i64 kBlockBytes = 512 << 10;  // of rows of x: with a panel they fit a core's second cache
 
 // Groups of panels to hand out: up to 8 for each thread, but none of less than some 10 µs, of which
 // the handing out would be too large a part. As many for each thread as for the others.
@@ -199,40 +200,54 @@ static i64 num_groups(i64 panels, i64 panel_bytes, i64 k, i64 m, i64 threads) {
   return std::min(panels, each * threads);
 }
 
+// Blocks of rows, which all groups of panels take one after the other: of a size that stays in the
+// cache. Few panels of many rows would leave threads without one at the end: a block more each is up
+// to 16 chunks for each thread, none of less than some 20 µs, and 4 tiles at least.
+static i64 num_blocks(i64 groups, i64 panels, i64 row_bytes, i64 k, i64 m, i64 tiles, i64 threads) {
+  const i64 at_least = (m * row_bytes + kBlockBytes - 1) / kBlockBytes;
+  const i64 each = std::clamp<i64>(panels * m * k * 32 / 100 / (20'000 * threads), 1, 16);
+  const i64 wanted = (each * threads + groups - 1) / groups;
+  return std::clamp<i64>(std::max(at_least, wanted), 1, std::max<i64>(tiles / 4, 1));
+}
+
 // Panels are handed out as threads ask for them. Neighbours go out together, because a long stream
-// is read faster than short ones. A panel stays in the cache for all its tiles.
+// is read faster than short ones. A panel stays in the cache for all its tiles. Where panels do not
+// divide evenly the larger groups go first, and what is left for the end is small.
 template <class Kind>
 static void multiply(Member& self, const Product& whole, bf16* y, const char* x, i64 m,
                      i64 row_bytes) {
   if (!m) return;
   const i64 width = whole.gated ? 16 : 32, panels = (whole.n + width - 1) / width;
-  const i64 blocks = (m + kRowsAtOnce - 1) / kRowsAtOnce, tiles = num_tiles(m, Kind::kRows);
-  const i64 most_rows = std::min<i64>(m, kRowsAtOnce + Kind::kRows);
+  const i64 tiles = num_tiles(m, Kind::kRows);
   const i64 row_of_panel = width * sizeof(bf16);
   const i64 panel_bytes = whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
   const bool straight = m >= kManyRows;
-  const i64 at_most =
-      straight ? panels : std::max<i64>(1, kResultBytes / (most_rows * row_of_panel));
+  const i64 at_most = straight ? panels : std::max<i64>(1, kResultBytes / (m * row_of_panel));
   const i64 groups = std::max(num_groups(panels, panel_bytes, whole.k, m, self.num_threads()),
                               (panels + at_most - 1) / at_most);
+  const i64 blocks =
+      straight ? num_blocks(groups, panels, row_bytes, whole.k, m, tiles, self.num_threads()) : 1;
   const i64 together = (panels + groups - 1) / groups;  // at most
-  // Of group i / blocks, block i % blocks: its panels, and its tiles.
+  const i64 chunk_bytes = straight ? 0 : m * together * row_of_panel;
+  // Of block i / groups, group i % groups: its tiles, and its panels.
   const auto start_of = [=](i64 tile) { return tile_start(m, tile, Kind::kRows); };
-  const auto panel_of = [=](i64 i) { return panels * (i / blocks) / groups; };
-  const auto tile_of = [=](i64 i) { return tiles * (i % blocks) / blocks; };
-  const auto end_tile_of = [=](i64 i) { return tiles * (i % blocks + 1) / blocks; };
+  const auto panel_of = [=](i64 group) {
+    return panels / groups * group + std::min(group, panels % groups);
+  };
+  const auto tile_of = [=](i64 block) { return tiles * block / blocks; };
   self.share(
-      groups * blocks, 1, straight ? 0 : most_rows * together * row_of_panel,
+      groups * blocks, 1, chunk_bytes,
       [&](i64 first, i64 last, char* room) {
-        for (i64 i = first; i < last; ++i, room += most_rows * together * row_of_panel) {
+        for (i64 i = first; i < last; ++i, room += chunk_bytes) {
+          const i64 block = i / groups, group = i % groups;
           Product p = whole;
           p.y = straight ? y : (bf16*)room;
           p.stride = straight ? whole.n : together * width;
-          p.row = straight ? 0 : start_of(tile_of(i));
-          p.column = straight ? 0 : panel_of(i) * width;
-          for (i64 panel = panel_of(i); panel < panel_of(i + blocks); ++panel)
-            for (i64 tile = tile_of(i); tile < end_tile_of(i); ++tile) {
-              if (self.is_late()) return;
+          p.row = straight ? 0 : start_of(tile_of(block));
+          p.column = straight ? 0 : panel_of(group) * width;
+          for (i64 panel = panel_of(group); panel < panel_of(group + 1); ++panel)
+            for (i64 tile = tile_of(block); tile < tile_of(block + 1); ++tile) {
+              if (!straight && self.is_late()) return;
               const i64 row = start_of(tile);
               const int rows = (int)(start_of(tile + 1) - row);
               dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
@@ -240,106 +255,79 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
         }
       },
       [&](i64 first, i64 last, const char* room) {
-        for (i64 i = first; i < last && !straight; ++i) {
-          const i64 column = panel_of(i) * width, row = start_of(tile_of(i));
-          const i64 columns = std::min(panel_of(i + blocks) * width, whole.n) - column;
-          for (i64 r = row; r < start_of(end_tile_of(i)); ++r)
-            memcpy(y + r * whole.n + column, room + (r - row) * together * row_of_panel,
+        for (i64 i = first; i < last && !straight; ++i, room += chunk_bytes) {  // one block of all rows
+          const i64 column = panel_of(i) * width;
+          const i64 columns = std::min(panel_of(i + 1) * width, whole.n) - column;
+          for (i64 r = 0; r < m; ++r)
+            memcpy(y + r * whole.n + column, room + r * together * row_of_panel,
                    columns * sizeof(bf16));
-          room += most_rows * together * row_of_panel;
         }
       },
       straight);
+}
+
+// Calls `visit` with the first of each four of `rows` rows, at least 4; the last may overlap.
+template <class Visit> static void for_fours(i64 rows, const Visit& visit) {
+  for (i64 r = 0; r + 4 <= rows; r += 4) visit(r);
+  if (rows % 4) visit(rows - 4);
 }
 
 // Tiles of rows of k numbers that are handed out together, to be brought into the products' form.
 static i64 tiles_together(i64 m, i64 k, const Member& self) {
-  constexpr i64 kWorthwhile = 16 << 10;  // numbers
+  constexpr i64 kWorthwhile = 8 << 10;  // numbers
   return std::max(kWorthwhile / (kTileRows * k), num_tiles(m) / (8 * self.num_threads()));
 }
 
-// Rows of x [m, k] as tiles of pairs.
-static void pack_rows(Member& self, const bf16* x, bf16* packed, i64 m, i64 k) {
-  const bool straight = m >= kManyRows;
-  const i64 tile_bytes = kTileRows * k * sizeof(bf16);
-  self.share(
-      num_tiles(m), tiles_together(m, k, self), tile_bytes,
-      [&](i64 first, i64 last, char* room) {
-        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
-          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
-          char* to = straight ? (char*)(packed + row * k) : room;
-          for (i64 r = 0; r < rows; ++r)
-            for (i64 i = 0; i < k / 2; ++i)
-              memcpy(to + (i * rows + r) * 4, x + (row + r) * k + i * 2, 4);
-        }
-      },
-      [&](i64 first, i64 last, const char* room) {
-        for (i64 tile = first; tile < last && !straight; ++tile, room += tile_bytes) {
-          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
-          memcpy(packed + row * k, room, rows * k * sizeof(bf16));
-        }
-      },
-      straight);
-}
-
-// One row of x as u8 around 128, every 4 elements `stride` bytes apart. Returns its scale.
-static float quantize(const bf16* x, uint8_t* q, i64 k, i64 stride) {
-  F top = splat(0.0f), poison = splat(0.0f);
-  for (i64 i = 0; i < k; i += 16) {
-    const F v = load(x + i);
-    top = larger(top, absolute(v));
-    poison = fma(v, splat(0.0f), poison);  // NaN where x is not finite, and then so is y
+// `rows` rows of items of 4 bytes, `stride` bytes apart, as columns: item i of row r at i * rows + r.
+static void turn_tile(const char* x, i64 stride, char* to, i64 rows, i64 items) {
+  constexpr i64 kLine = 16;  // items: rows may lie so that few of their lines fit the cache at once
+  if (rows < 4) {
+    for (i64 r = 0; r < rows; ++r)
+      for (i64 i = 0; i < items; ++i) memcpy(to + (i * rows + r) * 4, x + r * stride + i * 4, 4);
+    return;
   }
-  const float amax = std::max(largest(top), 1e-10f);
-  const F inverse = splat(127.0f / amax);
-  for (i64 i = 0; i < k; i += 16) {
-    uint8_t bytes[16];
-    round_to_u8(fma(load(x + i), inverse, splat(128.0f)), bytes);
-    for (int j = 0; j < 4; ++j) memcpy(q + (i / 4 + j) * stride, bytes + 4 * j, 4);
+  for (i64 begin = 0; begin < items; begin += kLine)
+    for_fours(rows, [&](i64 r) {
+      for (i64 i = begin; i < std::min(begin + kLine, items); i += 4)
+        turn_four(x + r * stride + i * 4, stride, to + (i * rows + r) * 4, rows * 4);
+    });
+}
+
+// ROWS rows of x, 1 or 4, as u8 around 128: every 4 numbers of a row `stride` bytes apart, the rows 4
+// bytes. Their scales go to `scales`, which need not be aligned.
+template <int ROWS>
+static void quantize(const bf16* x, i64 k, uint8_t* q, i64 stride, char* scales) {
+  F inverse[ROWS];
+  for (int r = 0; r < ROWS; ++r) {
+    F top = splat(0.0f), poison = splat(0.0f);
+    for (i64 i = 0; i < k; i += 16) {
+      const F v = load(x + r * k + i);
+      top = larger(top, absolute(v));
+      poison = fma(v, splat(0.0f), poison);  // NaN where x is not finite, and then so is y
+    }
+    const float amax = std::max(largest(top), 1e-10f);
+    inverse[r] = splat(127.0f / amax);
+    const float scale = amax / 127.0f + sum(poison);
+    memcpy(scales + r * sizeof(float), &scale, sizeof(float));
   }
-  return amax / 127.0f + sum(poison);
+  for (i64 i = 0; i < k; i += 16) {
+    uint8_t bytes[ROWS][16];
+    UNROLL for (int r = 0; r < ROWS; ++r)
+      round_to_u8(fma(load(x + r * k + i), inverse[r], splat(128.0f)), bytes[r]);
+    if constexpr (ROWS == 4) turn_four(bytes, 16, q + i / 4 * stride, stride);
+    else
+      for (int j = 0; j < 4; ++j) memcpy(q + (i / 4 + j) * stride, bytes[0] + 4 * j, 4);
+  }
 }
 
-static void quantize_rows(Member& self, const bf16* x, uint8_t* packed, float* row_scales, i64 m,
-                          i64 k) {
-  const bool straight = m >= kManyRows;
-  const i64 tile_bytes = kTileRows * (k + (i64)sizeof(float));  // the scales are behind the rows
-  self.share(
-      num_tiles(m), tiles_together(m, k, self), tile_bytes,
-      [&](i64 first, i64 last, char* room) {
-        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
-          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
-          uint8_t* to = straight ? packed + row * k : (uint8_t*)room;
-          char* scales = straight ? (char*)(row_scales + row) : room + rows * k;
-          for (i64 r = 0; r < rows; ++r) {
-            const float scale = quantize(x + (row + r) * k, to + r * 4, k, rows * 4);
-            memcpy(scales + r * sizeof(float), &scale, sizeof(float));
-          }
-        }
-      },
-      [&](i64 first, i64 last, const char* room) {
-        for (i64 tile = first; tile < last && !straight; ++tile, room += tile_bytes) {
-          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
-          memcpy(packed + row * k, room, rows * k);
-          memcpy(row_scales + row, room + rows * k, rows * sizeof(float));
-        }
-      },
-      straight);
+// A tile of rows of x as u8 in columns of quadruples; their scales go to `scales`.
+static void quantize_tile(const bf16* x, char* to, char* scales, i64 rows, i64 k) {
+  const auto some = [&](i64 r, auto kernel) {
+    kernel(x + r * k, k, (uint8_t*)to + r * 4, rows * 4, scales + r * sizeof(float));
+  };
+  if (rows >= 4) return for_fours(rows, [&](i64 r) { some(r, quantize<4>); });
+  for (i64 r = 0; r < rows; ++r) some(r, quantize<1>);
 }
-
-#if HAS_AMX
-// The same as rows that follow each other.
-static void quantize_plainly(Member& self, const bf16* x, uint8_t* rows, float* row_scales, i64 m,
-                             i64 k) {
-  self.share(
-      m, std::max<i64>(1, m / (8 * self.num_threads())), 0,
-      [&](i64 first, i64 last, char*) {
-        for (i64 row = first; row < last; ++row)
-          row_scales[row] = quantize(x + row * k, rows + row * k, k, 4);
-      },
-      [](i64, i64, const char*) {}, true);
-}
-#endif
 
 struct Weight {
   const void* packed;
@@ -356,28 +344,81 @@ struct Scratch {
   float* row_scales;  // [m]
 };
 
-// y [m, n] = x [m, k] @ w.T + bias, or silu(gate) * up of that.
+// Brings rows [m, k] into the tiles that Bf16 and Int8 read; k % 16 == 0. `rows_at(row, rows, room)`
+// returns a tile's rows of x, for which it has room_bytes of room; `keep(row, rows, room)` commits
+// what it left there, where it has not written it to its place already.
+template <class RowsAt, class Keep>
+static void prepare(Member& self, bool is_int8, const Scratch& scratch, i64 m, i64 k,
+                    i64 room_bytes, const RowsAt& rows_at, const Keep& keep) {
+  const bool straight = m >= kManyRows;
+  const i64 row_bytes = is_int8 ? k : k * sizeof(bf16);
+  // The scales are behind the rows.
+  const i64 packed_bytes = straight ? 0 : kTileRows * (row_bytes + (i64)sizeof(float));
+  const i64 tile_bytes = room_bytes + packed_bytes;
+  self.share(
+      num_tiles(m), tiles_together(m, k, self), tile_bytes,
+      [&](i64 first, i64 last, char* room) {
+        for (i64 tile = first; tile < last; ++tile, room += tile_bytes) {
+          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+          const bf16* x = rows_at(row, rows, room);
+          char* to = straight ? (char*)scratch.rows + row * row_bytes : room + room_bytes;
+          char* scales = straight ? (char*)(scratch.row_scales + row) : to + rows * row_bytes;
+          if (is_int8) quantize_tile(x, to, scales, rows, k);
+          else turn_tile((const char*)x, row_bytes, to, rows, k / 2);
+        }
+      },
+      [&](i64 first, i64 last, const char* room) {
+        for (i64 tile = first; tile < last && !straight; ++tile, room += tile_bytes) {
+          const i64 row = tile_start(m, tile), rows = tile_start(m, tile + 1) - row;
+          const char* packed = room + room_bytes;
+          keep(row, rows, room);
+          memcpy((char*)scratch.rows + row * row_bytes, packed, rows * row_bytes);
+          if (is_int8)
+            memcpy(scratch.row_scales + row, packed + rows * row_bytes, rows * sizeof(float));
+        }
+      },
+      straight);
+}
+
+#if HAS_AMX
+// Rows of x as u8 rows that follow each other.
+static void quantize_plainly(Member& self, const bf16* x, uint8_t* rows, float* row_scales, i64 m,
+                             i64 k) {
+  self.share(
+      m, std::max<i64>(1, m / (8 * self.num_threads())), 0,
+      [&](i64 first, i64 last, char*) {
+        for (i64 row = first; row < last; ++row)
+          quantize<1>(x + row * k, k, rows + row * k, 4, (char*)(row_scales + row));
+      },
+      [](i64, i64, const char*) {}, true);
+}
+#endif
+
+static bool uses_amx(const Weight& w, i64 m) { return HAS_AMX && w.amx_rows && m >= w.amx_rows; }
+
+// Whether the product of m rows reads what `prepare` makes of them. One row of bf16 is as it is.
+static bool reads_tiles(const Weight& w, i64 m) { return !uses_amx(w, m) && (w.scales || m > 1); }
+
+// y [m, n] = x [m, k] @ w.T + bias, or silu(gate) * up of that; x is null where it is prepared.
 static void product(Member& self, const Weight& w, const bf16* x, const Scratch& scratch, bf16* y,
                     i64 m) {
   const Product p{w.packed, w.bias, w.scales, w.offset, scratch.row_scales, nullptr, 0, 0, 0,
                   w.n, w.k, w.gated != 0};
   const i64 row_bytes = w.k * sizeof(bf16);
 #if HAS_AMX
-  if (w.amx_rows && m >= w.amx_rows) {
+  if (uses_amx(w, m)) {
     if (!w.scales) return multiply<AmxBf16>(self, p, y, (const char*)x, m, row_bytes);
     quantize_plainly(self, x, (uint8_t*)scratch.rows, scratch.row_scales, m, w.k);
     return multiply<AmxInt8>(self, p, y, (const char*)scratch.rows, m, w.k);
   }
 #endif
-  if (w.scales) {
-    quantize_rows(self, x, (uint8_t*)scratch.rows, scratch.row_scales, m, w.k);
-    multiply<Int8>(self, p, y, (const char*)scratch.rows, m, w.k);
-  } else if (m > 1) {
-    pack_rows(self, x, (bf16*)scratch.rows, m, w.k);
-    multiply<Bf16>(self, p, y, (const char*)scratch.rows, m, row_bytes);
-  } else {
-    multiply<Bf16>(self, p, y, (const char*)x, m, row_bytes);  // one row is packed as it is
-  }
+  if (!reads_tiles(w, m)) return multiply<Bf16>(self, p, y, (const char*)x, m, row_bytes);
+  if (x)
+    prepare(self, w.scales, scratch, m, w.k, 0,
+            [&](i64 row, i64, char*) { return x + row * w.k; }, [](i64, i64, const char*) {});
+  const auto* rows = (const char*)scratch.rows;
+  if (w.scales) multiply<Int8>(self, p, y, rows, m, w.k);
+  else multiply<Bf16>(self, p, y, rows, m, row_bytes);
 }
 
 // Whether `amx_rows` may be set in this process.
@@ -402,11 +443,14 @@ struct LinearRegion {
   void operator()(Member& self) const { product(self, w, x, scratch, y, m); }
 };
 
-// The weight and the scratch stay until `settle`; x may go.
+// The weight and the scratch stay until `settle`; x may go. Of many rows nobody reads x when the
+// phase that reads it is over, because nobody computes a chunk again.
 API void linear(const Weight* w, const bf16* x, const Scratch* scratch, bf16* y, i64 m) {
+  const i64 kept_size = m >= kManyRows ? 0 : m * w->k;
   pool().work([&](Record& record) {
-    record.begin(Record::bytes_of<LinearRegion>(1) + Record::bytes_of<bf16>(m * w->k));
-    const LinearRegion region{*w, record.keep(x, m * w->k), *scratch, y, m};
+    record.begin(Record::bytes_of<LinearRegion>(1) + Record::bytes_of<bf16>(kept_size));
+    const bf16* rows = kept_size ? record.keep(x, kept_size) : x;
+    const LinearRegion region{*w, rows, *scratch, y, m};
     return record.keep(&region, 1);
   });
 }
@@ -466,6 +510,26 @@ void Norm::operator()(Member& self) const {
         }
       },
       straight);
+}
+
+// The same before a product that reads tiles: what comes of it is only there, in `scratch`.
+static void norm_into_tiles(Member& self, const Norm& n, bool is_int8, const Scratch& scratch) {
+  const bool straight = n.rows >= kManyRows;
+  const i64 row_bytes = n.size * sizeof(bf16), normed_bytes = kTileRows * row_bytes;
+  prepare(
+      self, is_int8, scratch, n.rows, n.size, straight ? normed_bytes : 2 * normed_bytes,
+      [&](i64 row, i64 rows, char* room) {
+        auto *normed = (bf16*)room, *summed = straight ? n.x + row * n.size : (bf16*)(room + normed_bytes);
+        for (i64 r = 0; r < rows; ++r) {
+          const i64 at = (row + r) * n.size, to = r * n.size;
+          add_norm_row(n.x + at, n.delta ? n.delta + at : nullptr, n.weight, summed + to,
+                       normed + to, n.eps, n.size);
+        }
+        return normed;
+      },
+      [&](i64 row, i64 rows, const char* room) {
+        if (n.delta) memcpy(n.x + row * n.size, room + normed_bytes, rows * row_bytes);
+      });
 }
 
 API void add_rms_norm(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
@@ -971,8 +1035,14 @@ void StackRegion::operator()(Member& self) const {
   const Heads heads{s.heads, s.kv_heads, s.dim};
   const i64 attended_size = s.heads * s.dim;
   i64 tokens = b.tokens;
-  const auto norm_rows = [&](const bf16* delta, const bf16* weight) {
-    Norm{b.x, delta, weight, b.normed, s.norm_eps, tokens, s.hidden}(self);
+  const auto norm = [&](const bf16* delta, const bf16* weight) {
+    return Norm{b.x, delta, weight, b.normed, s.norm_eps, tokens, s.hidden};
+  };
+  const auto norm_and_multiply = [&](const Norm& norm, const Weight& w, bf16* y) {
+    const bool is_tiled = reads_tiles(w, tokens);
+    if (is_tiled) norm_into_tiles(self, norm, w.scales, b.scratch);
+    else norm(self);
+    product(self, w, is_tiled ? nullptr : b.normed, b.scratch, y, tokens);
   };
   const auto nothing = [](i64, i64, char*) {};
   const auto embed = [&](i64 first, i64 last, const char*) {
@@ -983,8 +1053,7 @@ void StackRegion::operator()(Member& self) const {
   for (i64 l = 0; l < s.num_layers; ++l) {
     const Layer& layer = s.layers[l];
     const Cache cache{layer.keys, layer.values, s.block_stride};
-    norm_rows(l ? b.delta : nullptr, layer.attention_norm);
-    product(self, layer.qkv, b.normed, b.scratch, b.qkv, tokens);
+    norm_and_multiply(norm(l ? b.delta : nullptr, layer.attention_norm), layer.qkv, b.qkv);
     Turn{b.qkv, layer.qkv.n, tokens, heads, {layer.query_norm, layer.key_norm, s.norm_eps},
          s.cosines, s.sines, b.positions, cache, b.slots}(self);
     const bool is_last = l + 1 == s.num_layers;
@@ -1000,11 +1069,10 @@ void StackRegion::operator()(Member& self) const {
       tokens = b.num_rows;
     }
     product(self, layer.output, b.attended, b.scratch, b.delta, tokens);
-    norm_rows(b.delta, layer.mlp_norm);
-    product(self, layer.gate_up, b.normed, b.scratch, b.inner, tokens);
+    norm_and_multiply(norm(b.delta, layer.mlp_norm), layer.gate_up, b.inner);
     product(self, layer.down, b.inner, b.scratch, b.delta, tokens);
   }
-  norm_rows(b.delta, s.final_norm);
+  norm(b.delta, s.final_norm)(self);
 }
 
 static i64 bytes_of(const Ragged& r) {

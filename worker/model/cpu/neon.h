@@ -13,6 +13,22 @@ constexpr int kTileRows = 2;     // 16 accumulators, 8 registers of weights: 24 
     UNROLL for (int i = 0; i < 4; ++i) (result).v[i] = (expression); \
   } while (0)
 
+// Four rows of four items of 4 bytes, `stride` bytes apart, become the rows of `to`.
+INLINE void turn_four(const void* from, int64_t stride, void* to, int64_t to_stride) {
+  uint32x4_t row[4];
+  for (int i = 0; i < 4; ++i)
+    row[i] = vreinterpretq_u32_u8(vld1q_u8((const uint8_t*)from + i * stride));
+  const auto put_row = [=](int i, uint64x2_t x) {
+    vst1q_u8((uint8_t*)to + i * to_stride, vreinterpretq_u8_u64(x));
+  };
+  const uint64x2_t a = vreinterpretq_u64_u32(vzip1q_u32(row[0], row[1]));
+  const uint64x2_t b = vreinterpretq_u64_u32(vzip2q_u32(row[0], row[1]));
+  const uint64x2_t c = vreinterpretq_u64_u32(vzip1q_u32(row[2], row[3]));
+  const uint64x2_t d = vreinterpretq_u64_u32(vzip2q_u32(row[2], row[3]));
+  put_row(0, vzip1q_u64(a, c)), put_row(1, vzip2q_u64(a, c));
+  put_row(2, vzip1q_u64(b, d)), put_row(3, vzip2q_u64(b, d));
+}
+
 INLINE F splat(float x) {
   F r;
   EACH(r, vdupq_n_f32(x));

@@ -313,16 +313,25 @@ void Member::share(int64_t items, int64_t grain, int64_t item_bytes, const Compu
   const auto is_done = [&](int64_t chunk) {
     return last_commit(chunk).load(std::memory_order_acquire) >= phase_;
   };
+  const auto count = [&](int64_t done) {
+    if (pool_->num_committed_.fetch_add(done, std::memory_order_acq_rel) + done < chunks) return;
+    pool_->num_committed_.store(0, std::memory_order_relaxed);
+    ticket.store((phase_ + 1) << kChunkBits, std::memory_order_release);
+  };
+  int64_t own_chunks = 0;  // `once`: nobody asks which chunks are done, so they are counted together
   const auto do_chunk = [&](int64_t chunk) {
     const auto [first, last] = bounds(chunk);
     compute(first, last, own);
+    if (once) {
+      commit(first, last, own);
+      ++own_chunks;
+      return;
+    }
     // Phases only grow: what is of this one, or of a later one, has been done by somebody else.
     uint64_t before = last_commit(chunk).load(std::memory_order_acquire);
     if (before >= phase_ || !last_commit(chunk).compare_exchange_strong(before, phase_)) return;
     commit(first, last, own);
-    if (pool_->num_committed_.fetch_add(1, std::memory_order_acq_rel) + 1 < chunks) return;
-    pool_->num_committed_.store(0, std::memory_order_relaxed);
-    ticket.store((phase_ + 1) << kChunkBits, std::memory_order_release);
+    count(1);
   };
   Clock::duration patience = Clock::duration::zero();
   for (;;) {
@@ -339,6 +348,7 @@ void Member::share(int64_t items, int64_t grain, int64_t item_bytes, const Compu
     do_chunk(chunk);
     patience = 2 * (Clock::now() - begin);
   }
+  if (own_chunks) count(own_chunks);
   if (!spin(std::clamp<Clock::duration>(patience, kLeastPatience, kMostPatience), is_over)) {
     const int64_t start = chunks * place_ / num_threads_;
     for (int64_t i = 0; i < chunks && !once && !is_over(); ++i)

@@ -27,6 +27,22 @@ using bf16 = uint16_t;
 // Brings a line of 64 bytes into the second cache. `p` may lie outside of any memory.
 INLINE void fetch(const char* p) { __builtin_prefetch(p, 0, 2); }
 
+#if !defined(__aarch64__)
+// Four rows of four items of 4 bytes, `stride` bytes apart, become the rows of `to`.
+INLINE void turn_four(const void* from, int64_t stride, void* to, int64_t to_stride) {
+  const auto row = [=](int i) {
+    return _mm_loadu_si128((const __m128i*)((const char*)from + i * stride));
+  };
+  const auto put_row = [=](int i, __m128i x) {
+    _mm_storeu_si128((__m128i*)((char*)to + i * to_stride), x);
+  };
+  const __m128i a = _mm_unpacklo_epi32(row(0), row(1)), b = _mm_unpackhi_epi32(row(0), row(1));
+  const __m128i c = _mm_unpacklo_epi32(row(2), row(3)), d = _mm_unpackhi_epi32(row(2), row(3));
+  put_row(0, _mm_unpacklo_epi64(a, c)), put_row(1, _mm_unpackhi_epi64(a, c));
+  put_row(2, _mm_unpacklo_epi64(b, d)), put_row(3, _mm_unpackhi_epi64(b, d));
+}
+#endif
+
 #if defined(__aarch64__)
 #include "neon.h"
 
