@@ -126,6 +126,7 @@ def report(
     times.sort()
     line |= {
         "median_ms": round(times[len(times) // 2] * 1e3, 2),
+        "mean_ms": round(sum(times) / len(times) * 1e3, 2),
         "best_ms": round(times[0] * 1e3, 2),
         "runs": len(times),
         "load": round(load, 2),
