@@ -255,7 +255,7 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
         }
       },
       [&](i64 first, i64 last, const char* room) {
-        for (i64 i = first; i < last && !straight; ++i, room += chunk_bytes) {  // one block of all rows
+        for (i64 i = first; i < last && !straight; ++i, room += chunk_bytes) {  // all rows
           const i64 column = panel_of(i) * width;
           const i64 columns = std::min(panel_of(i + 1) * width, whole.n) - column;
           for (i64 r = 0; r < m; ++r)
@@ -519,7 +519,8 @@ static void norm_into_tiles(Member& self, const Norm& n, bool is_int8, const Scr
   prepare(
       self, is_int8, scratch, n.rows, n.size, straight ? normed_bytes : 2 * normed_bytes,
       [&](i64 row, i64 rows, char* room) {
-        auto *normed = (bf16*)room, *summed = straight ? n.x + row * n.size : (bf16*)(room + normed_bytes);
+        auto* normed = (bf16*)room;
+        bf16* summed = straight ? n.x + row * n.size : (bf16*)(room + normed_bytes);
         for (i64 r = 0; r < rows; ++r) {
           const i64 at = (row + r) * n.size, to = r * n.size;
           add_norm_row(n.x + at, n.delta ? n.delta + at : nullptr, n.weight, summed + to,
