@@ -42,6 +42,7 @@ from api.settings import ApiSettings
 from api.tasks import stop_tasks
 from api.trailing_slash import TrailingSlashMiddleware
 from api.upload import FORM_BYTES
+from shared.huge_pages import collapse_heap
 from shared.messages import Durability
 from shared.outage_log import OutageLog
 from shared.transport.base import TransportError
@@ -51,6 +52,7 @@ from shared.transport.server_check import UnsafeServer
 log = logging.getLogger(__name__)
 
 CHECK_AGAIN_S = 2.0
+SETTLED_S = 2.0  # then a frontend mostly has what it keeps: modules, cards, tokenizers
 
 
 def create_app(settings: ApiSettings, transport: Transport | None = None) -> FastAPI:
@@ -76,6 +78,8 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
             runner = BatchRunner(frontend)
             stack.push_async_callback(runner.aclose)
             runner.start()
+            settling = asyncio.create_task(_settle())
+            stack.push_async_callback(stop_tasks, settling)
             yield
 
     app = FastAPI(
@@ -144,6 +148,11 @@ async def _own_transport(
     finally:
         await stop_tasks(checking)
         await transport.aclose()
+
+
+async def _settle() -> None:
+    await asyncio.sleep(SETTLED_S)
+    await asyncio.to_thread(collapse_heap)
 
 
 async def _check(

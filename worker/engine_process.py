@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.cores import default_threads
+from shared.huge_pages import collapse_heap
 from shared.logs import start_logs
 from shared.settings import LogFormat, LogLevel
 from worker.engine.config import EngineConfig
@@ -108,6 +109,7 @@ def _serve(options: EngineOptions, link: EngineSocket) -> int:
         log.error("the engine could not be built", exc_info=True)
         link.send(LoadFailed(f"{type(error).__name__}: {error}", by_settings=False))
         return EXIT_NOT_BUILT
+    collapse_heap()
     link.send(ready)
     try:
         EngineLoop(engine, link).run()

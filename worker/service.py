@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from shared.host_name import host_name
+from shared.huge_pages import collapse_heap
 from shared.outage_log import OutageLog
 from shared.text.errors import TextInvalid
 from shared.text.sampling_defaults import parse_override
@@ -159,6 +160,7 @@ class WorkerService:
         finally:
             await cancel(*tasks)
         await self._retrying("announcing the model", self._repair)
+        await asyncio.to_thread(collapse_heap)
         log.info("ready", extra={"worker_id": self.worker_id, "model": self._checkpoint.name})
 
     async def _load(self) -> None:
