@@ -77,23 +77,24 @@ if answer then return answer end
 local is_again = asked.again == '1'
 if is_again and redis.call('EXISTS', P .. 'tombstone:' .. id) == 1 then return {'OVER'} end
 
+-- The fields of a hash as numbers, and the last one as it is.
 local function numbers(key, ...)
-  local found = {}
-  for k, value in ipairs(redis.call('HMGET', key, ...)) do found[k] = tonumber(value or '0') end
-  return found
+  local found, kept = {}, redis.call('HMGET', key, ...)
+  for k, value in ipairs(kept) do found[k] = tonumber(value or '0') end
+  return found, kept[#kept]
 end
 
 local stat = numbers(P .. 'stat', 'queued', 'queued_tokens')
-local mine = numbers(tenant_key, 'queued', 'running', 'queued_tokens', 'newest' .. base)
-local work = numbers(work_key, '0', '1', '2', '3', '4', '5', '6', '7')
+local of_tenant = {'queued', 'running', 'queued_tokens', 'newest' .. base}
+for lane = 0, base do of_tenant[#of_tenant + 1] = 'base' .. lane end
+local mine = numbers(tenant_key, unpack(of_tenant))
+local work, mean = numbers(work_key, '0', '1', '2', '3', '4', '5', '6', '7', 'output')
 
 -- How many of its own jobs the tenant has before this one, those of a later priority left out.
 local function depth()
-  local names = {}
-  for lane = 0, base do names[#names + 1] = 'base' .. lane end
-  local sum, counts = 0, numbers(tenant_key, unpack(names))
-  for _, count in ipairs(counts) do sum = sum + count end
-  return sum, counts[#counts]
+  local sum = 0
+  for k = 5, #mine do sum = sum + mine[k] end
+  return sum, mine[#mine]
 end
 
 -- Who has few jobs waiting goes before who has many: a lane for each doubling. A tenant that is alone
@@ -110,7 +111,6 @@ end
 local lane = lane_of()
 local ahead = 0
 for k = 0, lane do ahead = ahead + work[k + 1] end
-local mean = redis.call('HGET', work_key, 'output')
 local expected = mean and math.ceil(tonumber(mean) / 1000) or UNKNOWN_OUTPUT
 local own_work = prompt_tokens + math.min(tonumber(asked.max_output), expected * num_choices)
 
@@ -159,12 +159,13 @@ local now = now_ms()
 local queue = P .. 'q:' .. model .. ':' .. lane
 local life_ms = timeout_ms + LEFTOVER_MS
 local choices = asked.choices ~= '' and {'c', asked.choices} or {}
+local deadline_ms = whole(due_in(timeout_ms))
 local entry = redis.call('XADD', queue, '*', 'v', SCHEMA_VERSION, 'id', id, unpack(choices))
 expire_at_least(queue, life_ms)
 redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', model, 'tenant', tenant,
   'kind', asked.kind, 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', asked.prompt_tokens,
   'q', queue, 'qid', entry, 'lane', asked.lane, 'work', whole(own_work), 'sub_ms', whole(now),
-  'deadline_ms', whole(due_in(timeout_ms)), 'fe', reader, 'og', asked.grace, 'crid', asked.crid,
+  'deadline_ms', deadline_ms, 'fe', reader, 'og', asked.grace, 'crid', asked.crid,
   'sampling', asked.sampling)
 for _, name in ipairs({'retain_ms', 'choices', 'idem'}) do
   if asked[name] ~= '' then redis.call('HSET', job_key, name, asked[name]) end
@@ -178,14 +179,15 @@ if asked.idem ~= '' then
   redis.call('HSET', P .. 'idem:' .. asked.idem, 'id', id, 'body', asked.idem_body)
   redis.call('PEXPIRE', P .. 'idem:' .. asked.idem, whole(life_ms))
 end
-redis.call('ZADD', P .. 'live', whole(due_in(timeout_ms)), id)
+redis.call('ZADD', P .. 'live', deadline_ms, id)
 expire_at_least(P .. 'live', life_ms)
 if queue_timeout_ms then
   redis.call('HSET', job_key, 'queue_deadline_ms', whole(due_in(queue_timeout_ms)))
   redis.call('ZADD', P .. 'unbegun', whole(due_in(queue_timeout_ms)), id)
   expire_at_least(P .. 'unbegun', life_ms)
 end
-count_job(id, nil, 'queued')
+count_job(id, nil, 'queued', {tenant = tenant, prompt_tokens = asked.prompt_tokens, lane = asked.lane,
+  q = queue, work = whole(own_work), model = model, deadline_ms = deadline_ms})
 redis.call('HSET', tenant_key, 'newest' .. base, lane)
 expire_at_least(tenant_key, life_ms)
 local left = {}

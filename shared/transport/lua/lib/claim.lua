@@ -51,7 +51,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
     'claim_ms', claimed_ms, 'start_ms', job.start_ms or claimed_ms)
   redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
   if queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
-  if state == 'queued' then count_job(id, 'queued', 'running') end
+  if state == 'queued' then count_job(id, 'queued', 'running', job) end
   local fields = redis.call('HGETALL', job_key)
   if job.idem then
     fields[#fields + 1] = 'idem_body'

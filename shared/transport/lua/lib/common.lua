@@ -60,8 +60,14 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
+-- Gives a little more than `ms`, so that of many calls in a row only the first one writes. Returns whether
+-- the key had a life that was renewed.
+local SPARE = 1 / 64
 local function expire_at_least(key, ms)
-  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, whole(ms)) end
+  local left_ms = redis.call('PTTL', key)
+  if left_ms >= ms then return false end
+  redis.call('PEXPIRE', key, whole(ms * (1 + SPARE)))
+  return left_ms >= 0
 end
 
 -- The record of an ended job goes in `kept_ms`. A tombstone shows for TOMBSTONE_MS that the job has ended:
@@ -90,9 +96,10 @@ local function list_job(id, job, state)
   local deadline, now = tonumber(job.deadline_ms or '0'), now_ms()
   for _, index in ipairs(indexes_of(job, state)) do
     redis.call('ZADD', index, whole(deadline), id)
-    -- What an older release ended stays listed; it is left out by who reads, and dropped here.
-    redis.call('ZREMRANGEBYSCORE', index, '-inf', whole(now - LEFTOVER_MS))
-    expire_at_least(index, math.max(deadline - now, 0) + LEFTOVER_MS)
+    -- What an older release ended stays listed; it is left out by who reads, and dropped here now and then.
+    if expire_at_least(index, math.max(deadline - now, 0) + LEFTOVER_MS) then
+      redis.call('ZREMRANGEBYSCORE', index, '-inf', whole(now - LEFTOVER_MS))
+    end
   end
 end
 
@@ -104,8 +111,10 @@ end
 -- of the prompt and expected of the output). The job's hash is there, and says what it counts as.
 -- The job is listed and unlisted here too.
 -- `from`, `to`: 'queued', 'running', or nil: not yet, no longer. A tenant without live jobs leaves nothing.
-local function count_job(id, from, to)
-  local job = read_job(id, 'tenant', 'prompt_tokens', 'lane', 'q', 'work', 'model', 'deadline_ms')
+-- `known`: the fields that are read here, from who has them.
+local function count_job(id, from, to, known)
+  local job = known
+    or read_job(id, 'tenant', 'prompt_tokens', 'lane', 'q', 'work', 'model', 'deadline_ms')
   local tenant_key, base = P .. 'tenant:' .. (job.tenant or ''), job.lane
   local model, lane = string.match(string.sub(job.q or '', #P + 1), '^q:(.*):(%d)$')
 
@@ -132,6 +141,8 @@ local function count_job(id, from, to)
   if from then
     unlist_job(id, job, from)
     count(from, -1)
+  end
+  if not to then
     local left = redis.call('HMGET', tenant_key, 'queued', 'running')
     if tonumber(left[1] or '0') <= 0 and tonumber(left[2] or '0') <= 0 then
       redis.call('DEL', tenant_key)
