@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -52,24 +52,48 @@ POLL_S = 0.02
 RETRY_S = 0.05
 MAX_HINTS = 1024
 
-# Claims; whether there may be more at once; the newest entry of each queue, if none of them waits.
-Pulled = tuple[list[Any], bool, list[bytes]]
+# For how long `pull` defers jobs beyond its worker's portion to others that asked for work within
+# the last ASKING_MS. Who waits for work asks again after BLOCK_MS.
+DEFER_MS = 50
+ASKING_MS = BLOCK_MS + 500
+
+
+class _Pulled(NamedTuple):
+    """What came of one `pull`."""
+
+    claims: Sequence[Any] = ()
+    more: bool = False  # there may be more to take at once
+    last: Sequence[
+        bytes
+    ] = ()  # newest entry of each queue, if what comes after it is to be waited for
+    deferred_ms: int = 0  # until what was left to other workers may be taken; 0: nothing was
 
 
 class RedisJobQueue:
     """Implements JobQueue for one partition and the models that `setup` was told."""
 
     def __init__(
-        self, keys: Keys, connections: Connections, scripts: Scripts, subscriber: Subscriber
+        self,
+        keys: Keys,
+        connections: Connections,
+        scripts: Scripts,
+        subscriber: Subscriber,
+        *,
+        defer_ms: int = DEFER_MS,
+        asking_ms: int = ASKING_MS,
     ) -> None:
+        """`defer_ms`: for how long `pull` leaves jobs beyond its worker's portion to others, 0: not
+        at all; `asking_ms`: others are those whose last pull is no older."""
         self._keys = keys
         self._connections = connections
         self._redis = connections.cmd
         self._scripts = scripts
         self._subscriber = subscriber
+        self._defer_ms = defer_ms
+        self._asking_ms = asking_ms
         self._models: tuple[str, ...] = ()
         self._queues: tuple[str, ...] = ()  # lane by lane, those that go first at the front
-        self._delivered: list[bytes] = []  # up to where nothing waits in these queues, if known
+        self._delivered: Sequence[bytes] = ()  # up to where nothing waits in these queues, if known
 
     async def setup(self, models: Sequence[str]) -> None:
         """As JobQueue; models add up."""
@@ -88,7 +112,7 @@ class RedisJobQueue:
         self._models = tuple(dict.fromkeys(models))
         lanes = zip(*map(self._keys.queues, self._models), strict=True)
         self._queues = tuple(queue for lane in lanes for queue in lane)
-        self._delivered = []
+        self._delivered = ()
 
     async def beat(self, beat: Beat) -> BeatReply:
         stats = {name: _field(value) for name, value in beat.stats.items()}
@@ -120,19 +144,20 @@ class RedisJobQueue:
             return []
         deadline = time.monotonic() + block_ms / 1000
         with translated("pull"):
-            claims: list[Any] = []
-            more, last = False, self._delivered
-            if not last or block_ms <= 0:
-                claims, more, last = await self._pull_once(worker_id, count)
+            pulled = _Pulled(last=self._delivered)
+            if not pulled.last or block_ms <= 0:
+                pulled = await self._pull_once(worker_id, count)
             while True:
-                deliveries = await self._deliveries(worker_id, claims)
+                deliveries = await self._deliveries(worker_id, pulled.claims)
                 left_s = deadline - time.monotonic()
                 if deliveries or left_s <= 0:
                     return deliveries
-                if claims or more:
-                    claims, more, last = await self._pull_once(worker_id, count)
-                else:
-                    claims, more, last = await self._wait_and_pull(worker_id, count, last, left_s)
+                if pulled.claims or pulled.more:
+                    pulled = await self._pull_once(worker_id, count)
+                    continue
+                if pulled.deferred_ms:
+                    left_s = min(left_s, pulled.deferred_ms / 1000)
+                pulled = await self._wait_and_pull(worker_id, count, pulled.last, left_s)
 
     async def oversubscribe(
         self, worker_id: str, count: int, leave_out: Sequence[str]
@@ -262,7 +287,7 @@ class RedisJobQueue:
                 name = digest.decode()
                 await self._redis.set(self._keys.blob(name), blobs[name], px=CARD_LIFE_MS)
 
-    async def _pull_once(self, worker_id: str, count: int) -> Pulled:
+    async def _pull_once(self, worker_id: str, count: int) -> _Pulled:
         try:
             reply = await self._call("pull", *self._pull_arguments(worker_id, count))
         except ResponseError as error:
@@ -270,8 +295,8 @@ class RedisJobQueue:
         return await self._pulled(reply)
 
     async def _wait_and_pull(
-        self, worker_id: str, count: int, last: list[bytes], left_s: float
-    ) -> Pulled:
+        self, worker_id: str, count: int, last: Sequence[bytes], left_s: float
+    ) -> _Pulled:
         """When something was queued after `last`, or a part of `left_s` has passed.
 
         The server is given both commands at once: it pulls in the moment in which the wait ends,
@@ -289,29 +314,30 @@ class RedisJobQueue:
         waited, reply = await self._connections.pull.exchange(wait, pull)
         if isinstance(reply, NoScriptError):
             return await self._pull_once(worker_id, count)
-        claims, more, newest = await self._pulled(reply)
-        if isinstance(waited, ResponseError) and not (claims or more):
+        pulled = await self._pulled(reply)
+        if isinstance(waited, ResponseError) and not (pulled.claims or pulled.more):
             raise waited  # else this would go round and round without waiting
-        return claims, more, newest
+        return pulled
 
     def _pull_arguments(self, worker_id: str, count: int) -> tuple[Argument, ...]:
-        return (worker_id, count, MAX_CRASHES, *self._queues)
+        return (worker_id, count, MAX_CRASHES, self._defer_ms, self._asking_ms, *self._queues)
 
-    async def _pulled(self, reply: Any) -> Pulled:
+    async def _pulled(self, reply: Any) -> _Pulled:
         """What a pull's reply, or the error in its place, says. Raises ResponseError."""
         if isinstance(reply, ResponseError):
             if group_is_missing(reply):
                 await self.setup(self._models)
                 await asyncio.sleep(RETRY_S)
-                return [], True, []
+                return _Pulled(more=True)
             if is_out_of_memory(reply):
                 log.warning("the server is full: no new work is taken")
-                return [], False, []
+                return _Pulled()
             raise reply
         if reply[0] == b"NOLEASE":
-            return [], False, []
-        _, claims, more, self._delivered = reply
-        return claims, bool(more), self._delivered
+            return _Pulled()
+        _, claims, more, last, deferred_ms = reply
+        self._delivered = () if deferred_ms else last
+        return _Pulled(claims, bool(more), last, deferred_ms)
 
     async def _pending(
         self, queue: str, worker_id: str, after: str

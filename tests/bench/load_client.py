@@ -53,6 +53,7 @@ def completions(
                 event = msgspec.json.decode(data)
                 if "error" in event:
                     raise RuntimeError(str(event["error"]))
+                seen.answer_id = event.get("id") or seen.answer_id
                 usage = event.get("usage") or usage
                 choices = event.get("choices") or ()
                 num_token_ids += sum(len(choice.get("token_ids") or ()) for choice in choices)

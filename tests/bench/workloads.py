@@ -43,6 +43,7 @@ class Seen:
     end_s: float = 0.0
     times: list[float] = field(default_factory=list)
     num_out: int = 0
+    answer_id: str = ""  # as the server names it
     error: str | None = None
 
     @property

@@ -21,9 +21,9 @@
 local wid, left, max_crashes, num_tenants = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {} end
-redis.call('HSET', lease, 'pull_ms', whole(now_ms()))
 local OLDEST_EVERY, CLOSE, FIRST_QUEUE = 8, 4, 7 + num_tenants
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
+redis.call('HSET', lease, 'taken', taken)  -- not `pull_ms`: nothing is deferred to it (lib/portion.lua)
 local left_out, claims = {}, {}
 for i = 7, 6 + num_tenants do left_out[ARGV[i]] = true end
 

@@ -1,11 +1,14 @@
 -- pull: deliver new entries to this worker while it has a free place, and claim each, in one step.
--- ARGV: 3 worker, 4 free places, 5 max crashes, 6.. queues, those that go first at the front
+-- ARGV: 3 worker, 4 free places, 5 max crashes, 6 ms for which jobs beyond this worker's portion
+--   are deferred to others (lib/portion.lua), 7 ms for which a worker that asked counts among those;
+--   8.. queues, those that go first at the front
 -- A job takes a place for each of its choices. The last one taken may have more of them than places
 -- were left: its choices cannot be divided, and it must not wait behind narrower ones.
--- Returns {'OK', claims, more, last}: `claims` as lib/claim.lua gives them, `more` = 1 when the sweep
---   stopped at its own bound, `last` the newest entry of each queue when all of them have been delivered
---   (whoever waits for work waits for what comes after it); {'NOLEASE'} without a lease (a thawed
---   worker must beat first).
+-- Returns {'OK', claims, more, last, deferred}: `claims` as lib/claim.lua gives them, `more` = 1 when the
+--   sweep stopped at its own bound, `last` the newest entry of each queue when places are left and all
+--   entries have been delivered or deferred (whoever waits for work waits for what comes after it),
+--   `deferred` the ms after which the deferred ones may be taken, 0 without any; {'NOLEASE'} without a
+--   lease (a thawed worker must beat first).
 -- Lanes are taken in order, but every 8th job that a worker takes is the oldest that waits in any of
 -- them: what goes first starves nobody.
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
@@ -21,13 +24,18 @@
 --@include lib/claim.lua
 --@include lib/entry.lua
 --@include lib/delivered.lua
+--@include lib/portion.lua
 local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local defer_ms, asking_ms, queues = tonumber(ARGV[6]), tonumber(ARGV[7]), {}
+for i = 8, #ARGV do queues[#queues + 1] = ARGV[i] end
 local MAX_ROUNDS, OLDEST_EVERY = 64, 8
 local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {'NOLEASE'} end
 redis.call('HSET', lease, 'pull_ms', whole(server_ms()))
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 local claims, rounds = {}, 0
+local portion, deferred_ms = portion_of(wid, queues, defer_ms, asking_ms)
+local may = portion or math.huge  -- jobs
 
 -- Delivers and claims up to so many; returns the newest entry delivered, or nil: the queue is empty.
 local function take(queue, count)
@@ -42,7 +50,7 @@ local function take(queue, count)
     if not id then drop_entry(queue, entry) end
     if result[1] == 'OK' then
       claims[#claims + 1] = result
-      left, taken = left - choices, taken + 1
+      left, may, taken = left - choices, may - 1, taken + 1
     elseif result[1] == 'NEWER' or result[1] == 'WAITS' then
       redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')
     elseif result[1] == 'HELD' and result[2] ~= wid then
@@ -66,27 +74,27 @@ end
 
 local function take_oldest()
   local oldest, head
-  for i = 6, #ARGV do
-    local first = redis.call('XRANGE', ARGV[i], '(' .. last_delivered(ARGV[i]), '+', 'COUNT', 1)[1]
-    if first and (not head or is_after(head, first[1])) then oldest, head = ARGV[i], first[1] end
+  for _, queue in ipairs(queues) do
+    local first = redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', 1)[1]
+    if first and (not head or is_after(head, first[1])) then oldest, head = queue, first[1] end
   end
   if oldest then take(oldest, 1) end
 end
 
 -- False: stopped at MAX_ROUNDS, there may be more.
 local function sweep()
-  for i = 6, #ARGV do
+  for _, queue in ipairs(queues) do
     local count = 1
-    while left > 0 and count > 0 do
+    while left > 0 and may > 0 and count > 0 do
       if rounds >= MAX_ROUNDS then return false end
       local until_oldest = OLDEST_EVERY - 1 - taken % OLDEST_EVERY
       if until_oldest == 0 then
         take_oldest()
         until_oldest, count = OLDEST_EVERY - 1, 1
       end
-      if left > 0 then
-        local newest = take(ARGV[i], math.min(count, until_oldest))
-        count = newest and left > 0 and fitting(ARGV[i], newest) or 0
+      if left > 0 and may > 0 then
+        local newest = take(queue, math.min(count, until_oldest, may))
+        count = newest and left > 0 and fitting(queue, newest) or 0
       end
     end
   end
@@ -97,9 +105,9 @@ local is_done = sweep()
 if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
 local last = {}
 if is_done and left > 0 then
-  for i = 6, #ARGV do
-    local newest = redis.call('XREVRANGE', ARGV[i], '+', '-', 'COUNT', 1)
-    last[#last + 1] = newest[1] and newest[1][1] or '0-0'
+  for k, queue in ipairs(queues) do
+    local newest = redis.call('XREVRANGE', queue, '+', '-', 'COUNT', 1)
+    last[k] = newest[1] and newest[1][1] or '0-0'
   end
 end
-return {'OK', claims, is_done and 0 or 1, last}
+return {'OK', claims, is_done and 0 or 1, last, may <= 0 and math.ceil(deferred_ms) or 0}

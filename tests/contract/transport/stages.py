@@ -101,6 +101,8 @@ class Stage:
                 connections,
                 Scripts(self.keys, RETAIN_MS),
                 Subscriber(connections.new_sub),
+                defer_ms=FAR_MS,
+                asking_ms=FAR_MS,
             )
             self._queues[worker]._serve(self.models_of(worker))
         return self._queues[worker]

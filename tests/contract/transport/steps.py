@@ -187,8 +187,11 @@ class Steps:
         assert found == expected
 
 
-def other_process(transport: RedisTransport) -> Steps:
-    """The same server as another worker process sees it: with a memory of its own."""
+def other_process(transport: RedisTransport, **timing: int) -> Steps:
+    """The same server as another worker process sees it: with a memory of its own.
+
+    `timing`: `defer_ms`, `asking_ms` of RedisJobQueue.
+    """
     steps = Steps(transport)
     connections = transport.connections
     steps.queue = RedisJobQueue(
@@ -196,6 +199,7 @@ def other_process(transport: RedisTransport) -> Steps:
         connections,
         Scripts(transport.keys, 600_000),
         Subscriber(connections.new_sub),
+        **timing,
     )
     return steps
 

@@ -1,0 +1,79 @@
+-- Needs lib/delivered.lua. Workers that ask for work at the same time divide what waits evenly: a burst
+-- must not go to the one that asks first. A worker's portion is what it may take now; the rest it defers to
+-- the others. What has waited for `defer_ms` is anybody's: whoever was to take it does not keep up, so a
+-- worker that asked and then stands still, or is slow, holds nothing up for longer.
+
+-- Jobs that each of the workers named holds in these queues, and where jobs wait: {queue, ...}, how many.
+local function held_and_waiting(queues, holds)
+  local lanes, waiting = {}, 0
+  for _, queue in ipairs(queues) do
+    local entries = redis.call('XLEN', queue)
+    if entries > 0 then
+      local pending = redis.call('XPENDING', queue, GROUP)
+      for _, pair in ipairs(pending[4] or {}) do
+        if holds[pair[1]] then holds[pair[1]] = holds[pair[1]] + tonumber(pair[2]) end
+      end
+      if entries > pending[1] then
+        lanes[#lanes + 1] = queue
+        waiting = waiting + entries - pending[1]
+      end
+    end
+  end
+  return lanes, waiting
+end
+
+-- The number of jobs up to which each worker is filled when the waiting ones go to those that hold least.
+local function even_level(holds, waiting)
+  local sorted, sum = {}, waiting
+  for _, held in pairs(holds) do sorted[#sorted + 1] = held end
+  table.sort(sorted)
+  for k, held in ipairs(sorted) do
+    sum = sum + held
+    if not sorted[k + 1] or sum <= k * sorted[k + 1] then return math.ceil(sum / k) end
+  end
+end
+
+-- name -> 0 of this worker and of those beside it that serve one of these queues and asked lately; nil
+-- where there is none. Who drains or is stalled takes nothing.
+local function askers(wid, queues, asking_ms)
+  if redis.call('HLEN', P .. 'workers') < 2 then return nil end
+  local serves, named, found, is_alone = {}, redis.call('HGETALL', P .. 'workers'), {[wid] = 0}, true
+  for _, queue in ipairs(queues) do serves[queue] = true end
+  for k = 1, #named, 2 do
+    local is_beside = false
+    if named[k] ~= wid then
+      local decoded, models = pcall(cjson.decode, named[k + 1])
+      for _, model in ipairs(decoded and models or {}) do
+        is_beside = is_beside or serves[P .. 'q:' .. model .. ':0']
+      end
+    end
+    if is_beside then
+      local lease = redis.call('HMGET', P .. 'w:' .. named[k], 'pull_ms', 'draining', 'stalled')
+      local asked_ms = tonumber(lease[1] or nil)
+      if asked_ms and math.abs(server_ms() - asked_ms) <= asking_ms
+        and lease[2] ~= '1' and lease[3] ~= '1' then
+        found[named[k]], is_alone = 0, false
+      end
+    end
+  end
+  return not is_alone and found or nil
+end
+
+-- How many jobs this worker may take now, and after how many ms all that wait; nil: all.
+local function portion_of(wid, queues, defer_ms, asking_ms)
+  local holds = askers(wid, queues, asking_ms)
+  if not holds then return nil end
+  local lanes, waiting = held_and_waiting(queues, holds)
+  if waiting == 0 then return nil end
+  local may = math.max(0, even_level(holds, waiting) - holds[wid])
+  if may >= waiting then return nil end
+  local longest_ms = 0
+  for _, queue in ipairs(lanes) do
+    local first = redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', 1)[1]
+    local waits_ms = first and server_ms() - tonumber(string.match(first[1], '^%d+')) or 0
+    -- Before its time: the server's clock was set back. How long it waits is not known then.
+    if math.abs(waits_ms) >= defer_ms then return nil end
+    longest_ms = math.max(longest_ms, waits_ms)
+  end
+  return may, defer_ms - longest_ms
+end
