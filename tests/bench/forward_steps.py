@@ -2,16 +2,19 @@
 
     python -m tests.bench.forward_steps --tier reference packed native --quantization none int8
     python -m tests.bench.forward_steps --device cuda --batch 1 8 32 64 128 256 --prefill 512 2048
+    python -m tests.bench.forward_steps --processes 2 --threads 1 --batch 2 8 32 --prefill
 
 Random weights of a known shape; a step is everything between the engine's plan and the sampled
 tokens. Each line also says how busy the machine was: `load` is the one-minute load average before
-the run, `foreign` the cores that other processes used during it.
+the run, `foreign` the cores that other processes used during it. With several processes each begins
+a figure when all are there, and prints lines of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -31,18 +34,37 @@ from worker.model.build import ModelOptions, build_model
 
 COMMON = {"tie_word_embeddings": True, "dtype": "bfloat16"}
 BLOCK_SIZE = 16
+LOAD_TIMEOUT_S = 300.0  # between the processes
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+Meet = Callable[[], object]  # returns when all processes are there
 
 
 def main() -> int:
     args = parse()
+    if args.processes == 1:
+        measure(args)
+        return 0
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(args.processes, timeout=LOAD_TIMEOUT_S)
+    started = [
+        context.Process(target=measure, args=(args, barrier.wait)) for _ in range(args.processes)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    return int(any(process.exitcode for process in started))
+
+
+def measure(args: argparse.Namespace, meet: Meet = lambda: None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         config = SHAPES[args.shape] | COMMON
         (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         for quantization in args.quantization:
             for tier in args.tier:
-                measure_tier(args, directory, tier, quantization)
-    return 0
+                measure_tier(args, directory, tier, quantization, meet)
 
 
 def parse() -> argparse.Namespace:
@@ -57,11 +79,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=256, help="tokens before a decode step")
     parser.add_argument("--prefill", nargs="*", type=int, default=[512])
     parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--processes", type=int, default=1, help="that compute at the same time")
     parser.add_argument("--seconds", type=float, default=2.0, help="at least, for each figure")
     return parser.parse_args()
 
 
-def measure_tier(args: argparse.Namespace, directory: str, tier: str, quantization: str) -> None:
+def measure_tier(
+    args: argparse.Namespace, directory: str, tier: str, quantization: str, meet: Meet
+) -> None:
     width = -(-(args.context + 1) // BLOCK_SIZE)
     most = max([*args.prefill, 1])
     begin_s = time.perf_counter()
@@ -97,10 +122,12 @@ def measure_tier(args: argparse.Namespace, directory: str, tier: str, quantizati
             built.runner,
             batch,
             args.seconds,
+            meet,
         )
     for length in args.prefill:
         batch = ScheduledBatch((prefill(length),))
-        report(common | {"step": "prefill", "tokens": length}, built.runner, batch, args.seconds)
+        line = common | {"step": "prefill", "tokens": length}
+        report(line, built.runner, batch, args.seconds, meet)
 
 
 def decode(seq_id: int, context: int, width: int) -> ScheduledSequence:
@@ -116,11 +143,16 @@ def prefill(length: int, *, seq_id: int = 0, first_block: int = 0) -> ScheduledS
 
 
 def report(
-    line: dict[str, object], runner: ModelRunner, batch: ScheduledBatch, seconds: float
+    line: dict[str, object],
+    runner: ModelRunner,
+    batch: ScheduledBatch,
+    seconds: float,
+    meet: Meet,
 ) -> None:
     def step() -> None:
         runner.launch(batch).collect()
 
+    meet()
     load = os.getloadavg()[0]
     times, foreign = repeat(step, seconds)
     times.sort()

@@ -3,15 +3,15 @@
 -- the others. What has waited for `defer_ms` is anybody's: whoever was to take it does not keep up, so a
 -- worker that asked and then stands still, or is slow, holds nothing up for longer.
 
--- Jobs that each of the workers named holds in these queues, and where jobs wait: {queue, ...}, how many.
-local function held_and_waiting(queues, holds)
-  local lanes, waiting = {}, 0
+-- The queues in which jobs wait, how many do, and how many jobs of these queues each worker holds.
+local function waiting_and_held(queues)
+  local lanes, waiting, held = {}, 0, {}
   for _, queue in ipairs(queues) do
     local entries = redis.call('XLEN', queue)
     if entries > 0 then
       local pending = redis.call('XPENDING', queue, GROUP)
       for _, pair in ipairs(pending[4] or {}) do
-        if holds[pair[1]] then holds[pair[1]] = holds[pair[1]] + tonumber(pair[2]) end
+        held[pair[1]] = (held[pair[1]] or 0) + tonumber(pair[2])
       end
       if entries > pending[1] then
         lanes[#lanes + 1] = queue
@@ -19,7 +19,7 @@ local function held_and_waiting(queues, holds)
       end
     end
   end
-  return lanes, waiting
+  return lanes, waiting, held
 end
 
 -- The number of jobs up to which each worker is filled when the waiting ones go to those that hold least.
@@ -33,11 +33,10 @@ local function even_level(holds, waiting)
   end
 end
 
--- name -> 0 of this worker and of those beside it that serve one of these queues and asked lately; nil
--- where there is none. Who drains or is stalled takes nothing.
-local function askers(wid, queues, asking_ms)
-  if redis.call('HLEN', P .. 'workers') < 2 then return nil end
-  local serves, named, found, is_alone = {}, redis.call('HGETALL', P .. 'workers'), {[wid] = 0}, true
+-- What this worker holds and what each of those holds that serve one of these queues too and asked lately.
+-- Who drains or is stalled takes nothing.
+local function askers(wid, queues, held, asking_ms)
+  local serves, named, holds = {}, redis.call('HGETALL', P .. 'workers'), {[wid] = held[wid] or 0}
   for _, queue in ipairs(queues) do serves[queue] = true end
   for k = 1, #named, 2 do
     local is_beside = false
@@ -52,19 +51,19 @@ local function askers(wid, queues, asking_ms)
       local asked_ms = tonumber(lease[1] or nil)
       if asked_ms and math.abs(server_ms() - asked_ms) <= asking_ms
         and lease[2] ~= '1' and lease[3] ~= '1' then
-        found[named[k]], is_alone = 0, false
+        holds[named[k]] = held[named[k]] or 0
       end
     end
   end
-  return not is_alone and found or nil
+  return holds
 end
 
 -- How many jobs this worker may take now, and after how many ms all that wait; nil: all.
 local function portion_of(wid, queues, defer_ms, asking_ms)
-  local holds = askers(wid, queues, asking_ms)
-  if not holds then return nil end
-  local lanes, waiting = held_and_waiting(queues, holds)
+  if redis.call('HLEN', P .. 'workers') < 2 then return nil end
+  local lanes, waiting, held = waiting_and_held(queues)
   if waiting == 0 then return nil end
+  local holds = askers(wid, queues, held, asking_ms)
   local may = math.max(0, even_level(holds, waiting) - holds[wid])
   if may >= waiting then return nil end
   local longest_ms = 0
