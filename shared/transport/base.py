@@ -563,7 +563,8 @@ class JobQueue(Protocol):
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         """Takes new jobs for `count` free places, waiting up to `block_ms` for the first; claims
         each. A job takes a place for each of its choices; one is taken while a place is free, so
-        the last may have more choices than places were left."""
+        the last may have more choices than places were left. Of jobs that have just come it takes
+        this worker's portion and leaves the rest to others for a moment."""
         ...
 
     async def oversubscribe(
