@@ -68,7 +68,8 @@ def main() -> None:
     directory = make_shape(arguments.models, arguments.shape)
     with contextlib.ExitStack() as stack:
         servers = [
-            stack.enter_context(_penstock(arguments, directory, quantization, workers))
+            stack.enter_context(_penstock(arguments, directory, source, quantization, workers))
+            for source in arguments.source
             for quantization in arguments.quantization
             for workers in arguments.workers
         ]
@@ -93,13 +94,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=96, help="of a stream")
     parser.add_argument("--env", nargs="*", default=[], metavar="NAME=VALUE", help="for Penstock")
     parser.add_argument("--models", type=Path, default=REPOSITORY / ".penstock" / "shapes")
-    parser.add_argument("--source", type=Path, help="another checkout to start Penstock from")
+    parser.add_argument(
+        "--source", nargs="+", type=Path, default=[REPOSITORY], help="checkouts to start it from"
+    )
     return parser.parse_args()
 
 
 @contextlib.contextmanager
 def _penstock(
-    arguments: argparse.Namespace, directory: Path, quantization: str, workers: int
+    arguments: argparse.Namespace,
+    directory: Path,
+    source: Path,
+    quantization: str,
+    workers: int,
 ) -> Iterator[Server]:
     env = {
         "MODEL": str(directory),
@@ -110,12 +117,13 @@ def _penstock(
         "QUANTIZATION": quantization,
         "WORKERS": str(workers),
         "OMP_NUM_THREADS": "",
+        "PYTHONPATH": str(source.resolve()),
     }
-    if arguments.source is not None:
-        env["PYTHONPATH"] = str(arguments.source.resolve())
     env |= dict(pair.split("=", 1) for pair in arguments.env)
     with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
         label = f"penstock {quantization} workers={workers}"
+        if len(arguments.source) > 1:
+            label = f"{source.resolve().name}: {label}"
         yield Server(label, penstock.base_url, arguments.shape, workers)
 
 
