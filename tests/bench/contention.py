@@ -20,8 +20,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,7 +29,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.bench.load_client import completions, new_session
-from tests.bench.machine import cpu_name
+from tests.bench.machine import busy_process, cpu_name
 from tests.bench.shapes import SHAPES, make_shape, word_ids
 from tests.bench.workloads import Prompts, Row, Seen, Send, Work, run_all, summary
 from tests.support.launched import REPOSITORY, Launched
@@ -170,7 +168,7 @@ async def _run(send: Send, prompts: Prompts, plight: Plight, tokens: int) -> lis
     works = [Work(prompts.take(128), tokens) for _ in range(plight.streams)]
     with contextlib.ExitStack() as stack:
         for _ in range(plight.neighbours):
-            stack.enter_context(_busy())
+            stack.enter_context(busy_process())
         return await run_all(send, works, plight.streams)
 
 
@@ -194,16 +192,6 @@ async def _division(
                 ended[(await answer.json())["worker"]] += 1
     counts = sorted(ended.values(), reverse=True)
     return counts + [0] * (server.workers - len(counts))
-
-
-@contextlib.contextmanager
-def _busy() -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _show_medians(rows: Sequence[Row], servers: Sequence[Server]) -> None:
