@@ -173,9 +173,10 @@ class GenerationResponse(Response):
                 if body:
                     await self._write_told(send, body)
                     has_written = True
-        is_quiet = self._event_writer.silence_s >= self._frontend.settings.keepalive_s
-        if not has_written and is_quiet:  # tokens come, and are held
-            await self._event_writer.keep_alive(send)
+        if has_written:
+            return
+        if self._event_writer.silence_s >= self._frontend.settings.keepalive_s:
+            await self._event_writer.keep_alive(send)  # tokens come, and are held
 
     def _last_payloads(self, event: Finished | Failed) -> Sequence[Any]:
         if isinstance(event, Finished):

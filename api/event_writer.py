@@ -36,7 +36,7 @@ class EventWriter:
     async def keep_alive(self, send: Send) -> None:
         """Writes a keep-alive."""
         self._written_s = time.monotonic()
-        await _write(send, self._keepalive)
+        await send({"type": "http.response.body", "body": self._keepalive, "more_body": True})
         self._lead = self._behind_keepalive
 
     async def write(self, send: Send, events: bytes, *, more: bool = True) -> None:
@@ -44,7 +44,7 @@ class EventWriter:
         if events:
             self._written_s = time.monotonic()
             events = self._lead + events
-        await _write(send, events, more=more)
+        await send({"type": "http.response.body", "body": events, "more_body": more})
         if events:
             self._lead = b""
 
@@ -52,7 +52,3 @@ class EventWriter:
         """An event with an `id:` has been written: a blank line behind a comment would be an empty
         event to some clients from now on."""
         self._keepalive, self._behind_keepalive = sse.KEEPALIVE_AFTER_ID, b""
-
-
-async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})

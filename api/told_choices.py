@@ -22,16 +22,26 @@ class _Part(NamedTuple):
 
 
 class ToldChoices:
-    """Counts what the log gave, what was taken of it, and what was told, for each choice."""
+    """Counts what the log gave, what was taken of it, and what was told, for each choice.
+
+    Most streams have one choice, of which nothing is held. As long as all that was taken has been
+    told in the log's order, which is `is_level`, a cursor is enough, and costs a token the least.
+    """
 
     def __init__(self) -> None:
         self._cursor = START  # everything before it was written
+        self._level: Cursor | None = START  # everything before it was told; None: choice by choice
         self._passed: dict[int, Extent] = {}  # of each choice, before the cursor
         self._log: deque[_Part] = deque()  # from the cursor on
         self._logged: dict[int, Extent] = {}  # to the end of `_log`
         self._taken: dict[int, Extent] = {}
         self._told: dict[int, Extent] = {}  # in events that were made
         self._written: dict[int, Extent] = {}
+
+    @property
+    def is_level(self) -> bool:
+        """True when everything that was taken has been told, in the log's order."""
+        return self._level is not None
 
     @property
     def has_untold(self) -> bool:
@@ -52,8 +62,13 @@ class ToldChoices:
         }
         return ResumePoint(self._cursor, ahead)
 
+    def tell_level(self, end: Cursor) -> None:
+        """An event has everything from the level up to `end`, all of choice 0. Only at a level."""
+        self._level = end
+
     def log(self, delta: Delta) -> None:
         """Adds the next part of the log."""
+        self._count_choices()
         if delta.segments is None:
             self._log.append(_Part(0, self._add(self._logged, 0, extent_of(delta)), delta.end))
             return
@@ -81,11 +96,29 @@ class ToldChoices:
 
     def wrote(self) -> None:
         """Every event that was made has been written."""
+        if self._level is not None:
+            self._cursor = self._level
+            return
         self._written.update(self._told)
         while self._log and self._has(self._log[0]):
             part = self._log.popleft()
             self._passed[part.choice] = part.upto
             self._cursor = part.end
+        if not self._log and self._taken == self._told:
+            for sums in (self._passed, self._logged, self._taken, self._told, self._written):
+                sums.clear()
+            self._level = self._cursor
+
+    def _count_choices(self) -> None:
+        """Leaves the level: what was told up to it and not written becomes choice 0's."""
+        if self._level is None:
+            return
+        begin, end = self._cursor, self._level
+        self._level = None
+        if begin != end:
+            extent = Extent(end.num_tokens - begin.num_tokens, end.num_bytes - begin.num_bytes)
+            self._log.append(_Part(0, extent, end))
+            self._logged[0] = self._taken[0] = self._told[0] = extent
 
     def _has(self, part: _Part) -> bool:
         written, upto = self._written.get(part.choice, NOTHING), part.upto

@@ -28,6 +28,7 @@ class ToldEvents:
         self._dialect = dialect
         self._gathered = None if stream_interval is None else GatheredDeltas(stream_interval)
         self._choices = ToldChoices()
+        self._may_be_short = False  # choice 0 has begun, and nothing is gathered
         self._last_made: Any = None
         self.last_payload: Any = None  # that was written
 
@@ -43,6 +44,10 @@ class ToldEvents:
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
         """Yields the events that a delta completes."""
         for piece in told(delta, num_waiting):
+            if self._may_be_short and piece.segments is None and self._choices.is_level:
+                if payloads := self._payloads_of(piece):
+                    yield self._event_of(payloads)
+                continue
             self._choices.log(piece)
             for part in self._parts(piece):
                 yield from self._events_of_part(part)
@@ -87,18 +92,36 @@ class ToldEvents:
         else:
             yield from map(delta_of, choice_deltas(piece))
 
+    def _payloads_of(self, piece: Delta) -> Sequence[Any]:
+        """Returns the payloads of a piece of choice 0, before which all has been told."""
+        payloads = self._dialect.delta(piece)
+        held_bytes = self._dialect.held_bytes(0)
+        if payloads and not held_bytes:
+            self._choices.tell_level(piece.end)
+            return payloads
+        self._choices.log(piece)
+        self._choices.take(0, extent_of(piece))
+        if payloads:
+            self._choices.tell(0, held_bytes)
+        return payloads
+
     def _events_of_part(self, part: Delta) -> Iterator[bytes]:
+        """Yields the events of a delta of one choice."""
         choice = part.segments[0].choice if part.segments else 0
         yield from self._events(self._dialect.before_choice(choice))
         extent = extent_of(part)
         self._choices.take(choice, extent)
         payloads = self._dialect.delta(part)
+        if choice == 0:
+            self._may_be_short = self._gathered is None
         if payloads:
-            event = b"".join(map(self._dialect.framing.event, payloads))
-            held_bytes = 0 if extent.has_end else self._dialect.held_bytes(choice)
-            self._choices.tell(choice, held_bytes)
-            self._last_made = payloads[-1]
-            yield event
+            self._choices.tell(choice, 0 if extent.has_end else self._dialect.held_bytes(choice))
+            yield self._event_of(payloads)
+
+    def _event_of(self, payloads: Sequence[Any]) -> bytes:
+        self._last_made = payloads[-1]
+        event = self._dialect.framing.event
+        return event(payloads[0]) if len(payloads) == 1 else b"".join(map(event, payloads))
 
     def _events(self, payloads: Iterable[Any]) -> Iterator[bytes]:
         """Yields an event for each payload, which have no tokens."""
