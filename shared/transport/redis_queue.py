@@ -156,8 +156,12 @@ class RedisJobQueue:
                     pulled = await self._pull_once(worker_id, count)
                     continue
                 if pulled.deferred_ms:
-                    left_s = min(left_s, pulled.deferred_ms / 1000)
-                pulled = await self._wait_and_pull(worker_id, count, pulled.last, left_s)
+                    # Not a wait in the server: an idle one looks ten times a second for those that
+                    # have ended.
+                    await asyncio.sleep(min(POLL_S, left_s, pulled.deferred_ms / 1000))
+                    pulled = await self._pull_once(worker_id, count)
+                else:
+                    pulled = await self._wait_and_pull(worker_id, count, pulled.last, left_s)
 
     async def oversubscribe(
         self, worker_id: str, count: int, leave_out: Sequence[str]

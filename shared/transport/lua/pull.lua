@@ -103,6 +103,8 @@ end
 
 local is_done = sweep()
 if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
+-- Full: nothing is deferred to it until it asks again.
+if left <= 0 then redis.call('HDEL', lease, 'pull_ms') end
 local last = {}
 if is_done and left > 0 then
   for k, queue in ipairs(queues) do

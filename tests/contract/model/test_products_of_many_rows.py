@@ -202,6 +202,7 @@ def test_the_stack_that_computes_the_same_steps_in_less_time_is_the_quicker_one(
 
     def thrice(*step: Any) -> torch.Tensor:
         steps.append(step[2].num_tokens)
+        assert step[3].dtype == torch.int32, "as in serving: the kernels read addresses"
         stack(*step)
         stack(*step)
         return stack(*step)

@@ -273,3 +273,9 @@ async def assert_a_channel_left_is_heard_again(steps: Steps) -> None:
     assert await other.get(0.2) is None, "nobody else has noticed"
     await bus.unsubscribe(subscription)
     await bus.unsubscribe(other)
+
+
+async def calls_of(steps: Steps) -> dict[str, int]:
+    """How often the server has run each command, scripts' commands among them."""
+    stats = await steps.redis.info("commandstats")
+    return {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in stats.items()}

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
 from shared.transport.connect import RedisTransport
-from tests.contract.transport.steps import Steps
-
-
-async def calls_of(steps: Steps) -> dict[str, int]:
-    """How often the server has run each command, scripts' commands among them."""
-    stats = await steps.redis.info("commandstats")
-    return {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in stats.items()}
+from tests.contract.transport.steps import Steps, calls_of
 
 
 async def test_jobs_that_follow_each_other_renew_no_life_but_their_own(
-    transport: RedisTransport,
+    real: RedisTransport,
 ) -> None:
-    if transport.is_fake:
-        pytest.skip("the fake server counts no commands")
-    steps = Steps(transport)
+    steps = Steps(real)
     await steps.worker("w1")
     counts = [await calls_of(steps)]
     for _ in range(3):

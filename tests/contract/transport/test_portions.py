@@ -16,6 +16,7 @@ from tests.contract.transport.steps import (
     MODEL,
     Steps,
     Stream,
+    calls_of,
     other_process,
     until,
 )
@@ -122,6 +123,18 @@ async def test_a_worker_of_several_models_shares_the_ones_it_has_in_common(
     assert len(await other.pull("other")) == 2
 
 
+async def test_nothing_is_deferred_to_a_worker_that_has_no_place_left(
+    transport: RedisTransport,
+) -> None:
+    """It holds fewer jobs, and they take all of its places."""
+    workers = await workers_of(transport, 2)
+    for _ in range(4):
+        await workers[0].submit()
+    assert await numbers_taken(workers[:1]) == [2]
+    assert len(await workers[1].pull("w1", 1)) == 1
+    assert len(await workers[0].pull("w0")) == 1
+
+
 async def test_a_worker_that_only_oversubscribes_does_not_ask(transport: RedisTransport) -> None:
     workers = await workers_of(transport, 2)
     await workers[1].redis.hset(workers[1].keys.worker("w1"), "pull_ms", 1)
@@ -143,6 +156,19 @@ async def test_what_was_deferred_is_taken_when_nobody_has_taken_it(
         got = await workers[0].queue.pull("w0", 100, LEASE_MS)
         assert got, "a job was held back for as long as the wait"
         taken += got
+
+
+async def test_the_end_of_a_deferral_is_not_waited_for_in_the_server(real: RedisTransport) -> None:
+    """An idle server looks for ended waits ten times a second: a short one would end late."""
+    workers = await workers_of(real, 2, defer_ms=SHORT_MS)
+    for _ in range(4):
+        await workers[0].submit()
+    assert len(await workers[0].pull("w0")) == 2
+    before = await calls_of(workers[0])
+    assert len(await workers[0].queue.pull("w0", 100, LEASE_MS)) == 2
+    after = await calls_of(workers[0])
+    assert after["evalsha"] > before["evalsha"], "the server counts commands"
+    assert after.get("xread", 0) == before.get("xread", 0)
 
 
 async def test_when_one_job_has_waited_for_long_all_that_wait_may_be_taken(

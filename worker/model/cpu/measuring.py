@@ -147,4 +147,4 @@ def _prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, Attentio
         query_lens=(length,) * count,
         context_lens=(length,) * count,
     )
-    return torch.zeros_like(positions), positions, metadata, ends[1:].long() - 1
+    return torch.zeros_like(positions), positions, metadata, ends[1:] - 1
