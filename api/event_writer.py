@@ -12,8 +12,8 @@ from api import sse
 class EventWriter:
     """Every write is whole events. One that is cut while it waits has written nothing.
 
-    A keep-alive is a write of its own, and the next one begins with what has to be behind it: see
-    `sse.Framing`.
+    A keep-alive is a write of its own. What has to follow it (see `sse.Framing`) leads the next
+    write.
     """
 
     def __init__(self, keepalive: bytes, behind_keepalive: bytes) -> None:

@@ -48,7 +48,7 @@ class IgnoredMembers:
 
     @property
     def text(self) -> str | None:
-        """`names` as an answer tells them; None: nothing was ignored."""
+        """The value of the header `x-penstock-ignored`; None: nothing was ignored."""
         return ", ".join(self.names) or None
 
     def rest(self, rows: Rows, name: str, value: Any) -> Any | None:

@@ -1,7 +1,7 @@
 """ResumePoint: where a reader of a job goes on, choice by choice.
 
-The tokens of several choices are not told in the log's order: one choice's may be held while
-another's are written. A cursor alone would repeat those or lose these.
+With several choices, events are not sent in the order of the log: tokens of one choice may be held
+back while those of another are sent. A cursor alone would repeat some of them, or lose some.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""ToldChoices: how far each choice of a stream has been told, and where its reader goes on.
+"""ToldChoices: how much of each choice a stream has sent, and where its reader resumes.
 
-A choice's tokens are taken from the log, become part of an event, and are written: three moments,
-between any two of which the stream may be cut.
+Tokens of a choice are taken from the log, become part of an event, and are written. The stream may
+be cut between any two of these steps.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ class _Part(NamedTuple):
 
 
 class ToldChoices:
-    """Counts what the log gave, what was taken of it, and what was told, for each choice.
+    """Counts, for each choice, the tokens and bytes that were logged, taken, put into events
+    (`told`) and written.
 
-    Most streams have one choice, of which nothing is held. As long as all that was taken has been
-    told in the log's order, which is `is_level`, a cursor is enough, and costs a token the least.
+    Most streams have one choice, and hold nothing back. While events have everything that was
+    taken, in the log's order (`in_order`), one cursor replaces these counts: cheaper per token.
     """
 
     def __init__(self) -> None:
         self._cursor = START  # everything before it was written
-        self._level: Cursor | None = START  # everything before it was told; None: choice by choice
+        self._ordered_end: Cursor | None = START  # of what events have; None: counted by choice
         self._passed: dict[int, Extent] = {}  # of each choice, before the cursor
         self._log: deque[_Part] = deque()  # from the cursor on
         self._logged: dict[int, Extent] = {}  # to the end of `_log`
@@ -39,9 +40,9 @@ class ToldChoices:
         self._written: dict[int, Extent] = {}
 
     @property
-    def is_level(self) -> bool:
-        """True when everything that was taken has been told, in the log's order."""
-        return self._level is not None
+    def in_order(self) -> bool:
+        """True while events have everything that was taken, in the log's order."""
+        return self._ordered_end is not None
 
     @property
     def has_untold(self) -> bool:
@@ -62,9 +63,9 @@ class ToldChoices:
         }
         return ResumePoint(self._cursor, ahead)
 
-    def tell_level(self, end: Cursor) -> None:
-        """An event has everything from the level up to `end`, all of choice 0. Only at a level."""
-        self._level = end
+    def tell_in_order(self, end: Cursor) -> None:
+        """An event has everything up to `end`, all of it choice 0's. Only while `in_order`."""
+        self._ordered_end = end
 
     def log(self, delta: Delta) -> None:
         """Adds the next part of the log."""
@@ -96,8 +97,8 @@ class ToldChoices:
 
     def wrote(self) -> None:
         """Every event that was made has been written."""
-        if self._level is not None:
-            self._cursor = self._level
+        if self._ordered_end is not None:
+            self._cursor = self._ordered_end
             return
         self._written.update(self._told)
         while self._log and self._has(self._log[0]):
@@ -107,14 +108,14 @@ class ToldChoices:
         if not self._log and self._taken == self._told:
             for sums in (self._passed, self._logged, self._taken, self._told, self._written):
                 sums.clear()
-            self._level = self._cursor
+            self._ordered_end = self._cursor
 
     def _count_choices(self) -> None:
-        """Leaves the level: what was told up to it and not written becomes choice 0's."""
-        if self._level is None:
+        """Begins to count by choice: what events have and was not written is choice 0's."""
+        if self._ordered_end is None:
             return
-        begin, end = self._cursor, self._level
-        self._level = None
+        begin, end = self._cursor, self._ordered_end
+        self._ordered_end = None
         if begin != end:
             extent = Extent(end.num_tokens - begin.num_tokens, end.num_bytes - begin.num_bytes)
             self._log.append(_Part(0, extent, end))

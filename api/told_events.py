@@ -28,7 +28,7 @@ class ToldEvents:
         self._dialect = dialect
         self._gathered = None if stream_interval is None else GatheredDeltas(stream_interval)
         self._choices = ToldChoices()
-        self._may_be_short = False  # choice 0 has begun, and nothing is gathered
+        self._counts_by_cursor = False  # choice 0 has begun, and nothing is gathered
         self._last_made: Any = None
         self.last_payload: Any = None  # that was written
 
@@ -44,7 +44,7 @@ class ToldEvents:
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
         """Yields the events that a delta completes."""
         for piece in told(delta, num_waiting):
-            if self._may_be_short and piece.segments is None and self._choices.is_level:
+            if self._counts_by_cursor and piece.segments is None and self._choices.in_order:
                 if payloads := self._payloads_of(piece):
                     yield self._event_of(payloads)
                 continue
@@ -97,7 +97,7 @@ class ToldEvents:
         payloads = self._dialect.delta(piece)
         held_bytes = self._dialect.held_bytes(0)
         if payloads and not held_bytes:
-            self._choices.tell_level(piece.end)
+            self._choices.tell_in_order(piece.end)
             return payloads
         self._choices.log(piece)
         self._choices.take(0, extent_of(piece))
@@ -113,7 +113,7 @@ class ToldEvents:
         self._choices.take(choice, extent)
         payloads = self._dialect.delta(part)
         if choice == 0:
-            self._may_be_short = self._gathered is None
+            self._counts_by_cursor = self._gathered is None
         if payloads:
             self._choices.tell(choice, 0 if extent.has_end else self._dialect.held_bytes(choice))
             yield self._event_of(payloads)

@@ -1,4 +1,4 @@
-"""The endpoints of batches, each with the schema and preparation of its own route."""
+"""The endpoints that a batch may name, with the request schema and validation of each."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class CompletionDialect(OpenAIAnswer[CompletionEntry]):
         return chunks
 
     def before_choice(self, choice: int) -> Iterable[Any]:
-        return (self._chunk([said]) for said in self._echo_with_logprobs(self._choices[choice]))
+        return (self._chunk([one]) for one in self._echo_with_logprobs(self._choices[choice]))
 
     def collect(self, delta: Delta) -> None:
         super().collect(delta)

@@ -90,8 +90,8 @@ class ResponseTail(TailResponse):
                 return
 
     async def _say_error(self, send: Send, error: ApiError) -> None:
-        said = _error_event(self._response, error, self._last_written)
-        await self._event_writer.write(send, typed_event(said), more=False)
+        payload = _error_event(self._response, error, self._last_written)
+        await self._event_writer.write(send, typed_event(payload), more=False)
 
     def _how_to_go_on(self, stream: JobStream) -> str:
         return where_a_response_goes_on(stream.job_id, self._last_written)

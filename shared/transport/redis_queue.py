@@ -63,9 +63,8 @@ class _Pulled(NamedTuple):
 
     claims: Sequence[Any] = ()
     more: bool = False  # there may be more to take at once
-    last: Sequence[
-        bytes
-    ] = ()  # newest entry of each queue, if what comes after it is to be waited for
+    # The newest entry of each queue, if what comes after it is to be waited for.
+    last: Sequence[bytes] = ()
     deferred_ms: int = 0  # until what was left to other workers may be taken; 0: nothing was
 
 
