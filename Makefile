@@ -113,7 +113,7 @@ docs: $(VENV)/.dev ## write the generated pages (docs/CONFIG.md)
 
 .PHONY: demo-model
 demo-model: $(VENV)/.dev ## train the demo model that ships in worker/demo/checkpoint again
-	@$(BIN)/python -m worker.demo.train
+	@$(BIN)/python -m tools.demo_model.train
 
 .PHONY: gpu-check
 gpu-check: ## model, sampler and engine on this machine's CUDA device; needs no install step

@@ -6,12 +6,12 @@ import gc
 import os
 import sys
 
+from api.http.server import make_server
 from api.main import create_app
-from api.server import make_server
 from api.settings import ApiSettings
 from shared.logs import start_logs
+from shared.redis.url import UnsupportedUrl, scheme_of
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
-from shared.transport.server_url import UnsupportedUrl, scheme_of
 
 # Of the garbage collector, less often than by default: thousands of open streams are a large heap
 # to walk, and next to nothing in it is a cycle.

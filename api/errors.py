@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from api.sse import json_bytes
 from shared.messages import ErrorCode, Failed, InvalidParameter, JobState
-from shared.transport.base import Allowance, QueueFull, TransportError
+from shared.transport.ports.jobs import Allowance, QueueFull, TransportError
 
 RETRY_AFTER_OUTAGE_S = 2.0
 MAX_ECHO_CHARS = 200  # of what the caller sent, when a message repeats it
@@ -32,7 +32,7 @@ class ApiError(Exception):
 
     `should_retry` becomes the header `x-should-retry`, which overrides what the SDKs make of the
     status; `retry_after_s` becomes `retry-after`, in whole seconds, at least 1. `allowances`:
-    what the answer's headers tell (api/rate_limit_headers.py).
+    what the answer's headers tell (api/jobs/rate_limit_headers.py).
     """
 
     def __init__(

@@ -8,28 +8,27 @@ from typing import Protocol
 
 from starlette.requests import Request
 
-from api.accepted_jobs import AcceptedJobs
-from api.admission import Admission
-from api.blobs import Blobs
-from api.catalog import ModelCatalog
-from api.departures import Departures
-from api.durable_accept import DurableAccept
-from api.files import FilePolicy, Files
-from api.health import HealthMonitor
-from api.housekeeping import Housekeeping
-from api.key_ring import KeyRing
-from api.observability import Metrics, StateCollector
-from api.open_requests import OpenRequests
-from api.relay import EventRelay
+from api.auth.keys import KeyRing
+from api.auth.stream_tokens import StreamTokens
+from api.background import Housekeeping
+from api.files.service import FilePolicy, Files
+from api.files.storage import Blobs
+from api.files.upload import UploadLimits
+from api.generation.models import ModelCatalog
+from api.generation.thread_pool import TextPool
+from api.http.open_requests import OpenRequests
+from api.http.time_slices import TimeSlices
+from api.jobs.accepted_jobs import AcceptedJobs
+from api.jobs.admission import Admission, DurableAccept
+from api.jobs.disconnects import Departures
+from api.jobs.relay import EventRelay
+from api.metrics import Metrics, StateCollector
 from api.settings import ApiSettings
-from api.stream_tokens import StreamTokens
-from api.text_pool import TextPool
-from api.time_slices import TimeSlices
-from api.upload import UploadLimits
-from shared.transport.base import AdmissionLimits, EventBus, JobStore
-from shared.transport.batches import BatchStore
-from shared.transport.dead_letters import DeadLetters
-from shared.transport.files import FileIndex, FileLimits
+from api.system.health_monitor import HealthMonitor
+from shared.transport.ports.batches import BatchStore
+from shared.transport.ports.dead_letters import DeadLetters
+from shared.transport.ports.files import FileIndex, FileLimits
+from shared.transport.ports.jobs import AdmissionLimits, EventBus, JobStore
 
 
 class Transport(Protocol):

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from api.api_keys import LIMITS, KeysInvalid, digest_of, new_key, parse_keys
+from api.auth.keys import LIMITS, KeysInvalid, digest_of, new_key, parse_keys
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

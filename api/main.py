@@ -9,45 +9,39 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 
-from api.access_control import AccessMiddleware
-from api.allowed_hosts import AllowedHostsMiddleware
-from api.anthropic.answers import AnthropicAnswersMiddleware
-from api.batch.runner import BatchRunner
-from api.body_limit import BodyLimitMiddleware
-from api.cors import CorsMiddleware, OriginMiddleware
-from api.error_answers import ErrorAnswersMiddleware, answer_framework_errors
+from api.auth.access import AccessMiddleware
+from api.auth.keys import KeyRing
+from api.batches import routes as batches
+from api.batches.runner import BatchRunner
+from api.dialects.chat import routes as chat
+from api.dialects.completions import routes as completions
+from api.dialects.generate import routes as generate
+from api.dialects.messages import routes as messages
+from api.dialects.messages.errors import AnthropicAnswersMiddleware
+from api.dialects.responses import routes as responses
+from api.files import routes as files
+from api.files.upload import FORM_BYTES
 from api.frontend import Frontend, Transport
-from api.key_ring import KeyRing
-from api.observability import Metrics
-from api.open_requests import OpenRequests
-from api.request_id import RequestIdMiddleware
-from api.routes import (
-    batches,
-    chat,
-    completions,
-    dead_letters,
-    files,
-    generate,
-    health,
-    jobs,
-    messages,
-    models,
-    responses,
-    tokenize,
-)
-from api.routes.openapi import openapi_router
-from api.routes.pages import pages_router
-from api.routes.plain_route import PlainRoutesMiddleware
+from api.http.error_responses import ErrorAnswersMiddleware, answer_framework_errors
+from api.http.middleware import BodyLimitMiddleware, TrailingSlashMiddleware
+from api.http.open_requests import OpenRequests
+from api.http.origins import AllowedHostsMiddleware, CorsMiddleware, OriginMiddleware
+from api.http.plain_route import PlainRoutesMiddleware
+from api.http.request_id import RequestIdMiddleware
+from api.jobs import dead_letters
+from api.jobs import routes as jobs
+from api.metrics import Metrics
+from api.openapi.document import openapi_router
 from api.settings import ApiSettings
-from api.tasks import stop_tasks
-from api.trailing_slash import TrailingSlashMiddleware
-from api.upload import FORM_BYTES
+from api.system import health, models, tokenize
+from api.system.pages import pages_router
 from shared.huge_pages import collapse_heap
+from shared.logs import OutageLog
 from shared.messages import Durability
-from shared.outage_log import OutageLog
-from shared.transport.base import TransportError
+from shared.redis.check import UnsafeServer
+from shared.tasks import stop_tasks
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.server_check import UnsafeServer
+from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 

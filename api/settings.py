@@ -7,13 +7,11 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from api.allowed_hosts import ANY, AllowedHosts
-from api.authority import host_of, is_loopback
-from api.cors import AllowedOrigins
+from api.http.origins import ANY, AllowedHosts, AllowedOrigins, host_of, is_loopback
 from shared.messages import Durability
 from shared.settings import SharedSettings
 
-MAX_ACCEPT_WAIT_S = 10.0  # shared.transport.profiles has the same
+MAX_ACCEPT_WAIT_S = 10.0  # shared.redis.connections has the same
 
 
 class ApiSettings(SharedSettings):

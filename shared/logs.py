@@ -11,9 +11,10 @@ import logging
 import logging.handlers
 import os
 import queue
+import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from shared.settings import LogFormat, LogLevel
@@ -170,3 +171,58 @@ def _shown(value: object) -> str:
         return f"{value:.3f}".rstrip("0").rstrip(".")
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=\n') else text
+
+
+# OutageLog: what is tried again and again is said once when it goes, and once when it comes back.
+#
+# A loop that logs each of its attempts fills a disk while the store is away, and buries the line
+# that says since when. A loop that logs the first alone looks dead after an hour.
+
+REMIND_S = 30.0
+
+
+class OutageLog:
+    """One for each thing that can be away. Messages are constant, as everywhere."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        *,
+        away: str,
+        back: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._away = away
+        self._back = back
+        self._clock = clock
+        self._since_s: float | None = None
+        self._said_s = 0.0
+
+    def failed(self, **fields: object) -> None:
+        """An attempt failed: a warning at the first one, then at most every REMIND_S."""
+        now_s = self._clock()
+        if self._since_s is None:
+            self._since_s = self._said_s = now_s
+            self._log.warning(self._away, extra=fields)
+        elif now_s - self._said_s >= REMIND_S:
+            self._said_s = now_s
+            away_s = round(now_s - self._since_s, 1)
+            self._log.warning(self._away, extra={**fields, "away_s": away_s})
+
+    def works(self) -> None:
+        """An attempt succeeded. Says how long it took, where there was an outage."""
+        if self._since_s is not None:
+            away_s = round(self._clock() - self._since_s, 1)
+            self._since_s = None
+            self._log.info(self._back, extra={"away_s": away_s})
+
+
+# This machine's name, as a part of the names of its processes.
+
+MAX_CHARS = 40
+
+
+def host_name() -> str:
+    """Letters, digits, '-' and '.' only: it stands in keys."""
+    return "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:MAX_CHARS]

@@ -361,7 +361,7 @@ class PromptSlice:
     """
 
     index: int  # from 0
-    entries: bytes  # of PromptLogprob, encoded; see shared.transport.entries
+    entries: bytes  # of PromptLogprob, encoded; see shared.transport.wire
 
 
 def num_slices_of(num_entries: int) -> int:

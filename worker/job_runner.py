@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from shared.messages import START, Cursor, ErrorCode, FinishReason, Job, JobState, Segment
-from shared.transport.base import AppendStatus, Delivery, JobEnd, LoggedChoice
-from shared.transport.segments import chain_links
-from worker.choice_seed import choice_seed
-from worker.engine_messages import (
+from shared.messages import MIN_SEED, START, Cursor, ErrorCode, FinishReason, Job, JobState, Segment
+from shared.transport.ports.jobs import AppendStatus, Delivery, JobEnd, LoggedChoice
+from shared.transport.wire import chain_links
+from worker.checkpoint import JobRefused, ServedModel
+from worker.engine_process.messages import (
     AddChoices,
     AddRequest,
     CancelRequest,
@@ -30,7 +30,6 @@ from worker.output import OutputProcessor, Piece, ReplayMismatch, ended_already
 from worker.prompt_log import PromptLog
 from worker.publisher import Publisher, Settled
 from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
-from worker.served_model import JobRefused, ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -361,3 +360,23 @@ def _log_end(running: RunningJob, reason: str, detail: str = "") -> None:
     if detail:
         fields["detail"] = detail
     log.info("job ended", extra=fields)
+
+
+# The seeds of a job's choices: one of the job's own, the others mixed from it.
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
+_MASK = 2**64 - 1
+
+
+def choice_seed(seed: int | None, choice: int) -> int | None:
+    """Choice 0 has the job's seed; choice k the k-th output of SplitMix64 begun at it, less 2**63.
+
+    (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.) None, which
+    only greedy sampling may have, stays None.
+    """
+    if seed is None or choice == 0:
+        return seed
+    mixed = (seed + choice * _GOLDEN) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (mixed ^ (mixed >> 31)) + MIN_SEED

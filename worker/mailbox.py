@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from shared.transport.base import Delivery
-from worker.engine_messages import RequestRejected, StepOutputs
+from shared.transport.ports.jobs import Delivery
+from worker.engine_process.messages import RequestRejected, StepOutputs
 from worker.publisher import Settled
 from worker.running_jobs import RunningJob
 

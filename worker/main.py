@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import uvloop
 
 from shared.logs import start_logs
+from shared.redis.check import UnsafeServer
+from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.server_check import UnsafeServer
-from shared.transport.server_url import UnsupportedUrl
-from worker.checkpoint_source import Checkpoint, CheckpointNotFound, find_checkpoint
+from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
 

@@ -17,8 +17,8 @@ from shared.messages import (
     TokenLogprob,
     segment_deltas,
 )
-from shared.transport.base import Append, JobEnd, JobSnapshot
-from shared.transport.segments import chain_links
+from shared.transport.ports.jobs import Append, JobEnd, JobSnapshot
+from shared.transport.wire import chain_links
 from worker.prompt_log import PromptLog
 
 ChainHash = Callable[[str, Sequence[int]], str]

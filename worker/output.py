@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.messages import Cursor, ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from shared.text.base import Tokenizer
-from shared.text.stop_strings import StopStringMatcher
+from shared.text.detokenizer import StopStringMatcher
 
 
 class ReplayMismatch(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.messages import PROMPT_SLICE_TOKENS, PromptLogprob, PromptSlice, num_slices_of
-from shared.transport.entries import encode_prompt_logprobs
+from shared.transport.wire import encode_prompt_logprobs
 
 
 class PromptLog:

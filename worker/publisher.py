@@ -30,7 +30,7 @@ from shared.messages import (
     TokenLogprob,
     Usage,
 )
-from shared.transport.base import (
+from shared.transport.ports.jobs import (
     Append,
     AppendResult,
     AppendStatus,

@@ -17,26 +17,22 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from shared.host_name import host_name
 from shared.huge_pages import collapse_heap
-from shared.outage_log import OutageLog
-from shared.text.errors import TextInvalid
+from shared.logs import OutageLog, host_name
+from shared.text.base import TextInvalid
 from shared.text.sampling_defaults import parse_override
-from shared.transport.base import CrashCause, Delivery, JobQueue, TransportError
-from shared.transport.chain import chain_hash
-from worker.checkpoint_source import Checkpoint
-from worker.engine_link import EngineDied, EngineNotLoaded
-from worker.engine_messages import RequestRejected, StepOutputs
-from worker.engine_supervisor import EngineGaveUp, EngineSupervisor
-from worker.heartbeat import Heartbeat
-from worker.intake import Intake
-from worker.intake_room import IntakeRoom
+from shared.transport.ports.jobs import CrashCause, Delivery, JobQueue, TransportError
+from shared.transport.wire import chain_hash
+from worker.checkpoint import Checkpoint, ServedModel
+from worker.engine_process.link import EngineDied, EngineNotLoaded
+from worker.engine_process.messages import RequestRejected, StepOutputs
+from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
+from worker.heartbeat import Heartbeat, LoadReport
+from worker.intake import Intake, IntakeRoom
 from worker.job_runner import JobRunner
-from worker.load_report import LoadReport
 from worker.mailbox import Admit, Drop, Halt, Mailbox, Message, StopTokens, Surrender
 from worker.publisher import FlushPolicy, Publisher, Settled
 from worker.running_jobs import RunningJob, RunningJobs
-from worker.served_model import ServedModel
 from worker.settings import WorkerSettings
 from worker.tasks import cancel, first_of
 

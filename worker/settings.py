@@ -9,8 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from shared.settings import SharedSettings
 from shared.text.sampling_defaults import MAX_OVERRIDE_CHARS, parse_override
-from shared.text.turn_formats import ReasoningFormat, ToolFormat
-from worker.engine_messages import EngineOptions
+from shared.text.tool_formats import ReasoningFormat, ToolFormat
+from worker.engine_process.messages import EngineOptions
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"

@@ -12,12 +12,15 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 
-from api.anthropic.errors import error_status
-from api.openai.refusals import members_without_field
+from api.dialects.messages.errors import error_status
+from api.generation.ignored_parameters import members_without_field
 from api.openapi.answers import MessagesError
 from api.openapi.operation import JSON, STREAM, Operation, Parameter
 from api.openapi.operations import OPERATIONS, Table
+from api.sse import json_bytes
 
 VERSION = "1"
 _REF = "#/components/schemas/{name}"
@@ -156,3 +159,19 @@ def _or_null(member: Schema) -> Schema:
         return member
     default = {"default": member["default"]} if "default" in member else {}
     return {"anyOf": [{k: v for k, v in member.items() if k != "default"}, _NULL], **default}
+
+
+# GET /openapi.json: the description of every route, for people's tools.
+
+
+def openapi_router(routers: Sequence[APIRouter]) -> APIRouter:
+    """Describes `routers` and itself. Made once, when the application is."""
+    router = APIRouter()
+
+    @router.get("/openapi.json")
+    async def openapi(request: Request) -> Response:
+        """This document."""
+        return Response(document, media_type="application/json")
+
+    document = json_bytes(openapi_document([*routers, router]))
+    return router

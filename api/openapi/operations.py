@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from api.anthropic import schemas as anthropic
-from api.openai import batch_schemas
-from api.openai import schemas as openai
+from api.batches import protocol as batch_schemas
+from api.batches import routes as batches
+from api.dialects.messages import protocol as anthropic
+from api.dialects.responses import items as item_list
+from api.dialects.responses import protocol as responses
+from api.files import routes as files
+from api.generation import protocol as openai
+from api.jobs import routes as jobs
 from api.openapi import answers, batch_answers
 from api.openapi.operation import (
     ANY,
@@ -25,9 +30,6 @@ from api.openapi.operation import (
     generates,
     reads,
 )
-from api.responses import item_list
-from api.responses import schemas as responses
-from api.routes import batches, files, jobs
 from shared.messages import JobState
 
 _STATE = Parameter(name="state", schema={"type": "string", "enum": list(JobState)})

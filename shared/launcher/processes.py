@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from shared.launcher.exit_words import how_it_ended
-from shared.launcher.restarts import GaveUp, Restarts
+from shared.logs import host_name
 from shared.settings import EXIT_BAD_SETTINGS
+from shared.transport.connect import open_transport
+from shared.transport.ports.jobs import TransportError
 
 PR_SET_PDEATHSIG = 1
 
@@ -90,3 +91,74 @@ class Child:
                     os.killpg(self._process.pid, signum)
                 else:
                     self._process.send_signal(signum)
+
+
+# Restarts: how often something that dies may be started again, and after which pause.
+
+MAX_QUICK_DEATHS = 5  # deaths in a row, each before HEALTHY_AFTER_S
+HEALTHY_AFTER_S = 10.0
+FIRST_BACKOFF_S = 0.2
+
+
+class GaveUp(Exception):
+    """Something cannot be kept running; `exit_code` is what the launcher should end with."""
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+class Restarts:
+    """Counts the deaths of one thing. What lived long enough begins at zero again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._quick_deaths = 0
+
+    def backoff_s(self, lived_s: float) -> float:
+        """The pause before the next start. Raises GaveUp after too many quick deaths in a row."""
+        self._quick_deaths = self._quick_deaths + 1 if lived_s < HEALTHY_AFTER_S else 1
+        if self._quick_deaths > MAX_QUICK_DEATHS:
+            raise GaveUp(f"{self._name} died {self._quick_deaths} times in a row", 1)
+        return FIRST_BACKOFF_S * 2.0 ** (self._quick_deaths - 1)
+
+
+# How a process ended, in a word or two.
+
+
+def how_it_ended(code: int) -> str:
+    """E.g. `SIGKILL` or `exit code 3`, from a return code as `subprocess` gives it."""
+    if code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+# Obituary: whoever saw a worker die says so, and its jobs move at once.
+#
+# Without it they wait for the end of its lease, which is all that others can go by. The launcher is
+# the parent of its workers: it knows.
+
+PATIENCE_S = 2.0  # the lease ends anyway
+
+
+class Obituary:
+    """Of the workers of one Redis and namespace."""
+
+    def __init__(self, redis_url: str, namespace: str) -> None:
+        self._redis_url = redis_url
+        self._namespace = namespace
+
+    async def worker_died(self, pid: int) -> None:
+        """Ends the lease of this machine's worker that had this process id. A store that is away is
+        not told: never raises, and takes PATIENCE_S at most."""
+        transport = await open_transport(self._redis_url, namespace=self._namespace)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for worker in await transport.store.workers():
+                    is_here = worker.worker_id.rpartition("-")[0] == host_name()
+                    if is_here and worker.stats.get("pid") == pid:
+                        await transport.queue.declare_dead(worker.worker_id)
+        except (TransportError, TimeoutError):
+            pass
+        finally:
+            await transport.aclose()

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from shared.messages import InvalidParameter
-from shared.text.errors import TextInvalid
+from shared.text.base import TextInvalid
 from shared.text.rendering import RenderingProcesses, checked, shared_processes
 from shared.text.rendering_process import RenderRequest, TemplateSource
 from shared.text.sandbox import MAX_CHARS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.text.errors import TextInvalid
+from shared.text.base import TextInvalid
 from shared.text.sampling_defaults import MEMBERS
 
 MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest published ones are a quarter of it

@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from shared.messages import InvalidParameter
+from shared.text.base import TextInvalid
 from shared.text.conversation import ContentForm, TemplateTraits, prepare_messages
-from shared.text.errors import TextInvalid
 from shared.text.sandbox import BUDGET, MAX_CHARS, ChatSandbox, WorkBudget
 
 _MAX_REASON_CHARS = 500

@@ -7,17 +7,16 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from shared.messages import Grammar, GrammarKind, InvalidParameter
-from shared.text.deep_stack import start_deep
-from shared.text.errors import GrammarInvalid
+from shared.text.base import GrammarInvalid
+from shared.text.grammar import check_lark_size, lark_parts
 from shared.text.json_schema import grammar_schema
-from shared.text.lark_text import check_lark_size, lark_parts
 
 MAX_KEPT = 32  # compiled grammars; the least used one goes first
 MAX_MESSAGE_CHARS = 300
@@ -336,3 +335,37 @@ def matcher_error(matcher: LLMatcher) -> str:
     if "NoExtension" in text:
         return "no text of this model's vocabulary matches the grammar"
     return " ".join(text.split())[:MAX_MESSAGE_CHARS]
+
+
+# Threads with a deep stack, for native code that recurses as deep as its input is nested.
+
+Result = TypeVar("Result")
+
+# Address space; memory is taken as far as the recursion goes. A quarter of it was enough for the
+# most deeply nested grammars of shared.messages.MAX_GRAMMAR_CHARS, an eighth was not.
+STACK_BYTES = 256 * 2**20
+
+_starting = threading.Lock()
+
+
+def start_deep(work: Callable[[], Result]) -> Future[Result]:
+    """Runs `work` on a thread of its own. Its result or exception is the future's."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        except BaseException as error:  # as a panic in Rust is told
+            future.set_exception(RuntimeError(f"native code failed: {error}"))
+
+    thread = threading.Thread(target=run, name="deep-stack", daemon=True)
+    # The size is the process's setting for threads to come: kept for as long as one start takes.
+    with _starting:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return future

@@ -19,7 +19,7 @@ import weakref
 import msgspec
 
 from shared.messages import InvalidParameter
-from shared.text.errors import RenderingUnavailable, TextInvalid
+from shared.text.base import RenderingUnavailable, TextInvalid
 from shared.text.rendering_process import (
     END_OF_TIME,
     RenderReply,

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from shared.messages import InvalidParameter
+from shared.text.base import TextInvalid
 from shared.text.compiled_template import CompiledChatTemplate
-from shared.text.errors import TextInvalid
 from shared.text.sandbox import MAX_CPU_SECONDS
 
 LENGTH = struct.Struct(">I")  # of the JSON behind it, in bytes

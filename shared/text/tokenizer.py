@@ -12,10 +12,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 
 from shared.messages import InvalidParameter
-from shared.text.base import Detokenizer
+from shared.text.base import Detokenizer, TextInvalid
 from shared.text.detokenizer import ByteDetokenizer, WindowDetokenizer
-from shared.text.errors import TextInvalid
-from shared.text.pieces import PieceRule, piece_rule
+from shared.text.vocabulary import PieceRule, piece_rule
 
 NFC_SHRINKS = 3  # UTF-8 of a text by that of its composed form, at most
 

@@ -1,1 +1,1 @@
-"""How jobs and their tokens travel: the ports in `base`, Redis behind them."""
+"""How jobs and their tokens travel: the ports in `ports`, Redis behind them."""

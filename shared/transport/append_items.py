@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from shared.messages import START, Delta, FinishReason, JobState
-from shared.transport.base import Append, AppendResult, AppendStatus
-from shared.transport.entries import encode_logprobs, encode_stop_reason, encode_token_ids
-from shared.transport.scripts import Argument
-from shared.transport.segments import encode_segments, sums_of
+from shared.redis.scripts import Argument
+from shared.transport.ports.jobs import Append, AppendResult, AppendStatus
+from shared.transport.wire import (
+    encode_logprobs,
+    encode_segments,
+    encode_stop_reason,
+    encode_token_ids,
+    sums_of,
+)
 
 MAX_MESSAGE_CHARS = 1000
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from shared.keys import NAMESPACE, Keys
-from shared.transport.failures import translated
-from shared.transport.home import WrongTopology
-from shared.transport.profiles import Connections
-from shared.transport.redis_batches import RedisBatchStore
-from shared.transport.redis_bus import RedisEventBus
-from shared.transport.redis_dead_letters import RedisDeadLetters
-from shared.transport.redis_files import RedisFileIndex
-from shared.transport.redis_queue import RedisJobQueue
-from shared.transport.redis_store import RedisJobStore, StorePolicy
-from shared.transport.scripts import Scripts
-from shared.transport.server_check import UnsafeServer, check_server
-from shared.transport.server_url import redacted
-from shared.transport.subscriber import Subscriber
+from shared.redis.check import UnsafeServer, check_server
+from shared.redis.connections import Connections
+from shared.redis.failures import translated
+from shared.redis.pubsub import Subscriber
+from shared.redis.scripts import Scripts
+from shared.redis.topology import WrongTopology
+from shared.redis.url import redacted
+from shared.transport.batch_store import RedisBatchStore
+from shared.transport.dead_letters import RedisDeadLetters
+from shared.transport.event_bus import RedisEventBus
+from shared.transport.file_index import RedisFileIndex
+from shared.transport.job_queue import RedisJobQueue
+from shared.transport.job_store import RedisJobStore, StorePolicy
 
 RETAIN_MS = 600_000
 

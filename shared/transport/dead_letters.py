@@ -1,54 +1,90 @@
-"""DeadLetters: jobs that killed whatever ran them, kept for somebody to look at and run again.
-
-Bounds (lua/lib/dead_letter.lua): 1000 letters, 64 MiB of requests, seven days; the oldest go first.
-"""
+"""DeadLetters over Redis."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
+from typing import Any
 
+from redis.asyncio import Redis
+
+from shared.keys import Keys
 from shared.messages import Job
+from shared.redis.failures import translated
+from shared.redis.scripts import Scripts
+from shared.transport.ports.dead_letters import DeadLetter, Requeued
+from shared.transport.wire import decode_job
+
+MAX_LISTED = 1000
+PAGE = 200
+_FIELDS = ("model", "tenant", "kind", "reason", "crashes", "n", "died_ms", "requeued_as")
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """What is kept of one job, without its request. Times are milliseconds of the Redis clock."""
+class RedisDeadLetters:
+    """Implements DeadLetters for one partition."""
 
-    job_id: str
-    model: str
-    tenant: str
-    kind: str
-    reason: str  # an ErrorCode's value
-    crashes: int  # deaths of workers or engines that it is blamed for
-    num_tokens: int  # that it had given
-    died_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Requeued:
-    """A letter that was taken: by which job."""
-
-    tenant: str
-    job_id: str
-
-
-class DeadLetters(Protocol):
-    """Every call may raise TransportError. `JobStore.requeue` has a letter's job run again."""
+    def __init__(self, keys: Keys, redis: Redis, scripts: Scripts) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._scripts = scripts
 
     async def list(self, tenant: str | None, limit: int) -> Sequence[DeadLetter]:
-        """Newest first; of all tenants where `tenant` is None."""
-        ...
+        """As DeadLetters; `limit` is capped at MAX_LISTED."""
+        limit = max(0, min(limit, MAX_LISTED))
+        found: list[DeadLetter] = []
+        before = "+"
+        while len(found) < limit:
+            with translated("dead letters"):
+                rows: Any = await self._redis.xrevrange(
+                    self._keys.dead_letters, before, "-", count=PAGE
+                )
+                pipe = self._redis.pipeline(transaction=False)
+                for _, fields in rows:
+                    pipe.hmget(self._keys.dead_letter(fields[b"id"].decode()), _FIELDS)
+                hashes = await pipe.execute() if rows else []
+            for (_, fields), values in zip(rows, hashes, strict=True):
+                letter = _letter(fields[b"id"].decode(), values)
+                if isinstance(letter, DeadLetter) and tenant in (None, letter.tenant):
+                    found.append(letter)
+            if len(rows) < PAGE:
+                break
+            before = "(" + rows[-1][0].decode()
+        return found[:limit]
 
-    async def get(self, job_id: str) -> DeadLetter | Requeued | None: ...
+    async def get(self, job_id: str) -> DeadLetter | Requeued | None:
+        with translated("dead letter"):
+            values: Any = await self._redis.hmget(self._keys.dead_letter(job_id), _FIELDS)
+        return _letter(job_id, values)
+
     async def request(self, job_id: str) -> Job | None:
-        """The job as it was submitted; None: no letter, or its request was too large to keep.
-
-        Raises PayloadInvalid for one that cannot be read.
-        """
-        ...
+        with translated("dead letter"):
+            kept: Any = await self._redis.hmget(
+                self._keys.dead_letter(job_id), ("request", "facts")
+            )
+        request, facts = kept
+        if not request:
+            return None
+        return replace(decode_job(request), facts=(facts or b"").decode())
 
     async def drop(self, job_id: str) -> bool:
-        """Throws the letter away. False: there is none."""
-        ...
+        with translated("dead letter"):
+            return bool(await self._scripts.call(self._redis, "letter_drop", job_id))
+
+
+def _letter(job_id: str, values: Sequence[bytes | None]) -> DeadLetter | Requeued | None:
+    texts = [None if value is None else value.decode() for value in values]
+    model, tenant, kind, reason, crashes, num_tokens, died_ms, requeued_as = texts
+    if requeued_as is not None:
+        return Requeued(tenant or "", requeued_as)
+    if died_ms is None:
+        return None
+    return DeadLetter(
+        job_id=job_id,
+        model=model or "",
+        tenant=tenant or "",
+        kind=kind or "",
+        reason=reason or "",
+        crashes=int(crashes or 0),
+        num_tokens=int(num_tokens or 0),
+        died_ms=int(died_ms),
+    )

@@ -14,8 +14,8 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
-from shared.transport.base import JobRecord, QueueStats, WorkerStatus
-from shared.transport.entries import build_end, decode_stop_reason
+from shared.transport.ports.jobs import JobRecord, QueueStats, WorkerStatus
+from shared.transport.wire import build_end, decode_stop_reason
 
 Hash = Mapping[bytes, bytes]
 

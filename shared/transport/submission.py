@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shared.codec import encode_job
-from shared.job_id import partition_of
-from shared.keys import NUM_LANES
+from shared.keys import NUM_LANES, partition_of
 from shared.messages import Job, SamplingParams
-from shared.transport.base import AdmissionLimits, Allowance, KeyTaken, QueueFull
+from shared.redis.scripts import Argument
 from shared.transport.drain_rate import DrainRate, spread_s
-from shared.transport.scripts import Argument
+from shared.transport.ports.jobs import AdmissionLimits, Allowance, KeyTaken, QueueFull
+from shared.transport.wire import encode_job
 
 MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
 # Members of SamplingParams that a job's record shows: those that a model may have defaults for.

@@ -25,11 +25,11 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from shared.messages import Grammar, SamplingParams
-from shared.text.card import load_tokenizer
 from shared.text.grammar import json_object_grammar, json_schema_grammar, regex_grammar
 from shared.text.grammar_compiler import GrammarCompiler
-from worker.model.grammar_masks import GrammarMasks
-from worker.model.sampling_row import SamplingRow
+from shared.text.model_card import load_tokenizer
+from worker.model.sampling.grammar_masks import GrammarMasks
+from worker.model.sampling.row import SamplingRow
 
 DEMO = Path(__file__).parents[2] / "worker/demo/checkpoint"
 SENTENCE = "The gate at its top decides how much water may enter, and no more than that. "

@@ -18,8 +18,8 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.support.forced_logits import forced_logits
-from worker.demo.checkpoint import CHECKPOINT_DIR
-from worker.demo.questions import load_facts
+from tools.demo_model.checkpoint import CHECKPOINT_DIR
+from tools.demo_model.questions import load_facts
 
 COMPARED = (("native", "none"), ("native", "int8"), ("packed", "int8"))
 TEXTS_AT_ONCE = 16

@@ -7,10 +7,9 @@ from collections import Counter
 
 import httpx
 
-from shared.job_id import new_job_id
-from shared.keys import GROUP
+from shared.keys import GROUP, new_job_id
 from shared.messages import Job, JobState, OnDisconnect, SamplingParams
-from shared.transport.base import AdmissionLimits, AppendStatus, QueueFull
+from shared.transport.ports.jobs import AdmissionLimits, AppendStatus, QueueFull
 from tests.chaos.harness.phantom import Phantom
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.stage import Stage

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shared.job_id import new_job_id
+from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.text.grammar import json_schema_grammar, regex_grammar
-from shared.transport.base import AdmissionLimits, Submitted
+from shared.transport.ports.jobs import AdmissionLimits, Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.reading import Reading
 from tests.chaos.harness.stage import Stage

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import redis
 
-from shared.transport.private_server import PrivateServer, ServerError
+from shared.launcher.redis_server import PrivateServer, ServerError
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.processes import FrontendProcess, WorkerProcess

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.support.lm_eval import evaluate, installed_harness
 from tests.support.redis_server import new_namespace
 from tests.support.service_processes import MODEL, service_processes
-from worker.demo.checkpoint import CHECKPOINT_DIR
-from worker.demo.questions import load_facts
+from tools.demo_model.checkpoint import CHECKPOINT_DIR
+from tools.demo_model.questions import load_facts
 
 pytestmark = pytest.mark.lm_eval
 NUM_QUESTIONS = 8

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from api.api_keys import digest_of, new_key
+from api.auth.keys import digest_of, new_key
 from tests.support.browser import Tab, headless_chromium
 from tests.support.launched import REPOSITORY, Launched, free_port
 

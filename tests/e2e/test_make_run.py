@@ -17,7 +17,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from shared.transport.private_server import PrivateServer
+from shared.launcher.redis_server import PrivateServer
 from tests.support.brake import FAULTS, Brake
 from tests.support.front_door import FrontDoor, echo, token_ids_of
 from tests.support.launched import REPOSITORY, Launched, is_alive

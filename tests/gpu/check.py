@@ -23,11 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 900
 # Test files that use packages a bare machine lacks end in _properties.py.
 SUITES = {
-    "greedy tokens = transformers, float32": ["tests/contract/model/test_greedy_equality.py"],
-    "attention = formula": ["tests/contract/model/test_attention_backend.py"],
-    "logits, bfloat16, batch of n": ["tests/contract/model/test_forward.py"],
-    "sampler, loader, runner, build": ["tests/unit/model"],
-    "engine": ["tests/unit/engine", "tests/sim"],
+    "greedy tokens = transformers, float32": [
+        "tests/contract/worker/model/test_greedy_equality.py"
+    ],
+    "attention = formula": ["tests/contract/worker/model/test_attention_backend.py"],
+    "logits, bfloat16, batch of n": ["tests/contract/worker/model/test_forward.py"],
+    "sampler, loader, runner, build": ["tests/unit/worker/model"],
+    "engine": ["tests/unit/worker/engine", "tests/sim"],
 }
 QWEN3_0_6B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -128,8 +130,8 @@ def sampler_distance() -> tuple[bool, str]:
 
     from shared.messages import SamplingParams
     from tests.support.sampling_exact import exact_distribution, noise_floor, total_variation
-    from worker.model.sampler import Sampler
-    from worker.model.sampling_row import SamplingRow
+    from worker.model.sampling.row import SamplingRow
+    from worker.model.sampling.sampler import Sampler
 
     device = torch.device("cuda", torch.cuda.current_device())
     vocab, num_draws = 500, 50_000

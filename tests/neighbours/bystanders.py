@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from api.public_id import parse_job_id
+from api.ids import parse_job_id
 from tests.support.job_history import CANCEL, END, GET, SUBMIT, HistoryWriter
 
 TEXT = "A gate and a wheel and water that turns it"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.api_keys import digest_of, new_key
+from api.auth.keys import digest_of, new_key
 from tests.support.brake import FAULTS
 from tests.support.job_history import HISTORY
 from tests.support.launched import REPOSITORY, Launched

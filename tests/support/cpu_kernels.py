@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from worker.model.cpu.compiler import build, cpu_flags
-from worker.model.cpu.features import cpu_features
 from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.tiers import cpu_features
 
 _VARIANTS = {
     "avx2": frozenset({"avx2", "fma"}),

@@ -12,8 +12,8 @@ from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.config import ModelConfig
 from worker.model.cpu.tiers import TierRequest, choose_tier
 from worker.model.forward_batch import ForwardBatch, PreviousSample
-from worker.model.kv_pool import KVCachePool
-from worker.model.layers.placement import Placement
+from worker.model.kv_cache import KVCachePool
+from worker.model.layers.linear import Placement
 from worker.model.loader import load_weights
 from worker.model.registry import create_model
 

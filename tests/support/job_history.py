@@ -119,8 +119,8 @@ def record_worker_calls(directory: Path) -> None:
 
     Called by tests/support/faults/sitecustomize.py in processes whose environment has HISTORY.
     """
-    from shared.transport.base import Append, AppendResult, Delivery
-    from shared.transport.redis_queue import RedisJobQueue
+    from shared.transport.job_queue import RedisJobQueue
+    from shared.transport.ports.jobs import Append, AppendResult, Delivery
 
     writer = HistoryWriter(directory, f"worker-{os.getpid()}")
 

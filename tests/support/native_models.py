@@ -9,10 +9,9 @@ from worker.model.config import ModelConfig
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
-from worker.model.kv_pool import KVCachePool
-from worker.model.layers.decoder import CausalLM
-from worker.model.layers.placement import Placement
-from worker.model.layers.stack import DecoderStack
+from worker.model.kv_cache import KVCachePool
+from worker.model.layers.decoder import CausalLM, DecoderStack
+from worker.model.layers.linear import Placement
 from worker.model.loader import fill_with_noise
 from worker.model.registry import create_model
 

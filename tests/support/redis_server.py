@@ -19,7 +19,7 @@ import pytest
 import redis.asyncio
 
 from shared.keys import Keys
-from shared.transport.private_server import PrivateServer
+from shared.launcher.redis_server import PrivateServer
 
 # Keys that live as long as the deployment; each has a bound (docs/WIRE.md).
 KEYS_WITHOUT_TTL = frozenset({"stat", "workers"})

@@ -1,6 +1,6 @@
 """Several real servers that belong together: a primary with its sentinels, a cluster.
 
-The same binary as everywhere (the ladder of shared/transport/server_binary.py), loopback ports,
+The same binary as everywhere (the ladder of shared/launcher/redis_server.py), loopback ports,
 temporary directories. Everything ends with its context, and with this process however that ends.
 """
 
@@ -23,8 +23,7 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from shared.transport.private_server import _dies_with_owner
-from shared.transport.server_binary import find_server_binary
+from shared.launcher.redis_server import _dies_with_owner, find_server_binary
 
 HOST = "127.0.0.1"
 SERVICE = "main"

@@ -36,10 +36,9 @@ from dataclasses import dataclass
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
-from worker.engine.policy import make_policy
+from worker.engine.queue import SequenceQueue, make_policy
 from worker.engine.seats import SeatShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
-from worker.engine.sequence_queue import SequenceQueue
 
 
 @dataclass(frozen=True, slots=True)

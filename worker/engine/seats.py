@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from worker.engine.policy import Rank
+from worker.engine.queue import Rank
 from worker.engine.sequence import Sequence
 
 MIN_GAP = 2  # seats; with one the two would only change places

@@ -28,16 +28,15 @@ from worker.model.cpu.tiers import (
 )
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import KVCacheTooSmall, ModelError
-from worker.model.kv_pool import KVCachePool, blocks_that_fit
-from worker.model.layers.decoder import CausalLM
-from worker.model.layers.placement import Placement
-from worker.model.layers.stack import LayerByLayer
+from worker.model.kv_cache import KVCachePool, blocks_that_fit
+from worker.model.layers.decoder import CausalLM, LayerByLayer
+from worker.model.layers.linear import Placement
 from worker.model.loader import fill_with_noise, load_weights
 from worker.model.registry import create_model
 from worker.model.runner import TorchModelRunner
 
 if TYPE_CHECKING:
-    from worker.model.grammar_masks import GrammarMasks
+    from worker.model.sampling.grammar_masks import GrammarMasks
 
 logger = logging.getLogger(__name__)
 
@@ -251,10 +250,10 @@ def _grammar_masks(
     """None where no output can be kept to a grammar; the log says why."""
     # Here and not above: a machine that only computes, to be tested, lacks their packages.
     try:
-        from shared.text.card import load_tokenizer
-        from shared.text.errors import GrammarInvalid, TextInvalid
+        from shared.text.base import GrammarInvalid, TextInvalid
         from shared.text.grammar_compiler import GrammarCompiler
-        from worker.model.grammar_masks import GrammarMasks
+        from shared.text.model_card import load_tokenizer
+        from worker.model.sampling.grammar_masks import GrammarMasks
     except ImportError as error:
         logger.warning("no structured output: %s", error)
         return None

@@ -9,7 +9,7 @@ from worker.model.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from worker.model.layers.decoder import CausalLM
-    from worker.model.layers.placement import Placement
+    from worker.model.layers.linear import Placement
 
 
 def create_model(config: ModelConfig, max_model_len: int, placement: Placement) -> CausalLM:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.model.sampling_row import SamplingRow
+from worker.model.sampling.row import SamplingRow
 
 # Elements of a part. Parts go to whoever asks, so that a thread without a core holds up few rows;
 # a batch of less than two is done sooner than another thread has woken.

@@ -13,16 +13,15 @@ from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
 from worker.model.device import step_failure
 from worker.model.forward_batch import ForwardBatch, PreviousSample
-from worker.model.layers.decoder import CausalLM
-from worker.model.layers.stack import DecoderStack
-from worker.model.prompt_scorer import PromptScores, score_prompts
+from worker.model.layers.decoder import CausalLM, DecoderStack
 from worker.model.row_threads import RowThreads
-from worker.model.sampler import Logprobs, Sampled, Sampler
-from worker.model.sampling_row import SamplingRow
+from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
+from worker.model.sampling.row import SamplingRow
+from worker.model.sampling.sampler import Logprobs, Sampled, Sampler
 from worker.model.transfer import to_host
 
 if TYPE_CHECKING:
-    from worker.model.grammar_masks import GrammarMasks
+    from worker.model.sampling.grammar_masks import GrammarMasks
 
 
 class TorchModelRunner:

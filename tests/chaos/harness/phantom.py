@@ -9,9 +9,9 @@ from typing import Any
 from shared.keys import GROUP
 from shared.messages import Cursor, Delta
 from shared.text.tokenizer import FastTokenizer
-from shared.transport.base import Append, AppendResult, Beat, Delivery
-from shared.transport.chain import chain_hash
 from shared.transport.connect import RedisTransport
+from shared.transport.ports.jobs import Append, AppendResult, Beat, Delivery
+from shared.transport.wire import chain_hash
 
 LEASE_MS = 120_000  # it does not beat: longer than any scenario
 

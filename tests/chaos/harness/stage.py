@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shared.job_id import new_job_id
+from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
-from shared.transport.base import AdmissionLimits, Submitted
 from shared.transport.connect import RedisTransport
+from shared.transport.ports.jobs import AdmissionLimits, Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt

@@ -17,14 +17,15 @@ from typing import Any, TypeVar
 
 import httpx
 
+from api.http.server import make_server
 from api.main import create_app
-from api.server import make_server
 from api.settings import ApiSettings
-from api.tasks import stop_tasks
 from shared.messages import Cursor, Delta, FinishReason, JobState, Segment, TokenLogprob, Usage
-from shared.text.card import ModelCard, TextModel, card_from_checkpoint, load_text
-from shared.text.stop_strings import StopStringMatcher
-from shared.transport.base import (
+from shared.tasks import stop_tasks
+from shared.text.detokenizer import StopStringMatcher
+from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
+from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.ports.jobs import (
     Append,
     AppendStatus,
     Beat,
@@ -32,8 +33,7 @@ from shared.transport.base import (
     JobEnd,
     TransportError,
 )
-from shared.transport.chain import chain_hash
-from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.wire import chain_hash
 from tests.support.checkpoints import make_checkpoint
 
 MODEL = "penstock/tiny"

@@ -14,7 +14,7 @@ import openai
 import pytest
 from httpx_sse import connect_sse
 
-from api.api_keys import digest_of, new_key
+from api.auth.keys import digest_of, new_key
 from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
 

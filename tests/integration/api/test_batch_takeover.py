@@ -14,7 +14,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from shared.transport.private_server import PrivateServer
+from shared.launcher.redis_server import PrivateServer
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.integration.api.stage_fixtures import module_stage, openai_client
 from tests.support.redis_server import new_namespace

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.api_keys import digest_of, new_key
+from api.auth.keys import digest_of, new_key
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
 

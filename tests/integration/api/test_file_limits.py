@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from api.api_keys import digest_of, new_key
+from api.auth.keys import digest_of, new_key
 from tests.integration.api.stage import Stage, staged, wait_until
 from tests.integration.api.stage_fixtures import module_stage
 from tests.support.redis_server import new_namespace

@@ -1,7 +1,7 @@
 """Frames that a stream never hears: what is in the store reaches its reader all the same.
 
 A real server; the bus subscribes there, and gives nothing of what it hears. How soon a loss is seen
-is shown by tests/unit/api/test_quiet_streams.py, whose clock is exact.
+is shown by tests/unit/api/jobs/test_quiet_streams.py, whose clock is exact.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from api.accepted_jobs import AcceptedJobs
-from api.admission import Admission
-from api.departures import Departures
-from api.durable_accept import DurableAccept
-from api.job_stream import JobStream
-from api.quiet_streams import MAX_SILENCES
-from api.relay import EventRelay
+from api.jobs.accepted_jobs import AcceptedJobs
+from api.jobs.admission import Admission, DurableAccept
+from api.jobs.disconnects import Departures
+from api.jobs.event_stream import JobStream
+from api.jobs.quiet_streams import MAX_SILENCES
+from api.jobs.relay import EventRelay
 from shared.messages import START, Delta, Durability, ErrorCode, Failed, Finished, JobState
-from shared.transport.base import RESYNC, AdmissionLimits, JobEvent, Resync, Subscription
 from shared.transport.connect import RedisTransport, open_transport
-from tests.contract.transport.steps import FINISHED, Steps, Stream
+from shared.transport.ports.jobs import RESYNC, AdmissionLimits, JobEvent, Resync, Subscription
+from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
 from tests.support.redis_server import namespace, redis_url  # noqa: F401
 
 SILENCE_S = 0.2

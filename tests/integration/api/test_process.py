@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.text.card import load_tokenizer
-from shared.transport.private_server import PrivateServer
+from shared.launcher.redis_server import PrivateServer
+from shared.text.model_card import load_tokenizer
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
 from tests.support.service_processes import REPOSITORY, process

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from api.api_keys import digest_of, new_key
+from api.auth.keys import digest_of, new_key
 from tests.integration.api.stage import MODEL, Script, Stage, staged
 from tests.support.redis_server import new_namespace
 

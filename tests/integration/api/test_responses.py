@@ -15,11 +15,11 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response
 
-from api.responses import earlier
-from api.responses.items import input_items
-from api.routes import responses
+from api.dialects.responses import routes as responses
+from api.dialects.responses import store as earlier
+from api.dialects.responses.items import input_items
 from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.base import JobEnd
+from shared.transport.ports.jobs import JobEnd
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.integration.api.stage_fixtures import openai_client
 

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from api.observability import METRICS
+from api.metrics import METRICS
 from tests.integration.api.stage import MODEL, Stage, wait_until
 
 

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import api.http_protocol
-import api.unread_body
+import api.http.protocol
 from api.openapi.operation import JSON
 from api.openapi.operations import OPERATIONS
 from tests.integration.api.stage import Script, Stage, staged, wait_until
@@ -48,7 +47,7 @@ def strict(redis_url: str, checkpoint: Path) -> Iterator[Stage]:
     """A service with small limits."""
     limits = {"max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": PATIENCE_S}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api.unread_body, "LINGER_S", 0.3)
+        patch.setattr(api.http.protocol, "LINGER_S", 0.3)
         with staged(redis_url, new_namespace(), checkpoint, **limits) as made:
             yield made
 
@@ -153,7 +152,7 @@ def trickle(made: socket.socket, pieces: Iterator[bytes]) -> bytes:
 def test_a_head_that_trickles_in_is_given_up(
     strict: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api.http_protocol, "HEAD_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(api.http.protocol, "HEAD_TIMEOUT_S", 0.4)
     head = TO_GENERATE + b"X-Slow: " + b"a" * 100_000
     with connection(strict) as made:
         assert trickle(made, (bytes([byte]) for byte in head)) == b""
@@ -162,7 +161,7 @@ def test_a_head_that_trickles_in_is_given_up(
 def test_heads_that_trickle_in_on_a_used_connection_are_given_up(
     strict: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api.http_protocol, "HEAD_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(api.http.protocol, "HEAD_TIMEOUT_S", 0.4)
     with connection(strict) as made:
         made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert made.recv(65536).startswith(b"HTTP/1.1 200")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from worker.engine_messages import Configure, Shutdown, encode_frame
+from worker.engine_process.messages import Configure, Shutdown, encode_frame
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
@@ -21,7 +21,13 @@ def test_one_that_is_told_to_end_before_it_has_begun_ends_in_silence() -> None:
     with ours, theirs:
         ours.sendall(encode_frame(configure) + encode_frame(Shutdown()))
         ended = subprocess.run(
-            [sys.executable, "-m", "worker.engine_process", str(theirs.fileno()), str(os.getpid())],
+            [
+                sys.executable,
+                "-m",
+                "worker.engine_process",
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ],
             cwd=ROOT,
             pass_fds=(theirs.fileno(),),
             capture_output=True,

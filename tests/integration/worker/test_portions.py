@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from shared.transport.connect import RedisTransport
-from shared.transport.redis_queue import ASKING_MS
+from shared.transport.job_queue import ASKING_MS
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.worker_process import TIMEOUT_S, Frontend
 

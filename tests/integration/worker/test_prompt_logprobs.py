@@ -16,7 +16,7 @@ from shared.messages import (
     num_slices_of,
 )
 from shared.transport.connect import RedisTransport
-from shared.transport.entries import decode_prompt_logprobs
+from shared.transport.wire import decode_prompt_logprobs
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.worker_process import Frontend, echo, until
 from tests.support.brake import Brake

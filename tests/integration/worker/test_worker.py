@@ -8,10 +8,10 @@ from pathlib import Path
 
 import redis.asyncio
 
+from shared.launcher.redis_server import PrivateServer
 from shared.messages import FinishReason, JobState
-from shared.text.card import ModelCard, load_text
+from shared.text.model_card import ModelCard, load_text
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.private_server import PrivateServer
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.worker_process import (
     TIMEOUT_S,

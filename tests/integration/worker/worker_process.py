@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from shared.job_id import new_job_id
+from shared.keys import new_job_id
 from shared.messages import (
     START,
     Cursor,
@@ -25,7 +25,7 @@ from shared.messages import (
     PromptSlice,
     SamplingParams,
 )
-from shared.transport.base import AdmissionLimits, JobStore, Submitted, TransportError
+from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted, TransportError
 from tests.support.brake import FAULTS
 
 ROOT = Path(__file__).parents[3]

@@ -20,8 +20,8 @@ NEWS = (
 
 def become(schema: int) -> None:
     """In this process, before it imports the transport."""
-    from shared import codec
-    from shared.transport import scripts
+    from shared.redis import scripts
+    from shared.transport import wire as codec
 
     load = scripts.load_sources
     codec.encode_job = _with_a_member(codec.encode_job)

@@ -75,7 +75,7 @@ def _endanger_device() -> None:
 
 def _fit_brake(path: str) -> None:
     """A step that gave some answer more than so many tokens (of this attempt) takes longer."""
-    from worker.engine_loop import EngineLoop
+    from worker.engine_process.loop import EngineLoop
 
     say = EngineLoop._say
     num_tokens: Counter[str] = Counter()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from api.departures import ATTACH_ROUNDS, Departures
-from api.housekeeping import Housekeeping
+from api.background import Housekeeping
+from api.jobs.disconnects import ATTACH_ROUNDS, Departures
 from shared.messages import JobState, OnDisconnect
-from shared.transport.base import TransportError
+from shared.transport.ports.jobs import TransportError
 
 
 class FakeStore:

@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from api.generation.ignored_parameters import members_without_field
 from api.main import create_app
-from api.openai.refusals import members_without_field
 from api.openapi.operations import OPERATIONS
 from api.settings import ApiSettings
 

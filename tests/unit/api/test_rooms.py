@@ -11,21 +11,18 @@ from typing import Any
 import anyio
 import pytest
 
-from api import text_pool
-from api.accepted_jobs import AcceptedJobs
-from api.admission import Admission
-from api.departures import Departures
-from api.durable_accept import DurableAccept
 from api.errors import ApiError, UnavailableError, job_failed, queue_full
-from api.health import HealthMonitor
-from api.job_view import job_payload, parse_status
-from api.open_requests import Ending, OpenRequests
-from api.public_id import parse_job_id, public_id
+from api.generation import thread_pool as text_pool
+from api.generation.thread_pool import MIN_BYTES, SMALL_BYTES, TextPool, request_bytes
+from api.http.open_requests import Ending, OpenRequests
+from api.ids import parse_job_id, public_id
+from api.jobs.accepted_jobs import AcceptedJobs
+from api.jobs.admission import Admission, DurableAccept
+from api.jobs.disconnects import Departures
+from api.jobs.protocol import job_payload, parse_status
 from api.settings import ApiSettings
-from api.tasks import stop_tasks
-from api.text_pool import MIN_BYTES, TextPool, request_bytes
-from api.text_threads import SMALL_BYTES
-from shared.job_id import new_job_id
+from api.system.health_monitor import HealthMonitor
+from shared.keys import new_job_id
 from shared.messages import (
     START,
     Durability,
@@ -39,7 +36,8 @@ from shared.messages import (
     Usage,
 )
 from shared.settings import SettingsError, load_settings
-from shared.transport.base import (
+from shared.tasks import stop_tasks
+from shared.transport.ports.jobs import (
     AdmissionLimits,
     QueueFull,
     QueueStats,
@@ -48,7 +46,7 @@ from shared.transport.base import (
     TransportError,
     WorkerStatus,
 )
-from tests.unit.api.relay_fakes import record_of
+from tests.unit.api.jobs.relay_fakes import record_of
 
 
 class Store:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from shared.messages import Job, SamplingParams
 from shared.text.detokenizer import ByteDetokenizer
-from shared.transport.base import (
+from shared.transport.ports.jobs import (
     Append,
     AppendResult,
     AppendStatus,

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Sequence
 
 from shared.messages import Cursor, ErrorCode, FinishReason, Job
-from shared.text.card import ModelCard
-from shared.transport.base import Delivery, JobEnd
-from shared.transport.chain import chain_hash
+from shared.text.model_card import ModelCard
+from shared.transport.ports.jobs import Delivery, JobEnd
+from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue
-from worker.engine_messages import StepOutputs, ToEngine, TokensOut
+from worker.checkpoint import ServedModel
+from worker.engine_process.messages import StepOutputs, ToEngine, TokensOut
 from worker.job_runner import JobRunner
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJobs, request_id_of
-from worker.served_model import ServedModel
 
 MODEL = ServedModel(
     name="m",

@@ -16,13 +16,12 @@ from shared.messages import (
     Segment,
     choice_deltas,
 )
-from shared.transport.base import Delivery
-from shared.transport.chain import chain_hash
-from shared.transport.segments import chain_links
+from shared.transport.ports.jobs import Delivery
+from shared.transport.wire import chain_hash, chain_links
 from tests.unit.worker.fakes import EOS, make_job
 from tests.unit.worker.runner_bench import Bench
-from worker.choice_seed import choice_seed
-from worker.engine_messages import AddChoices, AddRequest, CancelRequest, RequestRejected
+from worker.engine_process.messages import AddChoices, AddRequest, CancelRequest, RequestRejected
+from worker.job_runner import choice_seed
 from worker.running_jobs import request_id_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH

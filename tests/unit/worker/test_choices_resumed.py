@@ -13,17 +13,23 @@ from typing import Any, cast
 import pytest
 
 from shared.messages import START, ChoiceDelta, Cursor, Delta, Job, segment_deltas
-from shared.transport.base import Append, Delivery, JobEnd
-from shared.transport.chain import chain_hash
-from shared.transport.redis_queue import _segments_of
+from shared.transport.job_queue import _segments_of
+from shared.transport.ports.jobs import Append, Delivery, JobEnd
+from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job
 from tests.unit.worker.runner_bench import MODEL
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.ports import StepResult
-from worker.engine_loop import _request, _requests, _tokens_out
-from worker.engine_messages import AddChoices, AddRequest, CancelRequest, StepOutputs, ToEngine
+from worker.engine_process.loop import _request, _requests, _tokens_out
+from worker.engine_process.messages import (
+    AddChoices,
+    AddRequest,
+    CancelRequest,
+    StepOutputs,
+    ToEngine,
+)
 from worker.job_runner import JobRunner
 from worker.outbox import Outbox
 from worker.running_jobs import RunningJobs

@@ -12,8 +12,8 @@ from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogpro
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
-from worker.engine_loop import EngineLoop, EngineSocket, LinkClosed
-from worker.engine_messages import (
+from worker.engine_process.loop import EngineLoop, EngineSocket, LinkClosed
+from worker.engine_process.messages import (
     HEADER,
     MAX_FRAME_BYTES,
     AddChoices,

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from shared.transport.base import Delivery
+from shared.transport.ports.jobs import Delivery
 from tests.unit.worker.fakes import FakeQueue, make_job, until
-from worker.intake import Intake
-from worker.intake_room import Oversubscription
+from worker.intake import Intake, Oversubscription
 from worker.running_jobs import RunningJob, RunningJobs
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.transport.base import Delivery
+from shared.transport.ports.jobs import Delivery
 from tests.unit.worker.fakes import make_job
-from worker.engine_messages import EngineReady
-from worker.intake_room import MAX_NOT_BEGUN, IntakeRoom
+from worker.engine_process.messages import EngineReady
+from worker.intake import MAX_NOT_BEGUN, IntakeRoom
 from worker.running_jobs import RunningJob, RunningJobs
 
 BLOCK_SIZE = 16

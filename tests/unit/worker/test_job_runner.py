@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState
-from shared.transport.base import AppendResult, AppendStatus, Delivery
+from shared.transport.ports.jobs import AppendResult, AppendStatus, Delivery
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job, until
 from tests.unit.worker.runner_bench import Bench
-from worker.engine_messages import AddRequest, CancelRequest, RequestRejected
+from worker.engine_process.messages import AddRequest, CancelRequest, RequestRejected
 
 
 async def test_a_job_goes_to_the_engine_and_its_output_to_the_log() -> None:

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 import pytest
 
 from shared.messages import ErrorCode, FinishReason, InvalidParameter, SamplingParams
-from worker import generation_progress
+from worker import llm as generation_progress
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
 from worker.engine.errors import RequestRefused
 from worker.engine.ports import ModelRunner
-from worker.generation_progress import rates
-from worker.offline import LLM, main
+from worker.llm import LLM, main, rates
 
 
 class LetterTokenizer:

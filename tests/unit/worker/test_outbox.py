@@ -10,9 +10,8 @@ from shared.messages import (
     TokenLogprob,
     Usage,
 )
-from shared.transport.base import JobEnd
-from shared.transport.chain import chain_hash
-from shared.transport.segments import chain_links
+from shared.transport.ports.jobs import JobEnd
+from shared.transport.wire import chain_hash, chain_links
 from worker.outbox import MAX_APPEND_TOKENS, MAX_PIECES, Outbox
 
 END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1))

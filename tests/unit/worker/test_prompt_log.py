@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import PROMPT_SLICE_TOKENS, START, PromptLogprob, PromptSlice
-from shared.transport.base import Append
-from shared.transport.chain import chain_hash
-from shared.transport.entries import decode_prompt_logprobs
+from shared.transport.ports.jobs import Append
+from shared.transport.wire import chain_hash, decode_prompt_logprobs
 from tests.unit.worker.test_outbox import END
 from worker.outbox import Outbox
 from worker.prompt_log import PromptLog

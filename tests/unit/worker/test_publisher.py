@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shared.messages import START, FinishReason, JobState, Usage
-from shared.transport.base import (
+from shared.transport.ports.jobs import (
     Append,
     AppendResult,
     AppendStatus,
@@ -16,7 +16,7 @@ from shared.transport.base import (
     JobSnapshot,
     Restored,
 )
-from shared.transport.chain import chain_hash
+from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import FakeQueue, accepted, until
 from worker.publisher import FlushPolicy, Publisher, Settled
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared.settings import LogLevel, SettingsError, load_settings
-from worker.checkpoint_source import CheckpointNotFound, find_checkpoint
+from worker.checkpoint import CheckpointNotFound, find_checkpoint
 from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME, Device, RunnerKind, WorkerSettings
 
 ROOT = Path(__file__).parents[3]
@@ -143,7 +143,7 @@ def test_a_directory_is_served_under_its_name(tmp_path: Path) -> None:
 def test_no_model_means_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
-    monkeypatch.setattr("worker.checkpoint_source.DEMO_CHECKPOINT", tmp_path)
+    monkeypatch.setattr("worker.checkpoint.DEMO_CHECKPOINT", tmp_path)
     assert find_checkpoint("", "").name == DEMO_MODEL_NAME
     assert DEMO_CHECKPOINT.parts[-3:] == ("worker", "demo", "checkpoint")
 
@@ -189,7 +189,7 @@ class TinyHub(http.server.BaseHTTPRequestHandler):
 def hub_sentence(hub_url: str, home: str) -> str:
     """What a worker prints that finds no checkpoint: its hub and the hub's directory are given."""
     script = (
-        "from worker.checkpoint_source import *\n"
+        "from worker.checkpoint import *\n"
         "try:\n    find_checkpoint('acme/tiny', '')\n"
         "except CheckpointNotFound as e:\n    print(e)\n"
     )

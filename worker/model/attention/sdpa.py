@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.model.attention.base import AttentionMetadata
-from worker.model.kv_pool import KVCachePool
+from worker.model.kv_cache import KVCachePool
 from worker.model.transfer import to_device
 
 # A decode group gathers at most this many places, and none of its sequences is shorter than this

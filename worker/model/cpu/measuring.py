@@ -18,9 +18,9 @@ from worker.model.cpu.int8 import OneDnnInt8Ops
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.packed_ops import PackedOps
-from worker.model.kv_pool import KVCachePool
+from worker.model.kv_cache import KVCachePool
+from worker.model.layers.decoder import DecoderStack
 from worker.model.layers.ops import Multiply, Ops
-from worker.model.layers.stack import DecoderStack
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, Ragged
-from worker.model.cpu.ragged import ragged, work_list
-from worker.model.kv_pool import KVCachePool
+from worker.model.cpu.native_stack import ragged, work_list
+from worker.model.kv_cache import KVCachePool
 
 
 class NativeAttention:

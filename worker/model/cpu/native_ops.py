@@ -8,9 +8,8 @@ from torch.nn import functional
 
 from worker.model.config import ModelConfig
 from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
-from worker.model.cpu.huge_pages import HugePages
 from worker.model.cpu.int8 import OneDnnInt8Ops, quantize_weight
-from worker.model.cpu.library import NativeKernels, Scratch, Weight
+from worker.model.cpu.library import HugePages, NativeKernels, Scratch, Weight
 from worker.model.cpu.packed_ops import PackedOps
 from worker.model.layers.ops import HeadNorm, Multiply
 

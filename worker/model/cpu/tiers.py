@@ -8,8 +8,12 @@ native     kernels.cpp, where a compiler and AVX2 are at hand and the model is b
 from __future__ import annotations
 
 import logging
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -18,7 +22,6 @@ from worker.model.config import ModelConfig
 from worker.model.cpu import native_ops
 from worker.model.cpu.choices import COPIES, ProductChoices, choices_path
 from worker.model.cpu.compiler import build_for, cache_directory
-from worker.model.cpu.features import cpu_features, cpu_model
 from worker.model.cpu.int8 import Int8Ops, OneDnnInt8Ops
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.measuring import ProductMeter, is_quicker
@@ -26,13 +29,11 @@ from worker.model.cpu.native_attention import NativeAttention
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
 from worker.model.cpu.packed_ops import PackedOps
-from worker.model.cpu.probe import what_is_wrong
 from worker.model.device import available_host_bytes
 from worker.model.errors import ModelError, TierUnavailable
-from worker.model.kv_pool import KVCachePool
-from worker.model.layers.decoder import CausalLM
+from worker.model.kv_cache import KVCachePool
+from worker.model.layers.decoder import CausalLM, DecoderStack, LayerByLayer, StackByRows
 from worker.model.layers.ops import Ops, TorchOps
-from worker.model.layers.stack import DecoderStack, LayerByLayer, StackByRows
 
 logger = logging.getLogger(__name__)
 
@@ -166,3 +167,77 @@ def _check(ops: Ops, request: TierRequest) -> None:
     like = Int8Ops() if request.quantization == "int8" else TorchOps()
     if reason := what_is_wrong(ops, like, request.dtype):
         raise TierUnavailable(f"its products fail the check at load: {reason}")
+
+
+# The check at load: does a tier's product give what the specification gives?
+
+_SAMPLE = (3, 64, 48)  # rows, in, out: odd enough to notice a wrong layout
+_TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
+
+
+@torch.inference_mode()
+def what_is_wrong(ops: Ops, like: Ops, dtype: torch.dtype) -> str | None:
+    """Why `ops` cannot be used here: its products differ from those of `like`, or do not exist.
+
+    Private operators may vanish or change with any release of torch; none of that is an error.
+    """
+    rows, size_in, size_out = _SAMPLE
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(size_out, size_in, generator=generator).to(dtype)
+    bias = torch.randn(size_out, generator=generator).to(dtype)
+    x = torch.randn(rows, size_in, generator=generator).to(dtype)
+    try:
+        found = ops.linear(weight, bias)(x)
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    expected = like.linear(weight, bias)(x)
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return f"a product has shape {list(found.shape)} and type {found.dtype}"
+    error_size = (found.float() - expected.float()).norm() / expected.float().norm()
+    if not error_size <= _TOLERANCE.get(dtype, 1e-2):
+        return f"products are off by {error_size:.2%}"
+    return None
+
+
+# What the CPU can do, in the words of /proc/cpuinfo; of Apple's processors, in the same words.
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def cpu_model() -> str:
+    """Returns the processor's name; where the system does not tell, its kind."""
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "CPU part"):
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def cpu_features() -> frozenset[str]:
+    """Returns the kernel's flags of the first CPU; empty where the system does not tell.
+
+    The kernel's list and not cpuid's: it leaves out what the system does not save on a task switch.
+    """
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):  # x86, ARM
+                return frozenset(value.split())
+    if sys.platform == "darwin" and is_arm():
+        return frozenset({"asimd", *(name for name in ("bf16", "i8mm") if _apple_has(name))})
+    return frozenset()
+
+
+def is_arm() -> bool:
+    """Returns whether this is a 64-bit ARM processor."""
+    return platform.machine().lower() in ("aarch64", "arm64")
+
+
+def _apple_has(feature: str) -> bool:
+    command = ["/usr/sbin/sysctl", "-n", f"hw.optional.arm.FEAT_{feature.upper()}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.strip() == "1"

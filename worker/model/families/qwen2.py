@@ -5,7 +5,7 @@ from __future__ import annotations
 from worker.model.config import ModelConfig
 from worker.model.layers.attention import Attention
 from worker.model.layers.decoder import CausalLM
-from worker.model.layers.placement import Placement
+from worker.model.layers.linear import Placement
 
 
 def build(config: ModelConfig, max_model_len: int, placement: Placement) -> CausalLM:

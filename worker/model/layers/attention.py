@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from worker.model.config import ModelConfig
-from worker.model.layers.linear import Linear
+from worker.model.layers.linear import Linear, Placement
 from worker.model.layers.norm import RMSNorm
 from worker.model.layers.ops import HeadNorm, Ops
-from worker.model.layers.placement import Placement
 from worker.model.layers.step import Step
 
 

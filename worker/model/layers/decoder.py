@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from torch import Tensor, nn
 
-from worker.model.attention.base import AttentionBackend
+from worker.model.attention.base import AttentionBackend, AttentionMetadata
 from worker.model.config import ModelConfig
 from worker.model.layers.attention import Attention
-from worker.model.layers.linear import Embedding, Linear, TiedHead
-from worker.model.layers.mlp import GatedMLP
+from worker.model.layers.linear import Embedding, GatedLinear, Linear, Placement, TiedHead
 from worker.model.layers.norm import RMSNorm
 from worker.model.layers.ops import Ops, TorchOps
-from worker.model.layers.placement import Placement
 from worker.model.layers.rope import RotaryEmbedding
 from worker.model.layers.step import Step
 
@@ -124,3 +123,78 @@ class CausalLM(nn.Module):
     @property
     def num_parameters(self) -> int:
         return self._num_parameters
+
+
+# The gated feed-forward block (SwiGLU, arXiv:2002.05202).
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
+
+    def __init__(self, config: ModelConfig, *, placement: Placement) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        parts = {"gate_proj": inner, "up_proj": inner}
+        self.gate_up = GatedLinear(hidden, parts, bias=bias, placement=placement)
+        self.down = Linear(inner, {"down_proj": hidden}, bias=bias, placement=placement)
+
+    def use(self, ops: Ops) -> None:
+        self.gate_up.use(ops)
+        self.down.use(ops)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden] -> [num_tokens, hidden]"""
+        output: Tensor = self.down(self.gate_up(x))
+        return output
+
+    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self.gate_up.named_tensors(prefix)
+        yield from self.down.named_tensors(prefix)
+
+
+# DecoderStack: a model's layers over one KV cache, from token ids to final hidden states.
+
+
+class DecoderStack(Protocol):
+    """One step of all layers; everything that is counted is int32."""
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
+        """[num_tokens] twice -> final hidden states [N, hidden] of `rows` [N], until the next call.
+
+        Rows come in order: of a sequence its last token in this step, or any run of its tokens.
+        Writes the keys and values of all tokens to their slots.
+        """
+        ...
+
+
+class LayerByLayer:
+    """A DecoderStack of the model's own layers; the specification of the faster ones."""
+
+    def __init__(self, model: CausalLM, backend: AttentionBackend) -> None:
+        self._model = model
+        self._backend = backend
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
+        self._backend.prepare(metadata)
+        hidden: Tensor = self._model(token_ids, positions, self._backend)
+        return hidden.index_select(0, rows)
+
+
+class StackByRows:
+    """A DecoderStack of two over the same model and pool."""
+
+    def __init__(self, few: DecoderStack, many: DecoderStack, many_rows: int) -> None:
+        """`many` computes steps of `many_rows` tokens and more."""
+        self._few = few
+        self._many = many
+        self._many_rows = many_rows
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
+        stack = self._many if metadata.num_tokens >= self._many_rows else self._few
+        return stack(token_ids, positions, metadata, rows)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.model.layers.ops import Multiply, Ops, TorchOps
-from worker.model.layers.placement import Placement
 
 
 class Linear(nn.Module):
@@ -103,3 +103,18 @@ class TiedHead(nn.Module):
 
     def _dense(self, hidden: Tensor) -> Tensor:
         return torch.mm(hidden, self._embedding.weight.t())
+
+
+# Placement: where a module's parameters live and in which number format.
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Allocates parameters without filling them: the loader writes every one."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def parameter(self, *shape: int) -> nn.Parameter:
+        data = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return nn.Parameter(data, requires_grad=False)

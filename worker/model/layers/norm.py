@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from worker.model.layers.placement import Placement
+from worker.model.layers.linear import Placement
 
 
 class RMSNorm(nn.Module):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from worker.model.layers.placement import Placement
+from worker.model.layers.linear import Placement
 from worker.model.rope_config import RopeConfig
 
 

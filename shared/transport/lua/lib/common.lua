@@ -3,13 +3,13 @@
 -- KEYS[1] is any key of the partition: it only tells a cluster where to run the script.
 local P = ARGV[1]
 local RETAIN_MS = tonumber(ARGV[2])
-local SCHEMA_VERSION = 1       -- of job hashes and queue entries; the same number as shared.codec.SCHEMA_VERSION
+local SCHEMA_VERSION = 1       -- of job hashes and queue entries; the same number as shared.transport.wire.SCHEMA_VERSION
 -- What a job's keys outlive its deadline by: until a process is there to reap it, and when the server's
 -- clock is set forward, by which Redis itself counts (a time zone taken for another: 14 hours at most).
 local LEFTOVER_MS = 86400000
 local RELEASED = '_released'   -- pseudo consumer that owns entries given back by a worker
 local WORK_LIFE_MS = 86400000  -- what is known of a model's work, after its last job
-local TOMBSTONE_MS = 600000   -- how long an end is known at least; shared.transport.base has the same
+local TOMBSTONE_MS = 600000   -- how long an end is known at least; shared.transport.ports.jobs has the same
 local GROUP = 'w'
 -- Another command in a cluster (scripts.py puts it here): there PUBLISH goes to every node.
 local PUBLISH = 'PUBLISH'

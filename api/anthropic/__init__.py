@@ -1,1 +1,0 @@
-"""The Anthropic Messages dialect: schemas, conversion and shapes, pure functions of plain data."""

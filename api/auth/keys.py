@@ -1,0 +1,232 @@
+"""KeyRing: the keys that let requests in, as the file and the environment say now."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from api.settings import ApiSettings
+from shared.settings import SettingsError
+from shared.transport.ports.jobs import AdmissionLimits
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 4 * 2**20
+MAX_KEY_CHARS = 512  # presented; longer ones are no keys of ours
+
+
+class KeyRing:
+    """Without keys everybody is let in. Reads the file again when it has changed.
+
+    Raises KeysInvalid with a sentence for the operator.
+    """
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self._in_environment = settings.api_keys
+        self._path = Path(settings.api_keys_file) if settings.api_keys_file else None
+        self._seen: tuple[int, int] | None = None  # mtime in ns and size of the file
+        self._complaint = ""
+        self._by_digest: dict[str, ApiKey] = {}
+        self._limits: dict[str, dict[str, int]] = {}
+        self._read()
+
+    @property
+    def is_open(self) -> bool:
+        """No key was configured at all."""
+        return self._path is None and not self._by_digest
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, presented: str) -> ApiKey | None:
+        """The key's line; None for a key that is none.
+
+        Digests are looked up and compared, never keys: nobody can choose how far a digest agrees
+        with another one.
+        """
+        if len(presented) > MAX_KEY_CHARS:
+            return None
+        digest = digest_of(presented)
+        found = self._by_digest.get(digest)
+        if found is None or not hmac.compare_digest(found.digest, digest):
+            return None
+        return found
+
+    def limits_of(self, tenant: str, defaults: AdmissionLimits) -> AdmissionLimits:
+        """What all tenants have, but for what the tenant's own lines say."""
+        return replace(defaults, **self._limits.get(tenant, {}))
+
+    async def refresh(self) -> None:
+        """A file that cannot be used changes nothing: the keys that were known go on."""
+        try:
+            if self._path is not None and self._stamp(self._path) != self._seen:
+                self._read()
+                log.info("keys read", extra={"keys": len(self)})
+            self._complaint = ""
+        except KeysInvalid as error:
+            if str(error) != self._complaint:  # once, not at every look
+                log.error("keys not read", extra={"reason": str(error)})
+            self._complaint = str(error)
+
+    def _read(self) -> None:
+        keys = parse_keys(self._in_environment, "API_KEYS")
+        if self._path is not None:
+            self._seen = self._stamp(self._path)
+            keys += parse_keys(self._text(self._path), f"API_KEYS_FILE {self._path}")
+        by_digest = {key.digest: key for key in keys}
+        self._limits = limits_by_tenant(by_digest.values(), "API_KEYS and API_KEYS_FILE")
+        self._by_digest = by_digest
+
+    @staticmethod
+    def _stamp(path: Path) -> tuple[int, int]:
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise KeysInvalid(f"API_KEYS_FILE {path}: {error.strerror}.") from None
+        if found.st_size > MAX_FILE_BYTES:
+            raise KeysInvalid(f"API_KEYS_FILE {path} is larger than {MAX_FILE_BYTES} bytes.")
+        return found.st_mtime_ns, found.st_size
+
+    @staticmethod
+    def _text(path: Path) -> str:
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise KeysInvalid(f"API_KEYS_FILE {path}: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise KeysInvalid(f"API_KEYS_FILE {path} is not UTF-8.") from None
+
+
+# API keys as an operator writes them down: one a line, hashed, each with its tenant.
+#
+#     sha256:<64 hex digits> tenant=acme name=laptop requests_per_minute=60 tokens_per_minute=100000
+#
+# Words after the digest: `tenant` (required), `name` (for logs), the limits below, and the bare
+# words `operator` (sees the jobs of all tenants) and `disabled`. `#` begins a comment. Limits are
+# the tenant's, on whichever of its lines they stand. A key has 256 bits from a random source, so
+# that a plain hash of it can be looked at by anybody; what people choose themselves would need a
+# slow one.
+
+PREFIX = "sk-penstock-"
+KEY_BYTES = 32
+DIGEST_KIND = "sha256:"
+MAX_KEYS = 10_000
+MAX_LIMIT = 10**10
+# A word of a line -> the member of AdmissionLimits that it bounds.
+LIMITS = {
+    "requests_per_minute": "requests_per_minute",
+    "tokens_per_minute": "tokens_per_minute",
+    "max_jobs": "max_jobs_per_tenant",
+    "max_queued_jobs": "max_queued_jobs_per_tenant",
+    "max_queued_tokens": "max_queued_tokens_per_tenant",
+}
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,10}")
+
+
+class KeysInvalid(SettingsError):
+    """A sentence that names the line at fault, and repeats nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One line."""
+
+    digest: str  # "sha256:<hex>"
+    tenant: str
+    name: str = ""
+    is_operator: bool = False
+    is_disabled: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)  # by the members of AdmissionLimits
+
+
+def new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def digest_of(key: str) -> str:
+    """How a key is written down."""
+    return DIGEST_KIND + hashlib.sha256(key.encode()).hexdigest()
+
+
+def parse_keys(text: str, where: str) -> list[ApiKey]:
+    """Lines end with a line break or `;`. Raises KeysInvalid; `where` says what was read."""
+    keys: dict[str, ApiKey] = {}
+    for number, words in _lines(text):
+        try:
+            key = _parse(words)
+        except ValueError as error:
+            raise KeysInvalid(f"{where}, line {number}: {error}.") from None
+        if key.digest in keys:
+            raise KeysInvalid(f"{where}, line {number}: this key is there already.")
+        keys[key.digest] = key
+    if len(keys) > MAX_KEYS:
+        raise KeysInvalid(f"{where} has more than {MAX_KEYS} keys.")
+    limits_by_tenant(keys.values(), where)
+    return list(keys.values())
+
+
+def limits_by_tenant(keys: Iterable[ApiKey], where: str) -> dict[str, dict[str, int]]:
+    """Raises KeysInvalid where two lines of a tenant do not agree."""
+    found: dict[str, dict[str, int]] = {}
+    for key in keys:
+        limits = found.setdefault(key.tenant, {})
+        for name, value in key.limits.items():
+            if limits.setdefault(name, value) != value:
+                raise KeysInvalid(
+                    f"{where}: two keys of the tenant {key.tenant} differ in a limit; limits are "
+                    "the tenant's, and need to be said once."
+                )
+    return found
+
+
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(re.split(r"[\n;]", text), start=1):
+        if words := line.partition("#")[0].split():
+            yield number, words
+
+
+def _parse(words: list[str]) -> ApiKey:
+    digest, *rest = words
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(
+            "must begin with sha256: and 64 hex digits (python -m api.keys makes such lines)"
+        )
+    said: dict[str, str] = {}
+    flags: set[str] = set()
+    limits: dict[str, int] = {}
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if word in ("operator", "disabled"):
+            flags.add(word)
+        elif name in ("tenant", "name") and equals:
+            if not _NAME.fullmatch(value):
+                raise ValueError(f"{name} has 1 to 64 letters, digits, '_', '.', '@' or '-'")
+            said[name] = value
+        elif name in LIMITS and equals:
+            if not _NUMBER.fullmatch(value) or int(value) > MAX_LIMIT:
+                raise ValueError(f"{name} is a whole number from 1 to {MAX_LIMIT}")
+            limits[LIMITS[name]] = int(value)
+        else:
+            raise ValueError(
+                "after the digest come tenant=, name=, operator, disabled and the limits "
+                + ", ".join(f"{known}=" for known in LIMITS)
+            )
+    if "tenant" not in said:
+        raise ValueError("tenant= is missing")
+    return ApiKey(
+        digest,
+        said["tenant"],
+        said.get("name", ""),
+        "operator" in flags,
+        "disabled" in flags,
+        limits,
+    )

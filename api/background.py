@@ -1,0 +1,120 @@
+"""Housekeeping: what a frontend does by itself, again and again, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from api.auth.keys import KeyRing
+from api.files.service import Files
+from api.generation.models import ModelCatalog
+from api.jobs.accepted_jobs import AcceptedJobs
+from api.jobs.disconnects import ATTACH_ROUNDS, Departures
+from api.system.health_monitor import HealthMonitor
+from shared.tasks import stop_tasks
+from shared.transport.ports.jobs import JobStore, TransportError
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+ATTACH_S = 2.0  # from one attach of a reader to its next
+KEYS_S = 2.0
+FILES_S = 10.0
+KEEP_S = 60.0
+MAX_ROUND_S = 10.0  # then a round counts as failed
+
+
+class Housekeeping:
+    """Beats and reaps once a second; attaches readers; looks at workers, queue and models at the
+    health interval, at what files are to be removed and at the file of keys now and then.
+
+    A frontend that stood still for longer than its lease learns so from the first beat after: all
+    its readers attach again before it reaps, so that it ends none of its own jobs as orphans.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        departures: Departures,
+        accepted: AcceptedJobs,
+        health: HealthMonitor,
+        catalog: ModelCatalog,
+        files: Files,
+        ring: KeyRing,
+        *,
+        frontend_id: str,
+        lease_ms: int,
+        health_interval_s: float,
+    ) -> None:
+        self._store = store
+        self._departures = departures
+        self._accepted = accepted
+        self._health = health
+        self._catalog = catalog
+        self._files = files
+        self._ring = ring
+        self._frontend_id = frontend_id
+        self._lease_ms = lease_ms
+        self._health_interval_s = health_interval_s
+        self._tasks: list[asyncio.Task[None]] = []
+        self._beat_s: float | None = None  # when the last beat was heard
+        self._has_lapsed = False  # the lease had ended, and not all readers have attached since
+
+    def start(self) -> None:
+        rounds: list[tuple[str, float, Callable[[], Awaitable[object]]]] = [
+            ("beat", BEAT_S, self._beat),
+            ("reap", BEAT_S, self._reap),
+            ("readers", ATTACH_S / ATTACH_ROUNDS, self._departures.attach_some),
+            ("departures", BEAT_S, self._departures.retry),
+            ("accepted jobs", BEAT_S, self._accepted.look),
+            ("health", self._health_interval_s, self._health.refresh),
+            ("models", self._health_interval_s, self._catalog.refresh),
+            ("kept models", KEEP_S, self._catalog.keep),
+            ("files", FILES_S, self._files.sweep),
+            ("keys", KEYS_S, self._ring.refresh),
+        ]
+        self._tasks = [
+            asyncio.create_task(_forever(name, every_s, work), name=f"housekeeping-{name}")
+            for name, every_s, work in rounds
+        ]
+
+    async def aclose(self) -> None:
+        await stop_tasks(*self._tasks)
+        self._tasks = []
+
+    async def _beat(self) -> None:
+        is_in_time = await self._store.beat_frontend(self._frontend_id, self._lease_ms)
+        last_s, self._beat_s = self._beat_s, time.monotonic()
+        if not is_in_time and last_s is not None:
+            self._has_lapsed = True
+            since_s = round(self._beat_s - last_s, 2)
+            log.warning("the lease had ended", extra={"since_last_beat_s": since_s})
+
+    async def _reap(self) -> None:
+        """Never before this frontend's own lease runs and its readers have attached."""
+        await self._beat()
+        if self._has_lapsed:
+            await self._departures.attach_all()
+            self._has_lapsed = False
+        await self._store.reap()
+
+
+async def _forever(name: str, every_s: float, work: Callable[[], Awaitable[object]]) -> None:
+    failing = False
+    while True:
+        try:
+            async with asyncio.timeout(MAX_ROUND_S):
+                await work()
+            if failing:
+                log.info("works again", extra={"round": name})
+            failing = False
+        except (TransportError, TimeoutError) as error:
+            if not failing:  # once per outage, not once per second
+                log.warning("round failed", extra={"round": name, "reason": str(error)})
+            failing = True
+        except Exception:
+            log.exception("round failed", extra={"round": name})
+            failing = True
+        await asyncio.sleep(every_s)

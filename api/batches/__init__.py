@@ -1,0 +1,1 @@
+"""Batches: input files read, rows run as jobs, results written."""

@@ -1,0 +1,1 @@
+"""One folder for each API dialect. Dialects do not import one another."""

@@ -1,0 +1,130 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.dependencies import Caller, caller_of, read_request
+from api.dialects.chat.formatter import ChatDialect
+from api.frontend import Frontend, frontend_of
+from api.generation.chat_prompt import ChatAsk, plan_chat
+from api.generation.choices import AnswerFacts
+from api.generation.priority import job_lane, served_tier
+from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
+from api.generation.protocol import ChatRequest
+from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
+from api.generation.sampling import Room, asked_tokens, chat_sampling
+from api.generation.structured_output import structured_members
+from api.generation.timing import Timing
+from api.http.plain_route import PlainRoute
+from api.jobs.expected_job import expect_job
+from api.jobs.new_job import Prepared, check_stream_interval, check_stream_options, new_job, now_s
+from api.jobs.stream_response import GenerationResponse
+from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
+
+router = APIRouter(route_class=PlainRoute)
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request) -> Response:
+    """The next message of a conversation, whole or as a stream of chunks."""
+    frontend = frontend_of(request)
+    chat = await read_request(request, "chat", ChatRequest)
+    await expect_job(request)
+    prepared = await prepare_chat(frontend, caller_of(request), chat)
+    return GenerationResponse(
+        frontend,
+        prepared.job,
+        prepared.dialect,
+        prepared.timing,
+        streamed=chat.stream,
+        stream_interval=chat.stream_interval,
+        prompt=prepared.prompt,
+    )
+
+
+async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) -> Prepared:
+    """Everything but the answer; also for the rows of a batch. Raises ApiError and
+    InvalidParameter."""
+    include_usage = check_stream_options(chat)
+    check_stream_interval(chat)
+    model = await frontend.catalog.require(chat.model)
+    _sampling(frontend, chat, model.room())  # what is wrong whatever the prompt is comes first
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise InvalidParameter(
+            "continue_final_message", "needs 'add_generation_prompt' to be false"
+        )
+    lane = job_lane(chat)
+    ask = ChatAsk(
+        messages=chat.messages,
+        tools=chat.tools,
+        tool_choice=chat.tool_choice,
+        parallel_tool_calls=chat.parallel_tool_calls,
+        guided=structured_members(chat),
+        chat_template_kwargs=chat.chat_template_kwargs,
+        reasoning_effort=chat.reasoning_effort,
+        call_id_seed=caller.names.request_id,
+        add_generation_prompt=chat.add_generation_prompt,
+        continues=chat.continue_final_message,
+        thinking_budget=chat.thinking_token_budget,
+    )
+    plan = await frontend.pool.run(plan_chat, model, ask)
+    room = model.room(len(plan.token_ids))
+    room.check_prompt("messages")
+    job, names = new_job(
+        caller,
+        frontend,
+        model=model.card.name,
+        kind=ChatDialect.kind,
+        token_ids=plan.token_ids,
+        sampling=replace(_sampling(frontend, chat, room), grammar=plan.grammar),
+        on_disconnect=chat.on_disconnect,
+        queue_timeout_s=chat.queue_timeout,
+        durability=chat.durability,
+        num_choices=chat.n,
+        lane=lane,
+    )
+    timing = Timing()
+    facts = AnswerFacts(
+        id=names.request_id,
+        model=model.card.name,
+        created_s=now_s(),
+        num_choices=job.num_choices,
+        include_usage=include_usage,
+        num_logprobs=job.sampling.logprobs,
+        prompt_token_ids=plan.token_ids if chat.return_token_ids else None,
+        service_tier=served_tier(chat),
+        timing=timing if chat.return_metrics else None,
+    )
+    prompt, shown = scored_prompt(job), None
+    if prompt is not None:
+        shown = PromptLogprobs(prompt, chat.prompt_logprobs or 0, model.text.tokenizer)
+    dialect = ChatDialect(
+        facts,
+        model.text.tokenizer,
+        plan.new_parser,
+        counts_reasoning=plan.counts_reasoning,
+        prompt_logprobs=shown,
+    )
+    return Prepared(job, dialect, timing, prompt)
+
+
+def _sampling(frontend: Frontend, chat: ChatRequest, room: Room) -> SamplingParams:
+    if not 1 <= chat.n <= MAX_CHOICES:
+        raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {chat.n}")
+    sampling = chat_sampling(chat, room)
+    size = AnswerSize(
+        choices=(("n", chat.n),),
+        max_tokens=asked_tokens(chat),
+        logprobs=("top_logprobs", sampling.logprobs),
+        has_token_ids=chat.return_token_ids,
+        prompts=(
+            "prompt_logprobs",
+            prompt_logprobs_bytes(room.prompt_tokens, chat.prompt_logprobs),
+        ),
+    )
+    return size.fitted(sampling, frontend.settings.max_answer_bytes)

@@ -1,0 +1,107 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens: Anthropic's dialect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.dependencies import Caller, caller_of, read_request
+from api.dialects.messages.formatter import MessageDialect, MessageFacts
+from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
+from api.dialects.messages.request import (
+    chat_ask,
+    check_thinking,
+    explaining,
+    in_this_dialect,
+    is_cut_by_context,
+    message_sampling,
+)
+from api.frontend import Frontend, frontend_of
+from api.generation.chat_prompt import ChatPlan, plan_chat
+from api.generation.choices import ReasoningTokens
+from api.generation.models import ServedModel
+from api.generation.response_size import AnswerSize
+from api.generation.sampling import Room
+from api.http.json_response import json_answer
+from api.http.plain_route import PlainRoute
+from api.jobs.expected_job import expect_job
+from api.jobs.new_job import Prepared, check_stream_interval, new_job
+from api.jobs.stream_response import GenerationResponse
+from shared.messages import SamplingParams
+
+router = APIRouter(route_class=PlainRoute)
+
+
+@router.post("/v1/messages")
+async def create_message(request: Request) -> Response:
+    """The assistant's next message, whole or as a stream of events."""
+    frontend = frontend_of(request)
+    with explaining():
+        asked = await read_request(request, MessageDialect.kind, MessageRequest)
+    await expect_job(request)
+    prepared = await prepare_message(frontend, caller_of(request), asked)
+    return GenerationResponse(
+        frontend,
+        prepared.job,
+        prepared.dialect,
+        prepared.timing,
+        streamed=asked.stream,
+        stream_interval=asked.stream_interval,
+    )
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of such a message would have; nothing is queued."""
+    frontend = frontend_of(request)
+    with explaining():
+        asked = await read_request(request, MessageDialect.kind, CountTokensRequest)
+    model = await frontend.catalog.require(asked.model)
+    plan = await frontend.pool.run(_planned, model, asked, "", False)
+    return json_answer({"input_tokens": len(plan.token_ids)})
+
+
+async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequest) -> Prepared:
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
+    check_stream_interval(asked)
+    model = await frontend.catalog.require(asked.model)
+    _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
+    plan = await frontend.pool.run(_planned, model, asked, caller.names.request_id)
+    room = model.room(len(plan.token_ids))
+    room.check_prompt("messages")
+    job, names = new_job(
+        caller,
+        frontend,
+        model=model.card.name,
+        kind=MessageDialect.kind,
+        token_ids=plan.token_ids,
+        sampling=replace(_sampling(frontend, asked, room), grammar=plan.grammar),
+        on_disconnect=asked.on_disconnect,
+        queue_timeout_s=asked.queue_timeout,
+        durability=asked.durability,
+    )
+    facts = MessageFacts(
+        id=names.request_id,
+        model=model.card.name,
+        prompt_tokens=len(plan.token_ids),
+        is_cut_by_context=is_cut_by_context(asked, room),
+    )
+    counter = ReasoningTokens(model.text.tokenizer) if plan.counts_reasoning else None
+    return Prepared(job, MessageDialect(facts, plan.new_parser, counter))
+
+
+def _sampling(frontend: Frontend, asked: MessageRequest, room: Room) -> SamplingParams:
+    size = AnswerSize(max_tokens=("max_tokens", asked.max_tokens))
+    return size.fitted(message_sampling(asked, room), frontend.settings.max_answer_bytes)
+
+
+def _planned(
+    model: ServedModel, asked: CountTokensRequest, call_id_seed: str, must_fit: bool = True
+) -> ChatPlan:
+    check_thinking(model, asked)
+    ask = replace(chat_ask(asked), call_id_seed=call_id_seed)
+    with in_this_dialect():
+        return plan_chat(model, ask, must_fit=must_fit)

@@ -1,0 +1,140 @@
+"""The request of POST /v1/responses, member by member, and what is known to be refused.
+
+As in the other OpenAI dialects a member whose value is null counts as absent, and a member that
+changes nothing is taken out before (`api.generation.unused_parameters`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from api.errors import MAX_ECHO_CHARS, unsupported
+from api.generation.protocol import QueueTimeout
+from shared.messages import Durability, InvalidParameter
+
+LOGPROBS = "message.output_text.logprobs"
+
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+
+
+class ResponseText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`text`. `format` has the members of OpenAI's text formats; planning checks the schema."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponseReasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`reasoning`: nothing of it can be chosen here, except that there is none."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
+
+
+class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """No padding is ever sent: `include_obfuscation` changes nothing."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses. From `priority` on the members are extensions, as in chat completions."""
+
+    model: str
+    input: str | list[Any]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    text: ResponseText = msgspec.field(default_factory=ResponseText)
+    reasoning: ResponseReasoning = msgspec.field(default_factory=ResponseReasoning)
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] = []
+    metadata: dict[str, str] = {}
+    store: bool = True
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    background: bool = False
+    previous_response_id: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    priority: int | None = None
+    queue_timeout: QueueTimeout | None = None
+    durability: Durability | None = None
+    seed: int | None = None
+    stop: str | list[str] = []
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] = {}
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in self.include
+
+
+def check_request(request: ResponseRequest) -> None:
+    """What is wrong whatever the model is. Raises InvalidParameter."""
+    _check_stream(request)
+    _check_include(request)
+    _check_metadata(request.metadata)
+    if request.text.verbosity is not None:
+        raise InvalidParameter("text.verbosity", "must be 'low', 'medium' or 'high'")
+    if request.background and not request.store:
+        raise InvalidParameter(
+            "background", "needs 'store' to be true: its answer is fetched later"
+        )
+
+
+def _check_stream(request: ResponseRequest) -> None:
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise InvalidParameter("stream_options", "only allowed when 'stream' is true")
+    if options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "no padding is sent")
+
+
+def _check_include(request: ResponseRequest) -> None:
+    check_includes(request.include)
+    if request.top_logprobs and not request.wants_logprobs:
+        raise InvalidParameter("top_logprobs", f"needs '{LOGPROBS}' in 'include'")
+
+
+def check_includes(include: list[str]) -> None:
+    """Only log probabilities are ever left out of an answer. Raises InvalidParameter."""
+    for index, name in enumerate(include):
+        if name != LOGPROBS:
+            raise unsupported(f"include.{index}", f"'{name[:MAX_ECHO_CHARS]}' is not served")
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        raise InvalidParameter("metadata", f"at most {MAX_METADATA} pairs")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_METADATA_VALUE_CHARS:
+            raise InvalidParameter(
+                "metadata",
+                f"keys have at most {MAX_METADATA_KEY_CHARS} characters, values at most "
+                f"{MAX_METADATA_VALUE_CHARS}",
+            )

@@ -1,0 +1,221 @@
+"""/v1/responses: OpenAI's Responses API over durable jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.dependencies import Caller, caller_of, page_answer, page_of, read_request
+from api.dialects.responses.formatter import ResponseDialect
+from api.dialects.responses.items import (
+    DEFAULT_LIMIT,
+    MAX_LIMIT,
+    ORDERS,
+    Item,
+    input_items,
+    items_of_page,
+)
+from api.dialects.responses.protocol import ResponseRequest, check_includes, check_request
+from api.dialects.responses.record import encode_facts, facts_of
+from api.dialects.responses.request import (
+    as_chat,
+    chat_ask,
+    check_calls,
+    in_this_dialect,
+    response_sampling,
+)
+from api.dialects.responses.store import (
+    earlier_items,
+    find_response,
+    open_dialect,
+    response_not_found,
+    tell_response,
+)
+from api.dialects.responses.stream_response import ResponseAnswer, ResponseTail
+from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
+from api.frontend import Frontend, frontend_of
+from api.generation.chat_prompt import ChatPlan, plan_chat
+from api.generation.models import ServedModel
+from api.generation.priority import job_lane
+from api.generation.response_size import AnswerSize
+from api.generation.sampling import Room
+from api.http.json_response import LongJsonAnswer, json_answer
+from api.http.request_id import tell_durability
+from api.jobs.new_job import new_job, now_s
+from api.jobs.rate_limit_headers import tell_allowances
+from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
+
+router = APIRouter()
+
+MAX_SEQUENCE_NUMBER = 2**53
+INCLUDES = ("include", "include[]")  # the SDK's way to write a list, and others'
+
+
+@router.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    """The next turn of a conversation: whole, as a stream of events, or in the background."""
+    frontend = frontend_of(request)
+    asked = await read_request(request, ResponseDialect.kind, ResponseRequest)
+    job, dialect = await prepare_response(frontend, caller_of(request), asked)
+    if asked.background and not asked.stream:
+        return await _begin(request, job, dialect)
+    return ResponseAnswer(frontend, job, dialect, streamed=asked.stream)
+
+
+async def prepare_response(
+    frontend: Frontend, caller: Caller, asked: ResponseRequest
+) -> tuple[Job, ResponseDialect]:
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
+    check_request(asked)
+    model = await frontend.catalog.require(asked.model)
+    _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
+    lane = job_lane(as_chat(asked))
+    assert caller.names.job_id is not None, "this route makes jobs"
+    earlier = await earlier_items(frontend, caller.tenant, asked.previous_response_id)
+    items, plan = await frontend.pool.run(_planned, model, asked, earlier, caller.names.job_id)
+    room = model.room(len(plan.token_ids))
+    room.check_prompt("input")
+    job, _ = new_job(
+        caller,
+        frontend,
+        model=model.card.name,
+        kind=ResponseDialect.kind,
+        token_ids=plan.token_ids,
+        sampling=replace(_sampling(frontend, asked, room), grammar=plan.grammar),
+        on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
+        queue_timeout_s=asked.queue_timeout,
+        durability=asked.durability,
+        lane=lane,
+    )
+    facts = facts_of(asked, model.card, plan.new_parser, items, now_s(), job.sampling)
+    if asked.store:
+        retain_ms = round(frontend.settings.response_ttl_s * 1000)
+        job = replace(job, facts=encode_facts(facts), retain_ms=retain_ms)
+    return job, ResponseDialect(facts, job.job_id, model.text.tokenizer)
+
+
+@router.get("/v1/responses/{name}")
+async def get_response(request: Request, name: str) -> Response:
+    """The response as it is now; with `stream` its events, from `starting_after` on."""
+    frontend, query = frontend_of(request), request.query_params
+    for member in query:
+        if member not in ("stream", "starting_after", "include_obfuscation", *INCLUDES):
+            raise unsupported(member[:MAX_ECHO_CHARS], "it is not known here")
+    _check_includes(query)
+    if _flag(query, "include_obfuscation"):
+        raise unsupported("include_obfuscation", "no padding is sent")
+    starting_after = _sequence_number(query)
+    is_streamed = _flag(query, "stream")
+    if starting_after is not None and not is_streamed:
+        raise InvalidParameter("starting_after", "only allowed when 'stream' is true")
+    stored = await find_response(frontend, caller_of(request).tenant, name)
+    if not is_streamed:
+        told = await tell_response(frontend, stored)
+        return LongJsonAnswer(told.payload, frontend.slices)
+    dialect = await open_dialect(frontend, stored)
+    return ResponseTail(frontend, stored.record, dialect, starting_after)
+
+
+@router.post("/v1/responses/{name}/cancel")
+async def cancel_response(request: Request, name: str) -> Response:
+    """Cancels one that runs in the background; the answer is how it ended. Idempotent."""
+    frontend = frontend_of(request)
+    stored = await find_response(frontend, caller_of(request).tenant, name)
+    if not stored.facts.background:
+        raise CallerError(
+            "Only a response that was created with 'background' can be cancelled; any other is by "
+            "closing its connection.",
+            code="not_in_background",
+            param="response_id",
+        )
+    await _cancel(frontend, stored.job_id)
+    told = await tell_response(frontend, stored)
+    return LongJsonAnswer(told.payload, frontend.slices)
+
+
+@router.delete("/v1/responses/{name}")
+async def delete_response(request: Request, name: str) -> Response:
+    """Cancels it, where it still runs, and drops all that is kept of it."""
+    frontend = frontend_of(request)
+    stored = await find_response(frontend, caller_of(request).tenant, name)
+    await _cancel(frontend, stored.job_id)
+    if not await frontend.store.forget(stored.job_id):
+        raise response_not_found(name)
+    return json_answer({"id": name, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{name}/input_items")
+async def list_input_items(request: Request, name: str) -> Response:
+    """The items of its own request, not those of earlier turns."""
+    page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT, ("order", *INCLUDES))
+    query = request.query_params
+    _check_includes(query)
+    stored = await find_response(frontend_of(request), caller_of(request).tenant, name)
+    items = items_of_page(stored.facts.input, query.get("order", ORDERS[0]), page)
+    return page_answer(items, page)
+
+
+async def _begin(request: Request, job: Job, dialect: ResponseDialect) -> Response:
+    """Submits a job that nobody waits for."""
+    frontend = frontend_of(request)
+    with frontend.open_requests.enter():
+        submission = await frontend.admission.submit(job, "")
+    tell_allowances(request.scope, submission.allowances)
+    tell_durability(request.scope, job.durability)
+    frontend.metrics.requests.labels(job.kind, "background").inc()
+    return json_answer(dialect.so_far(has_started=False))
+
+
+async def _cancel(frontend: Frontend, job_id: str) -> None:
+    result = await frontend.store.cancel(job_id, "cancelled")
+    if result is not None and result.won:
+        frontend.metrics.cancels_by_request += 1
+
+
+def _sampling(frontend: Frontend, asked: ResponseRequest, room: Room) -> SamplingParams:
+    sampling = response_sampling(asked, room)
+    size = AnswerSize(
+        max_tokens=("max_output_tokens", asked.max_output_tokens),
+        logprobs=("top_logprobs", sampling.logprobs),
+    )
+    return size.fitted(sampling, frontend.settings.max_answer_bytes)
+
+
+def _planned(
+    model: ServedModel, asked: ResponseRequest, earlier: Sequence[Item], job_id: str
+) -> tuple[list[Item], ChatPlan]:
+    """Returns the request's items, and what the whole conversation needs from the model.
+
+    Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
+    """
+    items = input_items(asked.input, job_id)
+    check_calls(earlier, items)
+    ask = chat_ask(asked, [*earlier, *items], job_id)
+    with in_this_dialect():
+        return items, plan_chat(model, ask)
+
+
+def _check_includes(query: QueryParams) -> None:
+    check_includes([value for name in INCLUDES for value in query.getlist(name)])
+
+
+def _flag(query: QueryParams, name: str) -> bool:
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidParameter(name, "must be 'true' or 'false'")
+    return value == "true"
+
+
+def _sequence_number(query: QueryParams) -> int | None:
+    text = query.get("starting_after")
+    if text is None:
+        return None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
+    if not 0 <= number < MAX_SEQUENCE_NUMBER:
+        raise InvalidParameter("starting_after", "must be the sequence_number of an event")
+    return number

@@ -1,0 +1,201 @@
+"""StoredResponse: a response read back from its job, on whichever frontend."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from api.dialects.responses.formatter import READERS_ERRORS, ResponseDialect
+from api.dialects.responses.items import Item
+from api.dialects.responses.record import ResponseFacts, decode_facts
+from api.errors import MAX_ECHO_CHARS, CallerError
+from api.frontend import Frontend
+from api.generation.thread_pool import request_bytes
+from api.ids import parse_job_id
+from api.jobs.delta_parts import parts_of
+from shared.messages import START, Delta, Failed, Finished, InvalidParameter
+from shared.text.base import TextInvalid
+from shared.transport.ports.jobs import JobRecord
+
+log = logging.getLogger(__name__)
+
+PAGE_EVENTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """What is kept of a response, beside its job's log."""
+
+    name: str  # as the caller wrote it
+    record: JobRecord
+    facts: ResponseFacts
+
+    @property
+    def job_id(self) -> str:
+        return self.record.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class ToldResponse:
+    """A response read to where its log ends now."""
+
+    payload: dict[str, Any]
+    end: Finished | Failed | None
+
+
+async def find_response(frontend: Frontend, tenant: str, name: str) -> StoredResponse:
+    """Raises CallerError (404), also for another tenant's, and TransportError."""
+    job_id = parse_job_id(name)
+    record = None if job_id is None else await frontend.store.get(job_id)
+    if record is None or record.kind != ResponseDialect.kind or record.tenant != tenant:
+        raise response_not_found(name)
+    text = await frontend.store.facts(record.job_id)
+    if text is None:  # it was asked not to be stored
+        raise response_not_found(name)
+    try:
+        return StoredResponse(name, record, decode_facts(text))
+    except ValueError as error:
+        log.error("facts unreadable", extra={"job_id": record.job_id, "reason": str(error)})
+        raise response_not_found(name) from error
+
+
+async def open_dialect(frontend: Frontend, stored: StoredResponse) -> ResponseDialect:
+    """A dialect that tells the response from its start. Raises as `find_response`."""
+    try:
+        model = await frontend.catalog.of_card(stored.facts.card)
+    except TextInvalid as error:  # no worker has announced the model for a day
+        log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
+        raise response_not_found(stored.name) from error
+    return ResponseDialect(stored.facts, stored.job_id, model.text.tokenizer)
+
+
+async def tell_response(
+    frontend: Frontend, stored: StoredResponse, *, text_only: bool = False
+) -> ToldResponse:
+    """The response object as it is now. Raises as `find_response`.
+
+    `text_only`: what was said is all that is asked for. Tokens are not looked at, which takes most
+    of the time: log probabilities are missing and no token counts as reasoning.
+    """
+    dialect = await open_dialect(frontend, stored)
+    end = await _collect(frontend, stored.job_id, dialect, text_only=text_only)
+    if end is None:
+        has_started = stored.record.started_ms is not None
+        return ToldResponse(dialect.so_far(has_started=has_started), None)
+    if isinstance(end, Failed):
+        if end.code in READERS_ERRORS:
+            raise response_not_found(stored.name)
+        return ToldResponse(dialect.failed_response(end), end)
+    payload = dialect.whole(end)
+    if payload["status"] == "completed":
+        payload["completed_at"] = await _ended_s(frontend, stored.record)
+    return ToldResponse(payload, end)
+
+
+def response_not_found(name: str) -> CallerError:
+    return CallerError(
+        f"Response with id '{name[:MAX_ECHO_CHARS]}' not found: it never existed, was not stored, "
+        "or is no longer kept.",
+        status=404,
+        code="response_not_found",
+        param="response_id",
+    )
+
+
+async def _collect(
+    frontend: Frontend, job_id: str, dialect: ResponseDialect, *, text_only: bool
+) -> Finished | Failed | None:
+    """Reads the log into the dialect; the job's end, if it has ended."""
+    cursor = START
+    while True:
+        events = await frontend.store.read_log(job_id, cursor, PAGE_EVENTS)
+        deltas = [event for event in events if isinstance(event, Delta)]
+        if deltas:
+            cursor = deltas[-1].end
+            if text_only:
+                deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
+            await frontend.slices.run(
+                map(dialect.collect, chain.from_iterable(map(parts_of, deltas)))
+            )
+        for event in events:
+            if isinstance(event, Finished | Failed):
+                return event
+        if not events:
+            return None
+
+
+async def _ended_s(frontend: Frontend, record: JobRecord) -> int | None:
+    ended_ms = record.ended_ms
+    if ended_ms is None:  # it ended between the looks at its record and at its log
+        again = await frontend.store.get(record.job_id)
+        ended_ms = None if again is None else again.ended_ms
+    return None if ended_ms is None else ended_ms // 1000
+
+
+# The earlier turns of a conversation, from the chain of responses that it names.
+
+PARAM = "previous_response_id"
+MAX_TURNS = 256
+MAX_BYTES = 8 * 2**20  # of all their items together, as JSON
+
+
+async def earlier_items(frontend: Frontend, tenant: str, name: str | None) -> list[Item]:
+    """Items of all turns up to the response `name`, its own output last; none without a name.
+
+    The whole chain is kept anew for as long as each of its responses says, so that a conversation
+    lives while it goes on. Raises CallerError (400) when a response of it is gone, has not ended or
+    has failed, InvalidParameter when there are too many, and TransportError.
+    """
+    turns: list[list[Item]] = []
+    job_ids: list[str] = []
+    num_bytes = 0
+    while name is not None:
+        if len(turns) == MAX_TURNS:
+            raise InvalidParameter(PARAM, f"the conversation has more than {MAX_TURNS} responses")
+        items, job_id, previous = await _turn(frontend, tenant, name)
+        num_bytes += len(msgspec.json.encode(items))
+        if num_bytes > MAX_BYTES:
+            raise InvalidParameter(PARAM, f"the conversation has more than {MAX_BYTES} bytes")
+        turns.append(items)
+        job_ids.append(job_id)
+        name = previous
+    request_bytes.set(request_bytes.get() + num_bytes)
+    if job_ids:
+        await frontend.store.renew(job_ids)
+    return [item for items in reversed(turns) for item in items]
+
+
+async def _turn(frontend: Frontend, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
+    """A response's input and output items, its job's id, and the id of the one before it."""
+    try:
+        stored = await find_response(frontend, tenant, name)
+        told = await tell_response(frontend, stored, text_only=True)
+    except CallerError as error:
+        if error.status != 404:
+            raise
+        raise CallerError(
+            f"Previous response with id '{name[:MAX_ECHO_CHARS]}' not found.",
+            code="previous_response_not_found",
+            param=PARAM,
+        ) from None
+    if told.end is None:
+        raise CallerError(
+            f"Previous response with id '{name}' has not ended yet.",
+            code="previous_response_in_progress",
+            param=PARAM,
+        )
+    if isinstance(told.end, Failed):
+        raise CallerError(
+            f"Previous response with id '{name}' has no answer: it is {told.payload['status']}.",
+            code="previous_response_failed",
+            param=PARAM,
+        )
+    return (
+        [*stored.facts.input, *told.payload["output"]],
+        stored.job_id,
+        stored.facts.previous_response_id,
+    )

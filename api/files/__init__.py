@@ -1,0 +1,1 @@
+"""Files: content on a shared disk, records in Redis, and their routes."""

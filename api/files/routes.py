@@ -1,0 +1,149 @@
+"""/v1/files: what batches read and write."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.auth.access import access_of
+from api.dependencies import page_answer, page_of
+from api.errors import MAX_ECHO_CHARS, ServerError, unsupported
+from api.files.service import Files, unavailable_files
+from api.files.storage import BlobDamaged, BlobsUnavailable
+from api.frontend import frontend_of
+from api.http.json_response import json_answer
+from api.http.open_requests import OpenRequests
+from shared.messages import InvalidParameter
+from shared.transport.ports.files import FileRecord
+
+router = APIRouter()
+
+PATH = "/v1/files"
+MAX_LIMIT = 10_000
+MAX_PURPOSE_CHARS = 64
+ORDERS = ("asc", "desc")
+
+
+@router.post(PATH)
+async def create_file(request: Request) -> Response:
+    """A multipart form with `file` and `purpose: batch`; the file is streamed to the disk."""
+    files = frontend_of(request).files
+    return json_answer(file_payload(await files.receive(request, access_of(request).tenant)))
+
+
+@router.get(PATH)
+async def list_files(request: Request) -> Response:
+    """One's own, newest first. `purpose`, `order`, `limit` (1 to 10000), `after` (a file's id)."""
+    page = page_of(request, MAX_LIMIT, MAX_LIMIT, also=("purpose", "order"))
+    order = request.query_params.get("order", "desc")
+    if order not in ORDERS:
+        raise InvalidParameter("order", f"must be one of {', '.join(ORDERS)}")
+    purpose = request.query_params.get("purpose")
+    records = await frontend_of(request).files.index.list(
+        access_of(request).tenant,
+        page.after,
+        page.limit + 1,
+        oldest_first=order == "asc",
+        purpose=None if purpose is None else purpose[:MAX_PURPOSE_CHARS],
+    )
+    return page_answer([file_payload(record) for record in records], page)
+
+
+@router.get(PATH + "/{file_id}")
+async def get_file(request: Request, file_id: str) -> Response:
+    """What is known of a file."""
+    _nothing_asked(request)
+    record = await frontend_of(request).files.get(file_id, access_of(request).tenant)
+    return json_answer(file_payload(record))
+
+
+@router.get(PATH + "/{file_id}/content")
+async def get_content(request: Request, file_id: str) -> Response:
+    """The bytes, streamed. A body that ends early was damaged on the disk meanwhile."""
+    _nothing_asked(request)
+    frontend = frontend_of(request)
+    record = await frontend.files.get(file_id, access_of(request).tenant)
+    return ContentResponse(frontend.files, record, frontend.open_requests)
+
+
+@router.delete(PATH + "/{file_id}")
+async def delete_file(request: Request, file_id: str) -> Response:
+    """Forgotten at once, its bytes soon; 409 while a batch reads it."""
+    await frontend_of(request).files.drop(file_id, access_of(request).tenant)
+    return json_answer({"id": file_id, "object": "file", "deleted": True})
+
+
+def file_payload(record: FileRecord) -> dict[str, Any]:
+    """OpenAI's file object. Times are Unix seconds of the Redis clock."""
+    return {
+        "id": record.file_id,
+        "object": "file",
+        "bytes": record.num_bytes,
+        "created_at": record.created_ms // 1000,
+        "expires_at": record.expires_ms // 1000,
+        "filename": record.name,
+        "purpose": record.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _nothing_asked(request: Request) -> None:
+    for name in request.query_params:
+        raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
+
+
+# ContentResponse: a file's bytes, once it is certain that all of them are here.
+
+log = logging.getLogger(__name__)
+
+
+class ContentResponse(Response):
+    """An ASGI response. What is found out after its begin (damage on the disk, this frontend going
+    down) ends it before its announced length."""
+
+    def __init__(self, files: Files, record: FileRecord, open_requests: OpenRequests) -> None:
+        super().__init__()
+        self._files = files
+        self._record = record
+        self._open_requests = open_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._open_requests.enter() as request:
+            await self._check()
+            headers = [
+                (b"content-type", b"application/octet-stream"),
+                (b"content-length", str(self._record.num_bytes).encode()),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await request.run(receive, lambda: self._send(send))
+
+    async def _check(self) -> None:
+        """Raises UnavailableError, ServerError."""
+        try:
+            await self._files.blobs.check(self._record.parts)
+        except BlobsUnavailable as error:
+            raise unavailable_files(str(error)) from error
+        except BlobDamaged as error:
+            self._log_damage(error)
+            raise ServerError(
+                "The file's content is missing or damaged on this frontend's disk.",
+                code="file_content_lost",
+            ) from error
+
+    async def _send(self, send: Send) -> None:
+        try:
+            async for block in self._files.blobs.read(self._record.parts):
+                await send({"type": "http.response.body", "body": block, "more_body": True})
+        except (BlobDamaged, OSError) as error:
+            self._log_damage(error)
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _log_damage(self, error: Exception) -> None:
+        log.error("file is damaged", extra={"file": self._record.file_id, "reason": str(error)})

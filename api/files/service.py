@@ -1,0 +1,259 @@
+"""Files: what callers upload and batches write. Bytes in Blobs, all else in the FileIndex."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from api.errors import (
+    MAX_ECHO_CHARS,
+    ApiError,
+    CallerError,
+    UnavailableError,
+    overloaded,
+)
+from api.files.storage import Blobs, BlobsUnavailable, BlobWriter
+from api.files.upload import Upload, UploadLimits, receive_upload, too_large
+from api.http.open_requests import OpenRequests
+from shared.messages import InvalidParameter
+from shared.transport.ports.files import (
+    FileIndex,
+    FileInUse,
+    FileLimits,
+    FileRecord,
+    FilesFull,
+    FileUsage,
+    NewFile,
+    new_file_id,
+)
+from shared.transport.ports.jobs import TransportError
+
+log = logging.getLogger(__name__)
+
+SECOND_TRY_AFTER_S = 0.1
+LOOK_S = 2.0
+MAX_UPLOADS = 16  # at once, by one frontend
+RETRY_AFTER_S = 5.0
+SWEEP_PAGE = 256
+FORGOTTEN_EVERY_S = 3600.0
+MIN_LIFE_S = 3600
+MAX_LIFE_S = 2_592_000  # 30 days; both as OpenAI has them for expires_after
+
+
+@dataclass(frozen=True, slots=True)
+class FilePolicy:
+    """Bounds of one deployment."""
+
+    limits: FileLimits
+    upload: UploadLimits
+    life_s: int
+
+
+class Files:
+    """The files of one deployment, seen by one frontend."""
+
+    def __init__(
+        self, index: FileIndex, blobs: Blobs, policy: FilePolicy, open_requests: OpenRequests
+    ) -> None:
+        self.blobs = blobs
+        self.index = index
+        self._policy = policy
+        self._open_requests = open_requests
+        self._looking: asyncio.Task[None] | None = None
+        self._num_uploads = 0
+        self._removed: list[str] = []
+        self._forgotten_s = -FORGOTTEN_EVERY_S
+
+    async def start(self) -> None:
+        """Looks at the disk, and does not wait long for one that does not answer."""
+        self._looking = asyncio.create_task(self.blobs.look())
+        await asyncio.wait((self._looking,), timeout=LOOK_S)
+
+    def close(self) -> None:
+        self.blobs.close()
+
+    async def receive(self, request: Request, tenant: str) -> FileRecord:
+        """The upload of a request. Raises ApiError, InvalidParameter, TransportError."""
+        if self._num_uploads >= MAX_UPLOADS:
+            raise overloaded("Too many files are being sent at once.", RETRY_AFTER_S)
+        self._num_uploads += 1
+        try:
+            with self._open_requests.enter() as opened:
+                await self._check_room(request, tenant)
+                file_id = new_file_id()
+                writer = await self.blobs.create(file_id, whole=True)
+                try:
+                    upload = await receive_upload(
+                        request, writer, self._policy.upload, lambda: opened.is_cut
+                    )
+                    return await self._keep(file_id, tenant, upload, writer)
+                finally:
+                    await writer.aclose()
+        except BlobsUnavailable as error:
+            raise unavailable_files(str(error)) from error
+        except OSError as error:
+            log.error("upload failed", extra={"reason": str(error)})
+            raise unavailable_files("The file could not be written.") from error
+        finally:
+            self._num_uploads -= 1
+
+    async def get(self, file_id: str, tenant: str) -> FileRecord:
+        """Raises CallerError (404)."""
+        record = await self.index.get(file_id, tenant)
+        if record is None:
+            raise file_not_found(file_id)
+        return record
+
+    async def drop(self, file_id: str, tenant: str) -> None:
+        """Raises CallerError (404; 409 while a batch reads it)."""
+        try:
+            if not await self.index.drop(file_id, tenant):
+                raise file_not_found(file_id)
+        except FileInUse:
+            raise CallerError(
+                "The file is the input of a batch that has not ended.",
+                status=409,
+                code="file_in_use",
+                param="file_id",
+                should_retry=False,
+            ) from None
+
+    async def sweep(self) -> None:
+        """One round of removing what has expired or was dropped."""
+        await self.blobs.look()
+        if not self.blobs.is_available:
+            return
+        while names := await self.index.sweep(self._removed, SWEEP_PAGE):
+            removed = await self.blobs.remove(names)
+            self._removed = removed
+            if not removed:
+                break
+        else:
+            self._removed = []
+        if time.monotonic() - self._forgotten_s >= FORGOTTEN_EVERY_S:
+            self._forgotten_s = time.monotonic()
+            if num_removed := await self.blobs.remove_forgotten():
+                log.info("forgotten blobs removed", extra={"count": num_removed})
+
+    async def _check_room(self, request: Request, tenant: str) -> None:
+        """Refuses by the announced length, so that nothing is written in vain."""
+        announced = request.headers.get("content-length", "")
+        size = int(announced[:20]) if announced.isascii() and announced.isdigit() else 0
+        usage = await self.index.usage(tenant)
+        limits = self._policy.limits
+        if scope := _overrun(usage, limits, size):
+            raise no_room(scope)
+
+    async def _keep(
+        self, file_id: str, tenant: str, upload: Upload, writer: BlobWriter
+    ) -> FileRecord:
+        _check_purpose(upload.fields.get("purpose"))
+        life_s = _life_s(upload.fields, self._policy.life_s)
+        if writer.num_bytes > self._policy.upload.max_bytes:
+            raise too_large(self._policy.upload.max_bytes)
+        part = await writer.commit()
+        new = NewFile(
+            file_id=file_id,
+            tenant=tenant,
+            purpose="batch",
+            name=upload.file_name,
+            parts=(part,),
+            life_ms=life_s * 1000,
+        )
+        try:
+            return await self._put(new)
+        except FilesFull as error:
+            await self.blobs.remove([part.name])
+            raise no_room(error.scope) from None
+
+    async def _put(self, new: NewFile) -> FileRecord:
+        try:
+            return await self.index.put(new, self._policy.limits)
+        except TransportError:  # it may have been heard: once more, under the same id
+            await asyncio.sleep(SECOND_TRY_AFTER_S)
+            return await self.index.put(new, self._policy.limits)
+
+
+def parse_life_s(anchor: object, seconds: object, param: str) -> int:
+    """`expires_after` and `output_expires_after`. Raises InvalidParameter."""
+    if anchor != "created_at":
+        raise InvalidParameter(f"{param}.anchor", "must be 'created_at'")
+    if not isinstance(seconds, int) or not MIN_LIFE_S <= seconds <= MAX_LIFE_S:
+        raise InvalidParameter(f"{param}.seconds", f"must be between {MIN_LIFE_S} and {MAX_LIFE_S}")
+    return seconds
+
+
+def file_not_found(file_id: str) -> ApiError:
+    return CallerError(
+        f"No file '{file_id[:MAX_ECHO_CHARS]}': it never existed, or it has expired.",
+        status=404,
+        code="file_not_found",
+        param="file_id",
+    )
+
+
+def unavailable_files(message: str) -> UnavailableError:
+    """503: this frontend cannot reach the disk. Another one may."""
+    return UnavailableError(
+        503,
+        message,
+        kind="service_unavailable",
+        code="files_unavailable",
+        retry_after_s=RETRY_AFTER_S,
+        should_retry=False,
+    )
+
+
+def no_room(scope: str) -> ApiError:
+    """403 for one's own share, which only deleting makes smaller; 503 for everybody's."""
+    if scope.startswith("tenant"):
+        return CallerError(
+            "You have stored as many files, or bytes, as you may. Delete some.",
+            status=403,
+            code="file_quota_exceeded",
+        )
+    return UnavailableError(
+        503,
+        "There is no room for more files. Try again later.",
+        kind="overloaded_error",
+        code="files_full",
+        retry_after_s=RETRY_AFTER_S,
+        should_retry=False,
+    )
+
+
+def _overrun(usage: FileUsage, limits: FileLimits, size: int) -> str | None:
+    # The announced length has the form around the file in it: that much is granted.
+    size = max(0, size - 1024)
+    if usage.num_files + 1 > limits.max_files:
+        return "files"
+    if usage.num_bytes + size > limits.max_bytes:
+        return "bytes"
+    if usage.tenant_files + 1 > limits.max_tenant_files:
+        return "tenant_files"
+    if usage.tenant_bytes + size > limits.max_tenant_bytes:
+        return "tenant_bytes"
+    return None
+
+
+def _check_purpose(purpose: str | None) -> None:
+    if purpose is None:
+        raise InvalidParameter(
+            "purpose", "Missing required parameter: 'purpose'.", "missing_required_parameter"
+        )
+    if purpose != "batch":
+        raise InvalidParameter("purpose", "must be 'batch': files serve as input of batches only")
+
+
+def _life_s(fields: dict[str, str], default_s: int) -> int:
+    anchor = fields.get("expires_after[anchor]")
+    seconds = fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return default_s
+    is_number = seconds is not None and seconds.isascii() and seconds.isdigit()
+    whole = int(seconds[:10]) if seconds is not None and is_number else None
+    return parse_life_s(anchor, whole, "expires_after")

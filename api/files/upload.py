@@ -1,0 +1,192 @@
+"""Upload: a multipart form with one file, written to the disk as it comes in.
+
+Whatever its size, at most FLUSH_BYTES of the file (and what the socket gave at once) are in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from api.errors import MAX_ECHO_CHARS, CallerError, going_down, unsupported
+from api.files.storage import BlobWriter
+from shared.messages import InvalidParameter
+
+FLUSH_BYTES = 1024 * 1024
+MAX_FIELD_BYTES = 1024
+MAX_NAME_CHARS = 255
+FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+FORM_BYTES = 64 * 1024  # what a form may have beside its file
+
+
+@dataclass(frozen=True, slots=True)
+class UploadLimits:
+    """Bytes of the file, and seconds in which nothing comes."""
+
+    max_bytes: int
+    silence_s: float
+
+
+class _Form:
+    """What the parser says, part by part. Raises CallerError and InvalidParameter."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self.fields: dict[str, str] = {}
+        self.file_name: str | None = None
+        self.is_whole = False
+        self.fresh: list[bytes] = []  # of the file, not taken yet
+        self._header = b""
+        self._value = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._field = ""
+        self._data = bytearray()
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": self._on_header,
+                "on_header_value": self._on_value,
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._name,
+                "on_part_data": self._on_data,
+                "on_part_end": self._end,
+                "on_end": self._finish,
+            },
+        )
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """What of the file has come with `data`."""
+        try:
+            self._parser.write(data)
+        except MultipartParseError as error:
+            raise _malformed(str(error)) from None
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
+    def _begin(self) -> None:
+        self._headers.clear()
+        self._data.clear()
+
+    def _on_header(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        self._headers[self._header.lower()] = self._value
+        self._header = self._value = b""
+
+    def _name(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition"))
+        self._field = options.get(b"name", b"").decode(errors="replace")
+        if self._field in self.fields or (self._field == "file" and self.file_name is not None):
+            raise InvalidParameter(self._field, "is given twice")
+        if self._field == "file":
+            name = options.get(b"filename", b"file").decode(errors="replace")
+            shown = "".join(char for char in name if char.isprintable())
+            self.file_name = shown[:MAX_NAME_CHARS] or "file"
+        elif self._field not in FIELDS:
+            raise unsupported(self._field[:MAX_ECHO_CHARS] or "form", "it is not known here")
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        if self._field == "file":
+            self.fresh.append(data[start:end])
+        elif len(self._data) + end - start > MAX_FIELD_BYTES:
+            raise InvalidParameter(self._field, f"has more than {MAX_FIELD_BYTES} bytes")
+        else:
+            self._data += data[start:end]
+
+    def _end(self) -> None:
+        if self._field != "file":
+            self.fields[self._field] = self._data.decode(errors="replace")
+
+    def _finish(self) -> None:
+        self.is_whole = True
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A form that has come in; its file is in the writer."""
+
+    file_name: str
+    fields: dict[str, str]  # of FIELDS, those that were there
+
+
+async def receive_upload(
+    request: Request, writer: BlobWriter, limits: UploadLimits, is_cut: Callable[[], bool]
+) -> Upload:
+    """Writes the form's file. Raises CallerError, InvalidParameter, UnavailableError when `is_cut`
+    says that this frontend is going down, OSError, and ClientDisconnect."""
+    form = _Form(_boundary_of(request))
+    pieces: list[bytes] = []
+    num_bytes = num_waiting = 0
+    async for chunk in _chunks(request, limits.silence_s):
+        if is_cut():
+            raise going_down("This frontend is going down. Send the file again.")
+        fresh = form.feed(chunk)
+        size = sum(map(len, fresh))
+        num_bytes += size
+        num_waiting += size
+        pieces += fresh
+        if num_bytes > limits.max_bytes:
+            raise too_large(limits.max_bytes)
+        if num_waiting >= FLUSH_BYTES:
+            await writer.append(pieces)
+            pieces, num_waiting = [], 0
+    if not form.is_whole:
+        raise _malformed("it has no end")
+    if form.file_name is None:
+        raise InvalidParameter(
+            "file", "Missing required parameter: 'file'.", "missing_required_parameter"
+        )
+    await writer.append(pieces)
+    return Upload(form.file_name, form.fields)
+
+
+def too_large(max_bytes: int) -> CallerError:
+    return CallerError(
+        f"The file is larger than {max_bytes} bytes.",
+        status=413,
+        code="file_too_large",
+        param="file",
+    )
+
+
+async def _chunks(request: Request, silence_s: float) -> AsyncIterator[bytes]:
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise CallerError(
+                f"Nothing of the file came for {silence_s:g} seconds.",
+                status=408,
+                code="body_timeout",
+                should_retry=False,
+            ) from None
+        if chunk is None:
+            return
+        yield chunk
+
+
+def _boundary_of(request: Request) -> bytes:
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
+        raise CallerError(
+            "A file is sent as multipart/form-data with a boundary.", code="invalid_multipart"
+        )
+    return boundary
+
+
+def _malformed(detail: str) -> CallerError:
+    return CallerError(
+        f"The form is malformed: {detail[:MAX_ECHO_CHARS]}.", code="invalid_multipart"
+    )

@@ -1,0 +1,1 @@
+"""What all dialects share: models, prompts, sampling, structured output, choices."""

@@ -1,0 +1,251 @@
+"""ModelCatalog: the models that requests can name, with their cards and text sides.
+
+Those that live workers serve, those that were served lately, and those that are to be kept: their
+jobs wait in the queue. Everything comes out of the store, where workers publish it; a text side is
+loaded once per content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from api.errors import UnavailableError, model_not_found, unavailable
+from api.generation.sampling import Room
+from api.generation.thread_pool import TextPool, request_bytes
+from shared.messages import InvalidParameter
+from shared.tasks import stop_tasks
+from shared.text.base import TextInvalid
+from shared.text.model_card import ModelCard, TextModel, load_text
+from shared.text.rendering import RenderingProcesses
+from shared.text.sampling_defaults import SamplingDefaults
+from shared.transport.ports.jobs import AnnouncedModel, JobStore, TransportError
+
+log = logging.getLogger(__name__)
+
+MAX_TEXTS = 16  # text sides kept, served or not
+MAX_SEEN = 256  # names remembered after their workers left
+MIN_REFRESH_S = 0.2  # between looks that requests ask for
+UNSERVED_RETRY_S = 5.0  # Retry-After while no worker serves: when one comes is unknown
+LOAD_RETRY_S = 5.0  # until a text that could not be loaded now is loaded again
+MAX_WAIT_S = 10.0  # that a request waits for a model's text to load
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a request can name."""
+
+    card: ModelCard
+    text: TextModel
+    is_served: bool = True  # by a live worker; else its jobs wait until one comes
+    defaults: SamplingDefaults = field(init=False, compare=False)  # of the card, checked
+
+    def __post_init__(self) -> None:
+        defaults = SamplingDefaults.of(self.card.default_sampling)
+        object.__setattr__(self, "defaults", defaults)
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and answer together: what the model and the cache of its worker hold."""
+        capacity = self.card.kv_capacity_tokens or self.card.max_model_len
+        return min(self.card.max_model_len, capacity)
+
+    def room(self, prompt_tokens: int = 0) -> Room:
+        return Room(self.context_tokens, self.card.vocab_size, prompt_tokens, self.defaults)
+
+
+class ModelCatalog:
+    """What the last look into the store found; `refresh` looks again.
+
+    `retention_s`: how long a model that no live worker serves can still be named; `kept`: names of
+    those that can be named for ever, once a worker has announced them.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        pool: TextPool,
+        retention_s: float = 0.0,
+        kept: Set[str] = frozenset(),
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self._rendering = RenderingProcesses()
+        self._retention_s = retention_s
+        self._kept = kept
+        self._known: dict[str, ServedModel] = {}
+        self._texts: OrderedDict[object, TextModel] = OrderedDict()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._refused: dict[str, bytes] = {}  # cards that could not be used, to say it once
+        self._load_again_s: dict[str, float] = {}  # by name: when to load what could not be loaded
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_s = -MIN_REFRESH_S
+        self._reachable = False
+
+    @property
+    def known(self) -> Mapping[str, ServedModel]:
+        """The models that a request can name, by name."""
+        return self._known
+
+    async def keep(self) -> None:
+        """Keeps cards and text files of the models that are to be kept. Raises TransportError."""
+        digests = {
+            name: model.card.digests for name, model in self._known.items() if name in self._kept
+        }
+        await self._store.keep_models(digests)
+
+    async def refresh(self) -> None:
+        """Looks into the store. Raises TransportError; what was known stays known then."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+            self._looking.add_done_callback(self._looked)
+        await asyncio.shield(self._looking)
+
+    async def require(self, name: str) -> ServedModel:
+        """Raises CallerError (404) for an unknown model, UnavailableError (503) for one whose
+        workers have been gone for too long, and when no model is known at all."""
+        model = self._known.get(name)
+        if model is None:
+            await self._look_now()
+            model = self._known.get(name)
+        if model is not None:
+            return model
+        if not self._reachable:
+            raise unavailable("The job store cannot be reached now. Try again soon.")
+        if name in self._load_again_s:
+            raise unavailable("This model's text could not be loaded now. Try again soon.")
+        if name in self._seen:
+            raise unavailable(
+                "No worker has served this model for a while: its requests are not queued any more "
+                "until one does. Try again later.",
+                UNSERVED_RETRY_S,
+            )
+        if not self._known or name in self._kept:
+            which = "this model" if name in self._kept else "a model"
+            raise unavailable(
+                f"No worker has announced {which} yet. Try again later.", UNSERVED_RETRY_S
+            )
+        raise model_not_found(name)
+
+    async def only(self, name: str | None) -> ServedModel:
+        """As `require`; without a name the one that is served, or else known, if it is one."""
+        if name is not None:
+            return await self.require(name)
+        if not self._known:
+            await self._look_now()
+        if not self._known:
+            return await self.require("")
+        served = [model for model in self._known.values() if model.is_served]
+        candidates = served or list(self._known.values())
+        if len(candidates) > 1:
+            raise InvalidParameter(
+                "model",
+                "Missing required parameter: 'model': several models are served.",
+                "missing_required_parameter",
+            )
+        return candidates[0]
+
+    async def of_card(self, card: ModelCard) -> ServedModel:
+        """The model of a card that was kept, also when no worker serves it now.
+
+        Raises TransportError, UnavailableError (503) when its text cannot be loaded now, and
+        TextInvalid when its files are no longer stored.
+        """
+        return ServedModel(card, await self._text(card))
+
+    async def aclose(self) -> None:
+        if self._looking is not None:
+            await stop_tasks(self._looking)
+        self._rendering.close()
+
+    async def _look_now(self) -> None:
+        if self._looking is None and time.monotonic() - self._looked_s < MIN_REFRESH_S:
+            return
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                await self.refresh()
+        except TimeoutError:
+            raise unavailable("The models are being loaded. Try again soon.") from None
+        except TransportError:
+            pass  # `_reachable` says it
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        self._looked_s = time.monotonic()
+        if not task.cancelled():
+            task.exception()  # whoever waited has it
+
+    async def _look(self) -> None:
+        try:
+            announced = await self._store.models()
+            known = {}
+            for name, found in announced.items():
+                if found.unserved_s > self._retention_s and name not in self._kept:
+                    self._remember(name)
+                    continue
+                model = await self._served_model(name, found)
+                if model is not None:
+                    known[name] = model
+        except TransportError:
+            self._reachable = False
+            raise
+        # Those that are served come first: clients that take the first one get an answer soonest.
+        self._known = dict(sorted(known.items(), key=lambda item: not item[1].is_served))
+        self._reachable = True
+        for name in self._load_again_s.keys() - announced.keys():
+            del self._load_again_s[name]
+        for name in known:
+            self._remember(name)
+
+    def _remember(self, name: str) -> None:
+        self._seen[name] = None
+        self._seen.move_to_end(name)
+        while len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+
+    async def _served_model(self, name: str, found: AnnouncedModel) -> ServedModel | None:
+        blob = found.card
+        if self._refused.get(name) == blob:
+            return None
+        if time.monotonic() < self._load_again_s.get(name, 0.0):
+            return None
+        self._load_again_s.pop(name, None)
+        try:
+            card = ModelCard.from_json(blob)
+            return ServedModel(card, await self._text(card), found.unserved_s == 0.0)
+        except UnavailableError as error:  # of this model's text alone, and of this moment
+            log.error("model text not loaded", extra={"model": name, "reason": error.message})
+            self._load_again_s[name] = time.monotonic() + LOAD_RETRY_S
+            return None
+        except TextInvalid as error:
+            log.error("model cannot be served", extra={"model": name, "reason": str(error)})
+            if len(self._refused) < MAX_SEEN and "missing" not in str(error):
+                self._refused[name] = blob
+            return None
+
+    async def _text(self, card: ModelCard) -> TextModel:
+        special_tokens = tuple(sorted(card.special_tokens.items()))
+        ids = (card.vocab_size, card.eos_token_ids)  # of its grammars
+        key = (card.digests, special_tokens, card.markers, ids)
+        text = self._texts.get(key)
+        if text is None:
+            blobs = {}
+            for digest in card.digests:
+                blob = await self._store.get_blob(digest)
+                if blob is not None:
+                    blobs[digest] = blob
+            counted = request_bytes.set(sum(map(len, blobs.values())))  # no small work
+            try:
+                text = await self._pool.run(load_text, card, blobs, self._rendering)
+            finally:
+                request_bytes.reset(counted)  # a request may be what needs it
+            self._texts[key] = text
+            log.info("model text loaded", extra={"model": card.name})
+        self._texts.move_to_end(key)
+        while len(self._texts) > MAX_TEXTS:
+            self._texts.popitem(last=False)
+        return text

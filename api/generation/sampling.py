@@ -1,0 +1,257 @@
+"""SamplingParams of a request: as it says, else as the model's makers do, else as OpenAI."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from api.errors import MAX_ECHO_CHARS, unsupported
+from api.generation.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    SamplingRequest,
+)
+from shared.messages import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_TOP_LOGPROBS,
+    InvalidParameter,
+    SamplingParams,
+)
+from shared.text.sampling_defaults import KEEP_ALL_TOP_K, SamplingDefaults
+
+COMPLETION_MAX_TOKENS = 16
+GENERATE_MAX_TOKENS = 64
+GENERATE_TEMPERATURE = 0.0  # of a model that has no default of its own
+MAX_STOPS = 4
+MAX_TOKENS = 2**31 - 1
+MAX_COMPLETION_LOGPROBS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the model's context holds, how much of it the prompt takes, and how tokens are chosen
+    where a request does not say."""
+
+    context_tokens: int
+    vocab_size: int
+    prompt_tokens: int = 0
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+
+    @property
+    def left(self) -> int:
+        return self.context_tokens - self.prompt_tokens
+
+    def check_prompt(self, param: str, *, is_least: bool = False) -> None:
+        """Raises InvalidParameter when the prompt leaves no place for an answer, or is empty.
+
+        `is_least`: the prompt has at least so many tokens; they were not counted.
+        """
+        if self.prompt_tokens < 1:
+            raise InvalidParameter(param, "must have at least one token")
+        if self.left < 1:
+            prompt = f"at least {self.prompt_tokens}" if is_least else f"{self.prompt_tokens}"
+            raise InvalidParameter(
+                param,
+                f"This model's maximum context length is {self.context_tokens} tokens, but the "
+                f"prompt alone has {prompt}. Please shorten it.",
+                "context_length_exceeded",
+            )
+
+    def max_tokens(self, asked: int | None, default: int, *, least: int = 1) -> int:
+        """The tokens an answer may have. Raises InvalidParameter when more are asked for."""
+        if asked is None:
+            return min(default, self.left)
+        check_max_tokens(asked, least)
+        if asked > self.left:
+            requested = f"{asked} were requested for the answer"
+            if self.prompt_tokens:  # 0: not counted yet
+                requested = (
+                    f"{self.prompt_tokens + asked} were requested ({self.prompt_tokens} in the "
+                    f"prompt, {asked} for the answer)"
+                )
+            raise InvalidParameter(
+                "max_tokens",
+                f"This model's maximum context length is {self.context_tokens} tokens, but "
+                f"{requested}. Please ask for less.",
+                "context_length_exceeded",
+            )
+        return asked
+
+
+def check_max_tokens(asked: int, least: int = 1) -> None:
+    """Raises InvalidParameter. An answer without any token is one of `echo` alone."""
+    if asked < least:
+        raise InvalidParameter("max_tokens", f"must be between {least} and {MAX_TOKENS}")
+
+
+def check_prompt_logprobs(asked: int | None, *, streamed: bool) -> None:
+    """Raises InvalidParameter."""
+    if asked is None:
+        return
+    if not 0 <= asked <= MAX_TOP_LOGPROBS:
+        raise InvalidParameter("prompt_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}")
+    if streamed:
+        raise unsupported("prompt_logprobs", "they are told in whole answers: leave out 'stream'")
+
+
+def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
+    """Raises InvalidParameter. The default of max_tokens is all that the context has left."""
+    logprobs = None
+    if request.logprobs:
+        logprobs = request.top_logprobs or 0
+    elif request.top_logprobs:
+        raise InvalidParameter("top_logprobs", "needs 'logprobs' to be true")
+    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
+    name, asked = asked_tokens(request)
+    with _renaming({"logprobs": "top_logprobs", "max_tokens": name}):
+        max_tokens = room.max_tokens(asked, room.left)
+        return _sampling(request, max_tokens, logprobs, request.prompt_logprobs, room)
+
+
+def asked_tokens(request: ChatRequest) -> tuple[str, int | None]:
+    """The member that bounds the answer, and its value."""
+    if request.max_completion_tokens is not None:
+        return "max_completion_tokens", request.max_completion_tokens
+    return "max_tokens", request.max_tokens
+
+
+def completion_sampling(request: CompletionRequest, room: Room) -> SamplingParams:
+    """Raises InvalidParameter. 16 tokens where the request does not say, or what fits.
+
+    With `echo` the prompt is scored as the answer is, and the answer may have no token.
+    """
+    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
+    prompt_logprobs = request.prompt_logprobs
+    logprobs = request.logprobs
+    if logprobs is not None and not 0 <= logprobs <= MAX_COMPLETION_LOGPROBS:
+        raise InvalidParameter("logprobs", f"must be between 0 and {MAX_COMPLETION_LOGPROBS}")
+    if request.echo and logprobs is not None:
+        prompt_logprobs = max(prompt_logprobs or 0, logprobs)
+    least = 0 if request.echo else 1
+    max_tokens = room.max_tokens(request.max_tokens, COMPLETION_MAX_TOKENS, least=least)
+    return _sampling(request, max_tokens, logprobs, prompt_logprobs, room)
+
+
+def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
+    """How many choices are run for each prompt. Raises InvalidParameter."""
+    n, best_of = request.n, request.best_of
+    if not 1 <= n <= MAX_CHOICES:
+        raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}")
+    if best_of is not None:
+        if not n <= best_of <= MAX_CHOICES:
+            raise InvalidParameter("best_of", f"must be between 'n' and {MAX_CHOICES}")
+        if request.stream and best_of > n:
+            raise InvalidParameter("best_of", "cannot be larger than 'n' in a stream")
+    num_choices = best_of or n
+    if num_prompts * num_choices > MAX_CHOICES:
+        raise InvalidParameter(
+            "prompt",
+            f"{num_prompts} prompts with {num_choices} choices each are more than {MAX_CHOICES} "
+            f"choices. Please ask for fewer.",
+        )
+    return num_choices
+
+
+def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:
+    """Raises InvalidParameter. 64 tokens where the request does not say, or what fits."""
+    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
+    with _renaming({"repetition_penalty": "rep_penalty"}):
+        return SamplingParams(
+            max_tokens=room.max_tokens(request.max_tokens, GENERATE_MAX_TOKENS),
+            min_tokens=request.min_tokens,
+            **_chosen(request, request.rep_penalty, room.defaults, GENERATE_TEMPERATURE),
+            seed=_seed(request.seed),
+            stop=_stops(request.stop),
+            stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
+            ignore_eos=request.ignore_eos,
+            prompt_logprobs=request.prompt_logprobs,
+        )
+
+
+def _sampling(
+    request: SamplingRequest,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    room: Room,
+) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        **_chosen(request, request.repetition_penalty, room.defaults),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=_logit_bias(request.logit_bias, room.vocab_size),
+        seed=_seed(request.seed),
+        stop=_stops(request.stop),
+        stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
+        ignore_eos=request.ignore_eos,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _chosen(
+    request: SamplingRequest | GenerateRequest,
+    repetition_penalty: float | None,
+    defaults: SamplingDefaults,
+    neutral_temperature: float = 1.0,
+) -> dict[str, Any]:
+    """The members that the model has defaults for, each with a value."""
+    asked = {
+        "temperature": request.temperature,
+        "top_k": 0 if request.top_k == KEEP_ALL_TOP_K else request.top_k,
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    return defaults.fill(asked, neutral_temperature=neutral_temperature)
+
+
+def _seed(asked: int | None) -> int:
+    # Resolved here, so that every attempt on every worker continues the same stream.
+    return secrets.randbits(63) if asked is None else asked
+
+
+def _stops(asked: str | list[str]) -> tuple[str, ...]:
+    stops = (asked,) if isinstance(asked, str) else tuple(asked)
+    if len(stops) > MAX_STOPS:
+        raise InvalidParameter("stop", f"at most {MAX_STOPS} stop strings")
+    return stops
+
+
+def _token_ids(param: str, asked: list[int], room: Room) -> tuple[int, ...]:
+    if asked and not 0 <= min(asked) <= max(asked) < room.vocab_size:
+        raise InvalidParameter(param, f"token ids are between 0 and {room.vocab_size - 1}")
+    return tuple(asked)
+
+
+def _logit_bias(asked: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    if len(asked) > MAX_LOGIT_BIAS:
+        raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} entries")
+    bias = {}
+    for key, value in asked.items():
+        is_id = key.isascii() and key.isdigit() and len(key) <= 10
+        if not is_id or int(key) >= vocab_size:
+            raise InvalidParameter(
+                "logit_bias",
+                f"keys are token ids between 0 and {vocab_size - 1}, got {key[:MAX_ECHO_CHARS]!r}",
+            )
+        bias[int(key)] = value
+    return bias
+
+
+@contextmanager
+def _renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name the member that the caller sent, not the field it became."""
+    try:
+        yield
+    except InvalidParameter as error:
+        if error.param not in names:
+            raise
+        raise InvalidParameter(names[error.param], error.message, error.code) from None

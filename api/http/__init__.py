@@ -1,0 +1,1 @@
+"""HTTP itself: the server, its bounds, middleware, JSON bodies. Knows no job."""

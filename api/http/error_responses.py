@@ -1,0 +1,99 @@
+"""Error answers: whatever is raised becomes one error object, on every route."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import (
+    ApiError,
+    CallerError,
+    ServerError,
+    invalid_parameter,
+    queue_full,
+    store_unreachable,
+)
+from api.jobs.rate_limit_headers import tell_allowances
+from shared.messages import InvalidParameter
+from shared.transport.ports.jobs import QueueFull, TransportError
+
+log = logging.getLogger(__name__)
+
+_HTTP_MESSAGES = {
+    404: ("There is no such route.", "not_found"),
+    405: ("This route does not take this method.", "method_not_allowed"),
+}
+
+
+class ErrorAnswersMiddleware:
+    """Pure ASGI. Turns exceptions into answers while nothing has been sent.
+
+    An exception after that is a mistake of ours: streams say their own errors.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = has_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientDisconnect:
+            return  # nobody is left to answer
+        except Exception as error:
+            if has_started:
+                raise
+            told = error_of(error)
+            tell_allowances(scope, told.allowances)
+            await told.response()(scope, receive, send)
+
+
+def error_of(error: Exception) -> ApiError:
+    """What the caller is told about an exception; ours are logged with their traceback."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidParameter():
+            return invalid_parameter(error)
+        case QueueFull():
+            return queue_full(error)
+        case TransportError():
+            return store_unreachable(error)
+        case _:
+            log.error("request failed", exc_info=error)
+            return ServerError("The server made a mistake. It has been logged.")
+
+
+def answer_framework_errors(app: FastAPI) -> None:
+    """Replaces the framework's own bodies for unknown routes and methods."""
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message, code = _HTTP_MESSAGES.get(error.status_code, (str(error.detail), None))
+        return CallerError(
+            message, status=error.status_code, code=code, headers=dict(error.headers or {})
+        ).response()
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:])
+        return invalid_parameter(InvalidParameter(param, str(first["msg"]))).response()
+
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)

@@ -1,0 +1,89 @@
+"""DrainingServer: uvicorn, with an end that its clients can live with.
+
+uvicorn stops listening at the first signal. This one goes on listening first: it answers 503 to new
+work and to readiness, lets open answers finish for a while, ends the rest with an event that says
+where to go on, and only then stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from api.http.open_requests import OpenRequests
+from api.http.protocol import HttpProtocol
+from api.settings import ApiSettings
+
+log = logging.getLogger(__name__)
+
+CUT_TIMEOUT_S = 5.0  # for the last words of answers that were cut
+BACKLOG = 2048
+KEEPALIVE_CONNECTION_S = 75  # idle connections; longer than what load balancers use
+GRACE_TICKS = 3  # a load balancer sees the readiness fail; a tick is 0.1 s
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal drains, the second ends at once."""
+
+    def __init__(
+        self, config: uvicorn.Config, open_requests: OpenRequests, shutdown_timeout_s: float
+    ) -> None:
+        super().__init__(config)
+        self._open_requests = open_requests
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._asked = False
+        self._cut_at_s: float | None = None
+        self._is_cut = False
+        self._ticks = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Runs as a signal handler: it only leaves a note for the next tick."""
+        if self._asked:
+            self.should_exit = True
+        self._asked = True
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or (self._asked and self._drained())
+
+    def _drained(self) -> bool:
+        now_s = time.monotonic()
+        if self._cut_at_s is None:
+            self._open_requests.close("This frontend is going down. Try again.")
+            self._cut_at_s = now_s + self._shutdown_timeout_s
+            log.info("draining", extra={"open_requests": len(self._open_requests)})
+        self._ticks += 1
+        if not len(self._open_requests):
+            return self._ticks > GRACE_TICKS
+        if now_s < self._cut_at_s:
+            return False
+        if not self._is_cut:
+            self._is_cut = True
+            log.warning("cutting", extra={"open_requests": len(self._open_requests)})
+            self._open_requests.cut_all()
+        return now_s > self._cut_at_s + CUT_TIMEOUT_S
+
+
+def make_server(app: FastAPI, settings: ApiSettings) -> DrainingServer:
+    """A server for an app of `create_app`; run it with `run`, or `serve` on a running loop."""
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=partial(HttpProtocol, write_timeout_s=settings.write_timeout_s),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # nothing here asks for the client's address or the scheme
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEPALIVE_CONNECTION_S,
+        timeout_graceful_shutdown=int(CUT_TIMEOUT_S),
+    )
+    return DrainingServer(config, app.state.open_requests, settings.shutdown_timeout_s)

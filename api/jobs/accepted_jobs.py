@@ -1,0 +1,123 @@
+"""AcceptedJobs: jobs that this frontend accepted and that have no reader, until they have ended.
+
+An open stream notices that the server has lost its job. Of a background job only the frontend that
+accepted it knows, and its worker once it runs. Both put it back: the worker within a beat, this
+frontend where no worker does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shared.messages import TERMINAL_STATES, Idempotency, Job, JobState
+from shared.transport.ports.jobs import TOMBSTONE_MS, JobStore, QueueFull, Restored
+from shared.transport.wire import decode_job, encode_job
+
+log = logging.getLogger(__name__)
+
+MAX_JOBS = 10_000
+MAX_BYTES = 64 * 2**20
+PAGE = 100  # jobs looked at in a round; one comes each second
+DURABLE_S = 3.0  # what is older is on the disk of a server with `appendfsync everysec`
+PATIENCE_S = 3.0  # for the worker that runs the job: it puts it back together with its log
+MAX_BLIND_S = TOMBSTONE_MS / 1000 / 2  # then it may have ended unseen
+
+
+@dataclass(slots=True)
+class _Accepted:
+    request: bytes
+    facts: str
+    idempotency: Idempotency | None
+    accepted_s: float
+    due_s: float  # its deadline
+    seen_s: float  # when the server had it last
+    missing_s: float | None = None  # since when it does not
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.request) + len(self.facts)
+
+    def job(self) -> Job:
+        return replace(decode_job(self.request), facts=self.facts, idempotency=self.idempotency)
+
+
+class AcceptedJobs:
+    """Bounded in number and bytes: the oldest is forgotten first. One task calls `look`."""
+
+    def __init__(self, store: JobStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._jobs: OrderedDict[str, _Accepted] = OrderedDict()  # those looked at last are last
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Job) -> None:
+        """A job that the server has just accepted."""
+        now_s = self._clock()
+        accepted = _Accepted(
+            request=encode_job(job),
+            facts=job.facts,
+            idempotency=job.idempotency,
+            accepted_s=now_s,
+            due_s=now_s + job.timeout_ms / 1000,
+            seen_s=now_s,
+        )
+        self._forget(job.job_id)
+        self._jobs[job.job_id] = accepted
+        self._num_bytes += accepted.num_bytes
+        while len(self._jobs) > MAX_JOBS or self._num_bytes > MAX_BYTES:
+            self._forget(next(iter(self._jobs)))
+
+    async def look(self) -> None:
+        """Looks at the next PAGE jobs; queues those again that the server has lost. Raises
+        TransportError."""
+        page = list(self._jobs)[:PAGE]
+        looked_s = self._clock()
+        for job_id, state in zip(page, await self._store.states(page), strict=True):
+            accepted = self._jobs.get(job_id)
+            if accepted is None:
+                continue
+            self._jobs.move_to_end(job_id)
+            if state is None:
+                await self._missed(job_id, accepted, looked_s)
+            else:
+                self._seen(job_id, accepted, state, looked_s)
+
+    def _seen(self, job_id: str, accepted: _Accepted, state: JobState, looked_s: float) -> None:
+        accepted.seen_s, accepted.missing_s = looked_s, None
+        # What ended within moments may be lost together with its end, and is run again then.
+        is_durable = looked_s - accepted.accepted_s > DURABLE_S
+        if state is JobState.CANCELLED or (state in TERMINAL_STATES and is_durable):
+            self._forget(job_id)
+
+    async def _missed(self, job_id: str, accepted: _Accepted, looked_s: float) -> None:
+        if looked_s - accepted.seen_s > MAX_BLIND_S:
+            log.warning("a job is gone; it may have ended", extra={"job_id": job_id})
+            self._forget(job_id)
+            return
+        if accepted.missing_s is None:
+            accepted.missing_s = looked_s
+        if looked_s - accepted.missing_s < PATIENCE_S:
+            return
+        left_ms = round((accepted.due_s - self._clock()) * 1000)
+        try:
+            restored = await self._store.submit_again(accepted.job(), left_ms)
+        except QueueFull:  # of memory
+            return
+        if restored is Restored.RESTORED:
+            log.warning("a lost job was queued again", extra={"job_id": job_id})
+            accepted.seen_s, accepted.missing_s = looked_s, None
+            accepted.accepted_s = looked_s
+        else:
+            self._forget(job_id)
+
+    def _forget(self, job_id: str) -> None:
+        accepted = self._jobs.pop(job_id, None)
+        if accepted is not None:
+            self._num_bytes -= accepted.num_bytes

@@ -1,0 +1,192 @@
+"""Admission: a job is in the queue exactly once, or the caller is told why not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreachable, unavailable
+from api.jobs.accepted_jobs import AcceptedJobs
+from api.jobs.disconnects import Departures
+from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
+from shared.transport.ports.jobs import (
+    AdmissionLimits,
+    JobStore,
+    KeyTaken,
+    QueueFull,
+    Restored,
+    Submission,
+    Submitted,
+    TransportError,
+)
+
+log = logging.getLogger(__name__)
+
+SECOND_TRY_AFTER_S = 0.1
+
+Result = TypeVar("Result")
+
+
+class Admission:
+    """Submits under the limits of the job's tenant."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        limits_of: Callable[[str], AdmissionLimits],
+        departures: Departures,
+        accepted: AcceptedJobs,
+        durable: DurableAccept,
+    ) -> None:
+        self._store = store
+        self.limits_of = limits_of
+        self._departures = departures
+        self._accepted = accepted
+        self._durable = durable
+
+    async def submit(self, job: Job, reader_id: str = "", *, confirms: bool = True) -> Submission:
+        """Returns when the job is queued. Raises ApiError when it is not.
+
+        `reader_id`: whose leaving, or whose frontend's death, ends it by its `on_disconnect`; ""
+        for a job without a reader. Without `confirms` the caller calls `confirm`.
+
+        A submit whose answer got lost may have been heard: it is repeated once under the same id,
+        which is safe, and cancelled when that fails too. So is a job that is not as durable as
+        requested in time.
+        """
+        try:
+            await self._durable.check(job.durability)
+            limits = self.limits_of(job.tenant)
+            submitted = await self._twice(lambda: self._store.submit(job, limits, reader_id))
+            if confirms:
+                # Of a repeat too: the first one may have ended as a 503, unconfirmed.
+                await self._durable.confirm("job", [job.job_id], job.durability)
+            if submitted.outcome is Submitted.DUPLICATE and reader_id:
+                # Of an earlier try, whose reader may have left: its grace is not to end now.
+                await self._store.attach([(job.job_id, reader_id)])
+            if confirms:
+                self._keep(job)
+            return submitted
+        except QueueFull as error:
+            raise queue_full(error) from error
+        except KeyTaken as error:
+            # Decided at the last moment: another request was faster than our look at the key.
+            if error.same_request:
+                raise unavailable("An equal request has just been accepted. Try again.") from error
+            raise idempotency_key_reuse() from error
+        except TransportError as error:
+            raise await self._not_accepted(job, error) from error
+
+    async def confirm(self, jobs: Sequence[Job]) -> None:
+        """Returns when a request's jobs, submitted without it, are as durable as requested.
+
+        One wait is for all of them. Raises ApiError; the caller cancels the jobs then.
+        """
+        try:
+            await self._durable.confirm("job", [job.job_id for job in jobs], jobs[0].durability)
+        except TransportError as error:
+            raise await self._not_accepted(jobs[0], error) from error
+        for job in jobs:
+            self._keep(job)
+
+    def _keep(self, job: Job) -> None:
+        if job.on_disconnect is OnDisconnect.CONTINUE:
+            self._accepted.add(job)
+
+    async def _not_accepted(self, job: Job, error: TransportError) -> ApiError:
+        log.warning("submit failed", extra={"job_id": job.job_id, "reason": str(error)})
+        # By its key it can be asked for again, and others may be reading it.
+        if job.idempotency is None:
+            await self._departures.cancel(job.job_id)
+        return (
+            unavailable(str(error)) if isinstance(error, NotConfirmed) else store_unreachable(error)
+        )
+
+    def resubmit_of(self, job: Job, reader_id: str) -> Callable[[], Awaitable[Restored]]:
+        """Returns what queues `job`, which is being accepted now, once more after a loss.
+
+        It runs under no limit and with what is left of its timeout. Its durability is not waited
+        for again. It raises TransportError and cancels nothing.
+        """
+        due_s = time.monotonic() + job.timeout_ms / 1000
+
+        async def resubmit() -> Restored:
+            left_ms = round((due_s - time.monotonic()) * 1000)
+            return await self._store.submit_again(job, left_ms, reader_id)
+
+        return resubmit
+
+    async def requeue(self, letter_id: str, job: Job) -> str | None:
+        """As JobStore.requeue. Raises UnavailableError when the job could not be queued.
+
+        When an answer got lost the letter may have been taken: asking again tells by which job.
+        """
+        try:
+            limits = self.limits_of(job.tenant)
+            taken_by = await self._twice(lambda: self._store.requeue(letter_id, job, limits))
+            if taken_by == job.job_id:
+                self._accepted.add(job)
+            return taken_by
+        except QueueFull as error:
+            raise queue_full(error) from error
+        except TransportError as error:
+            raise store_unreachable(error) from error
+
+    async def _twice(self, ask: Callable[[], Awaitable[Result]]) -> Result:
+        try:
+            return await ask()
+        except QueueFull:
+            raise
+        except TransportError:
+            await asyncio.sleep(SECOND_TRY_AFTER_S)
+            return await ask()
+
+
+# DurableAccept: a job or a batch is accepted when its record is as durable as requested.
+
+
+class NotConfirmed(TransportError):
+    """The record is not known to be as durable as requested; it may be there, or not."""
+
+
+class DurableAccept:
+    """`default`: for requests that set none. `num_replicas`: confirm `Durability.REPLICAS`."""
+
+    def __init__(
+        self, store: JobStore, default: Durability, num_replicas: int, timeout_s: float
+    ) -> None:
+        self._store = store
+        self.default = default
+        self._num_replicas = num_replicas
+        self._timeout_s = timeout_s
+
+    async def check(self, durability: Durability) -> None:
+        """Checks before anything is written. Raises InvalidParameter where a request needs what the
+        server cannot do at all, UnavailableError where the server cannot do it now, or the setting
+        requires it."""
+        if durability is Durability.NONE:
+            return
+        fault = await self._store.durability_fault(durability, self._num_replicas)
+        if fault is None:
+            return
+        if fault.is_lasting and durability is not self.default:
+            raise InvalidParameter("durability", f"cannot be '{durability}' here: {fault.sentence}")
+        raise unavailable(f"Nothing is accepted as '{durability}' at the moment: {fault.sentence}")
+
+    async def confirm(self, kind: str, names: Sequence[str], durability: Durability) -> None:
+        """Returns when the record of each "job" or "batch" is there. Raises NotConfirmed when that
+        was not in time, and TransportError."""
+        if durability is Durability.NONE:
+            return
+        is_there = await self._store.confirm(
+            kind, names, durability, self._num_replicas, self._timeout_s
+        )
+        if not is_there:
+            log.warning("not confirmed", extra={"record": names[0], "durability": str(durability)})
+            raise NotConfirmed(
+                f"Nothing was accepted: the job store did not confirm '{durability}' within "
+                f"{self._timeout_s:g} s. Try again."
+            )

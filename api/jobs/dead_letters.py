@@ -1,0 +1,121 @@
+"""Jobs that killed whatever ran them: look, run again, throw away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.auth.access import access_of
+from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, letter_not_found, unsupported
+from api.frontend import frontend_of
+from api.http.json_response import json_answer
+from api.ids import parse_job_id, public_id
+from api.jobs.protocol import job_payload
+from api.jobs.routes import DEFAULT_LIMIT, list_limit
+from shared.keys import new_job_id
+from shared.messages import OnDisconnect
+from shared.transport.ports.dead_letters import DeadLetter, Requeued
+from shared.transport.wire import PayloadInvalid
+
+router = APIRouter()
+
+
+@router.get("/v1/dead-letters")
+async def list_dead_letters(request: Request) -> Response:
+    """Newest first. `limit`: 1 to 1000, 20 by default."""
+    query = request.query_params
+    for name in query:
+        if name != "limit":
+            raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
+    limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
+    letters = await frontend_of(request).dead_letters.list(access_of(request).scope, limit)
+    return json_answer({"object": "list", "data": [_payload(letter) for letter in letters]})
+
+
+@router.delete("/v1/dead-letters/{name}")
+async def delete_dead_letter(request: Request, name: str) -> Response:
+    """Throws the letter of this job away, and what was kept of its request."""
+    letter = await _find(request, name)
+    if isinstance(letter, Requeued) or not await frontend_of(request).dead_letters.drop(
+        letter.job_id
+    ):
+        raise letter_not_found(name)
+    payload = {"id": public_id(letter.kind, letter.job_id), "object": "dead_letter"}
+    return json_answer({**payload, "deleted": True})
+
+
+@router.post("/v1/jobs/{name}/requeue")
+async def requeue_job(request: Request, name: str) -> Response:
+    """Runs a dead letter's job again: as a new job without a history, which nobody waits for.
+
+    The answer is the new job. Idempotent: the letter goes as the job comes, and whoever asks again
+    is given the same job for a day.
+    """
+    frontend = frontend_of(request)
+    letter = await _find(request, name)
+    if isinstance(letter, Requeued):
+        new_id = letter.job_id
+    else:
+        new_id = await _requeue(request, name, letter.job_id)
+    record = await frontend.store.get(new_id)
+    if record is None:
+        raise job_not_found(new_id)
+    return json_answer(job_payload(record))
+
+
+async def _requeue(request: Request, name: str, job_id: str) -> str:
+    frontend = frontend_of(request)
+    try:
+        kept = await frontend.dead_letters.request(job_id)
+    except PayloadInvalid as error:
+        raise _cannot_run(name, str(error)) from error
+    if kept is None:
+        raise _cannot_run(name, "Its request was not kept.")
+    job = replace(
+        kept,
+        job_id=new_job_id(),
+        on_disconnect=OnDisconnect.CONTINUE,
+        queue_timeout_ms=None,  # of whoever waited for the first one
+    )
+    taken_by = await frontend.admission.requeue(job_id, job)
+    if taken_by is None:  # thrown away a moment ago
+        raise letter_not_found(name)
+    return taken_by
+
+
+async def _find(request: Request, name: str) -> DeadLetter | Requeued:
+    job_id = parse_job_id(name)
+    letter = None if job_id is None else await frontend_of(request).dead_letters.get(job_id)
+    if letter is None or not access_of(request).sees(letter.tenant):
+        raise letter_not_found(name)
+    return letter
+
+
+def _cannot_run(name: str, why: str) -> CallerError:
+    return CallerError(
+        f"The job '{name[:MAX_ECHO_CHARS]}' cannot be run again. {why}",
+        status=409,
+        code="payload_lost",
+        param="id",
+        should_retry=False,
+    )
+
+
+def _payload(letter: DeadLetter) -> dict[str, Any]:
+    """`died_at`: Unix seconds of the Redis clock."""
+    return {
+        "id": public_id(letter.kind, letter.job_id),
+        "object": "dead_letter",
+        "job_id": letter.job_id,
+        "model": letter.model,
+        "kind": letter.kind,
+        "tenant": letter.tenant,
+        "code": letter.reason,
+        "crashes": letter.crashes,
+        "completion_tokens": letter.num_tokens,
+        "died_at": letter.died_ms / 1000,
+    }

@@ -1,0 +1,129 @@
+"""Departures: what becomes of a job when a reader leaves it, made sure of when Redis is away."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import anyio
+
+from shared.messages import OnDisconnect
+from shared.transport.ports.jobs import JobStore, TransportError
+
+log = logging.getLogger(__name__)
+
+NOW_S = 2.0  # that a leaving reader's own task may take
+KEEP_TRYING_S = 60.0
+MAX_PENDING = 10_000  # the oldest is given up; frontend lease and deadline end such a job
+ATTACH_ROUNDS = 4  # calls of `attach_some` in which each reader attaches once
+
+Reader = tuple[str, str]  # job id, reader id
+
+
+class Departures:
+    """Cancels are tried at once and again until they were heard or are too old to matter."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._pending: OrderedDict[str, float] = OrderedDict()  # job id -> when to give up
+        # By reader id, in groups that attach in turn: the work is spread over time.
+        self._attached: tuple[dict[str, Reader], ...] = tuple({} for _ in range(ATTACH_ROUNDS))
+        self._round = 0  # whose group is next
+        self._has_missed = False  # a round failed: the next one is for all readers
+        self.num_cancelled = 0
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    async def left(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
+        """The client of the job's own response went away. Never raises TransportError."""
+        if policy is OnDisconnect.CANCEL:
+            await self.cancel(job_id)
+        elif policy is OnDisconnect.GRACE:
+            await self._detach(job_id, reader_id)
+
+    async def cancel(self, job_id: str) -> None:
+        """Cancels as disconnected, now or as soon as the store can be reached."""
+        self._pending[job_id] = time.monotonic() + KEEP_TRYING_S
+        while len(self._pending) > MAX_PENDING:
+            self._pending.popitem(last=False)
+        await self._try(job_id)
+
+    async def delivered(self, job_id: str, reader_id: str) -> None:
+        """The job's reader has seen its end: the store may forget the text sooner."""
+        await self._detach(job_id, reader_id)
+
+    def watch(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
+        """This reader, which has just attached, attaches again and again until `unwatch`.
+
+        For a job that goes on without any reader nothing needs to be said.
+        """
+        if policy is OnDisconnect.CONTINUE:
+            return
+        self._attached[self._round - 1][reader_id] = (
+            job_id,
+            reader_id,
+        )  # the group whose turn is last
+
+    def unwatch(self, reader_id: str) -> None:
+        """Idempotent."""
+        for group in self._attached:
+            group.pop(reader_id, None)
+
+    async def attach_some(self) -> None:
+        """Attaches a part of the readers: each one in ATTACH_ROUNDS calls, all of them after a
+        call that failed. Raises TransportError.
+
+        Several readers of a job do not know of each other; the one that stays says so here before
+        the grace period that the other's leaving, or its frontend's death, started has passed.
+        """
+        if self._has_missed:
+            await self.attach_all()
+            return
+        group = self._attached[self._round]
+        await self._attach([group])
+        self._round = (self._round + 1) % ATTACH_ROUNDS
+
+    async def attach_all(self) -> None:
+        """Attaches every reader now. Raises TransportError."""
+        await self._attach(self._attached)
+        self._has_missed = False
+
+    async def _attach(self, groups: Sequence[dict[str, Reader]]) -> None:
+        readers = [reader for group in groups for reader in group.values()]
+        if not readers:
+            return
+        try:
+            await self._store.attach(readers)
+        except BaseException:
+            self._has_missed = True
+            raise
+
+    async def retry(self) -> None:
+        """One round: pending cancels again."""
+        for job_id in list(self._pending):
+            await self._try(job_id)
+
+    async def _try(self, job_id: str) -> None:
+        try:
+            with anyio.fail_after(NOW_S):
+                await self._store.cancel(job_id, "disconnected")
+        except (TransportError, TimeoutError) as error:
+            if time.monotonic() > self._pending.get(job_id, 0.0):
+                self._pending.pop(job_id, None)
+                log.error("cancel given up", extra={"job_id": job_id, "reason": str(error)})
+            return
+        self._pending.pop(job_id, None)
+        self.num_cancelled += 1
+
+    async def _detach(self, job_id: str, reader_id: str) -> None:
+        self.unwatch(reader_id)
+        try:
+            with anyio.fail_after(NOW_S):
+                await self._store.detach(job_id, reader_id)
+        except (TransportError, TimeoutError) as error:
+            # Its lease or deadline ends the job, its retention the text.
+            log.warning("detach failed", extra={"job_id": job_id, "reason": str(error)})

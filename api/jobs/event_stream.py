@@ -1,0 +1,468 @@
+"""JobStream: one reader's view of one job, put right from the log.
+
+The log is the truth, the bus only wakes: whatever the bus loses, repeats or reorders is found again
+in the log, and what comes twice is trimmed by cursor arithmetic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from api.generation.prompt_logprobs import ScoredPrompt
+from api.jobs.accepted_jobs import MAX_BLIND_S, PATIENCE_S
+from api.jobs.reader_position import Delivered, Diverged
+from shared.messages import (
+    START,
+    TERMINAL_STATES,
+    Cursor,
+    Delta,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    JobEvent,
+    JobState,
+    PromptSlice,
+    Started,
+    Usage,
+)
+from shared.tasks import stop_tasks
+from shared.transport.ports.jobs import (
+    EventBus,
+    JobLook,
+    JobRecord,
+    JobStore,
+    Restored,
+    Resync,
+    Subscription,
+    TransportError,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_PAGE_EVENTS = 32  # of a log of which nothing is known
+FEWEST_EVENTS = 4  # of a page: its first one may be the last one again
+PAGE_EVENTS = 256  # read from the log at once: bounds what a slow reader holds
+PAGE_NUMBERS = 16_384  # as far as the last page lets one guess: ids and log probabilities
+NUMBER_BYTES = 8  # of a log probability or an id in a slice of the prompt
+TURN_S = 0.004  # of events taken without a pause, until everything else that is ready has a turn
+FIRST_RETRY_S = 0.05
+MAX_RETRY_S = 1.0
+
+
+class StreamInterrupted(Exception):
+    """The store was away for too long. The job may be running; `cursor` is where to go on."""
+
+    def __init__(self, job_id: str, cursor: Cursor) -> None:
+        super().__init__(f"the log of {job_id} could not be read")
+        self.job_id = job_id
+        self.cursor = cursor
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    """What the relays of a process had to put right; read by the metrics."""
+
+    resyncs: int = 0
+    gaps: int = 0
+    overlaps: int = 0
+    idle_reads: int = 0
+    read_errors: int = 0
+
+
+class JobStream:
+    """One reader's view. Not safe for several tasks; close it with `aclose`.
+
+    Memory is bounded: one page of the log, and the bus's own bounded queue, which drops and says
+    RESYNC when the reader is slow.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        after: Cursor,
+        store: JobStore,
+        bus: EventBus,
+        subscription: Subscription,
+        counts: RelayCounts,
+        outage_s: float,
+        resubmit: Callable[[], Awaitable[Restored]] | None = None,
+        *,
+        is_behind: bool = False,
+        patience_s: float = PATIENCE_S,
+        prompt: ScoredPrompt | None = None,
+    ) -> None:
+        """`resubmit` and `prompt`: see EventRelay.open. `is_behind`: the log may hold something
+        already that no RESYNC will announce. `patience_s`: how long a worker has to put a lost job
+        back."""
+        self.job_id = job_id
+        self.ended = False
+        self.has_started = False  # a worker said so, or sent something
+        self.started_s: float | None = None  # when a worker said so, if that was heard
+        self._delivered = Delivered(after)
+        self._prompt = prompt
+        self._num_slices = 0  # of the prompt, passed in the log
+        self._store = store
+        self._bus = bus
+        self._subscription = subscription
+        self._counts = counts
+        self._outage_s = outage_s
+        self._resubmit = resubmit
+        self._page: deque[Delta | JobEvent] = deque()
+        self._page_events = FIRST_PAGE_EVENTS
+        self._read_from: Cursor | None = None  # the end of a full page that had no news
+        self._behind = is_behind
+        self._reading: asyncio.Task[bool] | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._is_closed = False
+        self._is_interrupted = False
+        self._is_doubtful = False  # the log may have been rolled back since it was compared
+        self._patience_s = patience_s
+        self._missing_since_s: float | None = None  # since when the server has no such job
+        self._is_over = False  # by the store: the job is gone, or has ended
+        self.last_news_s = self._clock()  # when anything was heard last
+        self._seen_s = self._clock()  # when the server had the job last
+        self._turn_began = self._clock()
+
+    @property
+    def cursor(self) -> Cursor:
+        """How far the reader has got."""
+        return self._delivered.cursor
+
+    @property
+    def num_waiting(self) -> int:
+        """Events that are here and were not taken: 0 for a reader who keeps up."""
+        return len(self._page) + self._subscription.num_waiting
+
+    @property
+    def is_closed(self) -> bool:
+        """It has ended, or is read no longer."""
+        return self._is_closed or self.ended
+
+    @property
+    def is_reading(self) -> bool:
+        """The log is being read, or will be by the next `get`."""
+        return self._behind or self._reading is not None
+
+    def compare(self, found: JobLook | None) -> None:
+        """Reads the log if `found`, where the job stands, is not what was delivered."""
+        if self.is_reading:
+            return
+        if found is not None:
+            self._seen()
+        self._is_over = found is None or found.state in TERMINAL_STATES
+        if self._is_over or self._is_doubtful or found is None or found.end != self.cursor:
+            self._counts.idle_reads += 1
+            self._behind = True
+            self._subscription.wake()
+
+    def _seen(self) -> None:
+        """The server has the job."""
+        self._missing_since_s, self._seen_s = None, self._clock()
+
+    def interrupt(self) -> None:
+        """Ends the stream as interrupted: the store was away for too long."""
+        self._is_interrupted = True
+        self._subscription.wake()
+
+    async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
+        """The next event, or None when there is none within `timeout_s`.
+
+        After a Finished or Failed there is nothing more to get. Raises StreamInterrupted.
+        """
+        assert not self.ended, "nothing follows the terminal event"
+        deadline = self._clock() + timeout_s
+        while True:
+            if self.num_waiting:
+                await self._give_way()
+            while self._page:
+                event = self._accept(self._page.popleft(), from_log=True)
+                if event is not None:
+                    return event
+            if self._is_interrupted:
+                raise StreamInterrupted(self.job_id, self.cursor)
+            if self._behind:
+                if not await self._catch_up(deadline):
+                    return None
+                continue
+            event = await self._live(max(0.0, deadline - self._clock()))
+            if event is not None:
+                return event
+            if not self._behind and self._clock() >= deadline:
+                return None
+
+    async def aclose(self) -> None:
+        """Ends the subscription. Idempotent; cancels nothing."""
+        self._is_closed = True
+        if self._reading is not None:
+            await stop_tasks(self._reading)
+            self._reading = None
+        await self._bus.unsubscribe(self._subscription)
+
+    async def _give_way(self) -> None:
+        """A reader for whom much waits would take all of it without ever awaiting anything."""
+        if self._clock() - self._turn_began >= TURN_S:
+            await asyncio.sleep(0)
+            self._turn_began = self._clock()
+
+    async def _live(self, timeout_s: float) -> Delta | Finished | Failed | None:
+        is_here = bool(self._subscription.num_waiting)
+        item = await self._subscription.get(timeout_s)
+        if not is_here:
+            self._turn_began = self._clock()  # it was waited for
+        if item is None:
+            return None
+        self.last_news_s = self._clock()
+        if isinstance(item, Resync):
+            self._counts.resyncs += 1
+            self._behind = True
+            self._missing_since_s = None  # the worker may have to connect anew as well
+            self._is_doubtful = True  # what takes the connection away may roll the log back
+            return None
+        self._seen()
+        return self._accept(item, from_log=False)
+
+    def _accept(
+        self, event: Delta | JobEvent, *, from_log: bool
+    ) -> Delta | Finished | Failed | None:
+        self.has_started = True
+        if isinstance(event, Started):
+            if self.started_s is None:
+                self.started_s = time.monotonic()
+            return None
+        if isinstance(event, PromptSlice):
+            self._num_slices = max(self._num_slices, event.index + 1)
+            if self._prompt is not None:
+                self._prompt.take(event)
+            return None
+        if self._lacks_prompt(event):
+            return self._without_prompt(from_log=from_log)
+        if isinstance(event, Delta):
+            return self._accept_delta(event, from_log=from_log)
+        return self._accept_end(event, from_log=from_log)
+
+    def _lacks_prompt(self, event: Delta | Finished | Failed) -> bool:
+        is_whole = self._prompt is None or self._prompt.is_complete
+        return not is_whole and not isinstance(event, Failed)
+
+    def _without_prompt(self, *, from_log: bool) -> Failed | None:
+        """In place of an event that has the log probabilities of the prompt before it in the log:
+        the channel never has them."""
+        if not from_log:
+            self._behind = True
+            return None
+        return self._failed(
+            ErrorCode.JOB_LOST, "The job's log has no log probabilities of its prompt."
+        )
+
+    def _accept_delta(self, delta: Delta, *, from_log: bool) -> Delta | Failed | None:
+        cursor = self.cursor
+        try:
+            if not self._delivered.is_gap(delta):
+                fresh = self._delivered.take(delta)
+                if fresh is not delta and not (from_log and fresh is None):
+                    self._counts.overlaps += 1
+                return fresh
+        except Diverged as error:
+            return self._diverged(str(error))
+        if not from_log:
+            self._counts.gaps += 1
+            self._behind = True
+            return None
+        # The log is contiguous from its start, unless the reader's cursor is not one of its own.
+        return self._diverged(f"the log goes on at {delta.start}, the reader is at {cursor}")
+
+    def _accept_end(self, event: Finished | Failed, *, from_log: bool) -> Finished | Failed | None:
+        end, cursor = event.end, self.cursor
+        is_ahead = end.num_tokens > cursor.num_tokens or end.num_bytes > cursor.num_bytes
+        if is_ahead and not from_log:
+            self._behind = True  # what lies between is in the log, and so is this end
+            return None
+        self.ended = True
+        self._page.clear()
+        if isinstance(event, Finished) and end != cursor:
+            return self._diverged(f"the log ends at {end}, the reader is at {cursor}")
+        return event
+
+    def _diverged(self, detail: str) -> Failed:
+        log.error("stream diverged", extra={"job_id": self.job_id, "detail": detail})
+        return self._failed(
+            ErrorCode.STREAM_DIVERGED,
+            "The job's log no longer continues what was streamed: it was rolled back in an outage "
+            "and written anew.",
+        )
+
+    def _failed(self, code: ErrorCode, message: str) -> Failed:
+        self.ended = True
+        self._page.clear()
+        return Failed(
+            end=self.cursor,
+            state=JobState.FAILED,
+            code=code,
+            message=message,
+            usage=Usage(0, self.cursor.num_tokens),
+        )
+
+    async def _catch_up(self, deadline: float) -> bool:
+        """Reads a page of the log; False when that takes beyond `deadline` (it goes on)."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_page())
+        # At least one turn of the loop, so that a reader that never waits still gets on.
+        await asyncio.wait((self._reading,), timeout=max(0.001, deadline - self._clock()))
+        if not self._reading.done():
+            return False
+        self._turn_began = self._clock()
+        reading, self._reading = self._reading, None
+        self._behind = reading.result()
+        return True
+
+    async def _read_page(self) -> bool:
+        """Fills the page; True when the log may hold more."""
+        give_up = self._clock() + self._outage_s
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                events = await self._read_log()
+                is_news = any(not self._has(event) for event in events)
+                is_full = len(events) >= self._page_events
+                lost = None if is_news or is_full else await self._missing_end()
+                break
+            except TransportError as error:
+                self._counts.read_errors += 1
+                self._missing_since_s = None  # its worker cannot reach the server either
+                if self._clock() + retry_s > give_up:
+                    raise StreamInterrupted(self.job_id, self.cursor) from error
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
+        last = events[-1] if is_full and not is_news else None
+        self._read_from = last.end if isinstance(last, Delta) else None
+        self._page_events = _next_page(events)
+        self._page.extend(events)
+        if is_news:
+            self.last_news_s = self._clock()
+        elif lost is not None:
+            self._page.append(lost)
+        # An entry that overlaps with what was delivered is compared with it as it is taken; where
+        # there is none, the log is shorter than the reader, or nothing can be compared.
+        if events or self._delivered.last_start == self.cursor:
+            self._is_doubtful = False
+        return is_full
+
+    async def _read_log(self) -> Sequence[Delta | JobEvent]:
+        """A page of the log, from the start of the delta that the reader got last, or from where a
+        page ended that the reader has all of.
+
+        That one is only compared: a log that was rolled back and written anew up to the very
+        cursor would overlap nowhere else, and another history would be spliced on.
+        """
+        since = self._place(self._read_from or self._delivered.last_start)
+        cursor = self._place(self.cursor)
+        events = await self._store.read_log(self.job_id, since, self._page_events)
+        if not events and since != cursor:
+            events = await self._store.read_log(self.job_id, cursor, self._page_events)
+        return events
+
+    def _has(self, event: Delta | JobEvent) -> bool:
+        if isinstance(event, PromptSlice):
+            return event.index < self._num_slices
+        return isinstance(event, Delta) and self._delivered.has(event)
+
+    def _place(self, cursor: Cursor) -> Cursor:
+        """Where a reader at `cursor` goes on in the log: the prompt's slices come before text."""
+        return Cursor(0, self._num_slices) if cursor == START else cursor
+
+    async def _missing_end(self) -> Finished | Failed | None:
+        """The end of a job whose log does not say it: the record is gone, or outlived the log.
+
+        After a TransportError it is called again.
+        """
+        if not self._is_over:
+            return None
+        record = await self._store.get(self.job_id)
+        end = await (self._end_of_lost() if record is None else self._end_of_known(record))
+        self._is_over = False
+        return end
+
+    async def _end_of_lost(self) -> Failed | None:
+        resubmitted = await self._submitted_again()
+        if resubmitted is Restored.RESTORED:
+            return None
+        if resubmitted is None and not self._has_been_missing():
+            return None  # its worker may put it back until a later look
+        return Failed(
+            end=self.cursor,
+            state=JobState.FAILED,
+            code=ErrorCode.JOB_LOST,
+            message="The job is no longer known: its record expired or was lost.",
+            usage=Usage(0, self.cursor.num_tokens),
+        )
+
+    def _has_been_missing(self) -> bool:
+        """For so long that no worker puts it back any more."""
+        now_s = self._clock()
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        return now_s - self._missing_since_s >= self._patience_s
+
+    async def _end_of_known(self, record: JobRecord) -> Finished | Failed | None:
+        self._seen()
+        if record.state not in TERMINAL_STATES:
+            return None
+        if await self._store.read_log(self.job_id, self._place(self.cursor), 1):
+            return None  # it ended between the two looks; the next read has all
+        return _end_of_record(record, self.cursor)
+
+    async def _submitted_again(self) -> Restored | None:
+        """A store that lost an untouched job gets it once more, under the same id. None: this
+        stream cannot do that, or has not seen the job for so long that it may have ended."""
+        if self._resubmit is None or self.cursor != START:
+            return None
+        if self._clock() - self._seen_s > MAX_BLIND_S:
+            return None
+        restored = await self._resubmit()
+        if restored is Restored.RESTORED:
+            self._seen()
+            log.warning("job resubmitted", extra={"job_id": self.job_id})
+        return restored
+
+
+def _next_page(events: Sequence[Delta | JobEvent]) -> int:
+    """How many events to ask for after these: an entry may hold one token or hundreds of them, each
+    with twenty alternatives."""
+    numbers = 1
+    for event in events:
+        if isinstance(event, Delta):
+            width = 1 if not event.logprobs else 2 + len(event.logprobs[0].top)
+            numbers += len(event.token_ids) * width
+        elif isinstance(event, PromptSlice):
+            numbers += len(event.entries) // NUMBER_BYTES
+    fitting = len(events) * PAGE_NUMBERS // numbers
+    return min(max(FEWEST_EVENTS, fitting), PAGE_EVENTS) if events else FIRST_PAGE_EVENTS
+
+
+def _end_of_record(record: JobRecord, cursor: Cursor) -> Finished | Failed:
+    usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+    if record.state is JobState.FINISHED and record.completion_tokens == cursor.num_tokens:
+        reason = FinishReason(record.reason or FinishReason.STOP)
+        return Finished(end=cursor, reason=reason, usage=usage, stop_reason=record.stop_reason)
+    if record.state is JobState.FINISHED:
+        return Failed(
+            end=cursor,
+            state=JobState.FAILED,
+            code=ErrorCode.JOB_LOST,
+            message="The job has finished, but its log does not reach this point: it cannot be "
+            "resumed from here.",
+            usage=usage,
+        )
+    return Failed(
+        end=cursor,
+        state=record.state,
+        code=record.reason or record.state.value,
+        message=record.message or "",
+        usage=usage,
+    )

@@ -1,0 +1,114 @@
+"""What the routes that make jobs have in common."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from api.dependencies import Caller
+from api.dialects.messages.protocol import MessageRequest
+from api.frontend import Frontend
+from api.generation.dialect import Dialect
+from api.generation.prompt_logprobs import ScoredPrompt
+from api.generation.protocol import GenerateRequest, SamplingRequest
+from api.generation.timing import Timing
+from api.http.request_id import RequestNames
+from api.jobs.idempotency import sibling_id
+from shared.keys import new_job_id
+from shared.messages import Durability, InvalidParameter, Job, OnDisconnect, SamplingParams
+
+KEYED_RETAIN_MS = 600_000  # how long an answer can be asked for again by its key
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was understood: the job to submit, and how its answer is said."""
+
+    job: Job
+    dialect: Dialect
+    timing: Timing = field(default_factory=Timing)
+    prompt: ScoredPrompt | None = None  # filled for the dialect, where the job scores its prompt
+
+
+def check_stream_options(request: SamplingRequest) -> bool:
+    """Whether usage is to be streamed. Raises InvalidParameter."""
+    options = request.stream_options
+    if options is None:
+        return False
+    if not request.stream:
+        raise InvalidParameter("stream_options", "only allowed when 'stream' is true")
+    if options.include_obfuscation:
+        raise InvalidParameter(
+            "stream_options.include_obfuscation", "no padding is sent: it can only be false"
+        )
+    return bool(options.include_usage)
+
+
+def check_stream_interval(asked: SamplingRequest | GenerateRequest | MessageRequest) -> None:
+    """Raises InvalidParameter where there is no stream to tell in larger events."""
+    if asked.stream_interval is not None and not asked.stream:
+        raise InvalidParameter("stream_interval", "only allowed when 'stream' is true")
+
+
+def new_job(
+    caller: Caller,
+    frontend: Frontend,
+    *,
+    model: str,
+    kind: str,
+    token_ids: tuple[int, ...],
+    sampling: SamplingParams,
+    on_disconnect: OnDisconnect,
+    queue_timeout_s: float | None,
+    durability: Durability | None,
+    num_choices: int = 1,
+    lane: int = 0,
+) -> tuple[Job, RequestNames]:
+    """The job that the caller's request is named by.
+
+    One with an idempotency key will be asked for again: it outlives its reader for a while, and its
+    text is kept as long as its record.
+    """
+    names, idempotency = caller.names, caller.idempotency
+    assert names.job_id is not None, "this route makes jobs"
+    if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
+        on_disconnect = OnDisconnect.GRACE
+    job = Job(
+        job_id=names.job_id,
+        model=model,
+        prompt_token_ids=token_ids,
+        sampling=sampling,
+        kind=kind,
+        tenant=caller.tenant,
+        lane=lane,
+        timeout_ms=max(1, round(frontend.settings.request_timeout_s * 1000)),
+        queue_timeout_ms=_queue_timeout_ms(frontend, queue_timeout_s, on_disconnect),
+        on_disconnect=on_disconnect,
+        client_request_id=names.client_request_id,
+        num_choices=num_choices,
+        retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
+        idempotency=idempotency,
+        durability=frontend.durable.default if durability is None else durability,
+    )
+    return job, names
+
+
+def _queue_timeout_ms(
+    frontend: Frontend, asked_s: float | None, on_disconnect: OnDisconnect
+) -> int | None:
+    """As the request asks; else the setting's, for a job that does not go on without readers."""
+    if asked_s is None and on_disconnect is not OnDisconnect.CONTINUE:
+        asked_s = frontend.settings.queue_timeout_s or None
+    return None if asked_s is None else max(1, round(asked_s * 1000))
+
+
+def sibling(first: Job, index: int, **changes: Any) -> Job:
+    """Another job of the same request, from 1; equal to the first but for `changes`."""
+    job_id = new_job_id() if first.idempotency is None else sibling_id(first.job_id, index)
+    return replace(first, job_id=job_id, idempotency=None, **changes)
+
+
+def now_s() -> int:
+    """Unix time, whole: `created` of an answer."""
+    return int(time.time())

@@ -1,0 +1,113 @@
+"""The jobs behind the answers: look, list, cancel, read along."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.auth.access import access_of
+from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, unsupported
+from api.frontend import frontend_of
+from api.http.json_response import json_answer
+from api.ids import parse_job_id, public_id
+from api.jobs.protocol import job_payload, parse_status
+from api.jobs.resume_point import ResumePoint
+from api.jobs.tail_response import TailResponse
+from shared.messages import TERMINAL_STATES, InvalidParameter
+from shared.transport.ports.jobs import JobRecord
+
+router = APIRouter()
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 1000
+
+
+@router.get("/v1/jobs")
+async def list_jobs(request: Request) -> Response:
+    """Newest first. `state`: one of the status words; `limit`: 1 to 1000, 20 by default."""
+    query = request.query_params
+    for name in query:
+        if name not in ("state", "limit"):
+            raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
+    state = parse_status(query["state"]) if "state" in query else None
+    limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
+    tenant = access_of(request).scope
+    records = await frontend_of(request).store.list_jobs(state, limit, tenant)
+    return json_answer({"object": "list", "data": [job_payload(record) for record in records]})
+
+
+@router.get("/v1/jobs/{name}")
+async def get_job(request: Request, name: str) -> Response:
+    """State, queue position, timings, token counts, worker and finish reason."""
+    record = await _find(request, name)
+    return json_answer(job_payload(record))
+
+
+@router.delete("/v1/jobs/{name}")
+@router.post("/v1/jobs/{name}/cancel")
+async def cancel_job(request: Request, name: str) -> Response:
+    """Cancels in every state; the answer is the job as it ended, whoever was first. Idempotent."""
+    frontend = frontend_of(request)
+    record = await _find(request, name)
+    result = await frontend.store.cancel(record.job_id, "cancelled")
+    if result is None:
+        raise job_not_found(name)
+    if result.won:
+        frontend.metrics.cancels_by_request += 1
+    return json_answer(job_payload(await _find(request, name)))
+
+
+@router.get("/v1/jobs/{name}/stream")
+async def stream_job(request: Request, name: str) -> Response:
+    """The job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left to tell."""
+    frontend = frontend_of(request)
+    after = _after(request)
+    record = await _find(request, name)
+    if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
+        return Response(status_code=204)
+    return TailResponse(frontend, record, after)
+
+
+@router.post("/v1/jobs/{name}/stream-token")
+async def new_stream_token(request: Request, name: str) -> Response:
+    """A token for the URL of the job's stream, for readers that cannot send a key: `?token=`.
+
+    It opens this stream and nothing else, for a while: `expires_at`, in Unix seconds.
+    """
+    record = await _find(request, name)
+    tokens = frontend_of(request).stream_tokens
+    token, ends_s = await tokens.new(record.job_id, record.tenant)
+    url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
+    return json_answer({"object": "stream_token", "token": token, "url": url, "expires_at": ends_s})
+
+
+async def _find(request: Request, name: str) -> JobRecord:
+    """Of another tenant's job nobody learns that there is one."""
+    job_id = parse_job_id(name)
+    record = None if job_id is None else await frontend_of(request).store.get(job_id)
+    if record is None or not access_of(request).sees(record.tenant):
+        raise job_not_found(name)
+    return record
+
+
+def list_limit(text: str) -> int:
+    """Raises InvalidParameter("limit", ...)."""
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
+    if not 1 <= limit <= MAX_LIMIT:
+        raise InvalidParameter("limit", f"must be between 1 and {MAX_LIMIT}")
+    return limit
+
+
+def _after(request: Request) -> ResumePoint:
+    # A browser's EventSource sets the header when it comes back, but cannot on its first try.
+    text = request.headers.get("last-event-id") or request.query_params.get("after")
+    if not text:
+        return ResumePoint()
+    try:
+        return ResumePoint.parse(text)
+    except ValueError:
+        raise CallerError(
+            "Invalid value for 'Last-Event-ID': must be an id of this stream.",
+            param="Last-Event-ID",
+        ) from None

@@ -1,1 +1,0 @@
-"""The OpenAI dialects: schemas, parsing and conversion, pure functions of plain data."""

@@ -1,0 +1,1 @@
+"""Reasoning and tool calls parsed from generated text."""

@@ -1,0 +1,146 @@
+"""TurnEvent: what a piece of an assistant's turn is, told apart from the raw text of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call begins. `index` counts the turn's calls from 0; `call_id` is ours and unique."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArguments:
+    """More of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+TurnEvent = Text | Reasoning | ToolCall | ToolArguments
+
+
+# Source: a choice's raw text as it arrives, and what has been made of it so far.
+
+Result = TypeVar("Result")
+
+
+class Span(Enum):
+    """What a piece of raw text turned out to be."""
+
+    TEXT = "text"  # part of the answer, as it stands
+    REASONING = "reasoning"  # with its markers
+    CALL = "call"  # with its markers
+    SPACE = "space"  # around calls and behind reasoning: their format's, shown nowhere
+
+
+class TextSpans:
+    """The places of a raw text, in UTF-8 bytes, that became text of the answer."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0  # of raw text that is decided
+        self._spans: list[tuple[int, int]] = []
+        self._first = 0
+
+    def add(self, num_bytes: int, span: Span) -> None:
+        start, self.num_bytes = self.num_bytes, self.num_bytes + num_bytes
+        if span is not Span.TEXT:
+            return
+        if self._spans and self._spans[-1][1] == start:
+            start = self._spans.pop()[0]
+        self._spans.append((start, self.num_bytes))
+
+    def holds(self, start: int, end: int) -> bool:
+        """Whether a byte of [start, end) is text of the answer. An empty range counts as the byte
+        before it. Ranges are asked for in their order."""
+        if start == end:
+            start, end = max(0, start - 1), max(1, end)
+        while self._first < len(self._spans) and self._spans[self._first][1] <= start:
+            self._first += 1
+        return self._first < len(self._spans) and self._spans[self._first][0] < end
+
+
+class Source:
+    """Text that is not decided yet: the front of it is taken when it is."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.has_ended = False  # no more will be added
+        self.reasoning_bytes = 0  # from the start of the raw text to the end of the reasoning
+        self.spans = TextSpans()
+
+    def take(self, num_chars: int, span: Span) -> str:
+        """Removes the first characters, which are a `span`, and returns them."""
+        taken, self.text = self.text[:num_chars], self.text[num_chars:]
+        self.spans.add(len(taken.encode()), span)
+        if span is Span.REASONING:
+            self.reasoning_bytes = self.spans.num_bytes
+        return taken
+
+
+# A reading of a Source: events, and None where it needs more text to go on.
+Reading = Iterator[TurnEvent | None]
+
+
+def text_before(
+    source: Source, marker: str, make: Callable[[str], TurnEvent], span: Span
+) -> Iterator[TurnEvent | None]:
+    """Says what comes before the next `marker`; what may become one is held back.
+
+    Ends with the source at the marker or at the white space in front of it, or, where no marker
+    came, with nothing left.
+    """
+    while True:
+        at = source.text.find(marker)
+        if at < 0 and source.has_ended:
+            if source.text:
+                yield make(source.take(len(source.text), span))
+            return
+        end = at if at >= 0 else len(source.text) - num_held(source.text, marker)
+        end = len(source.text[:end].rstrip())
+        if end:
+            yield make(source.take(end, span))
+        if at >= 0:
+            return
+        yield None
+
+
+def space_dropped(source: Source) -> Iterator[None]:
+    """White space at the front, which belongs to no content."""
+    while True:
+        num_chars = len(source.text) - len(source.text.lstrip())
+        if num_chars:
+            source.take(num_chars, Span.SPACE)
+        if source.text or source.has_ended:
+            return
+        yield None
+
+
+def num_held(text: str, marker: str) -> int:
+    """The length of the longest end of `text` that `marker` begins with, and is not all of it."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if marker.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,134 @@
+"""How models write calls of tools and their reasoning into their text, read as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from api.output_parsers.events import (
+    Reading,
+    Reasoning,
+    Source,
+    Span,
+    Text,
+    space_dropped,
+    text_before,
+)
+from api.output_parsers.tool_calls import NotACall, ToolBox, read_call
+
+HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+PYTHON_TAG = "<|python_tag|>"  # where a tokenizer does not have it as a special token
+
+
+def plain_text(source: Source) -> Reading:
+    """All of it is the answer."""
+    while True:
+        if source.text:
+            yield Text(source.take(len(source.text), Span.TEXT))
+        if source.has_ended:
+            return
+        yield None
+
+
+def hermes_calls(source: Source, tools: ToolBox) -> Reading:
+    """Text and calls in any order, each call an object between <tool_call> and </tool_call>.
+
+    An opening marker that no call follows is text, and what follows it is read as if it were not
+    there. A closing marker may be missing.
+    """
+    while True:
+        yield from text_before(source, HERMES_OPEN, Text, Span.TEXT)
+        if not source.text:
+            return
+        lead = source.text.index(HERMES_OPEN) + len(HERMES_OPEN)
+        try:
+            yield from read_call(source, lead, tools, HERMES_CLOSE)
+        except NotACall:
+            yield Text(source.take(lead, Span.TEXT))
+            continue
+        yield from _closing_marker(source)
+        yield from space_dropped(source)
+
+
+def _closing_marker(source: Source) -> Iterator[None]:
+    """Takes the marker, if it is next behind white space."""
+    while True:
+        space = len(source.text) - len(source.text.lstrip())
+        rest = source.text[space : space + len(HERMES_CLOSE)]
+        if rest == HERMES_CLOSE:
+            source.take(space + len(rest), Span.CALL)
+            return
+        if source.has_ended or not HERMES_CLOSE.startswith(rest):
+            return
+        yield None
+
+
+def llama3_json_calls(source: Source, tools: ToolBox) -> Reading:
+    """Calls from the first character on, with `;` or white space between them, then text.
+
+    A text that does not begin with the object of a call is text to its end.
+    """
+    yield from _python_tag(source)
+    lead = yield from _before_object(source, "")
+    while lead is not None:
+        try:
+            yield from read_call(source, lead, tools, None)
+        except NotACall:
+            break
+        yield from space_dropped(source)
+        lead = yield from _before_object(source, ";")
+    yield from plain_text(source)
+
+
+def _python_tag(source: Source) -> Iterator[None]:
+    while True:
+        text = source.text.lstrip()
+        if text.startswith(PYTHON_TAG):
+            source.take(len(source.text) - len(text) + len(PYTHON_TAG), Span.SPACE)
+            return
+        if source.has_ended or not PYTHON_TAG.startswith(text):
+            return
+        yield None
+
+
+def _before_object(source: Source, separator: str) -> Generator[None, None, int | None]:
+    """The index of a brace behind white space and at most one separator; None: there is none."""
+    index, separators = 0, separator
+    while True:
+        if index == len(source.text):
+            if source.has_ended:
+                return None
+            yield None
+            continue
+        char = source.text[index]
+        if char == "{":
+            return index
+        if separators and char == separators:
+            separators = ""
+        elif not char.isspace():
+            return None
+        index += 1
+
+
+def reasoning_first(source: Source, *, is_open: bool) -> Reading:
+    """Reasoning at the start of the text, up to </think>; without that, to the end of the text.
+
+    `is_open`: the prompt has opened it already. Otherwise only a text that begins with <think> has
+    any.
+    """
+    while True:
+        text = source.text.lstrip()
+        if text.startswith(THINK_OPEN):
+            source.take(len(source.text) - len(text) + len(THINK_OPEN), Span.REASONING)
+            break
+        if source.has_ended or not THINK_OPEN.startswith(text):
+            if not is_open:
+                return
+            break
+        yield None
+    yield from space_dropped(source)
+    yield from text_before(source, THINK_CLOSE, Reasoning, Span.REASONING)
+    if source.text:
+        end = source.text.index(THINK_CLOSE) + len(THINK_CLOSE)
+        source.take(end, Span.REASONING)
+        yield from space_dropped(source)

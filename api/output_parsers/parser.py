@@ -1,0 +1,116 @@
+"""TurnParser: the port of whoever tells a model's text apart, and the two there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from api.output_parsers.events import (
+    Reading,
+    Reasoning,
+    Source,
+    Text,
+    TextSpans,
+    ToolArguments,
+    ToolCall,
+    TurnEvent,
+)
+
+
+class TurnParser(Protocol):
+    """One choice's text in, its events out. Splitting the text differently changes no content."""
+
+    @property
+    def has_calls(self) -> bool:
+        """A tool call has begun."""
+        ...
+
+    @property
+    def reasoning_bytes(self) -> int:
+        """UTF-8 bytes of raw text, from its start, that are reasoning so far, with its markers."""
+        ...
+
+    @property
+    def spans(self) -> TextSpans | None:
+        """Where the raw text is text of the answer; None: everywhere."""
+        ...
+
+    def push(self, text: str) -> Sequence[TurnEvent]:
+        """What this text completes; what may still become something else is held back."""
+        ...
+
+    def finish(self) -> Sequence[TurnEvent]:
+        """The rest, when the text has ended. Nothing is pushed afterwards."""
+        ...
+
+
+class PlainParser:
+    """All of it is the answer."""
+
+    has_calls = False
+    reasoning_bytes = 0
+    spans = None
+
+    def push(self, text: str) -> Sequence[TurnEvent]:
+        return (Text(text),) if text else ()
+
+    def finish(self) -> Sequence[TurnEvent]:
+        return ()
+
+
+class FormatParser:
+    """Reads a format of `api.output_parsers.formats`. Never raises, whatever the text is."""
+
+    def __init__(self, read: Callable[[Source], Reading]) -> None:
+        self.has_calls = False
+        self._source = Source()
+        self._reading = read(self._source)
+        self.spans = self._source.spans
+
+    @property
+    def reasoning_bytes(self) -> int:
+        return self._source.reasoning_bytes
+
+    def push(self, text: str) -> Sequence[TurnEvent]:
+        self._source.text += text
+        return self._read()
+
+    def finish(self) -> Sequence[TurnEvent]:
+        self._source.has_ended = True
+        return self._read()
+
+    def _read(self) -> Sequence[TurnEvent]:
+        events = []
+        for event in self._reading:
+            if event is None:
+                break
+            self.has_calls |= isinstance(event, ToolCall)
+            events.append(event)
+        return merged(events)
+
+
+def merged(events: Iterable[TurnEvent]) -> list[TurnEvent]:
+    """Neighbours that continue one another as one event, and none that says nothing."""
+    found: list[TurnEvent] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, ToolCall):
+            found.append(event)
+        elif not event.text:
+            continue
+        elif isinstance(event, Text) and isinstance(last, Text):
+            found[-1] = Text(last.text + event.text)
+        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
+            found[-1] = Reasoning(last.text + event.text)
+        elif (
+            isinstance(event, ToolArguments)
+            and isinstance(last, ToolArguments)
+            and event.index == last.index
+        ):
+            found[-1] = ToolArguments(event.index, last.text + event.text)
+        else:
+            found.append(event)
+    return found
+
+
+NewParser = Callable[[], TurnParser]

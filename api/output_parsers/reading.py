@@ -1,0 +1,73 @@
+"""TurnReading: how the text of a request's choices is to be read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+from api.ids import call_id, random_seed
+from api.output_parsers.events import Reading, Source
+from api.output_parsers.formats import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    hermes_calls,
+    llama3_json_calls,
+    plain_text,
+    reasoning_first,
+)
+from api.output_parsers.parser import FormatParser, PlainParser, TurnParser
+from api.output_parsers.tool_calls import ToolBox
+from shared.text.tool_formats import ReasoningFormat, ToolFormat
+
+
+class Thinking(Enum):
+    """Where a prompt leaves a model that may write its reasoning first."""
+
+    NO = "no"  # it writes none, or the prompt has closed it
+    MAYBE = "maybe"  # the text may begin with it
+    OPEN = "open"  # the prompt has opened it
+
+
+def thinking_after(prompt: str, reasoning_format: ReasoningFormat | None) -> Thinking:
+    """What a model with this format does next, going by how the prompt ends."""
+    if reasoning_format is None:
+        return Thinking.NO
+    end = prompt[-200:].rstrip()
+    if end.endswith(THINK_OPEN):
+        return Thinking.OPEN
+    return Thinking.NO if end.endswith(THINK_CLOSE) else Thinking.MAYBE
+
+
+@dataclass(slots=True)
+class TurnReading:
+    """A NewParser: call it once for each choice, in their order.
+
+    `names`: the tools that may be called; calls of others are text. `seed`: what the ids of the
+    calls are made from; the same seed gives the same ids.
+    """
+
+    tool_format: ToolFormat | None = None
+    names: Collection[str] = ()
+    reasoning_format: ReasoningFormat | None = None
+    thinking: Thinking = Thinking.NO
+    seed: str = field(default_factory=random_seed)
+    _choices: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __call__(self) -> TurnParser:
+        choice = next(self._choices)
+        if self.reasoning_format is None and not (self.tool_format and self.names):
+            return PlainParser()
+        tools = ToolBox(self.names, lambda call: call_id(self.seed, choice, call))
+        return FormatParser(lambda source: self._read(source, tools))
+
+    def _read(self, source: Source, tools: ToolBox) -> Reading:
+        if self.reasoning_format is ReasoningFormat.THINK:
+            yield from reasoning_first(source, is_open=self.thinking is Thinking.OPEN)
+        if not tools.names or self.tool_format is None:
+            yield from plain_text(source)
+        elif self.tool_format is ToolFormat.HERMES:
+            yield from hermes_calls(source, tools)
+        else:
+            yield from llama3_json_calls(source, tools)

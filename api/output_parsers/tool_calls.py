@@ -1,0 +1,190 @@
+"""Calls of tools in a model's text: `{"name": ..., "arguments": {...}}`, as it arrives.
+
+Shared by the formats that put a call into one JSON object, whatever they put around it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+
+from api.output_parsers.events import Source, Span, ToolArguments, ToolCall, TurnEvent, num_held
+from api.output_parsers.json_scanner import JsonScanner
+
+ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's word; each is read in both
+_SPACES = " \t\n\r"
+
+
+class NotACall(Exception):
+    """What was read is no call of a tool. Nothing of it was taken."""
+
+
+@dataclass(slots=True)
+class ToolBox:
+    """The tools that a choice may call, and the numbers of its calls."""
+
+    names: Collection[str]
+    new_call_id: Callable[[int], str]
+    num_calls: int = 0
+
+    def begin(self, name: str) -> ToolCall:
+        """The event of the next call."""
+        index = self.num_calls
+        self.num_calls += 1
+        return ToolCall(index, self.new_call_id(index), name)
+
+
+def read_call(
+    source: Source, start: int, tools: ToolBox, closing: str | None
+) -> Generator[TurnEvent | None, None, None]:
+    """Reads the object that begins at `source.text[start]`, or behind white space there.
+
+    As soon as the name is known and the arguments begin they are passed on as they come, and there
+    is no way back: arguments that break off being JSON are passed on as they stand, up to `closing`
+    or the end of the text. Before that, raises NotACall and takes nothing. Arguments that stand
+    before the name, or are the text of an object, or null, or missing, come in one piece.
+    """
+    index = yield from _expect(source, start, "{")
+    name: str | None = None
+    arguments = "{}"
+    while True:
+        index = yield from _space(source, index)
+        key, index = yield from _string(source, index)
+        index = yield from _expect(source, index, ":")
+        index = yield from _space(source, index)
+        if key == "name" and name is None:
+            name, index = yield from _string(source, index)
+            if name not in tools.names:
+                raise NotACall
+        elif key in ARGUMENTS:
+            first = yield from _char(source, index)
+            if first == "{" and name is not None:
+                source.take(index, Span.CALL)
+                call = tools.begin(name)
+                yield call
+                yield from _stream_arguments(source, call.index, closing)
+                yield from _rest_of_object(source)
+                return
+            begin, index = index, (yield from _value(source, index))
+            arguments = _object_text(source.text[begin:index])
+        else:
+            index = yield from _value(source, index)
+        char, index = yield from _comma_or_end(source, index)
+        if char == "}":
+            break
+    if name is None:
+        raise NotACall
+    source.take(index, Span.CALL)
+    call = tools.begin(name)
+    yield call
+    yield ToolArguments(call.index, arguments)
+
+
+def _stream_arguments(
+    source: Source, call_index: int, closing: str | None
+) -> Generator[TurnEvent | None, None, None]:
+    scanner = JsonScanner()
+    while True:
+        end = scanner.scan(source.text)
+        if end:
+            yield ToolArguments(call_index, source.take(end, Span.CALL))
+        if scanner.is_done:
+            return
+        if scanner.is_broken:
+            break
+        if source.has_ended:
+            return
+        yield None
+    while True:
+        at = -1 if closing is None else source.text.find(closing)
+        end = at if at >= 0 else len(source.text)
+        if at < 0 and closing is not None and not source.has_ended:
+            end -= num_held(source.text, closing)
+        if end:
+            yield ToolArguments(call_index, source.take(end, Span.CALL))
+        if at >= 0 or source.has_ended:
+            return
+        yield None
+
+
+def _rest_of_object(source: Source) -> Generator[None, None, None]:
+    """What follows the arguments, up to and with the brace; left alone if there is no brace."""
+    index = 0
+    try:
+        while True:
+            char, index = yield from _comma_or_end(source, index)
+            if char == "}":
+                break
+            index = yield from _space(source, index)
+            _, index = yield from _string(source, index)
+            index = yield from _expect(source, index, ":")
+            index = yield from _value(source, (yield from _space(source, index)))
+    except NotACall:
+        return
+    source.take(index, Span.CALL)
+
+
+def _char(source: Source, index: int) -> Generator[None, None, str]:
+    while index >= len(source.text):
+        if source.has_ended:
+            raise NotACall
+        yield None
+    return source.text[index]
+
+
+def _space(source: Source, index: int) -> Generator[None, None, int]:
+    while (yield from _char(source, index)) in _SPACES:
+        index += 1
+    return index
+
+
+def _expect(source: Source, index: int, char: str) -> Generator[None, None, int]:
+    index = yield from _space(source, index)
+    if source.text[index] != char:
+        raise NotACall
+    return index + 1
+
+
+def _comma_or_end(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
+    index = yield from _space(source, index)
+    char = source.text[index]
+    if char not in ",}":
+        raise NotACall
+    return char, index + 1
+
+
+def _string(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
+    if (yield from _char(source, index)) != '"':
+        raise NotACall
+    end = yield from _value(source, index)
+    try:
+        return str(json.loads(source.text[index:end])), end
+    except ValueError:  # a raw line break
+        raise NotACall from None
+
+
+def _value(source: Source, index: int) -> Generator[None, None, int]:
+    """The index behind the value."""
+    scanner = JsonScanner()
+    while True:
+        index = scanner.scan(source.text, index)
+        if scanner.is_done:
+            return index
+        if scanner.is_broken or source.has_ended:
+            raise NotACall
+        yield None
+
+
+def _object_text(value: str) -> str:
+    """The arguments' JSON text: of an object, of the text of one, or of nothing."""
+    if value.startswith("{"):
+        return value
+    try:
+        parsed = json.loads(value)
+        text = "{}" if parsed is None else parsed
+        if isinstance(text, str) and isinstance(json.loads(text), dict):
+            return text
+    except (ValueError, RecursionError):
+        pass
+    raise NotACall

@@ -1,1 +1,0 @@
-"""OpenAI's Responses dialect: items in, items out, and a stream that any frontend can repeat."""

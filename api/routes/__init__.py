@@ -1,1 +1,0 @@
-"""One module per noun of the HTTP interface."""

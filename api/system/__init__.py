@@ -1,0 +1,1 @@
+"""Health, models, tokenization and the pages."""

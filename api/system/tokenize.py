@@ -1,0 +1,70 @@
+"""POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.dependencies import read_request
+from api.frontend import frontend_of
+from api.generation.models import ServedModel
+from api.generation.prompt import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
+from api.generation.protocol import DetokenizeRequest, TokenizeRequest
+from api.http.json_response import LongJsonAnswer
+from shared.messages import InvalidParameter
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> Response:
+    """The token ids of a text, or of a conversation through the model's template."""
+    frontend = frontend_of(request)
+    asked = await read_request(request, "tokenize", TokenizeRequest)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidParameter("prompt", "exactly one of 'prompt' and 'messages' must be given")
+    model = await frontend.catalog.only(asked.model)
+    return LongJsonAnswer(await frontend.pool.run(_tokenized, model, asked), frontend.slices)
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    frontend = frontend_of(request)
+    asked = await read_request(request, "detokenize", DetokenizeRequest)
+    model = await frontend.catalog.only(asked.model)
+    text = await frontend.pool.run(_detokenized, model, asked.tokens)
+    return LongJsonAnswer({"prompt": text}, frontend.slices)
+
+
+def _tokenized(model: ServedModel, asked: TokenizeRequest) -> dict[str, Any]:
+    special = asked.add_special_tokens
+    if asked.messages is not None:
+        text = chat_text(
+            model,
+            asked.messages,
+            asked.chat_template_kwargs,
+            add_generation_prompt=asked.add_generation_prompt,
+        )
+        token_ids = chat_token_ids(model, text, bool(special))
+    else:
+        token_ids = prompt_token_ids(
+            model, asked.prompt or "", special is not False, must_fit=False
+        )
+    payload = {
+        "tokens": token_ids,
+        "count": len(token_ids),
+        "max_model_len": model.context_tokens,
+    }
+    if asked.return_token_strs:
+        payload["token_strs"] = [model.text.tokenizer.token_text(one) for one in token_ids]
+    return payload
+
+
+def _detokenized(model: ServedModel, token_ids: Sequence[int]) -> str:
+    checked = checked_token_ids(model, token_ids, "tokens")
+    return model.text.tokenizer.decode(checked, skip_special_tokens=False)

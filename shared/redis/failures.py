@@ -1,0 +1,42 @@
+"""From the client library's errors to ours, at the edge of the room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis.exceptions import RedisError, ResponseError
+
+from shared.redis.topology import HomeUnknown, WrongTopology
+from shared.transport.ports.jobs import TransportError
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, ResponseError) and "maxmemory" in str(error)
+
+
+def group_is_missing(error: BaseException) -> bool:
+    """The stream or its group went (a flush, an expiry, a failover): create it again."""
+    text = str(error)
+    return isinstance(error, ResponseError) and ("NOGROUP" in text or "UNBLOCKED" in text)
+
+
+@contextmanager
+def translated(action: str) -> Iterator[None]:
+    """Raises TransportError for whatever keeps the store from answering `action`.
+
+    The sentence names the kind of error and never repeats an address or a password.
+    """
+    try:
+        yield
+    except RedisError as error:
+        # The client library wraps what kept it from connecting.
+        if isinstance(error.__cause__, HomeUnknown | WrongTopology):
+            error = error.__cause__
+        kind = type(error).__name__
+        # A server's own words hold no credentials; a connection error's may hold the address.
+        is_safe = isinstance(error, ResponseError | HomeUnknown | WrongTopology)
+        detail = f": {error}" if is_safe else ""
+        raise TransportError(f"{action} failed ({kind}{detail})"[:400]) from error
+    except (OSError, EOFError) as error:  # TimeoutError and ssl.SSLError are OSErrors
+        raise TransportError(f"{action} failed ({type(error).__name__})") from error

@@ -1,0 +1,249 @@
+"""Subscriber: one supervised pub/sub connection for all channels of a process.
+
+Behind sentinels and in a cluster that connection leads to the partition's home; a channel that the
+server takes away (its slot has moved) ends it like any other loss.
+
+The client library's own pub/sub reconnects without a word and never notices a half-open connection.
+Here one task owns the connection: it reconnects, subscribes again, tells every listener about each
+confirmation, and gives up a connection that has been silent for `dead_s` in spite of its PINGs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from shared.logs import OutageLog
+from shared.transport.ports.jobs import TransportError
+
+log = logging.getLogger(__name__)
+
+PING_S = 1.0
+DEAD_S = 3.0
+CONFIRM_TIMEOUT_S = 3.0
+MAX_BACKOFF_S = 1.0
+SUBSCRIBE_CHUNK = 256
+CANCEL_AGAIN_S = 0.25
+
+_BROKEN = (RedisError, OSError, EOFError)
+
+
+class Listener(Protocol):
+    """Called from the reading task: never awaits, never raises."""
+
+    def on_confirmed(self) -> None:
+        """The server confirmed the subscription: whatever was published before may be lost."""
+        ...
+
+    def on_message(self, data: bytes) -> None: ...
+
+
+class _Channel:
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.confirmed = asyncio.Event()
+
+
+class Subscriber:
+    """Delivers messages to listeners in the server's order, at most once each."""
+
+    def __init__(
+        self,
+        new_connection: Callable[[], AbstractConnection],
+        *,
+        is_sharded: bool = False,
+        ping_s: float = PING_S,
+        dead_s: float = DEAD_S,
+    ) -> None:
+        """`is_sharded`: the channels are a cluster's, all in the slot of one node."""
+        self._new_connection = new_connection
+        self._subscribe = "SSUBSCRIBE" if is_sharded else "SUBSCRIBE"
+        self._unsubscribe = "SUNSUBSCRIBE" if is_sharded else "UNSUBSCRIBE"
+        self._ping_s = ping_s
+        self._dead_s = dead_s
+        self._channels: dict[str, _Channel] = {}
+        self._leaving: Counter[str] = Counter()  # UNSUBSCRIBEs of a channel without an answer yet
+        self._connection: AbstractConnection | None = None
+        self._sending = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._trouble = ""
+        self._heard_s = 0.0  # when the server last said anything
+        self._outage = OutageLog(
+            log, away="pub/sub connection lost, trying again", back="pub/sub connection is back"
+        )
+        self.reconnects = 0
+
+    def start(self) -> None:
+        """Begins to connect. Idempotent."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._supervise(), name="redis-subscriber")
+
+    async def aclose(self) -> None:
+        task, self._task = self._task, None
+        # Up to Python 3.11 asyncio.wait_for, which the client library awaits when it sends, loses
+        # a cancellation that comes in the moment its inner task is done: ask until it is gone.
+        while task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
+        if task is not None and not task.cancelled() and (error := task.exception()):
+            raise error
+
+    async def add(self, channel: str, listener: Listener) -> None:
+        """Listens as soon as the server has confirmed, now or after an outage."""
+        self.start()
+        state = self._channels.get(channel)
+        if state is None:
+            state = self._channels[channel] = _Channel()
+            state.listeners.append(listener)
+            try:
+                await self._send(self._subscribe, channel)
+            except asyncio.CancelledError:
+                await self.remove(channel, listener)
+                raise
+        else:
+            state.listeners.append(listener)
+            if state.confirmed.is_set():
+                listener.on_confirmed()
+
+    async def confirmed(self, channel: str, listener: Listener) -> None:
+        """Returns once the server confirmed what was added. Raises TransportError, and does not
+        listen then."""
+        state = self._channels[channel]
+        if state.confirmed.is_set():
+            return
+        try:
+            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                await state.confirmed.wait()
+        except TimeoutError:
+            await self.remove(channel, listener)
+            raise TransportError(f"the subscription was not confirmed{self._trouble}") from None
+        except asyncio.CancelledError:
+            await self.remove(channel, listener)
+            raise
+
+    async def remove(self, channel: str, listener: Listener) -> None:
+        """Idempotent."""
+        state = self._channels.get(channel)
+        if state is None or listener not in state.listeners:
+            return
+        state.listeners.remove(listener)
+        if not state.listeners:
+            del self._channels[channel]
+            await self._send(self._unsubscribe, channel)
+
+    async def _send(self, *command: str) -> None:
+        async with self._sending:
+            connection = self._connection
+            if connection is None:
+                return  # subscribed with all others as soon as there is one
+            if command[0] == self._unsubscribe:
+                self._leaving[command[1]] += 1
+            try:
+                await connection.send_command(*command, check_health=False)
+            except _BROKEN as error:
+                # The reading task meets the same end, and subscribes anew what is still wanted.
+                log.debug("pub/sub command not sent", extra={"error": type(error).__name__})
+
+    async def _supervise(self) -> None:
+        backoff_s = 0.0
+        while True:
+            await asyncio.sleep(backoff_s)
+            connection = self._new_connection()
+            try:
+                async with asyncio.timeout(self._dead_s):
+                    await connection.connect()  # type: ignore[no-untyped-call]
+                    await self._open(connection)
+                backoff_s = 0.05
+                await self._listen(connection)
+            except _BROKEN as error:
+                self._trouble = f" ({type(error).__name__})"
+                self._outage.failed(error=type(error).__name__)
+            finally:
+                self._connection = None
+                for state in self._channels.values():
+                    state.confirmed.clear()
+                with contextlib.suppress(*_BROKEN):
+                    await connection.disconnect(nowait=True)
+            self.reconnects += 1
+            backoff_s = min(MAX_BACKOFF_S, max(0.05, 2 * backoff_s))
+
+    async def _open(self, connection: AbstractConnection) -> None:
+        async with self._sending:
+            self._leaving.clear()  # the connection that owed these answers is gone
+            names = list(self._channels)
+            for at in range(0, len(names), SUBSCRIBE_CHUNK):
+                chunk = names[at : at + SUBSCRIBE_CHUNK]
+                await connection.send_command(self._subscribe, *chunk, check_health=False)
+            self._connection = connection
+
+    async def _listen(self, connection: AbstractConnection) -> None:
+        """Until the connection breaks, which is raised.
+
+        One clock watches the silence: a time limit on each read would cost more than the read.
+        """
+        clock = asyncio.get_running_loop().time
+        self._heard_s = clock()
+        reading = asyncio.create_task(self._read(connection), name="redis-subscriber-reading")
+        try:
+            while not reading.done():
+                await asyncio.wait([reading], timeout=self._ping_s)
+                silent_s = clock() - self._heard_s
+                if silent_s >= self._dead_s:
+                    raise RedisConnectionError("silent in spite of PINGs")
+                if silent_s >= self._ping_s and not reading.done():
+                    await self._send("PING")
+            reading.result()
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+            if not reading.cancelled():
+                reading.exception()  # has been raised, or comes after what is being raised
+
+    async def _read(self, connection: AbstractConnection) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:  # without a time limit: the profile sets none
+            reply = await connection.read_response(disconnect_on_error=False)
+            self._heard_s = clock()
+            self._trouble = ""
+            self._outage.works()  # not before: a half-open connection opens, and says nothing
+            self._dispatch(reply)
+
+    def _dispatch(self, reply: Any) -> None:
+        if not isinstance(reply, list) or len(reply) != 3:
+            return  # the answer to a PING
+        kind, name, data = reply
+        channel = name.decode() if isinstance(name, bytes) else str(name)
+        is_message = kind in (b"message", b"smessage")
+        if not is_message and self._is_outdated(kind, channel):
+            return
+        state = self._channels.get(channel)
+        if state is None:
+            return
+        if is_message:
+            for listener in list(state.listeners):
+                listener.on_message(data)
+        elif kind in (b"subscribe", b"ssubscribe"):
+            state.confirmed.set()
+            for listener in list(state.listeners):
+                listener.on_confirmed()
+        elif kind == b"sunsubscribe" and state.confirmed.is_set():
+            # Not the answer to a command of ours: those are counted.
+            raise RedisConnectionError("the channel's slot has moved")
+
+    def _is_outdated(self, kind: bytes, channel: str) -> bool:
+        """True where the server speaks of a subscription that was left, and perhaps made anew
+        since: until the last UNSUBSCRIBE of the channel is answered."""
+        num_leaving = self._leaving[channel]
+        if num_leaving and kind in (b"unsubscribe", b"sunsubscribe"):
+            self._leaving[channel] -= 1
+            if num_leaving == 1:
+                del self._leaving[channel]
+        return num_leaving > 0

@@ -1,0 +1,237 @@
+"""BatchStore over Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from shared.keys import Keys
+from shared.messages import Usage
+from shared.redis.failures import is_out_of_memory, translated
+from shared.redis.scripts import Argument, Scripts
+from shared.transport.file_index import (
+    MEMORY_RETRY_S,
+    Fields,
+    decode_parts,
+    encode_parts,
+    follow,
+    is_id,
+)
+from shared.transport.ports.batches import (
+    BATCH_PREFIX,
+    BatchEnd,
+    BatchError,
+    BatchesFull,
+    BatchLease,
+    BatchLimits,
+    BatchProgress,
+    BatchRecord,
+    BatchStatus,
+    LeaseLost,
+    NewBatch,
+    NoInput,
+    Saved,
+    output_file_id,
+)
+from shared.transport.ports.files import FILE_PREFIX, FilePart
+from shared.transport.ports.jobs import QueueFull, TransportError
+
+_metadata = msgspec.json.Decoder(dict[str, str])
+_errors = msgspec.json.Decoder(tuple[BatchError, ...])
+_encoder = msgspec.json.Encoder()
+
+
+class RedisBatchStore:
+    """Implements BatchStore for one partition. Safe for any number of tasks."""
+
+    def __init__(self, keys: Keys, redis: Redis, scripts: Scripts) -> None:
+        self._keys = keys
+        self._redis = redis
+        self._scripts = scripts
+
+    async def create(self, batch: NewBatch, limits: BatchLimits) -> BatchRecord:
+        if not is_id(batch.input_file_id, FILE_PREFIX, self._keys.partition):
+            raise NoInput
+        with translated("batch_create"):
+            try:
+                reply = await self._scripts.call(
+                    self._redis,
+                    "batch_create",
+                    batch.batch_id,
+                    batch.tenant,
+                    batch.endpoint,
+                    batch.input_file_id,
+                    batch.window,
+                    batch.window_ms,
+                    "" if batch.metadata is None else _encoder.encode(batch.metadata),
+                    batch.output_life_ms,
+                    limits.keep_ms,
+                    limits.max_open,
+                    limits.max_tenant_open,
+                    limits.max_tenant_records,
+                )
+            except RedisError as error:
+                if is_out_of_memory(error):
+                    raise QueueFull("memory", MEMORY_RETRY_S) from error
+                raise
+        word = reply[0]
+        if word == b"FULL":
+            raise BatchesFull(reply[1].decode())
+        if word != b"OK":
+            raise NoInput(reply[1].decode() if word == b"PURPOSE" else None)
+        record = await self.get(batch.batch_id, batch.tenant)
+        if record is None:
+            raise TransportError("a batch was gone as soon as it was made")
+        return record
+
+    async def get(self, batch_id: str, tenant: str | None = None) -> BatchRecord | None:
+        if not is_id(batch_id, BATCH_PREFIX, self._keys.partition):
+            return None
+        with translated("batch_get"):
+            fields: Any = await self._redis.hgetall(self._keys.batch(batch_id))
+        if not fields:
+            return None
+        record = _record(batch_id, fields)
+        return record if tenant in (None, record.tenant) else None
+
+    async def list(self, tenant: str, after: str | None, limit: int) -> Sequence[BatchRecord]:
+        found: list[BatchRecord] = []
+        index = self._keys.batches_of(tenant)
+        async for batch_id, fields in follow(self._redis, index, after, self._keys.batch):
+            if len(found) >= limit:
+                break
+            found.append(_record(batch_id, fields))
+        return found
+
+    async def cancel(self, batch_id: str, tenant: str) -> bool:
+        if not is_id(batch_id, BATCH_PREFIX, self._keys.partition):
+            return False
+        with translated("batch_cancel"):
+            reply = await self._scripts.call(self._redis, "batch_cancel", batch_id, tenant)
+        return bool(reply[0] == b"OK")
+
+    async def claim(
+        self, frontend_id: str, lease_ms: int, unwanted: Sequence[str]
+    ) -> BatchLease | None:
+        with translated("batch_claim"):
+            reply = await self._scripts.call(
+                self._redis, "batch_claim", frontend_id, lease_ms, *unwanted
+            )
+        return BatchLease(reply[0].decode(), int(reply[1])) if reply else None
+
+    async def save(
+        self,
+        lease: BatchLease,
+        lease_ms: int,
+        progress: BatchProgress | None = None,
+        *,
+        status: BatchStatus | None = None,
+        job_ids: Sequence[str] = (),
+    ) -> Saved:
+        words: list[Argument] = [] if progress is None else list(_fields(progress))
+        with translated("batch_save"):
+            reply = await self._scripts.call(
+                self._redis,
+                "batch_save",
+                lease.batch_id,
+                lease.fence,
+                lease_ms,
+                status or "",
+                len(words) // 2,
+                *words,
+                *job_ids,
+            )
+        if reply[0] != b"OK":
+            raise LeaseLost(lease.batch_id)
+        return Saved(BatchStatus(reply[1].decode()), int(reply[2]))
+
+    async def end(self, lease: BatchLease, end: BatchEnd) -> BatchStatus:
+        files = [
+            (field, ending, parts)
+            for field, ending, parts in (
+                ("output_file", "output", end.output),
+                ("error_file", "error", end.error_output),
+            )
+            if parts
+        ]
+        words: list[Argument] = []
+        for field, ending, parts in files:
+            num_bytes = sum(part.num_bytes for part in parts)
+            words += (field, output_file_id(lease.batch_id, ending))
+            words += (f"{lease.batch_id}_{ending}.jsonl", num_bytes, encode_parts(parts))
+        with translated("batch_end"):
+            reply = await self._scripts.call(
+                self._redis,
+                "batch_end",
+                lease.batch_id,
+                lease.fence,
+                end.status,
+                _encoder.encode([tuple(error) for error in end.errors]) if end.errors else "",
+                len(files),
+                *words,
+                *end.useless,
+            )
+        if reply[0] == b"FENCED" or reply[1] == b"gone":
+            raise LeaseLost(lease.batch_id)
+        return BatchStatus(reply[1].decode())
+
+
+def _fields(progress: BatchProgress) -> Iterator[Argument]:
+    usage = progress.usage
+    yield from ("total", progress.total)
+    yield from ("completed", progress.completed)
+    yield from ("failed", progress.failed)
+    yield from ("low_line", progress.low_line)
+    yield from ("low_offset", progress.low_offset)
+    yield from ("done_bits", f"{progress.done_bits:x}")
+    yield from ("model", progress.model or "")
+    yield from ("prompt_tokens", usage.prompt_tokens)
+    yield from ("completion_tokens", usage.completion_tokens)
+    yield from ("cached_tokens", usage.cached_tokens)
+    yield from ("output", encode_parts(progress.output))
+    yield from ("error_output", encode_parts(progress.error_output))
+
+
+def _record(batch_id: str, fields: Fields) -> BatchRecord:
+    def text(name: str) -> str:
+        return fields.get(name.encode(), b"").decode()
+
+    def number(name: str, default: int = 0) -> int:
+        return int(fields.get(name.encode(), default))
+
+    def parts(name: str) -> tuple[FilePart, ...]:
+        return decode_parts(fields.get(name.encode(), b""))
+
+    return BatchRecord(
+        batch_id=batch_id,
+        tenant=text("tenant"),
+        endpoint=text("endpoint"),
+        input_file_id=text("input"),
+        window=text("window"),
+        metadata=_metadata.decode(text("metadata")) if text("metadata") else None,
+        created_ms=number("created_ms"),
+        expires_ms=number("expires_ms"),
+        status=BatchStatus(text("status")),
+        times_ms={status: number(f"{status}_ms") for status in BatchStatus if text(f"{status}_ms")},
+        progress=BatchProgress(
+            total=number("total"),
+            completed=number("completed"),
+            failed=number("failed"),
+            low_line=number("low_line", 1),
+            low_offset=number("low_offset"),
+            done_bits=int(text("done_bits") or "0", 16),
+            model=text("model") or None,
+            usage=Usage(
+                number("prompt_tokens"), number("completion_tokens"), number("cached_tokens")
+            ),
+            output=parts("output"),
+            error_output=parts("error_output"),
+        ),
+        output_file_id=text("output_file") or None,
+        error_file_id=text("error_file") or None,
+        errors=_errors.decode(text("errors")) if text("errors") else (),
+    )

@@ -1,0 +1,164 @@
+"""EventBus over Redis pub/sub: frames are an accelerator, the log is the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from shared.keys import Keys
+from shared.messages import JobEvent
+from shared.redis.pubsub import Subscriber
+from shared.transport.ports.jobs import RESYNC, Resync, Subscription
+from shared.transport.wire import decode_frame
+
+log = logging.getLogger(__name__)
+
+QUEUE_FRAMES = 64
+
+
+class RedisSubscription:
+    """One reader's bounded queue of live events.
+
+    Whenever something may be missing (a confirmation, an overflow, a frame that cannot be read) all
+    that waits is replaced by one RESYNC: the log has it.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self._events: deque[JobEvent] = deque()
+        self._resync = False
+        self._waiting = LongWait()
+
+    async def get(self, timeout_s: float) -> JobEvent | Resync | None:
+        """As Subscription.get. One task at a time."""
+        if not self._resync and not self._events:
+            await self._waiting.wait(timeout_s)
+        if self._resync:
+            self._resync = False
+            return RESYNC
+        return self._events.popleft() if self._events else None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._events)
+
+    def wake(self) -> None:
+        """As Subscription."""
+        self._waiting.wake()
+
+    def close(self) -> None:
+        """Nobody will wait any more."""
+        self._waiting.close()
+
+    def on_confirmed(self) -> None:
+        self._events.clear()
+        self._resync = True
+        self._waiting.wake()
+
+    def on_message(self, data: bytes) -> None:
+        try:
+            event = decode_frame(data)
+        except (ValueError, TypeError):
+            log.warning("unreadable frame", extra={"job_id": self.job_id})
+            self.on_confirmed()
+            return
+        if event is None:
+            return
+        if len(self._events) >= QUEUE_FRAMES:
+            self.on_confirmed()
+            return
+        self._events.append(event)
+        self._waiting.wake()
+
+
+class RedisEventBus:
+    """Implements EventBus. Several subscriptions of one job in a process share its channel."""
+
+    def __init__(self, keys: Keys, subscriber: Subscriber) -> None:
+        self._keys = keys
+        self._subscriber = subscriber
+
+    async def start(self) -> None:
+        """Begins to connect; a server that is away is tried again and again."""
+        self._subscriber.start()
+
+    async def aclose(self) -> None:
+        await self._subscriber.aclose()
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost so far."""
+        return self._subscriber.reconnects
+
+    async def subscribe(self, job_id: str) -> Subscription:
+        subscription = await self.begin(job_id)
+        await self.confirmed(subscription)
+        return subscription
+
+    async def begin(self, job_id: str) -> Subscription:
+        subscription = RedisSubscription(job_id)
+        await self._subscriber.add(self._keys.channel(job_id), subscription)
+        return subscription
+
+    async def confirmed(self, subscription: Subscription) -> None:
+        assert isinstance(subscription, RedisSubscription)
+        await self._subscriber.confirmed(self._keys.channel(subscription.job_id), subscription)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        assert isinstance(subscription, RedisSubscription)
+        subscription.close()
+        await self._subscriber.remove(self._keys.channel(subscription.job_id), subscription)
+
+
+# LongWait: waiting with a time limit that is rarely reached, again and again.
+#
+# A timer for each wait costs more than the wait when something comes every few milliseconds. Here
+# one timer is left running, and when it rings it looks whether the wait of that moment is over.
+
+
+class LongWait:
+    """One task waits at a time; anybody on its loop may wake it."""
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+        self._ends_s = 0.0  # of the wait, by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_s = 0.0
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until the next `wake`, or until `timeout_s` is over."""
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        self._ends_s = loop.time() + timeout_s
+        if self._timer is None or self._rings_s > self._ends_s:
+            self._set(loop)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """Ends the wait of this moment, if there is one."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Lets go of the timer. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.close()
+        self._rings_s = self._ends_s
+        self._timer = loop.call_at(self._rings_s, self._ring, loop)
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return  # the next wait sets it anew
+        if self._ends_s > self._rings_s:
+            self._set(loop)
+        else:
+            self.wake()

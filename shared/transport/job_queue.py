@@ -1,0 +1,492 @@
+"""JobQueue over Redis: what a worker takes and says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from shared.keys import GROUP, Keys
+from shared.messages import (
+    Cursor,
+    Delta,
+    ErrorCode,
+    JobState,
+    PromptSlice,
+    Segment,
+    TokenLogprob,
+)
+from shared.redis.connections import BLOCK_MS, Connections
+from shared.redis.failures import group_is_missing, is_out_of_memory, translated
+from shared.redis.pool import Command
+from shared.redis.pubsub import Subscriber
+from shared.redis.scripts import Argument, Scripts
+from shared.transport.append_items import append_arguments, append_result, refusal_of
+from shared.transport.ports.jobs import (
+    Append,
+    AppendResult,
+    Beat,
+    BeatReply,
+    CrashCause,
+    Delivery,
+    JobSnapshot,
+    Restored,
+)
+from shared.transport.records import WORKER_FIELDS
+from shared.transport.wire import PayloadInvalid, decode_entry, decode_job
+
+log = logging.getLogger(__name__)
+
+CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
+MAX_CRASHES = 4  # the last two of them while it was tried alone
+PENDING_PAGE = 100
+LOG_PAGE = 1000
+POLL_S = 0.02
+RETRY_S = 0.05
+MAX_HINTS = 1024
+
+# For how long `pull` defers jobs beyond its worker's portion to others that asked for work within
+# the last ASKING_MS. Who waits for work asks again after BLOCK_MS.
+DEFER_MS = 50
+ASKING_MS = BLOCK_MS + 500
+
+
+class _Pulled(NamedTuple):
+    """What came of one `pull`."""
+
+    claims: Sequence[Any] = ()
+    more: bool = False  # there may be more to take at once
+    # The newest entry of each queue, if what comes after it is to be waited for.
+    last: Sequence[bytes] = ()
+    deferred_ms: int = 0  # until what was left to other workers may be taken; 0: nothing was
+
+
+class RedisJobQueue:
+    """Implements JobQueue for one partition and the models that `setup` was told."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        connections: Connections,
+        scripts: Scripts,
+        subscriber: Subscriber,
+        *,
+        defer_ms: int = DEFER_MS,
+        asking_ms: int = ASKING_MS,
+    ) -> None:
+        """`defer_ms`: for how long `pull` leaves jobs beyond its worker's portion to others, 0: not
+        at all; `asking_ms`: others are those whose last pull is no older."""
+        self._keys = keys
+        self._connections = connections
+        self._redis = connections.cmd
+        self._scripts = scripts
+        self._subscriber = subscriber
+        self._defer_ms = defer_ms
+        self._asking_ms = asking_ms
+        self._models: tuple[str, ...] = ()
+        self._queues: tuple[str, ...] = ()  # lane by lane, those that go first at the front
+        self._delivered: Sequence[bytes] = ()  # up to where nothing waits in these queues, if known
+
+    async def setup(self, models: Sequence[str]) -> None:
+        """As JobQueue; models add up."""
+        self._serve((*self._models, *models))
+        with translated("setup"):
+            pipe = self._redis.pipeline(transaction=False)
+            for queue in self._queues:
+                pipe.xgroup_create(queue, GROUP, id="0", mkstream=True)
+                pipe.pexpire(queue, CARD_LIFE_MS, nx=True)
+                pipe.pexpire(queue, CARD_LIFE_MS, gt=True)
+            for reply in await pipe.execute(raise_on_error=False):
+                if isinstance(reply, Exception) and "BUSYGROUP" not in str(reply):
+                    raise reply
+
+    def _serve(self, models: Sequence[str]) -> None:
+        self._models = tuple(dict.fromkeys(models))
+        lanes = zip(*map(self._keys.queues, self._models), strict=True)
+        self._queues = tuple(queue for lane in lanes for queue in lane)
+        self._delivered = ()
+
+    async def beat(self, beat: Beat) -> BeatReply:
+        stats = {name: _field(value) for name, value in beat.stats.items()}
+        if reserved := WORKER_FIELDS.intersection(stats):
+            raise ValueError(f"not names of statistics: {sorted(reserved)}")
+        stats |= {"draining": _field(beat.draining), "stalled": _field(beat.stalled)}
+        clock = self._connections.clock
+        begun_s = clock.now_s()
+        arguments: list[Argument] = [
+            beat.worker_id,
+            beat.lease_ms,
+            json.dumps(beat.models),
+            clock.testimony,
+            len(stats),
+        ]
+        for name, value in stats.items():
+            arguments += (name, value)
+        for job_id, attempt in beat.running:
+            arguments += (job_id, attempt)
+        with translated("beat"):
+            seen, *reply = await self._scripts.call(self._connections.beat, "beat", *arguments)
+        clock.answered(begun_s, seen)
+        dropped, lost = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
+        return BeatReply(dropped, lost)
+
+    async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
+        """As JobQueue. A reply that is lost may hold claims: `reconcile` finds them."""
+        if count < 1:
+            return []
+        deadline = time.monotonic() + block_ms / 1000
+        with translated("pull"):
+            pulled = _Pulled(last=self._delivered)
+            if not pulled.last or block_ms <= 0:
+                pulled = await self._pull_once(worker_id, count)
+            while True:
+                deliveries = await self._deliveries(worker_id, pulled.claims)
+                left_s = deadline - time.monotonic()
+                if deliveries or left_s <= 0:
+                    return deliveries
+                if pulled.claims or pulled.more:
+                    pulled = await self._pull_once(worker_id, count)
+                    continue
+                if pulled.deferred_ms:
+                    # Not a wait in the server: an idle one looks ten times a second for those that
+                    # have ended.
+                    await asyncio.sleep(min(POLL_S, left_s, pulled.deferred_ms / 1000))
+                    pulled = await self._pull_once(worker_id, count)
+                else:
+                    pulled = await self._wait_and_pull(worker_id, count, pulled.last, left_s)
+
+    async def oversubscribe(
+        self, worker_id: str, count: int, leave_out: Sequence[str]
+    ) -> Sequence[Delivery]:
+        tenants: tuple[Argument, ...] = (len(leave_out), *leave_out)
+        with translated("oversubscribe"):
+            try:
+                claims = await self._call(
+                    "oversubscribe", worker_id, count, MAX_CRASHES, *tenants, *self._queues
+                )
+            except ResponseError as error:
+                if group_is_missing(error) or is_out_of_memory(error):
+                    return []  # `pull` sets up what is missing
+                raise
+            return await self._deliveries(worker_id, claims)
+
+    async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
+        claims: list[Any] = []
+        with translated("reconcile"):
+            # Without a lease nothing could be claimed, and the mere reading would bring back a
+            # consumer that was buried, for whom nobody would look again.
+            if not await self._redis.exists(self._keys.worker(worker_id)):
+                return []
+            for queue in self._queues:
+                after = "0"
+                while rows := await self._pending(queue, worker_id, after):
+                    after = rows[-1][0].decode()
+                    for entry, fields in rows:
+                        claim = await self._claim_pending(queue, worker_id, entry, fields, known)
+                        if claim is not None:
+                            claims.append(claim)
+                    if len(rows) < PENDING_PAGE:
+                        break
+            return await self._deliveries(worker_id, claims)
+
+    async def recover(
+        self, worker_id: str, count: int, *, suspects: bool = True
+    ) -> Sequence[Delivery]:
+        if count < 1:
+            return []
+        with translated("recover"):
+            try:
+                claims = await self._call(
+                    "recover", worker_id, count, MAX_CRASHES, int(suspects), *self._queues
+                )
+            except ResponseError as error:
+                if not group_is_missing(error):
+                    raise
+                await self.setup(self._models)
+                return []
+            return await self._deliveries(worker_id, claims)
+
+    async def append(
+        self, worker_id: str, lease_ms: int, items: Sequence[Append]
+    ) -> Sequence[AppendResult]:
+        results: list[AppendResult | None] = [refusal_of(item) for item in items]
+        sound = [at for at, refusal in enumerate(results) if refusal is None]
+        arguments: list[Argument] = []
+        for at in sound:
+            arguments += append_arguments(items[at])
+        with translated("append"):
+            verdicts = await self._call("append", worker_id, lease_ms, *arguments)
+        for at, verdict in zip(sound, verdicts, strict=True):
+            results[at] = append_result(items[at], verdict.decode())
+        return [result for result in results if result is not None]
+
+    async def restore(
+        self, worker_id: str, job_id: str, attempt: int, snapshot: JobSnapshot, sure_ms: int
+    ) -> Restored:
+        left_ms = _left_ms(snapshot, self._connections.clock.now_s())
+        arguments: tuple[Argument, ...] = (worker_id, job_id, attempt, sure_ms, left_ms)
+        stored = (snapshot.request, snapshot.facts, *snapshot.fields)
+        with translated("restore"):
+            try:
+                word = await self._call("restore", *arguments, *stored)
+            except ResponseError as error:
+                if is_out_of_memory(error):
+                    return Restored.NO_MEMORY
+                raise
+        return Restored(word.decode())
+
+    async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
+        with translated("release"):
+            reply = await self._call("release", job_id, worker_id, attempt)
+        return bool(reply[0] == b"OK")
+
+    async def crashed(
+        self,
+        worker_id: str,
+        jobs: Sequence[tuple[str, int]],
+        cause: CrashCause = CrashCause.ENGINE,
+    ) -> None:
+        arguments: list[Argument] = [worker_id, MAX_CRASHES, cause.value]
+        for job_id, attempt in jobs:
+            arguments += (job_id, attempt)
+        with translated("crashed"):
+            await self._call("crashed", *arguments)
+
+    async def retire(self, worker_id: str) -> None:
+        """As JobQueue: what this worker still holds is given back without blame."""
+        with translated("retire"):
+            await self._call("retire", worker_id, *self._queues)
+
+    async def declare_dead(self, worker_id: str) -> None:
+        """For whoever saw the worker's process die: its jobs may be recovered at once."""
+        with translated("declare_dead"):
+            await self._redis.delete(self._keys.worker(worker_id))
+
+    async def cancellations(self, worker_id: str) -> AsyncIterator[str]:
+        hints = _Hints()
+        channel = self._keys.control(worker_id)
+        await self._subscriber.add(channel, hints)
+        try:
+            while True:
+                yield await hints.get()
+        finally:
+            await self._subscriber.remove(channel, hints)
+
+    async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
+        """As JobQueue. What is announced lives for CARD_LIFE_MS; blobs are sent once."""
+        queues = self._keys.queues(model)
+        with translated("announce"):
+            missing = await self._call(
+                "announce", model, card, CARD_LIFE_MS, len(queues), *queues, *blobs
+            )
+            for digest in missing:
+                name = digest.decode()
+                await self._redis.set(self._keys.blob(name), blobs[name], px=CARD_LIFE_MS)
+
+    async def _pull_once(self, worker_id: str, count: int) -> _Pulled:
+        try:
+            reply = await self._call("pull", *self._pull_arguments(worker_id, count))
+        except ResponseError as error:
+            reply = error
+        return await self._pulled(reply)
+
+    async def _wait_and_pull(
+        self, worker_id: str, count: int, last: Sequence[bytes], left_s: float
+    ) -> _Pulled:
+        """When something was queued after `last`, or a part of `left_s` has passed.
+
+        The server is given both commands at once: it pulls in the moment in which the wait ends,
+        instead of after a way here and back.
+        """
+        if not last:
+            await asyncio.sleep(min(RETRY_S, left_s))
+            return await self._pull_once(worker_id, count)
+        if self._connections.is_fake:
+            await asyncio.sleep(min(POLL_S, left_s))
+            return await self._pull_once(worker_id, count)
+        block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
+        wait: Command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *self._queues, *last)
+        pull = self._scripts.command("pull", *self._pull_arguments(worker_id, count))
+        waited, reply = await self._connections.pull.exchange(wait, pull)
+        if isinstance(reply, NoScriptError):
+            return await self._pull_once(worker_id, count)
+        pulled = await self._pulled(reply)
+        if isinstance(waited, ResponseError) and not (pulled.claims or pulled.more):
+            raise waited  # else this would go round and round without waiting
+        return pulled
+
+    def _pull_arguments(self, worker_id: str, count: int) -> tuple[Argument, ...]:
+        return (worker_id, count, MAX_CRASHES, self._defer_ms, self._asking_ms, *self._queues)
+
+    async def _pulled(self, reply: Any) -> _Pulled:
+        """What a pull's reply, or the error in its place, says. Raises ResponseError."""
+        if isinstance(reply, ResponseError):
+            if group_is_missing(reply):
+                await self.setup(self._models)
+                await asyncio.sleep(RETRY_S)
+                return _Pulled(more=True)
+            if is_out_of_memory(reply):
+                log.warning("the server is full: no new work is taken")
+                return _Pulled()
+            raise reply
+        if reply[0] == b"NOLEASE":
+            return _Pulled()
+        _, claims, more, last, deferred_ms = reply
+        self._delivered = () if deferred_ms else last
+        return _Pulled(claims, bool(more), last, deferred_ms)
+
+    async def _pending(
+        self, queue: str, worker_id: str, after: str
+    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        reply: Any
+        try:
+            reply = await self._redis.xreadgroup(
+                GROUP, worker_id, {queue: after}, count=PENDING_PAGE
+            )
+        except ResponseError as error:
+            if not group_is_missing(error):
+                raise
+            await self.setup(self._models)
+            return []
+        return reply[0][1] if reply else []
+
+    async def _claim_pending(
+        self,
+        queue: str,
+        worker_id: str,
+        entry: bytes,
+        fields: dict[bytes, bytes],
+        known: frozenset[str],
+    ) -> Any | None:
+        job_id = fields.get(b"id", b"").decode() if fields else ""
+        if not job_id:  # the entry was deleted: nothing is left to do for it
+            await self._redis.xack(queue, GROUP, entry)
+            return None
+        if job_id in known:
+            return None
+        reply = await self._call("claim", worker_id, queue, entry, job_id, MAX_CRASHES)
+        return reply if reply[0] == b"OK" else None
+
+    async def _deliveries(self, worker_id: str, claims: Sequence[Any]) -> list[Delivery]:
+        deliveries = []
+        claimed_s = self._connections.clock.now_s()
+        for claim in claims:
+            delivery = await self._delivery(worker_id, claim, claimed_s)
+            if delivery is not None:
+                deliveries.append(delivery)
+        return deliveries
+
+    async def _delivery(self, worker_id: str, claim: Any, claimed_s: float) -> Delivery | None:
+        """None when the job cannot be run: it has been failed."""
+        _, raw_id, attempt, n, b, _, crashes, cached, request, facts, fields, *_ = claim
+        job_id, end = raw_id.decode(), Cursor(int(n), int(b))
+        try:
+            job = decode_job(request)
+            if job.job_id != job_id:
+                raise PayloadInvalid("The stored request belongs to another job.")
+        except PayloadInvalid as error:
+            await self._fail(worker_id, job_id, attempt, error.code, str(error))
+            return None
+        slices, deltas = await self._logged(job_id, end) if end.num_tokens else ([], [])
+        token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
+        segments = _segments_of(deltas)
+        is_whole = len(token_ids) == end.num_tokens and all(
+            segment.choice < job.num_choices for segment in segments or ()
+        )
+        if not is_whole:
+            message = "The job cannot be resumed: its log is incomplete."
+            await self._fail(worker_id, job_id, attempt, ErrorCode.JOB_LOST, message)
+            return None
+        logprobs: tuple[TokenLogprob, ...] = tuple(
+            entry for delta in deltas for entry in delta.logprobs or ()
+        )
+        return Delivery(
+            job,
+            int(attempt),
+            output_token_ids=token_ids,
+            output_logprobs=logprobs,
+            end=end,
+            cached_tokens=int(cached),
+            crashes=int(crashes),
+            segments=segments,
+            logged=tuple(deltas),
+            snapshot=JobSnapshot(request, facts, tuple(fields), claimed_s),
+            prompt_slices=tuple(slices),
+        )
+
+    async def _logged(self, job_id: str, end: Cursor) -> tuple[list[PromptSlice], list[Delta]]:
+        slices: list[PromptSlice] = []
+        deltas: list[Delta] = []
+        start, log_key = "-", self._keys.log(job_id)
+        while True:
+            rows: Any = await self._redis.xrange(log_key, start, str(end), count=LOG_PAGE)
+            for entry_id, fields in rows:
+                event = decode_entry(entry_id, fields)
+                if isinstance(event, Delta):
+                    deltas.append(event)
+                elif isinstance(event, PromptSlice):
+                    slices.append(event)
+            if len(rows) < LOG_PAGE:
+                return slices, deltas
+            start = "(" + rows[-1][0].decode()
+
+    async def _fail(
+        self, worker_id: str, job_id: str, attempt: bytes, code: ErrorCode, message: str
+    ) -> None:
+        log.error("delivered job cannot run", extra={"job_id": job_id, "code": str(code)})
+        await self._call(
+            "finish", job_id, worker_id, attempt, JobState.FAILED, code, message[:1000]
+        )
+
+    async def _call(self, name: str, *arguments: Argument) -> Any:
+        return await self._scripts.call(self._connections.calls, name, *arguments)
+
+
+def _segments_of(deltas: Sequence[Delta]) -> tuple[Segment, ...] | None:
+    """Of all deltas in a row; None when none of them has any."""
+    if all(delta.segments is None for delta in deltas):
+        return None
+    segments: list[Segment] = []
+    for delta in deltas:
+        num_bytes = delta.end.num_bytes - delta.start.num_bytes
+        whole = (Segment(0, len(delta.token_ids), num_bytes),)
+        segments += whole if delta.segments is None else delta.segments
+    return tuple(segments)
+
+
+def _left_ms(snapshot: JobSnapshot, now_s: float) -> int:
+    """Returns the milliseconds left of a claimed job's timeout at `now_s`, at least 0."""
+    fields = dict(zip(snapshot.fields[::2], snapshot.fields[1::2], strict=True))
+    at_claim_ms = int(fields[b"deadline_ms"]) - int(fields[b"claim_ms"])
+    return max(0, at_claim_ms - int((now_s - snapshot.claimed_s) * 1000))
+
+
+class _Hints:
+    """Job ids from the control channel, the oldest dropped when nobody listens."""
+
+    def __init__(self) -> None:
+        self._ids: deque[str] = deque(maxlen=MAX_HINTS)
+        self._wake = asyncio.Event()
+
+    async def get(self) -> str:
+        while not self._ids:
+            self._wake.clear()
+            await self._wake.wait()
+        return self._ids.popleft()
+
+    def on_confirmed(self) -> None:
+        """Hints may be lost: append and beat tell the same."""
+
+    def on_message(self, data: bytes) -> None:
+        self._ids.append(data.decode(errors="replace"))
+        self._wake.set()
+
+
+def _field(value: float | str) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,622 @@
+"""JobStore over Redis: what a frontend asks and says."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from shared.keys import NUM_LANES, Keys, partition_of
+from shared.messages import (
+    START,
+    TERMINAL_STATES,
+    Cursor,
+    Delta,
+    Durability,
+    ErrorCode,
+    Failed,
+    Finished,
+    Job,
+    JobEvent,
+    JobState,
+    OnDisconnect,
+)
+from shared.redis.connections import MAX_ACCEPT_WAIT_S, Connections
+from shared.redis.failures import is_out_of_memory, translated
+from shared.redis.pool import Command
+from shared.redis.scripts import Scripts
+from shared.transport.drain_rate import DrainRates
+from shared.transport.ports.jobs import (
+    AdmissionLimits,
+    AnnouncedModel,
+    CancelResult,
+    DurabilityFault,
+    JobLook,
+    JobRecord,
+    KeptKey,
+    KeyTaken,
+    QueueFull,
+    QueueStats,
+    Restored,
+    Submission,
+    Submitted,
+    TransportError,
+    WorkerStatus,
+)
+from shared.transport.records import end_of, job_record, queue_stats, worker_status
+from shared.transport.submission import allowances, check_answer, check_job, submit_arguments
+from shared.transport.wire import decode_entry, lost_output
+
+MAX_LOG_READ = 4096  # events of one read_log
+MAX_LISTED = 1000  # records of one list_jobs
+LIST_PAGE = 200
+LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
+ATTACH_PAGE = 256  # readers per script call
+LOOK_PAGE = 256  # jobs per script call
+MAX_SCANNED = 10_000  # entries of an index looked at by one list_jobs
+POSITION_MAX = 1000  # entries counted per lane
+MEMORY_RETRY_S = 5.0
+SECRET_LIFE_MS = 7 * 24 * 3_600_000
+CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
+DECODE_S = 0.004  # of decoding without a pause
+_MAX_ID_PART = 2**63 - 1
+_STATES = {b"gone": None, **{state.encode(): state for state in JobState}}
+
+Fields = dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePolicy:
+    """How long things live that no contract parameter says."""
+
+    grace_ms: int = 10_000  # OnDisconnect.GRACE: how long a job waits for a reader
+    frontend_lease_ms: int = 10_000  # granted by submit and attach until the next beat
+    delivered_retain_ms: int = 60_000  # a log whose reader was there when the job ended
+
+
+class RedisJobStore:
+    """Implements JobStore for one partition. Safe for any number of tasks."""
+
+    def __init__(
+        self, keys: Keys, connections: Connections, scripts: Scripts, policy: StorePolicy
+    ) -> None:
+        self._keys = keys
+        self._redis = connections.cmd
+        self._calls = connections.calls
+        self._beats = connections.beat
+        self._accept = connections.accept
+        self._scripts = scripts
+        self._policy = policy
+        self._clock = time.monotonic
+        self._server_clock = connections.clock
+        self._workers: Sequence[WorkerStatus] = ()  # as last seen
+        self._announced: Sequence[str] = ()  # names of models, as last seen
+        self._drains = DrainRates()
+
+    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
+        """As JobStore. ValueError for a job id, lane, model or timeout that cannot be queued."""
+        word, _, left = await self._submit(job, limits, reader_id)
+        outcome = Submitted.DUPLICATE if word == b"DUP" else Submitted.ACCEPTED
+        return Submission(outcome, allowances(left))
+
+    async def requeue(self, letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
+        """As JobStore; ValueError as `submit`."""
+        reply = await self._submit(job, limits, "", letter=letter_id)
+        if reply[0] == b"NOLETTER":
+            return None
+        return reply[1].decode() if reply[0] == b"REQUEUED" else job.job_id
+
+    async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
+        """As JobStore. Raises QueueFull above maxmemory alone."""
+        job = replace(job, timeout_ms=max(1, timeout_ms))
+        try:
+            reply = await self._submit(job, AdmissionLimits(), reader_id, again=True)
+        except KeyTaken:  # by an equal request that came later
+            return Restored.OVER
+        return Restored.OVER if reply[0] == b"OVER" else Restored.RESTORED
+
+    async def durability_fault(
+        self, durability: Durability, num_replicas: int
+    ) -> DurabilityFault | None:
+        probe: Command = ("ROLE",) if durability is Durability.REPLICAS else ("WAITAOF", 1, 0, 1)
+        with translated("durability"):
+            (reply,) = await self._accept.exchange(probe)
+        if isinstance(reply, ResponseError):
+            return _why_not(reply)
+        if durability is Durability.REPLICAS:
+            return _fault_of_role(reply, num_replicas)
+        return None
+
+    async def confirm(
+        self,
+        kind: str,
+        names: Sequence[str],
+        durability: Durability,
+        num_replicas: int,
+        timeout_s: float,
+    ) -> bool:
+        """As JobStore; `timeout_s` is at most MAX_ACCEPT_WAIT_S."""
+        wait_ms = max(1, round(min(timeout_s, MAX_ACCEPT_WAIT_S) * 1000))
+        wait: Command = ("WAITAOF", 1, 0, wait_ms)
+        if durability is Durability.REPLICAS:
+            wait = ("WAIT", num_replicas, wait_ms)
+        all_words = [("confirm", kind, name, str(durability)) for name in names]
+        commands = [self._scripts.command(*words) for words in all_words]
+        with translated("confirm"):
+            *found, reply = await self._accept.exchange(*commands, wait)
+            if any(isinstance(answer, NoScriptError) for answer in found):
+                commands[0] = self._scripts.text_command(*all_words[0])  # the others then know it
+                *found, reply = await self._accept.exchange(*commands, wait)
+            for answer in (*found, reply):
+                if isinstance(answer, ResponseError):
+                    raise answer
+        if durability is Durability.REPLICAS:
+            return all(found) and reply >= num_replicas
+        return all(found) and reply[0] >= 1
+
+    async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
+        with translated("states"):
+            pipe = self._redis.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipe.hget(self._keys.job(job_id), "state")
+                pipe.exists(self._keys.tombstone(job_id))
+            words = await pipe.execute() if job_ids else []
+        return [
+            JobState(state.decode()) if state else JobState.CANCELLED if is_buried else None
+            for state, is_buried in zip(words[::2], words[1::2], strict=True)
+        ]
+
+    async def _submit(
+        self,
+        job: Job,
+        limits: AdmissionLimits,
+        reader_id: str,
+        *,
+        letter: str = "",
+        again: bool = False,
+    ) -> Any:
+        """The transition's answer. Raises ValueError, QueueFull and KeyTaken."""
+        check_job(job, self._keys.partition)
+        drain = self._drains.of(job.model)
+        arguments = submit_arguments(
+            job,
+            limits,
+            drain,
+            reader=reader_id,
+            grace=self._grace_of(job.on_disconnect),
+            frontend_lease_ms=self._policy.frontend_lease_ms,
+            letter=letter,
+            again=again,
+        )
+        with translated("submit"):
+            try:
+                answer = await self._call("submit", *arguments)
+            except RedisError as error:
+                if is_out_of_memory(error):
+                    raise QueueFull("memory", MEMORY_RETRY_S) from error
+                raise
+        check_answer(answer, drain)
+        return answer
+
+    async def kept_key(self, key: str) -> KeptKey | None:
+        with translated("kept_key"):
+            kept: Any = await self._redis.hmget(self._keys.idempotency(key), ("id", "body"))
+            if kept[0] is None:
+                return None
+            job_id, body = kept[0].decode(), kept[1].decode()
+            state: Any = await self._redis.hget(self._keys.job(job_id), "state")
+        return KeptKey(job_id, body, None if state is None else JobState(state.decode()))
+
+    async def read_log(
+        self, job_id: str, after: Cursor, count: int = 256
+    ) -> Sequence[Delta | JobEvent]:
+        """As JobStore. A job that has ended always ends: when nothing lies after `after`, its end
+        is given again, and Failed(job_lost) to a reader whose text is no longer stored."""
+        if not self._is_ours(job_id):
+            return []
+        log_key = self._keys.log(job_id)
+        parts = (min(part, _MAX_ID_PART) for part in after)
+        start = "-" if after == START else "(" + str(Cursor(*parts))
+        count = max(1, min(count, MAX_LOG_READ))
+        events: list[Delta | JobEvent] = []
+        while True:
+            with translated("read_log"):
+                # MULTI: an end seen after a page that missed it would hide what lies between.
+                pipe = self._redis.pipeline(transaction=True)
+                pipe.xrange(log_key, start, "+", count=count)
+                pipe.xrevrange(log_key, "+", "-", count=1)
+                pipe.hgetall(self._keys.job(job_id))
+                rows, newest, fields = await pipe.execute()
+            events += await _events(job_id, rows)
+            if len(rows) < count or len(events) >= count:
+                break
+            start = "(" + rows[-1][0].decode()  # some are of kinds that a newer release writes
+        if events or rows or not fields:
+            return events[:count]
+        last = await _events(job_id, newest)
+        if last and isinstance(last[0], Finished | Failed):
+            return last
+        end = end_of(fields)
+        if end is None:
+            return []
+        return [end if end.end <= after else lost_output(end)]
+
+    async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
+        looks: list[JobLook | None] = [None] * len(job_ids)
+        ours = [index for index, job_id in enumerate(job_ids) if self._is_ours(job_id)]
+        for at in range(0, len(ours), LOOK_PAGE):
+            page = ours[at : at + LOOK_PAGE]
+            with translated("look"):
+                words = await self._call("look", *[job_ids[index] for index in page])
+            for index, word in zip(page, words, strict=True):
+                looks[index] = _job_look(word)
+        return looks
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        if not self._is_ours(job_id):
+            return None
+        with translated("get"):
+            fields: Any = await self._redis.hgetall(self._keys.job(job_id))
+            if not fields:
+                return None
+            position = None
+            if fields.get(b"state") == b"queued":
+                (position,) = await self._positions([job_id])
+        return _record(job_id, fields, position)
+
+    async def facts(self, job_id: str) -> str | None:
+        if not self._is_ours(job_id):
+            return None
+        with translated("facts"):
+            facts: Any = await self._redis.get(self._keys.facts(job_id))
+        return None if facts is None else facts.decode()
+
+    async def list_jobs(
+        self, state: JobState | None, limit: int, tenant: str | None = None
+    ) -> Sequence[JobRecord]:
+        """Newest first: live jobs by deadline, queued ones with their positions, then ended ones
+        (the last thousand of each state) by their end. `limit` is capped at MAX_LISTED."""
+        limit = max(0, min(limit, MAX_LISTED))
+        found: list[JobRecord] = []
+        if state not in TERMINAL_STATES:
+            states = LIVE_STATES if state is None else (state,)
+            found = await self._list_live(states, tenant, limit)
+        if state is None or state in TERMINAL_STATES:
+            ended: list[JobRecord] = []
+            for one in sorted(TERMINAL_STATES) if state is None else (state,):
+                part: list[JobRecord] = []
+                await self._list_index(self._keys.ended(one), one, tenant, limit, part)
+                ended += part
+            ended.sort(key=lambda record: record.ended_ms or 0, reverse=True)
+            live = {record.job_id for record in found}  # one may have ended between two looks
+            found += [record for record in ended if record.job_id not in live]
+        return found[:limit]
+
+    async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
+        """As JobStore. `reason` is a code of small letters and '_'."""
+        if not _is_code(reason):
+            raise ValueError(f"a reason is a code: {reason[:80]!r}")
+        if not self._is_ours(job_id):
+            return None
+        with translated("cancel"):
+            reply = await self._call(
+                "finish", job_id, "", "", JobState.CANCELLED, reason, _cancel_message(reason)
+            )
+        if reply[0] == b"GONE":
+            return None
+        return CancelResult(JobState(reply[1].decode()), int(reply[2]), won=reply[0] == b"OK")
+
+    async def forget(self, job_id: str) -> bool:
+        if not self._is_ours(job_id):
+            return True
+        with translated("forget"):
+            reply = await self._call("forget", job_id)
+        return bool(reply[0] != b"LIVE")
+
+    async def renew(self, job_ids: Sequence[str]) -> None:
+        ours = [job_id for job_id in job_ids if self._is_ours(job_id)]
+        if ours:
+            with translated("renew"):
+                await self._call("renew", *ours)
+
+    async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
+        states: list[JobState | None] = [None] * len(readers)
+        ours = [index for index, (job_id, _) in enumerate(readers) if self._is_ours(job_id)]
+        for at in range(0, len(ours), ATTACH_PAGE):
+            page = ours[at : at + ATTACH_PAGE]
+            arguments = [word for index in page for word in readers[index]]
+            with translated("attach"):
+                words = await self._call("attach", self._policy.frontend_lease_ms, *arguments)
+            for index, word in zip(page, words, strict=True):
+                states[index] = _STATES[word]
+        return states
+
+    async def detach(self, job_id: str, reader_id: str) -> None:
+        if self._is_ours(job_id):
+            with translated("detach"):
+                await self._call("detach", job_id, reader_id, self._policy.delivered_retain_ms)
+
+    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> bool:
+        with translated("beat_frontend"):
+            lease = self._keys.frontend(frontend_id)
+            is_in_time = bool(await self._beats.pexpire(lease, lease_ms))
+            try:
+                await self._beats.set(lease, str(lease_ms), px=lease_ms)
+            except RedisError as error:
+                # Above maxmemory SET is refused; a lease that was there has been renewed.
+                if not (is_out_of_memory(error) and is_in_time):
+                    raise
+        return is_in_time
+
+    async def reap(self) -> int:
+        num_ended, stands_still = await self._reap()
+        if stands_still:  # until a caller testifies whether time has passed: at once
+            more, _ = await self._reap()
+            num_ended += more
+        return num_ended
+
+    async def _reap(self) -> tuple[int, bool]:
+        """The number of jobs it ended; whether the server's time stands still."""
+        begun_s = self._server_clock.now_s()
+        with translated("reap"):
+            seen, num_ended = await self._call("reap", self._server_clock.testimony)
+        return int(num_ended), self._server_clock.answered(begun_s, seen)
+
+    async def shared_secret(self, purpose: str) -> bytes:
+        key = self._keys.secret(purpose)
+        with translated("shared_secret"):
+            while not await self._redis.pexpire(key, SECRET_LIFE_MS):
+                await self._redis.set(key, secrets.token_bytes(32), px=SECRET_LIFE_MS, nx=True)
+            found: Any = await self._redis.get(key)
+        assert isinstance(found, bytes), "it lives for a week"
+        return found
+
+    async def workers(self) -> Sequence[WorkerStatus]:
+        with translated("workers"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hkeys(self._keys.workers)
+            pipe.hkeys(self._keys.models)
+            known, announced = await pipe.execute()
+            names = sorted(known)
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            for name in names:
+                pipe.hgetall(self._keys.worker(name.decode()))
+            time, *hashes = await pipe.execute()
+        now_ms = _milliseconds(time)
+        self._announced = sorted(name.decode() for name in announced)
+        self._workers = [
+            worker_status(name.decode(), fields, now_ms)
+            for name, fields in zip(names, hashes, strict=True)
+            if b"beat_ms" in fields  # else its lease ended
+        ]
+        return self._workers
+
+    async def queue_stats(self) -> QueueStats:
+        """As JobStore. Called again and again, together with `workers`, it also measures how fast
+        the work of each model is done."""
+        models = sorted({model for worker in self._workers for model in worker.models})
+        names = sorted({*models, *self._announced})
+        with translated("queue_stats"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hgetall(self._keys.stat)
+            for model in models:
+                pipe.hmget(self._keys.work(model), list(map(str, range(NUM_LANES))))
+            for name in names:
+                pipe.zcard(self._keys.queued_for(name))
+            fields, *replies = await pipe.execute()
+        lanes, queued = replies[: len(models)], replies[len(models) :]
+        waiting = {
+            model
+            for model, work in zip(models, lanes, strict=True)
+            if any(int(n or 0) for n in work)
+        }
+        totals = {
+            model: {w.worker_id: _tokens_of(w) for w in self._workers if model in w.models}
+            for model in models
+        }
+        self._drains.observe(totals, waiting, self._clock())
+        return queue_stats(fields, dict(zip(names, queued, strict=True)))
+
+    async def models(self) -> Mapping[str, AnnouncedModel]:
+        served = {model for worker in await self.workers() for model in worker.models}
+        with translated("models"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            pipe.hgetall(self._keys.models)
+            pipe.zrange(self._keys.models_seen, 0, -1, withscores=True)
+            time, cards, seen = await pipe.execute()
+        now_ms, seen_ms = _milliseconds(time), dict(seen)
+
+        def unserved_s(name: bytes) -> float:
+            if name.decode() in served:
+                return 0.0
+            return max(0.0, (now_ms - float(seen_ms.get(name, 0))) / 1000)
+
+        return {
+            name.decode(): AnnouncedModel(card, unserved_s(name))
+            for name, card in sorted(cards.items())
+        }
+
+    async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:
+        if digests:
+            blobs = sorted({digest for ones in digests.values() for digest in ones})
+            with translated("keep_models"):
+                await self._call("keep", CARD_LIFE_MS, len(digests), *digests, *blobs)
+
+    async def get_blob(self, digest: str) -> bytes | None:
+        with translated("get_blob"):
+            blob: Any = await self._redis.get(self._keys.blob(digest))
+        return blob if isinstance(blob, bytes) else None
+
+    async def ping(self) -> float:
+        with translated("ping"):
+            begin_s = time.perf_counter()
+            await self._redis.ping()
+            return time.perf_counter() - begin_s
+
+    async def _list_live(
+        self, states: Sequence[JobState], tenant: str | None, limit: int
+    ) -> list[JobRecord]:
+        """Of the indexes of these states, merged; what they list by mistake is left out."""
+        indexes = [self._keys.listed(state, tenant) for state in states]
+        count = limit
+        while True:
+            with translated("list_jobs"):
+                # MULTI: a job that is claimed between two looks would be in neither index.
+                pipe = self._redis.pipeline(transaction=True)
+                for index in indexes:
+                    pipe.zrevrange(index, 0, count - 1, withscores=True)
+                listed = await pipe.execute() if count else []
+            newest = sorted(
+                {entry for entries in listed for entry in entries},
+                key=lambda entry: (entry[1], entry[0]),
+                reverse=True,
+            )
+            found: list[JobRecord] = []
+            for at in range(0, len(newest), LIST_PAGE):
+                page = [job_id for job_id, _ in newest[at : at + LIST_PAGE]]
+                found += await self._records(page, states, tenant)
+                if len(found) >= limit:
+                    return found[:limit]
+            is_whole = all(len(entries) < count for entries in listed)
+            if is_whole or count >= MAX_SCANNED:
+                return found
+            count = min(2 * count, MAX_SCANNED)  # some were listed by mistake: look further
+
+    async def _list_index(
+        self,
+        index: str,
+        state: JobState,
+        tenant: str | None,
+        limit: int,
+        found: list[JobRecord],
+    ) -> None:
+        for at in range(0, MAX_SCANNED, LIST_PAGE):
+            if len(found) >= limit:
+                return
+            with translated("list_jobs"):
+                ids: Any = await self._redis.zrevrange(index, at, at + LIST_PAGE - 1)
+            found += (await self._records(ids, (state,), tenant))[: limit - len(found)]
+            if len(ids) < LIST_PAGE:
+                return
+
+    async def _records(
+        self, ids: Sequence[bytes], states: Sequence[JobState], tenant: str | None
+    ) -> list[JobRecord]:
+        """Those of the jobs that are in one of the states and the tenant's, in their order."""
+        if not ids:
+            return []
+        wanted = {state.encode() for state in states}
+        with translated("list_jobs"):
+            pipe = self._redis.pipeline(transaction=False)
+            for job_id in ids:
+                pipe.hgetall(self._keys.job(job_id.decode()))
+            rows = [
+                (job_id.decode(), fields)
+                for job_id, fields in zip(ids, await pipe.execute(), strict=True)
+                if fields.get(b"state") in wanted
+                and (tenant is None or fields.get(b"tenant") == tenant.encode())
+            ]
+            queued = [job_id for job_id, fields in rows if fields[b"state"] == b"queued"]
+            positions = dict(zip(queued, await self._positions(queued), strict=True))
+        return [_record(job_id, fields, positions.get(job_id)) for job_id, fields in rows]
+
+    async def _positions(self, job_ids: Sequence[str]) -> list[int | None]:
+        if not job_ids:
+            return []
+        places = await self._call("position", POSITION_MAX, *job_ids)
+        return [place if place >= 0 else None for place in places]
+
+    async def _call(self, name: str, *arguments: str | bytes | int) -> Any:
+        return await self._scripts.call(self._calls, name, *arguments)
+
+    def _is_ours(self, job_id: str) -> bool:
+        try:
+            return partition_of(job_id) == self._keys.partition
+        except ValueError:
+            return False
+
+    def _grace_of(self, policy: OnDisconnect) -> str:
+        if policy is OnDisconnect.CONTINUE:
+            return ""
+        return "0" if policy is OnDisconnect.CANCEL else str(self._policy.grace_ms)
+
+
+async def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Delta | JobEvent]:
+    """Decodes entries, giving way to the loop's other work: a page may be megabytes."""
+    decoded = []
+    ends_s = time.monotonic() + DECODE_S
+    try:
+        for entry_id, fields in rows:
+            decoded.append(decode_entry(entry_id, fields))
+            if time.monotonic() >= ends_s:
+                await asyncio.sleep(0)
+                ends_s = time.monotonic() + DECODE_S
+    except (ValueError, KeyError, TypeError) as error:
+        raise TransportError(f"the log of job {job_id} is malformed: {error}") from error
+    return [event for event in decoded if event is not None]
+
+
+def _record(job_id: str, fields: Fields, position: int | None) -> JobRecord:
+    try:
+        return job_record(job_id, fields, position)
+    except ValueError as error:
+        raise TransportError(str(error)) from error
+
+
+def _milliseconds(time: tuple[int, int]) -> int:
+    """Of the reply of TIME."""
+    seconds, microseconds = time
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+@functools.lru_cache(maxsize=1024)  # jobs that wait all stand where they began
+def _job_look(word: bytes) -> JobLook | None:
+    """Of one word of the transition's reply."""
+    state, _, end = word.partition(b" ")
+    num_tokens, _, num_bytes = end.partition(b"-")
+    known = _STATES[state]
+    return None if known is None else JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
+
+
+def _tokens_of(worker: WorkerStatus) -> float:
+    """That its engine has computed, prompts and outputs."""
+    counts = (worker.stats.get(name, 0) for name in ("prompt_tokens", "generated_tokens"))
+    return sum(count for count in counts if isinstance(count, float | int))
+
+
+def _why_not(error: ResponseError) -> DurabilityFault:
+    text = str(error)
+    if "appendonly" in text:
+        return DurabilityFault("the server's append-only file is off.", is_lasting=True)
+    if "unknown command" in text.lower():
+        sentence = "the server is older than Redis 7.2 and has no WAITAOF."
+        return DurabilityFault(sentence, is_lasting=True)
+    return DurabilityFault(f"the server refuses it ({text[:120]}).", is_lasting=False)
+
+
+def _fault_of_role(role: Sequence[Any], num_replicas: int) -> DurabilityFault | None:
+    if role[0] != b"master":
+        return DurabilityFault("the server is itself a replica at the moment.", is_lasting=False)
+    num_here = len(role[2])
+    if num_here >= num_replicas:
+        return None
+    sentence = f"the server has {num_here} of {num_replicas} replicas."
+    return DurabilityFault(sentence, is_lasting=False)
+
+
+def _is_code(reason: str) -> bool:
+    return 0 < len(reason) <= 64 and all(char == "_" or "a" <= char <= "z" for char in reason)
+
+
+def _cancel_message(reason: str) -> str:
+    """'' where the transition has a sentence of its own."""
+    known = {ErrorCode.CANCELLED, ErrorCode.DISCONNECTED, ErrorCode.ORPHANED}
+    return "" if reason in known else f"The job was cancelled ({reason})."

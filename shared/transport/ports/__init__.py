@@ -1,0 +1,1 @@
+"""What api and worker may ask of a transport."""

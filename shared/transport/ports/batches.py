@@ -1,0 +1,219 @@
+"""BatchStore: batches and how far they are. One frontend at a time runs a batch, under a lease.
+
+The fence of a lease is to a batch what the attempt is to a job: who speaks under an older one is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from shared.keys import new_job_id
+from shared.messages import Usage
+from shared.transport.ports.files import FILE_PREFIX, FilePart
+
+BATCH_PREFIX = "batch_"
+
+
+def new_batch_id() -> str:
+    """`batch_`, then what a job's id has: the partition and a uuid7."""
+    return BATCH_PREFIX + new_job_id()
+
+
+def row_job_id(batch_id: str, line: int) -> str:
+    """Of the job that answers a line of the batch's input, whoever submits it."""
+    return f"{batch_id.removeprefix(BATCH_PREFIX)}_{line}"
+
+
+def output_file_id(batch_id: str, ending: str) -> str:
+    """Of the file that the batch's output (or errors) becomes, whoever ends it."""
+    return f"{FILE_PREFIX}{batch_id.removeprefix(BATCH_PREFIX)}_{ending}"
+
+
+class BatchStatus(StrEnum):
+    """OpenAI's words; see lua/lib/batches.lua for which follows which."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+OVER = frozenset(
+    {BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED}
+)
+
+
+NO_USAGE = Usage(0, 0, 0)
+
+
+class BatchError(NamedTuple):
+    """Why a batch failed, of one line of its input where that is to blame."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """How far a batch is: what a new owner goes on from.
+
+    Every line before `low_line` (the first is 1) is done, and `low_offset` is where it begins; bit
+    i of `done_bits` says that line `low_line + i` is done too. Done: its result is in the first
+    bytes of the parts, which are on disk.
+    """
+
+    total: int = 0  # rows
+    completed: int = 0
+    failed: int = 0
+    low_line: int = 1
+    low_offset: int = 0
+    done_bits: int = 0
+    model: str | None = None  # that all rows name
+    usage: Usage = NO_USAGE
+    output: tuple[FilePart, ...] = ()
+    error_output: tuple[FilePart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """A batch's hash, read back. Times are milliseconds of the Redis clock, by status."""
+
+    batch_id: str
+    tenant: str
+    endpoint: str
+    input_file_id: str
+    window: str
+    metadata: Mapping[str, str] | None
+    created_ms: int
+    expires_ms: int
+    status: BatchStatus
+    times_ms: Mapping[BatchStatus, int]
+    progress: BatchProgress
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: tuple[BatchError, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """What `create` is told."""
+
+    batch_id: str
+    tenant: str
+    endpoint: str
+    input_file_id: str
+    window: str
+    window_ms: int
+    metadata: Mapping[str, str] | None
+    output_life_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds that `create` checks atomically, and how long an ended batch's record is kept."""
+
+    max_open: int
+    max_tenant_open: int
+    max_tenant_records: int
+    keep_ms: int
+
+
+class BatchesFull(Exception):
+    """Too many batches have not ended. `scope`: total or tenant."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(f"too many open batches ({scope})")
+        self.scope = scope
+
+
+class NoInput(Exception):
+    """There is no such file of this tenant, or it is of another `purpose`."""
+
+    def __init__(self, purpose: str | None = None) -> None:
+        super().__init__("no input file" if purpose is None else f"a file for {purpose}")
+        self.purpose = purpose
+
+
+class LeaseLost(Exception):
+    """Somebody else runs the batch now, or nobody may any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLease:
+    """The right to run a batch until it is given back, ended, or claimed by somebody else."""
+
+    batch_id: str
+    fence: int
+
+
+class Saved(NamedTuple):
+    """The status that counts, and the milliseconds until the batch expires."""
+
+    status: BatchStatus
+    left_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """How the owner ends its batch. `useless`: names of blobs that it leaves behind."""
+
+    status: BatchStatus
+    errors: tuple[BatchError, ...] = ()
+    output: tuple[FilePart, ...] = ()
+    error_output: tuple[FilePart, ...] = ()
+    useless: Sequence[str] = field(default_factory=tuple)
+
+
+class BatchStore(Protocol):
+    """Every call may raise TransportError; every call is safe to repeat."""
+
+    async def create(self, batch: NewBatch, limits: BatchLimits) -> BatchRecord:
+        """Raises NoInput and BatchesFull before anything is written. Idempotent by batch id."""
+        ...
+
+    async def get(self, batch_id: str, tenant: str | None = None) -> BatchRecord | None:
+        """None: there is none, or it is not this tenant's (where one is given)."""
+        ...
+
+    async def list(self, tenant: str, after: str | None, limit: int) -> Sequence[BatchRecord]:
+        """Newest first, those that follow `after` (the id of a batch of this tenant)."""
+        ...
+
+    async def cancel(self, batch_id: str, tenant: str) -> bool:
+        """Asks for it, where it has not ended. False: there is none of this tenant."""
+        ...
+
+    async def claim(
+        self, frontend_id: str, lease_ms: int, unwanted: Sequence[str]
+    ) -> BatchLease | None:
+        """A batch that nobody runs; None: there is none but the unwanted."""
+        ...
+
+    async def save(
+        self,
+        lease: BatchLease,
+        lease_ms: int,
+        progress: BatchProgress | None = None,
+        *,
+        status: BatchStatus | None = None,
+        job_ids: Sequence[str] = (),
+    ) -> Saved:
+        """Renews the lease (0: gives it back) and says how far the batch is; None: as before.
+
+        `job_ids`: of rows whose results are saved with this. Raises LeaseLost.
+        """
+        ...
+
+    async def end(self, lease: BatchLease, end: BatchEnd) -> BatchStatus:
+        """The status it ended with. Raises LeaseLost."""
+        ...

@@ -1,0 +1,54 @@
+"""DeadLetters: jobs that killed whatever ran them, kept for somebody to look at and run again.
+
+Bounds (lua/lib/dead_letter.lua): 1000 letters, 64 MiB of requests, seven days; the oldest go first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.messages import Job
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """What is kept of one job, without its request. Times are milliseconds of the Redis clock."""
+
+    job_id: str
+    model: str
+    tenant: str
+    kind: str
+    reason: str  # an ErrorCode's value
+    crashes: int  # deaths of workers or engines that it is blamed for
+    num_tokens: int  # that it had given
+    died_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """A letter that was taken: by which job."""
+
+    tenant: str
+    job_id: str
+
+
+class DeadLetters(Protocol):
+    """Every call may raise TransportError. `JobStore.requeue` has a letter's job run again."""
+
+    async def list(self, tenant: str | None, limit: int) -> Sequence[DeadLetter]:
+        """Newest first; of all tenants where `tenant` is None."""
+        ...
+
+    async def get(self, job_id: str) -> DeadLetter | Requeued | None: ...
+    async def request(self, job_id: str) -> Job | None:
+        """The job as it was submitted; None: no letter, or its request was too large to keep.
+
+        Raises PayloadInvalid for one that cannot be read.
+        """
+        ...
+
+    async def drop(self, job_id: str) -> bool:
+        """Throws the letter away. False: there is none."""
+        ...

@@ -1,0 +1,118 @@
+"""FileIndex: what is known of files whose bytes lie on a disk that the frontends share.
+
+The bytes are somebody else's (api/files/storage.py); here is what makes them a file: whose it is,
+of which parts, for how long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from shared.keys import new_job_id
+
+FILE_PREFIX = "file-"
+
+
+def new_file_id() -> str:
+    """`file-`, then what a job's id has: the partition and a uuid7."""
+    return FILE_PREFIX + new_job_id()
+
+
+class FilePart(NamedTuple):
+    """The first `num_bytes` of a blob; `sha256` is theirs, in hex."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file. Its content is that of its parts, one after the other. Times: the Redis clock."""
+
+    file_id: str
+    tenant: str
+    purpose: str
+    name: str  # what its maker called it
+    num_bytes: int
+    parts: tuple[FilePart, ...]
+    created_ms: int
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileUsage:
+    """What is stored: in all, and of one tenant."""
+
+    num_files: int
+    num_bytes: int
+    tenant_files: int
+    tenant_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """Bounds that `put` checks atomically, at the check itself."""
+
+    max_files: int
+    max_bytes: int
+    max_tenant_files: int
+    max_tenant_bytes: int
+
+
+class FilesFull(Exception):
+    """A limit said no; nothing was written. `scope`: files, bytes, tenant_files, tenant_bytes."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(f"no room for a file ({scope})")
+        self.scope = scope
+
+
+class FileInUse(Exception):
+    """A batch that has not ended reads the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """What `put` is told; the store adds the times."""
+
+    file_id: str
+    tenant: str
+    purpose: str
+    name: str
+    parts: tuple[FilePart, ...]
+    life_ms: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+
+class FileIndex(Protocol):
+    """Every call may raise TransportError; every call is safe to repeat."""
+
+    async def put(self, file: NewFile, limits: FileLimits) -> FileRecord:
+        """Raises FilesFull before anything is written. Idempotent by file id."""
+        ...
+
+    async def get(self, file_id: str, tenant: str) -> FileRecord | None:
+        """None: there is none, it has expired, or it is not this tenant's."""
+        ...
+
+    async def list(
+        self, tenant: str, after: str | None, limit: int, *, oldest_first: bool, purpose: str | None
+    ) -> Sequence[FileRecord]:
+        """By time of creation, those that follow `after` (the id of a file of this tenant)."""
+        ...
+
+    async def drop(self, file_id: str, tenant: str) -> bool:
+        """False: there is none of this tenant. Raises FileInUse."""
+        ...
+
+    async def usage(self, tenant: str) -> FileUsage: ...
+    async def sweep(self, removed: Sequence[str], count: int) -> Sequence[str]:
+        """Forgets files that have expired. Names of at most `count` blobs to remove from the disk;
+        they are named again until they come back as `removed`."""
+        ...

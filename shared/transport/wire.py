@@ -1,0 +1,321 @@
+"""Log entries and live frames: the two forms in which events cross the wire.
+
+A log entry's id is its cursor, `<tokens>-<utf8 bytes>`, both cumulative; the last entry has
+`k=end` and the id `<tokens + 1>-0`, slices of the prompt, which come first, have `k=prompt` and the
+id `0-<slice + 1>`. A frame is one pub/sub message, fields joined by '|' with the one free text
+last. Entry kinds and fields that this release does not know are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import xxhash
+
+from shared.messages import (
+    Cursor,
+    Delta,
+    Durability,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    Job,
+    JobEvent,
+    JobState,
+    PromptLogprob,
+    PromptSlice,
+    Segment,
+    Started,
+    TokenLogprob,
+    Usage,
+)
+
+LOST_OUTPUT = "The output of this job is no longer stored."
+
+_NULL = b"null"  # how minus infinity is written
+_logprobs_decoder = msgspec.json.Decoder(tuple[TokenLogprob, ...])
+_nullable_decoder = msgspec.json.Decoder(
+    tuple[tuple[int, float | None, tuple[tuple[int, float | None], ...]], ...]
+)
+_prompt_decoder = msgspec.json.Decoder(
+    list[tuple[int, float | None, int, tuple[tuple[int, float | None], ...]]]
+)
+
+
+def encode_token_ids(token_ids: Sequence[int]) -> str:
+    return " ".join(map(str, token_ids))
+
+
+def decode_token_ids(text: bytes) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
+
+
+def encode_logprobs(logprobs: Sequence[TokenLogprob] | None) -> bytes:
+    """JSON of numbers only, so it holds no '|'; minus infinity is null; b'' when there are none."""
+    if logprobs is None:
+        return b""
+    return msgspec.json.encode([(entry.token_id, entry.logprob, entry.top) for entry in logprobs])
+
+
+def decode_logprobs(text: bytes) -> tuple[TokenLogprob, ...] | None:
+    """Raises ValueError for what is not a list of entries."""
+    if not text:
+        return None
+    if _NULL not in text:
+        return _logprobs_decoder.decode(text)
+    return tuple(
+        TokenLogprob(
+            token_id, _number(logprob), tuple((other, _number(value)) for other, value in top)
+        )
+        for token_id, logprob, top in _nullable_decoder.decode(text)
+    )
+
+
+def encode_prompt_logprobs(entries: Sequence[PromptLogprob]) -> bytes:
+    """As `encode_logprobs`, each with its rank behind its log probability."""
+    return msgspec.json.encode(entries)
+
+
+def decode_prompt_logprobs(text: bytes) -> list[PromptLogprob]:
+    """Raises ValueError for what is not a list of entries."""
+    return [
+        PromptLogprob(
+            token_id, _number(logprob), rank, tuple((other, _number(value)) for other, value in top)
+        )
+        for token_id, logprob, rank, top in _prompt_decoder.decode(text)
+    ]
+
+
+def _number(logprob: float | None) -> float:
+    return -math.inf if logprob is None else logprob
+
+
+def encode_stop_reason(stop_reason: str | int | None) -> str:
+    """JSON without '|' (escaped inside strings); '' for None."""
+    if stop_reason is None:
+        return ""
+    return json.dumps(stop_reason, ensure_ascii=False).replace("|", "\\u007c")
+
+
+def decode_stop_reason(text: bytes) -> str | int | None:
+    if not text:
+        return None
+    value = json.loads(text)
+    if not isinstance(value, str | int):
+        raise ValueError("a stop reason is a string or a number")
+    return value
+
+
+def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | None:
+    """The event of a log entry; None for a kind of entry from a newer release.
+
+    Raises ValueError for what is malformed.
+    """
+    kind = fields.get(b"k")
+    if kind == b"end":
+        return build_end(
+            state=fields[b"state"].decode(),
+            reason=fields[b"reason"].decode(),
+            end=Cursor(int(fields[b"n"]), int(fields[b"b"])),
+            prompt_tokens=int(fields[b"prompt_tokens"]),
+            cached_tokens=int(fields[b"cached_tokens"]),
+            stop_reason=decode_stop_reason(fields.get(b"stop_reason", b"")),
+            message=fields.get(b"message", b"").decode(),
+        )
+    if kind == b"prompt":
+        return PromptSlice(Cursor.parse(entry_id.decode()).num_bytes - 1, fields[b"lp"])
+    if kind is not None:
+        return None
+    end = Cursor.parse(entry_id.decode())
+    token_ids = decode_token_ids(fields[b"t"])
+    text = fields[b"d"]
+    start = Cursor(end.num_tokens - len(token_ids), end.num_bytes - len(text))
+    return Delta(
+        start,
+        end,
+        token_ids,
+        text.decode(),
+        decode_logprobs(fields.get(b"lp", b"")),
+        decode_segments(fields.get(b"c", b"")),
+    )
+
+
+def decode_frame(data: bytes) -> JobEvent | None:
+    """The event of a live frame; None for a kind from a newer release; ValueError if malformed."""
+    kind, _, rest = data.partition(b"|")
+    if kind == b"D":
+        n0, n1, b1, token_ids, logprobs, text = rest.split(b"|", 5)
+        return _delta(n0, n1, b1, b"", token_ids, logprobs, text)
+    if kind == b"C":
+        n0, n1, b1, segments, token_ids, logprobs, text = rest.split(b"|", 6)
+        return _delta(n0, n1, b1, segments, token_ids, logprobs, text)
+    if kind == b"S":
+        attempt, worker_id = rest.split(b"|", 1)
+        return Started(worker_id.decode(), int(attempt))
+    if kind == b"E":
+        n, state, reason, b, prompt, cached, stop_reason, message = rest.split(b"|", 7)
+        return build_end(
+            state=state.decode(),
+            reason=reason.decode(),
+            end=Cursor(int(n), int(b)),
+            prompt_tokens=int(prompt),
+            cached_tokens=int(cached),
+            stop_reason=decode_stop_reason(stop_reason),
+            message=message.decode(),
+        )
+    return None
+
+
+def _delta(
+    n0: bytes,
+    n1: bytes,
+    b1: bytes,
+    segments: bytes,
+    token_ids: bytes,
+    logprobs: bytes,
+    text: bytes,
+) -> Delta:
+    end = Cursor(int(n1), int(b1))
+    return Delta(
+        Cursor(int(n0), end.num_bytes - len(text)),
+        end,
+        decode_token_ids(token_ids),
+        text.decode(),
+        decode_logprobs(logprobs),
+        decode_segments(segments),
+    )
+
+
+def build_end(
+    *,
+    state: str,
+    reason: str,
+    end: Cursor,
+    prompt_tokens: int,
+    cached_tokens: int,
+    stop_reason: str | int | None,
+    message: str,
+) -> Finished | Failed:
+    """The terminal event that the hash, the log's end entry and the E frame all describe."""
+    usage = Usage(prompt_tokens, end.num_tokens, cached_tokens)
+    job_state = JobState(state)
+    if job_state is JobState.FINISHED:
+        return Finished(end, FinishReason(reason), usage, stop_reason)
+    return Failed(end, job_state, reason, message, usage)
+
+
+def lost_output(end: Finished | Failed) -> Failed:
+    """What a reader gets who asks for text of an ended job whose log has expired."""
+    return Failed(end.end, JobState.FAILED, ErrorCode.JOB_LOST, LOST_OUTPUT, end.usage)
+
+
+# Segments on the wire: the pieces of a delta, and which choice of its job each belongs to.
+#
+# JSON without '|': `[[choice, tokens, bytes, finish reason, stop reason], ...]`, where what is None
+# at the end of a segment is left out; '' for a delta without segments (all of it is choice 0's).
+
+_decoder = msgspec.json.Decoder(tuple[Segment, ...])
+
+_CHOICE_SHIFT = 32  # token ids are below 2**31
+
+
+def encode_segments(segments: Sequence[Segment] | None) -> str:
+    """'' for None."""
+    if segments is None:
+        return ""
+    if all(segment[3:] == (None, None) for segment in segments):
+        return f"[{','.join(f'[{s.choice},{s.num_tokens},{s.num_bytes}]' for s in segments)}]"
+    rows = [_without_tail(segment) for segment in segments]
+    text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("|", "\\u007c")  # only ever inside a string
+
+
+def decode_segments(text: bytes) -> tuple[Segment, ...] | None:
+    """Raises ValueError for what is not a list of segments."""
+    return _decoder.decode(text) if text else None
+
+
+def sums_of(segments: Iterable[Segment]) -> tuple[int, int]:
+    """Tokens and bytes of all of them together."""
+    tokens = num_bytes = 0
+    for segment in segments:
+        tokens += segment.num_tokens
+        num_bytes += segment.num_bytes
+    return tokens, num_bytes
+
+
+def chain_links(token_ids: Sequence[int], segments: Sequence[Segment] | None) -> Sequence[int]:
+    """What the hash chain over a log runs over: each token with its choice.
+
+    The links of choice 0 are its tokens. Equal tokens of other choices are other links, so two
+    histories that divide the same tokens otherwise never have one chain.
+    """
+    if segments is None:
+        return token_ids
+    return tuple(_links(token_ids, segments))
+
+
+def _links(token_ids: Sequence[int], segments: Sequence[Segment]) -> Iterator[int]:
+    first = 0
+    for segment in segments:
+        own = token_ids[first : first + segment.num_tokens]
+        if segment.choice:
+            place = segment.choice << _CHOICE_SHIFT
+            yield from (place + token_id for token_id in own)
+        else:
+            yield from own
+        first += segment.num_tokens
+
+
+def _without_tail(segment: Segment) -> tuple[object, ...]:
+    if segment.stop_reason is not None:
+        return segment
+    return segment[:4] if segment.finish_reason is not None else segment[:3]
+
+
+# The hash chain over output token ids: two chains are equal when the outputs are.
+
+
+def chain_hash(previous: str, token_ids: Iterable[int]) -> str:
+    """The chain of a prefix, continued by `token_ids`; '' is the chain of the empty prefix."""
+    chain = previous
+    for token_id in token_ids:
+        chain = xxhash.xxh64_hexdigest(f"{chain}/{token_id}".encode("ascii"))
+    return chain
+
+
+# A job as the JSON text that is stored under `req:<id>`.
+#
+# Members that this release does not know are ignored, so a newer frontend may add some; what a
+# reader must understand to run a job right raises the schema version instead (see docs/WIRE.md).
+
+SCHEMA_VERSION = 1
+
+_job_decoder = msgspec.json.Decoder(Job)
+_encoder = msgspec.json.Encoder()
+
+
+class PayloadInvalid(ValueError):
+    """A stored request that cannot be a job. `code` is what the job fails with."""
+
+    code = ErrorCode.PAYLOAD_INVALID
+
+
+def encode_job(job: Job) -> bytes:
+    """What a worker needs: the job without what is kept beside it."""
+    if job.facts or job.idempotency is not None or job.durability is not Durability.NONE:
+        job = replace(job, facts="", idempotency=None, durability=Durability.NONE)
+    return _encoder.encode(job)
+
+
+def decode_job(payload: bytes) -> Job:
+    """Raises PayloadInvalid with a sentence for anything that is not a valid job."""
+    try:
+        return _job_decoder.decode(payload)
+    except (ValueError, RecursionError) as error:  # msgspec's errors and ours are ValueErrors
+        raise PayloadInvalid(f"The stored request is malformed: {error}") from error

@@ -1,0 +1,105 @@
+"""What is left of a tenant's allowances: each submit and each refusal tells it."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.messages import SamplingParams
+from shared.transport.connect import RedisTransport
+from shared.transport.ports.jobs import AdmissionLimits, Allowance, QueueFull, Submission, Submitted
+from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job
+
+SAMPLING = SamplingParams(max_tokens=7, seed=7)  # with its prompt of three: ten tokens
+LIMITS = AdmissionLimits(requests_per_minute=3, tokens_per_minute=100)
+
+
+async def submit(steps: Steps, limits: AdmissionLimits, **job: object) -> Submission:
+    return await steps.store.submit(make_job(sampling=SAMPLING, **job), limits, "")
+
+
+async def refusal(steps: Steps, limits: AdmissionLimits, **job: object) -> QueueFull:
+    with pytest.raises(QueueFull) as caught:
+        await submit(steps, limits, **job)
+    return caught.value
+
+
+async def pass_ms(steps: Steps, name: str, ms: int) -> None:
+    await steps.redis.hincrby(steps.keys.limit("default"), f"{name}_ms", -ms)
+
+
+async def test_what_is_left_is_told_after_the_charge(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    told = await submit(steps, LIMITS)
+    assert told == Submission(
+        Submitted.ACCEPTED,
+        (Allowance("requests", 3, 2, 20_000), Allowance("tokens", 100, 90, 6_000)),
+    )
+    for left in (1, 0):
+        requests, tokens = (await submit(steps, LIMITS)).allowances
+        assert requests.remaining == left
+        assert 20_000 * (2 - left) < requests.full_in_ms <= 20_000 * (3 - left)
+        assert 100 - 10 * (3 - left) <= tokens.remaining <= 90
+
+
+async def test_a_refusal_tells_how_long_the_next_one_has_to_wait(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    limits = AdmissionLimits(requests_per_minute=1)
+    await submit(steps, limits)
+    before = await steps.redis.hgetall(steps.keys.limit("default"))
+    (left,) = (await refusal(steps, limits)).allowances
+    assert (left.name, left.per_minute, left.remaining) == ("requests", 1, 0)
+    assert 30_000 < left.full_in_ms <= 60_000
+    assert await steps.redis.hgetall(steps.keys.limit("default")) == before
+    await pass_ms(steps, "requests", left.full_in_ms - 20_000)
+    (nearly,) = (await refusal(steps, limits)).allowances
+    assert nearly.full_in_ms <= 20_000
+    await pass_ms(steps, "requests", nearly.full_in_ms)
+    assert (await submit(steps, limits)).outcome is Submitted.ACCEPTED
+
+
+async def test_a_refusal_for_another_reason_tells_them_too(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    limits = AdmissionLimits(max_jobs_per_tenant=1, requests_per_minute=3)
+    await submit(steps, limits)
+    refused = await refusal(steps, limits)
+    assert refused.scope == "tenant_jobs"
+    assert [left.remaining for left in refused.allowances] == [2]
+
+
+async def test_a_repeat_is_told_what_is_left_and_charged_nothing(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    job = await steps.submit(limits=LIMITS, sampling=SAMPLING)
+    before = await steps.redis.hgetall(steps.keys.limit("default"))
+    again = await steps.store.submit(job, LIMITS, "")
+    assert again.outcome is Submitted.DUPLICATE
+    requests, tokens = again.allowances
+    assert (requests.remaining, requests.per_minute) == (2, 3)
+    assert 90 <= tokens.remaining <= 100
+    assert await steps.redis.hgetall(steps.keys.limit("default")) == before
+
+
+async def test_what_a_job_did_not_take_is_left_again(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    limits = AdmissionLimits(tokens_per_minute=100)
+    await steps.worker("w1")
+    await steps.submit(limits=limits, sampling=SamplingParams(max_tokens=87, seed=7))
+    (left,) = (await refusal(steps, limits, prompt_token_ids=(1,) * 60)).allowances
+    assert 10 <= left.remaining < 67
+    (delivery,) = await steps.pull("w1")
+    await steps.say("w1", Stream(delivery), [5, 6], "ab", end=FINISHED)
+    (left,) = (await submit(steps, limits)).allowances
+    assert 85 <= left.remaining <= 90
+
+
+async def test_of_what_is_larger_than_a_minutes_allowance_nothing_is_left(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    (left,) = (await submit(steps, AdmissionLimits(tokens_per_minute=4))).allowances
+    assert left == Allowance("tokens", 4, 0, 150_000)
+
+
+async def test_nothing_is_told_without_limits(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    assert await submit(steps, AdmissionLimits()) == Submission(Submitted.ACCEPTED)
+    assert (await refusal(steps, AdmissionLimits(max_queued_jobs=1))).allowances == ()

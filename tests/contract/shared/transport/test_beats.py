@@ -1,0 +1,67 @@
+"""Leases have a way of their own to the server: nothing else that a process says delays a beat."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.ports.jobs import Beat, BeatReply, TransportError
+from tests.chaos.harness.proxy import Proxy
+from tests.contract.shared.transport.steps import MODEL, Steps
+
+FRONTEND = "fe-x"
+
+
+def a_beat(worker_id: str = "w1") -> Beat:
+    return Beat(worker_id, 20_000, (MODEL,), {"step": 0}, ())
+
+
+@pytest.fixture
+async def saturated(redis_url: str, namespace: str) -> Any:
+    """A transport all of whose command connections are taken."""
+    transport = await open_transport(redis_url, namespace=namespace)
+    pool: Any = transport.connections.cmd.connection_pool
+    taken = [await pool.get_connection() for _ in range(pool.max_connections)]
+    yield transport
+    for connection in taken:
+        await pool.release(connection)
+    await transport.aclose()
+
+
+async def test_a_worker_beats_while_all_command_connections_are_taken(
+    saturated: RedisTransport,
+) -> None:
+    await saturated.queue.beat(a_beat())
+    with pytest.raises(TransportError):
+        await saturated.store.ping()
+
+
+async def test_a_frontend_beats_while_all_command_connections_are_taken(
+    saturated: RedisTransport,
+) -> None:
+    await saturated.store.beat_frontend(FRONTEND, 20_000)
+    lease = saturated.keys.frontend(FRONTEND)
+    assert await saturated.connections.beat.pttl(lease) > 10_000
+
+
+async def test_a_beat_that_was_given_up_does_not_answer_the_next_one(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    async with Proxy(redis_url, tmp_path / "proxy.sock") as proxy:
+        transport = await open_transport(proxy.url, namespace=namespace)
+        steps = Steps(transport)
+        await transport.queue.setup([MODEL])
+        running = await steps.running()
+        listed = Beat("w1", 20_000, (MODEL,), {"step": 0}, ((running.job.job_id, 1), ("0-no", 1)))
+        assert await transport.queue.beat(listed) == BeatReply([], ["0-no"])
+        proxy.delay_s = 0.5
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await transport.queue.beat(listed)
+        proxy.delay_s = 0
+        assert await transport.queue.beat(a_beat()) == BeatReply([], [])
+        await transport.aclose()

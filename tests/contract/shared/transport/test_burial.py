@@ -1,0 +1,24 @@
+"""Whoever was buried leaves nothing behind, also when it stirs once more."""
+
+from __future__ import annotations
+
+from shared.keys import GROUP
+from shared.transport.connect import RedisTransport
+from tests.contract.shared.transport.steps import MODEL, Steps
+
+
+async def test_reconciling_without_a_lease_brings_no_buried_consumer_back(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.running("w1")
+    await steps.die("w1")
+    await steps.worker("w2")
+    (taken,) = await steps.queue.recover("w2", 8)
+    assert await steps.redis.hkeys(steps.keys.workers) == [b"w2"]
+    assert await steps.queue.reconcile("w1", frozenset()) == []
+    consumers = await steps.redis.xinfo_consumers(steps.keys.queue(MODEL, 0), GROUP)
+    assert [consumer["name"] for consumer in consumers] == [b"w2"]
+    await steps.beat("w1")
+    assert await steps.queue.reconcile("w1", frozenset()) == []
+    assert await steps.queue.release("w2", taken.job.job_id, taken.attempt)

@@ -1,0 +1,368 @@
+"""What a frontend asks: logs, records, lists, positions, workers, models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from shared.messages import START, Cursor, Delta, JobState
+from shared.transport import job_store as redis_store
+from shared.transport.connect import RedisTransport
+from shared.transport.ports.jobs import JobLook, TransportError
+from tests.contract.shared.transport.steps import FINISHED, MODEL, Steps, Stream, whole_log
+from tests.support.redis_server import assert_every_key_expires
+
+
+async def test_a_log_is_read_in_pages_strictly_after_the_cursor(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    for number in range(7):
+        await steps.say("w1", stream, [number], "é", end=FINISHED if number == 6 else None)
+    whole = await whole_log(steps, stream.job_id)
+    assert len(whole) == 8
+    read, cursor = [], START
+    while page := await steps.store.read_log(stream.job_id, cursor, 3):
+        read += page
+        cursor = page[-1].end
+        if len(page) < 3:
+            break
+    assert read == whole
+
+
+async def test_unknown_jobs_have_no_log_and_no_record(transport: RedisTransport) -> None:
+    for job_id in ("0-nobody", "7-other-partition", "", "x" * 500, "0-a b", "0-*"):
+        assert await transport.store.read_log(job_id, START) == []
+        assert await transport.store.get(job_id) is None
+        assert await transport.store.attach([(job_id, "fe1#1")]) == [None]
+        await transport.store.detach(job_id, "fe1#1")
+
+
+async def test_entries_and_fields_of_a_newer_release_are_ignored(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    await steps.say("w1", stream, [5], "a")
+    log = steps.keys.log(stream.job_id)
+    await steps.redis.xadd(log, {"k": "note", "what": "?"}, id="1-2")
+    await steps.redis.hset(steps.keys.job(stream.job_id), "colour", "blue")
+    assert len(await whole_log(steps, stream.job_id)) == 1
+    record = await steps.store.get(stream.job_id)
+    assert record is not None
+    assert record.extra == {"colour": "blue"}
+
+
+@pytest.mark.parametrize("count", [1, 4, 32, 256])
+async def test_pages_of_nothing_but_unknown_entries_are_passed_over(
+    transport: RedisTransport, count: int
+) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    log = steps.keys.log(stream.job_id)
+    for number in range(1, 41):
+        await steps.redis.xadd(log, {"k": "note", "what": "?"}, id=f"0-{number}")
+    assert await steps.store.read_log(stream.job_id, START, count) == []
+    for number in range(3):
+        await steps.say("w1", stream, [number], "a", end=FINISHED if number == 2 else None)
+    page = await steps.store.read_log(stream.job_id, START, count)
+    assert len(page) == min(count, 4), "fewer only where nothing follows"
+    assert isinstance(page[0], Delta)
+    assert page[0].token_ids == (0,)
+    assert len(await whole_log(steps, stream.job_id)) == 4
+
+
+async def test_a_malformed_log_is_an_error_in_words(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    await steps.redis.xadd(steps.keys.log(stream.job_id), {"t": "five", "d": "a"}, id="1-1")
+    with pytest.raises(TransportError, match="malformed"):
+        await whole_log(steps, stream.job_id)
+
+
+async def test_queue_positions_count_what_goes_before(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    running = await steps.submit()
+    await steps.pull("w1")
+    low = [await steps.submit(lane=3) for _ in range(2)]
+    high = [await steps.submit(lane=0) for _ in range(2)]
+
+    async def position(job_id: str) -> int | None:
+        record = await steps.store.get(job_id)
+        assert record is not None
+        return record.queue_position
+
+    assert [await position(job.job_id) for job in (*high, *low)] == [0, 1, 2, 3]
+    assert await position(running.job_id) is None
+    await steps.store.cancel(high[0].job_id, "cancelled")
+    assert [await position(job.job_id) for job in (high[1], *low)] == [0, 1, 2]
+
+
+async def test_a_list_gives_the_positions_that_single_looks_give(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1", models=(MODEL, "other"))
+    released = (await steps.running()).job.job_id
+    for at in range(9):
+        await steps.submit(lane=(3, 0, 5)[at % 3], model=(MODEL, "other")[at % 2], tenant=f"t{at}")
+    await steps.pull("w1", 2)
+    assert await steps.queue.release("w1", released, 1)
+    listed = await steps.store.list_jobs(None, 50)
+    alone = [await steps.store.get(record.job_id) for record in listed]
+    assert [record.queue_position for record in listed] == [
+        None if record is None else record.queue_position for record in alone
+    ]
+    places = {record.job_id: record.queue_position for record in listed}
+    assert places[released] == 0
+    assert sum(place is None for place in places.values()) == 2
+    (first,) = await steps.store.list_jobs(JobState.QUEUED, 1)
+    assert first.queue_position == places[first.job_id]
+
+
+async def test_positions_are_counted_up_to_a_bound(real: RedisTransport) -> None:
+    steps = Steps(real)
+    await steps.queue.setup([MODEL])
+    queue = steps.keys.queue(MODEL, 7)
+    pipe = steps.redis.pipeline(transaction=False)
+    for _ in range(1200):
+        pipe.xadd(queue, {"v": 1, "id": "0-somebody"})
+    await pipe.execute()
+    job = await steps.submit(lane=7)
+    (listed,) = await steps.store.list_jobs(JobState.QUEUED, 5)
+    assert (listed.job_id, listed.queue_position) == (job.job_id, 1000)
+
+
+async def test_jobs_are_listed_by_state(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    running = (await steps.running()).job.job_id
+    queued = [(await steps.submit()).job_id for _ in range(3)]
+    cancelled = (await steps.submit()).job_id
+    await steps.store.cancel(cancelled, "cancelled")
+
+    async def listed(state: JobState | None, limit: int = 50) -> set[str]:
+        return {record.job_id for record in await steps.store.list_jobs(state, limit)}
+
+    assert await listed(JobState.RUNNING) == {running}
+    assert await listed(JobState.QUEUED) == set(queued)
+    assert await listed(JobState.CANCELLED) == {cancelled}
+    assert await listed(JobState.FAILED) == set()
+    assert await listed(None) == {running, cancelled, *queued}
+    assert len(await listed(None, 2)) == 2
+    assert await listed(None, 0) == set()
+
+
+async def test_the_index_of_ended_jobs_is_bounded(real: RedisTransport) -> None:
+    steps = Steps(real)
+    index = steps.keys.ended(JobState.CANCELLED)
+    far_ms = 4 * 10**12
+    await steps.redis.zadd(index, {f"0-old{n}": far_ms + n for n in range(1200)})
+    job = await steps.submit()
+    await steps.store.cancel(job.job_id, "cancelled")
+    assert await steps.redis.zcard(index) == 1000
+
+
+async def test_workers_are_listed_while_their_lease_runs(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1", stats={"step": 7, "tok_s": 1.5, "device": "cpu"}, draining=True)
+    await steps.worker("w2", stalled=True)
+    await steps.worker("w3")
+    await steps.die("w3")
+    first, second = await steps.store.workers()
+    assert (first.worker_id, first.draining, first.stalled) == ("w1", True, False)
+    assert first.stats == {"step": 7, "tok_s": 1.5, "device": "cpu"}
+    assert first.beat_age_s < 60
+    assert (second.worker_id, second.draining, second.stalled) == ("w2", False, True)
+
+
+async def test_a_statistic_may_not_pose_as_the_workers_state(transport: RedisTransport) -> None:
+    with pytest.raises(ValueError, match="models"):
+        await Steps(transport).beat("w1", stats={"models": "x"})
+
+
+async def test_models_are_told_with_how_long_no_worker_has_served_them(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1", models=("a", "b"))
+    for model in ("a", "b", "c"):
+        await steps.queue.announce(model, f'{{"name": "{model}"}}'.encode(), {})
+    await steps.redis.zincrby(steps.keys.models_seen, -5000, "a")
+    await steps.redis.zincrby(steps.keys.models_seen, -7000, "c")
+    found = await steps.store.models()
+    assert list(found) == ["a", "b", "c"]
+    assert found["b"].card == b'{"name": "b"}'
+    assert (found["a"].unserved_s, found["b"].unserved_s) == (0.0, 0.0)
+    assert 7.0 <= found["c"].unserved_s < 60.0
+    await steps.die("w1")
+    found = await steps.store.models()
+    assert 5.0 <= found["a"].unserved_s < 60.0
+    assert 0.0 < found["b"].unserved_s < 60.0
+
+
+@pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
+async def test_times_of_models_are_by_the_clock_that_they_are_compared_with(
+    transport: RedisTransport, skew_ms: int
+) -> None:
+    steps = Steps(transport)
+    await steps.redis.hset(steps.keys.pulse, "skew_ms", skew_ms)
+    await steps.queue.announce("a", b"{}", {})
+    await steps.store.keep_models({"a": []})
+    found = await steps.store.models()
+    assert 0.0 <= found["a"].unserved_s < 60.0
+    seconds, _ = await steps.redis.time()
+    for key, after_s in ((steps.keys.models_seen, 0), (steps.keys.models_kept, 86_400)):
+        score = await steps.redis.zscore(key, "a")
+        assert score is not None
+        assert abs(score / 1000 - int(seconds) - after_s) < 60
+
+
+async def test_what_waits_is_counted_by_model_with_and_without_a_worker(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.queue.announce("a", b"{}", {})
+    await steps.queue.announce("b", b"{}", {})
+    for model in ("a", "a", "b", "never-announced"):
+        await steps.submit(model=model)
+
+    async def waiting() -> Mapping[str, int]:
+        await steps.store.workers()
+        return (await steps.store.queue_stats()).queued_by_model
+
+    assert await waiting() == {"a": 2, "b": 1}
+    await steps.worker("w1", models=("a",))
+    await steps.pull("w1", 1)
+    assert await waiting() == {"a": 1, "b": 1}
+    await steps.assert_counters_true()
+
+
+async def test_kept_models_outlive_the_day_after_their_last_announcement(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.queue.announce("kept", b"{}", {"abc": b"1"})
+    await steps.queue.announce("old", b"{}", {"def": b"2"})
+    keys = steps.keys
+    for key in (keys.models, keys.models_seen, keys.blob("abc"), keys.blob("def")):
+        await steps.redis.pexpire(key, 500_000)
+    await steps.redis.zadd(keys.models_seen, {"kept": 1, "old": 1})
+    await steps.store.keep_models({"kept": ["abc"], "never-announced": ["ghi"]})
+    for key in (keys.models, keys.models_seen, keys.models_kept, keys.blob("abc")):
+        assert await steps.redis.pttl(key) > 80_000_000, key
+    assert await steps.redis.pttl(keys.blob("def")) <= 500_000
+    await steps.queue.announce("new", b"{}", {})
+    assert set(await steps.store.models()) == {"kept", "new"}
+    await assert_every_key_expires(steps.redis, keys.namespace)
+    await steps.redis.zadd(keys.models_kept, {"kept": 1})  # a day without a frontend that keeps it
+    await steps.queue.announce("new", b"{}", {})
+    assert set(await steps.store.models()) == {"new"}
+
+
+async def test_a_tenants_running_jobs_are_found_behind_any_number_that_wait(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    old = [(await steps.submit(tenant="a")).job_id for _ in range(3)]
+    taken = [delivery.job.job_id for delivery in await steps.pull("w1", 3)]
+    assert sorted(taken) == sorted(old)
+    for _ in range(30):
+        await steps.submit(tenant="b")
+
+    async def listed(state: JobState | None, tenant: str | None, limit: int) -> set[str]:
+        found = await steps.store.list_jobs(state, limit, tenant)
+        return {record.job_id for record in found}
+
+    redis_store.MAX_SCANNED, before = 8, redis_store.MAX_SCANNED
+    try:
+        assert await listed(JobState.RUNNING, None, 20) == set(old)
+        assert await listed(JobState.RUNNING, "a", 20) == set(old)
+        assert await listed(None, "a", 20) == set(old)
+    finally:
+        redis_store.MAX_SCANNED = before
+    assert await listed(JobState.QUEUED, "a", 20) == set()
+    assert len(await listed(None, None, 40)) == 33
+
+
+async def test_jobs_of_an_older_release_are_listed_once_reap_has_met_them(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    running = await steps.submit(tenant="a")
+    await steps.pull("w1", 1)
+    queued = await steps.submit(tenant="a")
+    keys = steps.keys
+    # As an older release leaves them: submitted without an index, or claimed without a move.
+    for index in (keys.listed("queued"), keys.listed("queued", "a"), keys.queued_for(MODEL)):
+        await steps.redis.delete(index)
+        await steps.redis.zadd(index, {running.job_id: running.timeout_ms + 10**13})
+    for index in (keys.listed("running"), keys.listed("running", "a")):
+        await steps.redis.delete(index)
+    assert await steps.store.list_jobs(JobState.RUNNING, 5) == []
+    assert await steps.store.list_jobs(JobState.QUEUED, 5) == [], "what runs does not wait"
+    await steps.store.reap()
+    assert [job.job_id for job in await steps.store.list_jobs(JobState.RUNNING, 5)] == [
+        running.job_id
+    ]
+    assert [job.job_id for job in await steps.store.list_jobs(JobState.QUEUED, 5, "a")] == [
+        queued.job_id
+    ]
+    await steps.assert_counters_true()
+
+
+async def test_blobs_are_sent_once_and_kept_by_announcing(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    blobs = {"abc": b"\x00\xff", "def": b"2"}
+    await steps.queue.announce("a", b"{}", blobs)
+    assert await steps.store.get_blob("abc") == b"\x00\xff"
+    assert await steps.store.get_blob("nothing") is None
+    blob = steps.keys.blob("abc")
+    await steps.redis.pexpire(blob, 500_000)
+    await steps.redis.set(steps.keys.blob("def"), b"untouched", keepttl=True)
+    await steps.queue.announce("a", b"{}", blobs)
+    assert await steps.redis.pttl(blob) > 500_000
+    assert await steps.store.get_blob("def") == b"untouched"
+
+
+async def test_cards_that_nobody_announces_are_forgotten(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.queue.announce("old", b"{}", {})
+    await steps.redis.zadd(steps.keys.models_seen, {"old": 1})
+    await steps.queue.announce("new", b"{}", {})
+    assert await steps.redis.hkeys(steps.keys.models) == [b"new"]
+
+
+async def test_ping_measures_a_round_trip(transport: RedisTransport) -> None:
+    assert 0 < await transport.store.ping() < 60
+
+
+async def test_a_look_tells_where_each_job_stands_and_changes_nothing(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    await steps.say("w1", stream, [5, 6], "né")
+    queued = (await steps.submit()).job_id
+    cancelled = (await steps.submit()).job_id
+    await steps.store.cancel(cancelled, "cancelled")
+    lost = (await steps.submit()).job_id
+    await steps.redis.delete(steps.keys.job(lost))
+    before = await steps.hash(stream.job_id), await steps.redis.pttl(steps.keys.job(queued)) > 0
+    asked = [stream.job_id, queued, cancelled, lost, "not an id", "7-x"] * 60
+    assert await steps.store.look([]) == []
+    assert (
+        await steps.store.look(asked)
+        == [
+            JobLook(JobState.RUNNING, Cursor(2, 3)),
+            JobLook(JobState.QUEUED, START),
+            JobLook(JobState.CANCELLED, START),
+            None,
+            None,
+            None,
+        ]
+        * 60
+    )
+    after = await steps.hash(stream.job_id), await steps.redis.pttl(steps.keys.job(queued)) > 0
+    assert after == before

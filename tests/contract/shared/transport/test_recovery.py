@@ -1,0 +1,448 @@
+"""release, recover, retire: what becomes of a worker's jobs without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.messages import Cursor, Failed, JobState, TokenLogprob
+from shared.transport.connect import RedisTransport
+from shared.transport.ports.jobs import AppendStatus, CrashCause, Delivery
+from tests.contract.shared.transport.steps import (
+    FINISHED,
+    MODEL,
+    Steps,
+    Stream,
+    other_process,
+    until,
+    whole_log,
+)
+
+
+async def test_a_dead_workers_job_goes_on_where_its_log_ends(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    old = Stream(await steps.running("w1"))
+    logprobs = (TokenLogprob(5, -0.5), TokenLogprob(6, -0.75))
+    await steps.say("w1", old, [5, 6], "aé", logprobs=logprobs, cached_tokens=2)
+    await steps.say("w1", old, [7], "c", logprobs=(TokenLogprob(7, -1.0),))
+    await steps.die("w1")
+    await steps.worker("w2")
+    (taken,) = await steps.queue.recover("w2", 8)
+    assert taken.output_token_ids == (5, 6, 7)
+    assert taken.output_logprobs == (*logprobs, TokenLogprob(7, -1.0))
+    assert (taken.end, taken.attempt, taken.crashes) == (Cursor(3, 4), 2, 1)
+    assert taken.cached_tokens == 2
+    new = Stream(taken)
+    assert (await steps.say("w2", new, [8], "d", end=FINISHED)).status is AppendStatus.OK
+    assert (await steps.say("w1", old, [9], "x")).status is AppendStatus.ENDED
+    text = "".join(event.text for event in (await whole_log(steps, old.job_id))[:-1])
+    assert text == "aécd"
+    await steps.assert_counters_true()
+
+
+async def test_a_lease_that_runs_out_is_a_death(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    await steps.worker("w2")
+    assert await steps.queue.recover("w2", 8) == []
+    await steps.beat("w1", lease_ms=30)
+
+    async def recovered() -> list[str]:
+        return [taken.job.job_id for taken in await steps.queue.recover("w2", 8)]
+
+    assert await until(recovered) == [delivery.job.job_id]
+
+
+async def test_a_zombies_words_are_fenced(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    old = Stream(await steps.running("w1"))
+    await steps.die("w1")
+    await steps.worker("w2")
+    (taken,) = await steps.queue.recover("w2", 8)
+    await steps.beat("w1")  # it wakes
+    assert (await steps.say("w1", old, [5], "x", end=FINISHED)).status is AppendStatus.FENCED
+    assert not await steps.queue.release("w1", old.job_id, 1)
+    assert (await steps.say("w2", Stream(taken), [5], "y")).status is AppendStatus.OK
+
+
+async def test_recover_takes_no_more_than_asked_and_then_the_rest(
+    transport: RedisTransport,
+) -> None:
+    """More than one page of pending entries: nothing may be buried with the worker."""
+    steps = Steps(transport)
+    await steps.worker("w1")
+    jobs = {(await steps.submit()).job_id for _ in range(150)}
+    assert len(await steps.pull("w1", 200)) == 150
+    await steps.die("w1")
+    await steps.worker("w2")
+    first = await steps.queue.recover("w2", 40)
+    assert len(first) == 40
+    rest = await steps.queue.recover("w2", 200)
+    assert {taken.job.job_id for taken in (*first, *rest)} == jobs
+    assert await steps.redis.hkeys(steps.keys.workers) == [b"w2"]
+    await steps.assert_counters_true()
+
+
+async def test_a_buried_worker_leaves_no_consumer(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.running("w1")
+    await steps.die("w1")
+    await steps.worker("w2")
+    await steps.queue.recover("w2", 8)
+    await steps.queue.recover("w2", 8)
+    consumers = await steps.redis.xinfo_consumers(steps.keys.queue(MODEL, 0), "w")
+    assert [consumer["name"] for consumer in consumers] == [b"w2"]
+    assert await steps.redis.hkeys(steps.keys.workers) == [b"w2"]
+
+
+async def test_a_worker_of_two_models_is_buried_when_both_are_empty(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1", models=("a", "b"))
+    await steps.submit(model="a")
+    of_b = await steps.submit(model="b")
+    assert len(await steps.pull("w1")) == 2
+    await steps.die("w1")
+    only_a, only_b = other_process(transport), other_process(transport)
+    await only_a.worker("wa", models=("a",))
+    assert len(await only_a.queue.recover("wa", 8)) == 1
+    assert b"w1" in await steps.redis.hkeys(steps.keys.workers)
+    await only_b.worker("wb", models=("b",))
+    (taken,) = await only_b.queue.recover("wb", 8)
+    assert taken.job == of_b
+    assert b"w1" not in await steps.redis.hkeys(steps.keys.workers)
+
+
+async def test_a_recover_without_a_lease_takes_nothing(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.running("w1")
+    await steps.die("w1")
+    assert await steps.queue.recover("w1", 8) == []
+
+
+async def test_a_lost_recover_reply_is_healed_by_reconcile(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    await steps.die("w1")
+    await steps.worker("w2")
+    await steps.queue.recover("w2", 8)  # and the reply is lost
+    (again,) = await steps.queue.reconcile("w2", frozenset())
+    assert (again.job, again.attempt, again.crashes) == (delivery.job, 3, 1)
+
+
+async def test_a_released_job_is_queued_again_without_blame(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running("w1"))
+    await steps.say("w1", stream, [5], "a")
+    assert await steps.queue.release("w1", stream.job_id, 1)
+    assert not await steps.queue.release("w1", stream.job_id, 1)
+    record = await steps.store.get(stream.job_id)
+    assert record is not None
+    assert (record.state, record.owner, record.queue_position) == (JobState.QUEUED, None, 0)
+    await steps.assert_counters_true()
+    assert await steps.pull("w1") == []
+    (taken,) = await steps.queue.recover("w1", 8)
+    assert (taken.attempt, taken.crashes, taken.output_token_ids) == (2, 0, (5,))
+    await steps.assert_counters_true()
+
+
+async def test_a_released_job_can_be_cancelled(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    await steps.queue.release("w1", delivery.job.job_id, 1)
+    assert await steps.store.cancel(delivery.job.job_id, "cancelled") is not None
+    assert await steps.queue.recover("w1", 8) == []
+    await steps.assert_counters_true()
+
+
+async def test_a_retiring_worker_gives_everything_back_without_blame(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    jobs = {(await steps.submit()).job_id for _ in range(70)}
+    await steps.pull("w1", 100)
+    await steps.queue.retire("w1")
+    await steps.queue.retire("w1")
+    await steps.assert_counters_true()
+    assert await steps.redis.hkeys(steps.keys.workers) == []
+    await steps.worker("w2")
+    taken = await steps.queue.recover("w2", 100)
+    assert {delivery.job.job_id for delivery in taken} == jobs
+    assert {delivery.crashes for delivery in taken} == {0}
+
+
+async def test_a_poison_job_is_dead_lettered_and_its_neighbours_finish(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w0")
+    poison = (await steps.submit()).job_id
+    innocents = {(await steps.submit()).job_id for _ in range(7)}
+    held: list[Delivery] = list(await steps.pull("w0"))
+    assert len(held) == 8
+    finished: set[str] = set()
+    for number in range(1, 12):
+        dead, alive = f"w{number - 1}", f"w{number}"
+        await steps.die(dead)
+        await steps.worker(alive)
+        held = list(await steps.queue.recover(alive, 8))
+        while held and poison not in {delivery.job.job_id for delivery in held}:
+            for delivery in held:
+                result = await steps.say(alive, Stream(delivery), [5], "a", end=FINISHED)
+                assert result.status == "ok"
+                finished.add(delivery.job.job_id)
+            held = list(await steps.queue.recover(alive, 8))
+        if held:
+            continue  # it kills the worker before anybody gets a token
+        if (await steps.hash(poison))["state"] != "running" and finished == innocents:
+            break
+    assert finished == innocents
+    (end,) = await whole_log(steps, poison)
+    assert isinstance(end, Failed)
+    assert end.code == "poison"
+    ((_, letter),) = await steps.redis.xrange(steps.keys.dead_letters)
+    assert letter[b"id"].decode() == poison
+    await steps.assert_counters_true()
+
+
+async def test_jobs_of_a_dead_engine_are_queued_again_with_blame(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running("w1"))
+    await steps.say("w1", stream, [5], "a")
+    await steps.queue.crashed("w1", [(stream.job_id, 1)])
+    await steps.queue.crashed("w1", [(stream.job_id, 1)])  # its reply was lost
+    assert (await steps.hash(stream.job_id))["state"] == "queued"
+    await steps.assert_counters_true()
+    (taken,) = await steps.queue.recover("w1", 8)
+    assert (taken.attempt, taken.crashes, taken.output_token_ids) == (2, 1, (5,))
+
+
+async def test_a_zombies_engine_blames_nobody(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    await steps.die("w1")
+    await steps.worker("w2")
+    await steps.queue.recover("w2", 8)
+    await steps.beat("w1")
+    await steps.queue.crashed("w1", [(delivery.job.job_id, 1)])
+    found = await steps.hash(delivery.job.job_id)
+    assert (found["state"], found["owner"], found["crashes"]) == ("running", "w2", "1")
+
+
+async def test_a_job_that_kills_engines_is_dead_lettered_and_its_neighbours_finish(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    poison = (await steps.submit()).job_id
+    innocents = {(await steps.submit()).job_id for _ in range(7)}
+    held = {delivery.job.job_id: delivery for delivery in await steps.pull("w1")}
+    finished: set[str] = set()
+    num_deaths = 0
+    while (await steps.hash(poison))["state"] in ("queued", "running") or finished != innocents:
+        if poison in held:  # it kills the engine before anybody gets a token
+            num_deaths += 1
+            assert num_deaths <= 4
+            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()])
+        else:
+            for job_id, delivery in held.items():
+                word = await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
+                assert word.status == "ok"
+                finished.add(job_id)
+        held = {d.job.job_id: d for d in await steps.queue.recover("w1", 8)}
+    (end,) = await whole_log(steps, poison)
+    assert isinstance(end, Failed)
+    assert end.code == "poison"
+    ((_, letter),) = await steps.redis.xrange(steps.keys.dead_letters)
+    assert letter[b"id"].decode() == poison
+    assert not await steps.redis.exists(steps.keys.probe("w1"))
+    await steps.assert_counters_true()
+
+
+async def test_a_device_that_fails_blames_none_of_its_jobs(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    job_ids = [(await steps.submit()).job_id for _ in range(8)]
+    held = await steps.pull("w1")
+    for _ in range(5):
+        await steps.queue.crashed(
+            "w1", [(d.job.job_id, d.attempt) for d in held], CrashCause.DEVICE
+        )
+        await steps.assert_counters_true()
+        held = list(await steps.queue.recover("w1", 8))
+    for job_id in job_ids:
+        found = await steps.hash(job_id)
+        assert (found["crashes"], found.get("deaths")) == ("0", None)
+    assert not await steps.redis.exists(steps.keys.dead_letters)
+    lost = [(d.job.job_id, d.attempt) for d in held]
+    await steps.queue.crashed("w1", lost, CrashCause.DEVICE)
+    await steps.worker("healthy")
+    for _ in job_ids:
+        (suspect,) = await steps.queue.recover("healthy", 8)  # they are tried one at a time
+        await steps.say("healthy", Stream(suspect), [5], "a", end=FINISHED)
+    for job_id in job_ids:
+        assert (await steps.hash(job_id))["state"] == "finished"
+    await steps.assert_counters_true()
+
+
+async def test_what_was_there_when_devices_failed_waits_until_one_is_known_to_work(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    job = (await steps.running("w1")).job
+    await steps.queue.crashed("w1", [(job.job_id, 1)], CrashCause.DEVICE)
+    (again,) = await steps.queue.recover("w1", 8, suspects=False)  # once is chance
+    await steps.queue.crashed("w1", [(job.job_id, 2)], CrashCause.DEVICE)
+    assert await steps.queue.recover("w1", 8, suspects=False) == []
+    (again,) = await steps.queue.recover("w1", 8)
+    assert await steps.redis.get(steps.keys.probe("w1")) == job.job_id.encode()
+    await steps.say("w1", Stream(again), [5], "a")
+    assert "losses" not in await steps.hash(job.job_id)
+    assert not await steps.redis.exists(steps.keys.probe("w1"))
+
+
+async def test_a_job_that_makes_devices_fail_is_found_and_its_neighbours_finish(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    poison = (await steps.submit()).job_id
+    innocents = {(await steps.submit()).job_id for _ in range(7)}
+    held = {delivery.job.job_id: delivery for delivery in await steps.pull("w1")}
+    finished: set[str] = set()
+    num_failures = 0
+    while (await steps.hash(poison))["state"] in ("queued", "running") or finished != innocents:
+        if poison in held:
+            num_failures += 1
+            assert num_failures <= 5
+            cause = CrashCause.PROVEN_DEVICE if finished else CrashCause.DEVICE
+            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()], cause)
+        else:
+            for job_id, delivery in held.items():
+                await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
+                finished.add(job_id)
+        held = {d.job.job_id: d for d in await steps.queue.recover("w1", 8)}
+    (end,) = await whole_log(steps, poison)
+    assert isinstance(end, Failed)
+    assert end.code == "poison"
+    await steps.assert_counters_true()
+
+
+async def test_devices_that_fail_ten_times_under_one_job_end_it(transport: RedisTransport) -> None:
+    """Nothing else waited that could have shown whether they work."""
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    for number in range(1, 11):
+        await steps.queue.crashed("w1", [(delivery.job.job_id, number)], CrashCause.DEVICE)
+        await steps.queue.recover("w1", 8)
+    found = await steps.hash(delivery.job.job_id)
+    assert (found["state"], found["reason"]) == ("failed", "engine_died")
+    await steps.assert_counters_true()
+
+
+async def test_a_job_that_kills_engine_after_engine_ends_in_spite_of_progress(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    delivery: Delivery = await steps.running("w1")
+    job_id = delivery.job.job_id
+    for number in range(1, 40):
+        await steps.say("w1", Stream(delivery), [number], "a")
+        await steps.queue.crashed("w1", [(job_id, delivery.attempt)])
+        taken = await steps.queue.recover("w1", 8)
+        if not taken:
+            break
+        (delivery,) = taken
+    else:
+        pytest.fail("the job was tried without end")
+    found = await steps.hash(job_id)
+    assert (found["state"], found["reason"], found["deaths"]) == ("failed", "engine_died", "10")
+
+
+async def test_a_suspect_that_gives_a_token_is_cleared(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.running("w0")
+    taken: Delivery | None = None
+    for number in (1, 2):
+        await steps.die(f"w{number - 1}")
+        await steps.worker(f"w{number}")
+        (taken,) = await steps.queue.recover(f"w{number}", 8)
+    assert taken is not None
+    assert taken.crashes == 2
+    assert await steps.redis.get(steps.keys.probe("w2")) == taken.job.job_id.encode()
+    await steps.say("w2", Stream(taken), [5], "a")
+    assert await steps.redis.exists(steps.keys.probe("w2")) == 0
+    assert (await steps.hash(taken.job.job_id))["crashes"] == "0"
+
+
+async def test_a_token_between_two_deaths_makes_no_suspect(transport: RedisTransport) -> None:
+    """Else a long job that lives through three unrelated deaths would end as poison."""
+    steps = Steps(transport)
+    delivery = await steps.running("w0")
+    for number in (1, 2, 3, 4):
+        await steps.die(f"w{number - 1}")
+        await steps.worker(f"w{number}")
+        (delivery,) = await steps.queue.recover(f"w{number}", 8)
+        assert delivery.crashes == 1
+        assert not await steps.redis.exists(steps.keys.probe(f"w{number}"))
+        await steps.say(f"w{number}", Stream(delivery), [number], "a")
+        assert (await steps.hash(delivery.job.job_id))["crashes"] == "0"
+
+
+async def test_a_job_that_kills_worker_after_worker_ends_in_spite_of_progress(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    delivery: Delivery = await steps.running("w0")
+    job_id = delivery.job.job_id
+    for number in range(1, 40):
+        await steps.say(f"w{number - 1}", Stream(delivery), [number], "a")
+        await steps.die(f"w{number - 1}")
+        await steps.worker(f"w{number}")
+        taken = await steps.queue.recover(f"w{number}", 8)
+        if not taken:
+            break
+        (delivery,) = taken
+    else:
+        pytest.fail("the job was tried without end")
+    found = await steps.hash(job_id)
+    assert (found["state"], found["reason"], found["deaths"]) == ("failed", "worker_lost", "10")
+
+
+async def test_a_job_whose_log_was_lost_is_failed_not_restarted(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running("w1"))
+    await steps.say("w1", stream, [5], "a")
+    await steps.redis.delete(steps.keys.log(stream.job_id))
+    assert await steps.queue.reconcile("w1", frozenset()) == []
+    assert (await steps.hash(stream.job_id))["reason"] == "job_lost"
+
+
+async def test_after_an_outage_an_ended_lease_means_nothing_for_a_while(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    await steps.worker("w2")
+    await steps.die("w1")  # its lease ended like everybody's
+    await _silent_for(steps, ms=2500)
+    assert await steps.queue.recover("w2", 8) == []
+    await steps.beat("w2")
+    assert await steps.queue.recover("w2", 8) == []
+    await steps.redis.hincrby(steps.keys.pulse, "back_ms", -5000)
+    (taken,) = await steps.queue.recover("w2", 8)
+    assert taken.job == delivery.job
+
+
+async def test_after_an_outage_released_jobs_are_taken_at_once(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    await steps.queue.release("w1", delivery.job.job_id, 1)
+    await _silent_for(steps, ms=2500)
+    assert len(await steps.queue.recover("w1", 8)) == 1
+
+
+async def _silent_for(steps: Steps, *, ms: int) -> None:
+    """As if nobody had reached the server for so long."""
+    await steps.redis.hincrby(steps.keys.pulse, "at_ms", -ms)

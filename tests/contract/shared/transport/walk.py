@@ -1,0 +1,474 @@
+"""A random walk through the transitions, driven through the ports of several servers at once.
+
+Every step happens everywhere and must be answered alike; what a step touched, and from time to time
+everything, must read alike. Real time decides nothing: leases, graces and deadlines are far away,
+and what they would bring about is brought about by a step of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from shared.keys import partition_of
+from shared.messages import (
+    START,
+    Cursor,
+    Idempotency,
+    Job,
+    JobState,
+    OnDisconnect,
+    SamplingParams,
+)
+from shared.transport.ports.jobs import (
+    AdmissionLimits,
+    Append,
+    AppendStatus,
+    Beat,
+    CrashCause,
+    Delivery,
+    KeyTaken,
+    QueueFull,
+)
+from tests.contract.shared.transport.ledger import Ledger
+from tests.contract.shared.transport.mirrors import Mirrors
+from tests.contract.shared.transport.random_append import random_append
+from tests.contract.shared.transport.stages import FAR_MS, MODELS, Stage
+from tests.contract.shared.transport.steps import Stream
+from tests.contract.shared.transport.weights import WEIGHTS
+
+LIMITS = AdmissionLimits(
+    max_queued_jobs=12,
+    max_queued_tokens=40,
+    max_queue_share_per_tenant=0.9,
+    max_queued_jobs_per_tenant=6,
+    max_queued_tokens_per_tenant=22,
+    max_jobs_per_tenant=9,
+)
+# Mostly none; few enough keys for several jobs to meet over one.
+IDEMPOTENCIES = (
+    *(None,) * 6,
+    *(Idempotency(key, body) for key in ("k1", "k2", "k3") for body in ("b1", "b2")),
+)
+FRONTENDS = ("fe1", "fe2")
+
+
+async def known_models(stage: Stage) -> dict[str, bytes]:
+    """What the store knows, but for how long: each server has a clock of its own."""
+    return {name: model.card for name, model in (await stage.store.models()).items()}
+
+
+class Walk:
+    """One walk. `run` raises AssertionError with the seed and the step."""
+
+    def __init__(self, stages: Sequence[Stage], seed: int) -> None:
+        self.stages = stages
+        self.mirrors = Mirrors(stages)
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.done: Counter[str] = Counter()  # what happened, by its name
+        self.ledger = Ledger()
+        self.jobs = self.ledger.jobs
+        self.num_jobs = 0
+        self.workers: list[str] = []
+        self.num_workers = 0
+        self.streams: dict[tuple[str, str], Stream] = {}  # what each worker believes it runs
+        self.spoken: list[tuple[str, Append]] = []  # to be said again
+        self.newer: set[str] = set()
+        self.dead_frontends: set[str] = set()  # the graces they start are short
+        self.touched: set[str] = set()
+
+    async def run(self, num_steps: int, check_every: int) -> None:
+        step, action = 0, "start"
+        try:
+            for _ in range(3):
+                await self._replace_worker()
+            actions, weights = list(WEIGHTS), list(WEIGHTS.values())
+            for step in range(1, num_steps + 1):
+                (action,) = self.rng.choices(actions, weights)
+                self.touched.clear()
+                await self._forget_the_time()
+                await getattr(self, f"_{action}")()
+                self.done[action] += 1
+                touched = sorted(self.touched)
+                await self.mirrors.everywhere(lambda stage, ids: stage.jobs(ids), touched)
+                if step % check_every == 0 or step == num_steps:
+                    action = "check"
+                    await self._check_everything()
+            action = "end"
+            await self._end()
+        except BaseException as error:
+            error.add_note(f"seed {self.seed}, step {step}, {action}")
+            raise
+
+    # --- the frontend's side ---------------------------------------------------------------
+
+    async def _submit(self) -> None:
+        rng = self.rng
+        self.num_jobs += 1
+        job = Job(
+            job_id=f"0-job{self.num_jobs}",
+            model=rng.choice(MODELS),
+            prompt_token_ids=tuple(range(rng.randint(1, 6))),
+            sampling=SamplingParams(max_tokens=64, seed=7),
+            kind="generate",
+            tenant=rng.choice("abc"),
+            lane=rng.choice((0, 0, 1, 3, 7)),
+            timeout_ms=FAR_MS,
+            queue_timeout_ms=rng.choice((None, FAR_MS // 2)),
+            on_disconnect=rng.choice(list(OnDisconnect)),
+            client_request_id=rng.choice((None, "crid")),
+            num_choices=rng.choice((1, 1, 2)),
+            idempotency=rng.choice(IDEMPOTENCIES),
+        )
+        assert partition_of(job.job_id) == 0
+        frontend = rng.choice(("", *FRONTENDS, "fe1#1", "fe2#2"))
+        try:
+            await self.mirrors.everywhere(lambda stage: stage.store.submit(job, LIMITS, frontend))
+        except QueueFull as error:
+            self.done[f"full: {error.scope}"] += 1
+            return
+        except KeyTaken as error:
+            self.done[f"key taken: {error.same_request}"] += 1
+            return
+        self.jobs[job.job_id] = job
+        self.touched.add(job.job_id)
+
+    async def _submit_again(self) -> None:
+        if job_id := self._any_job():
+            job = self.jobs[job_id]
+            await self.mirrors.everywhere(lambda stage: stage.store.submit(job, LIMITS, "fe1"))
+
+    async def _requeue(self) -> None:
+        """A dead letter, mostly; or of a job that has none."""
+        letters = await self.mirrors.everywhere(lambda stage: stage.letters())
+        old_id = self.rng.choice(letters) if letters else self._any_job()
+        if not old_id:
+            return
+        self.num_jobs += 1
+        job = Job(
+            job_id=f"0-job{self.num_jobs}",
+            model=self.rng.choice(MODELS),
+            prompt_token_ids=(1, 2),
+            sampling=SamplingParams(max_tokens=64, seed=7),
+            kind="generate",
+            tenant=self.rng.choice("abc"),
+            timeout_ms=FAR_MS,
+            on_disconnect=OnDisconnect.CONTINUE,
+        )
+        try:
+            taken_by = await self.mirrors.everywhere(
+                lambda stage: stage.store.requeue(old_id, job, LIMITS)
+            )
+        except QueueFull:
+            return
+        if taken_by == job.job_id:
+            self.done["requeued"] += 1
+            self.ledger.num_letters_gone += 1
+            self.jobs[job.job_id] = job
+            self.touched.add(job.job_id)
+
+    async def _drop_letter(self) -> None:
+        letters = await self.mirrors.everywhere(lambda stage: stage.letters())
+        if letters:
+            gone = self.rng.choice(letters)
+            self.ledger.num_letters_gone += 1
+            assert await self.mirrors.everywhere(lambda stage: stage.drop_letter(gone))
+
+    async def _cancel(self) -> None:
+        if job_id := self._any_job():
+            reason = self.rng.choice(("cancelled", "disconnected", "by_hand"))
+            await self.mirrors.everywhere(lambda stage: stage.store.cancel(job_id, reason))
+
+    async def _attach(self) -> None:
+        if job_id := self._any_job():
+            reader = self._reader()
+            await self.mirrors.everywhere(lambda stage: stage.store.attach([(job_id, reader)]))
+
+    async def _detach(self) -> None:
+        if job_id := self._any_job():
+            reader = self._reader()
+            await self.mirrors.everywhere(lambda stage: stage.store.detach(job_id, reader))
+
+    async def _beat_frontend(self) -> None:
+        frontend = self.rng.choice(FRONTENDS)
+        self.dead_frontends.discard(frontend)
+        await self.mirrors.everywhere(lambda stage: stage.store.beat_frontend(frontend, FAR_MS))
+
+    async def _reap(self) -> None:
+        await self.mirrors.everywhere(lambda stage: stage.store.reap())
+
+    async def _look(self) -> None:
+        if job_id := self._any_job():
+            await self.mirrors.everywhere(lambda stage: stage.position(job_id))
+            after = Cursor(self.rng.randrange(6), self.rng.randrange(12))
+            await self.mirrors.everywhere(lambda stage: stage.store.read_log(job_id, after, 3))
+        key = self.rng.choice(("k1", "k2", "k3"))
+        await self.mirrors.everywhere(lambda stage: stage.store.kept_key(key))
+        state = self.rng.choice((None, *JobState))
+        await self.mirrors.everywhere(lambda stage: stage.listed(state))
+        await self.mirrors.everywhere(lambda stage: stage.store.queue_stats())
+        await self.mirrors.everywhere(known_models)
+
+    # --- the workers' side -----------------------------------------------------------------
+
+    async def _pull(self) -> None:
+        worker, count = self._worker(), self.rng.randint(1, 4)
+        taken = await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).pull(worker, count, 0)
+        )
+        self._take(worker, taken)
+
+    async def _recover(self) -> None:
+        worker, count = self._worker(), self.rng.randint(1, 4)
+        suspects = self.rng.random() < 0.8
+        taken = await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).recover(worker, count, suspects=suspects)
+        )
+        self._take(worker, taken)
+
+    async def _recover_after_outage(self) -> None:
+        await self.mirrors.everywhere(lambda stage: stage.fall_silent())
+        await self._recover()
+
+    async def _reconcile(self) -> None:
+        worker = self._worker()
+        known = {job_id for name, job_id in self.streams if name == worker}
+        if known and self.rng.random() < 0.3:
+            known.remove(self.rng.choice(sorted(known)))
+        taken = await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).reconcile(worker, frozenset(known))
+        )
+        self._take(worker, taken)
+
+    async def _append(self) -> None:
+        worker = self._worker()
+        mine = [stream for (name, _), stream in sorted(self.streams.items()) if name == worker]
+        chosen = self.rng.sample(mine, min(len(mine), self.rng.randint(1, 4)))
+        items = [random_append(self.rng, stream) for stream in chosen]
+        await self._say(worker, items)
+
+    async def _say_again(self) -> None:
+        if self.spoken:
+            worker, item = self.rng.choice(self.spoken[-40:])
+            await self._say(worker, [item])
+
+    async def _release(self) -> None:
+        held = sorted(self.streams)
+        if not held:
+            return
+        worker, job_id = self.rng.choice(held)
+        attempt = self.streams.pop((worker, job_id)).attempt - (self.rng.random() < 0.1)
+        self.touched.add(job_id)
+        await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).release(worker, job_id, attempt)
+        )
+
+    async def _suspect(self) -> None:
+        """Of a job that runs: its next crash is its last."""
+        if held := sorted(self.streams):
+            _, job_id = self.rng.choice(held)
+            await self.mirrors.everywhere(lambda stage: stage.set_if_live(job_id, "crashes", 3))
+
+    async def _crash(self) -> None:
+        """A worker's engine died with some of its jobs."""
+        worker = self._worker()
+        mine = [job_id for name, job_id in sorted(self.streams) if name == worker]
+        lost = self.rng.sample(mine, min(len(mine), self.rng.randint(1, 3)))
+        jobs = [(job_id, self.streams.pop((worker, job_id)).attempt) for job_id in lost]
+        self.touched.update(lost)
+        cause = self.rng.choice(list(CrashCause))
+        await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).crashed(worker, jobs, cause)
+        )
+
+    async def _beat(self, worker: str = "") -> None:
+        worker = worker or self._worker()
+        running = [
+            (job_id, stream.attempt - (self.rng.random() < 0.1))
+            for (name, job_id), stream in sorted(self.streams.items())
+            if name == worker
+        ]
+        self.touched.update(job_id for job_id, _ in running)
+        models = self.stages[0].models_of(worker)
+        stats: dict[str, float | str] = {"step": self.rng.randrange(100), "device": "none"}
+        beat = Beat(worker, FAR_MS, models, stats, running, draining=self.rng.random() < 0.2)
+        reply = await self.mirrors.everywhere(lambda stage: stage.queue(worker).beat(beat))
+        dropped = [*reply.dropped, *reply.lost]
+        for job_id in dropped:
+            del self.streams[worker, job_id]
+        if dropped:
+            self.done["drops"] += 1
+
+    async def _announce(self) -> None:
+        model, digest = self.rng.choice(MODELS), self.rng.choice(("d1", "d2", "d3"))
+        worker = self._worker()
+        blobs = {digest: digest.encode()}
+        await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).announce(model, b"{}", blobs)
+        )
+        await self.mirrors.everywhere(lambda stage: stage.store.get_blob(digest))
+
+    async def _retire(self) -> None:
+        worker = self._worker()
+        await self.mirrors.everywhere(lambda stage: stage.queue(worker).retire(worker))
+        await self._replace_worker(worker)
+
+    # --- what befalls them -----------------------------------------------------------------
+
+    async def _lose_lease(self) -> None:
+        """The worker lives on; its next beat brings the lease back."""
+        worker = self._worker()
+        await self.mirrors.everywhere(lambda stage: stage.queue(worker).declare_dead(worker))
+
+    async def _replace_worker(self, old: str = "") -> None:
+        """The old one is gone without a word, but what it sent may still arrive."""
+        if len(self.workers) >= 3:
+            old = old or self._worker()
+            self.workers.remove(old)
+            await self.mirrors.everywhere(lambda stage: stage.queue(old).declare_dead(old))
+            for key in [key for key in self.streams if key[0] == old]:
+                stream = self.streams.pop(key)
+                self.spoken.append((old, stream.append([1], "z")))
+        self.num_workers += 1
+        worker = f"w{self.num_workers:05}"
+        self.workers.append(worker)
+        await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).setup(stage.models_of(worker))
+        )
+        await self._beat(worker)
+
+    async def _pass_deadline(self) -> None:
+        if job_id := self._any_job():
+            await self.mirrors.everywhere(lambda stage: stage.pass_deadline(job_id))
+
+    async def _pass_queue_deadline(self) -> None:
+        """Nothing comes of it where the job was begun before."""
+        if job_id := self._any_job():
+            await self.mirrors.everywhere(lambda stage: stage.pass_queue_deadline(job_id))
+
+    async def _pass_grace(self) -> None:
+        if job_id := self._any_job():
+            await self.mirrors.everywhere(lambda stage: stage.set_if_live(job_id, "orphan_ms", 1))
+
+    async def _lose_frontend(self) -> None:
+        frontend = self.rng.choice(FRONTENDS)
+        self.dead_frontends.add(frontend)
+        await self.mirrors.everywhere(
+            lambda stage: stage.redis.delete(stage.keys.frontend(frontend))
+        )
+
+    async def _lose_request(self) -> None:
+        if job_id := self._any_job():
+            await self.mirrors.everywhere(
+                lambda stage: stage.redis.delete(stage.keys.request(job_id))
+            )
+
+    async def _spoil_request(self) -> None:
+        if job_id := self._any_job():
+            await self.mirrors.everywhere(
+                lambda stage: stage.redis.set(
+                    stage.keys.request(job_id), b"{", xx=True, keepttl=True
+                )
+            )
+
+    async def _lose_log(self) -> None:
+        """Of a job that nobody runs: who takes it up finds that it cannot be resumed."""
+        if job_id := self._any_job():
+            await self.mirrors.everywhere(lambda stage: stage.lose_log_of_queued(job_id))
+
+    async def _write_newer(self) -> None:
+        """A newer release wrote this job; or the jobs it wrote may now be taken by all."""
+        newer, self.newer = self.newer & self.jobs.keys(), set()
+        for job_id in sorted(newer):
+            await self.mirrors.everywhere(lambda stage, id: stage.set_if_live(id, "v", 1), job_id)
+        if not newer and (job_id := self._any_job()):
+            self.newer.add(job_id)
+            await self.mirrors.everywhere(lambda stage: stage.set_if_live(job_id, "v", 99))
+
+    async def _flush_scripts(self) -> None:
+        await self.mirrors.everywhere(lambda stage: stage.redis.script_flush())
+
+    # --- words ------------------------------------------------------------------------------
+
+    async def _say(self, worker: str, items: list[Append]) -> None:
+        self.touched.update(item.job_id for item in items)
+        results = await self.mirrors.everywhere(
+            lambda stage: stage.queue(worker).append(worker, FAR_MS, items)
+        )
+        for item, result in zip(items, results, strict=True):
+            self.done[f"append: {result.status}"] += 1
+            self.spoken.append((worker, item))
+            stream = self.streams.get((worker, item.job_id))
+            if stream is None or stream.attempt != item.attempt:
+                continue
+            if result.status is AppendStatus.OK and stream.cursor == item.delta.start:
+                stream.accept(item)
+            if result.status is AppendStatus.ENDED or (
+                result.status is AppendStatus.OK and item.end_of_job
+            ):
+                del self.streams[worker, item.job_id]
+        del self.spoken[:-200]
+
+    def _take(self, worker: str, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            job_id = delivery.job.job_id
+            self.touched.add(job_id)
+            self.done["resumed" if delivery.output_token_ids else "claimed"] += 1
+            if self.rng.random() < 0.9:  # else its reply was lost
+                self.streams[worker, job_id] = Stream(delivery)
+
+    async def _forget_the_time(self) -> None:
+        """However slow this machine is, nobody takes it for an outage of the server."""
+        await self.mirrors.everywhere(lambda stage: stage.forget_silence())
+        if self.dead_frontends:
+            await self.mirrors.everywhere(lambda stage: stage.stretch_graces())
+
+    # --- choosing ---------------------------------------------------------------------------
+
+    def _worker(self) -> str:
+        return self.rng.choice(self.workers)
+
+    def _any_job(self) -> str:
+        """Mostly a late one; '' when there is none."""
+        if not self.jobs:
+            return ""
+        job_id = self.rng.choice(list(self.jobs)[-40:])
+        self.touched.add(job_id)
+        return job_id
+
+    def _reader(self) -> str:
+        return self.rng.choice(FRONTENDS) + self.rng.choice(("", "#1", "#2"))
+
+    # --- checking ---------------------------------------------------------------------------
+
+    async def _check_everything(self) -> None:
+        """All that is stored reads alike, and is true; a few old jobs expire."""
+        await self.mirrors.compare_everything()
+        for job_id in await self.ledger.settle(self.stages):
+            await self.mirrors.everywhere(lambda stage, id: stage.expire(id), job_id)
+
+    async def _end(self) -> None:
+        """Nothing is left of what has ended, and no consumer of who is gone."""
+        for job_id in self.jobs:
+            await self.mirrors.everywhere(
+                lambda stage, id: stage.store.cancel(id, "cancelled"), job_id
+            )
+            log = await self.mirrors.everywhere(
+                lambda stage, id: stage.store.read_log(id, START, 4096), job_id
+            )
+            assert len(log) >= 1, job_id
+        await self._check_everything()
+        for worker in self.workers:
+            await self.mirrors.everywhere(
+                lambda stage, name: stage.queue(name).retire(name), worker
+            )
+        await self._forget_the_time()
+        self.workers.clear()
+        self.streams.clear()
+        self.num_workers += 3 - self.num_workers % 3  # one that serves all models
+        await self._replace_worker()
+        await self._recover()
+        for stage in self.stages:
+            await stage.assert_swept(self.workers)

@@ -1,0 +1,168 @@
+"""Every AttentionBackend against float64 arithmetic: ragged batches over scattered blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from shared.messages import SamplingParams
+from tests.support.torch_device import torch_device
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.model.attention.base import AttentionBackend
+from worker.model.attention.sdpa import SdpaAttention
+from worker.model.config import ModelConfig
+from worker.model.forward_batch import ForwardBatch, PreviousSample
+from worker.model.kv_cache import KVCachePool
+
+BACKENDS: dict[str, Callable[[KVCachePool], AttentionBackend]] = {"sdpa": SdpaAttention}
+NUM_LAYERS = 2
+# (tokens already in the cache, tokens of this step) per sequence
+MIXED = [(0, 1), (7, 1), (63, 1), (0, 9), (5, 3), (16, 16), (31, 2)]
+SHAPES = {
+    "one-token": [(0, 1)],
+    "decodes": [(3, 1), (150, 1), (15, 1), (16, 1), (17, 1), (700, 1), (0, 1)],
+    "prefill": [(0, 5), (0, 33)],
+    "later-chunks": [(4, 4), (100, 7)],
+    "mixed": MIXED,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A prepared step: its tensors and what its answer must be."""
+
+    batch: ScheduledBatch
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    expected: torch.Tensor  # [T, heads, head_dim] float64
+
+
+def config(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig.from_dict(
+        {
+            "model_type": "llama",
+            "vocab_size": 16,
+            "hidden_size": heads * head_dim,
+            "intermediate_size": 8,
+            "num_hidden_layers": NUM_LAYERS,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+        }
+    )
+
+
+def filled_step(
+    pool: KVCachePool, shape: list[tuple[int, int]], heads: int, layer: int, seed: int
+) -> Step:
+    """Random keys and values: the past in the pool, at scattered blocks; everything else is NaN."""
+    rng = np.random.default_rng(seed)
+    kv_heads, head_dim = pool.keys[0].shape[2:]
+    size = pool.block_size
+    free = rng.permutation(pool.num_blocks).tolist()
+    pool.storage.fill_(torch.nan)
+    sequences, parts, expected = [], [], []
+    for seq_id, (past, new) in enumerate(shape):
+        end = past + new
+        table = [free.pop() for _ in range(-(-end // size))]
+        q = rng.standard_normal((new, heads, head_dim))
+        k, v = rng.standard_normal((2, end, kv_heads, head_dim))
+        for place in range(past):
+            block, offset = table[place // size], place % size
+            pool.keys[layer][block, offset] = torch.from_numpy(k[place]).to(pool.storage)
+            pool.values[layer][block, offset] = torch.from_numpy(v[place]).to(pool.storage)
+        sequences.append(
+            ScheduledSequence(
+                seq_id, past, new, [0] * new, table, True, SamplingParams(), [0] * end, []
+            )
+        )
+        parts.append((q, k[past:], v[past:]))
+        expected.append(exact_attention(q, k, v))
+    q, k, v = (
+        torch.from_numpy(np.concatenate([part[i] for part in parts])).to(pool.storage)
+        for i in range(3)
+    )
+    return Step(ScheduledBatch(tuple(sequences)), q, k, v, torch.cat(expected))
+
+
+def exact_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> torch.Tensor:
+    """Row by row, as the formula says."""
+    new, heads, head_dim = q.shape
+    past, group = len(k) - new, heads // k.shape[1]
+    out = np.zeros_like(q)
+    for t in range(new):
+        for h in range(heads):
+            keys, values = k[: past + t + 1, h // group], v[: past + t + 1, h // group]
+            scores = keys @ q[t, h] / head_dim**0.5
+            weights = np.exp(scores - scores.max())
+            out[t, h] = weights @ values / weights.sum()
+    return torch.from_numpy(out)
+
+
+def attend(
+    backend: AttentionBackend, pool: KVCachePool, step: Step, layer: int = 1
+) -> torch.Tensor:
+    device = pool.storage.device
+    nothing = PreviousSample(torch.empty(0, dtype=torch.int64, device=device), {})
+    forward = ForwardBatch.build(
+        step.batch, block_size=pool.block_size, vocab_size=16, device=device, previous=nothing
+    )
+    backend.prepare(forward.metadata)
+    out = torch.full_like(step.q, 7.0)
+    # Strided views, as a fused projection hands them over.
+    q, k, v = (
+        torch.cat([part, part], dim=1)[:, : part.shape[1]] for part in (step.q, step.k, step.v)
+    )
+    backend.forward(layer, q, k, v, out)
+    return out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (4, 2, 32), (7, 1, 64)])
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+def test_equals_the_formula(
+    backend: str, shape: str, heads: int, kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    pool = KVCachePool(
+        config(heads, kv_heads, head_dim),
+        1024 // block_size + 8,
+        block_size,
+        device=torch_device(),
+        dtype=torch.float32,
+    )
+    step = filled_step(pool, SHAPES[shape], heads, 1, seed=heads * block_size)
+    out = attend(BACKENDS[backend](pool), pool, step)
+    torch.testing.assert_close(out.double().cpu(), step.expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bfloat16_stays_near_the_formula(backend: str) -> None:
+    pool = KVCachePool(config(4, 2, 32), 64, 16, device=torch_device(), dtype=torch.bfloat16)
+    step = filled_step(pool, MIXED, 4, 1, seed=3)
+    out = attend(BACKENDS[backend](pool), pool, step)
+    torch.testing.assert_close(out.double().cpu(), step.expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_writes_the_new_keys_and_values_and_nothing_else(backend: str) -> None:
+    pool = KVCachePool(config(4, 2, 16), 64, 4, device=torch_device(), dtype=torch.float32)
+    step = filled_step(pool, MIXED, 4, 1, seed=5)
+    before = pool.storage.clone()
+    attend(BACKENDS[backend](pool), pool, step)
+    slots = [
+        (sequence.block_table[place // 4], place % 4)
+        for sequence in step.batch.sequences
+        for place in range(sequence.start, sequence.end)
+    ]
+    for token, (block, offset) in enumerate(slots):
+        assert torch.equal(pool.keys[1][block, offset], step.k[token])
+        assert torch.equal(pool.values[1][block, offset], step.v[token])
+        before[block, 1, 0, offset] = step.k[token]
+        before[block, 1, 1, offset] = step.v[token]
+    torch.testing.assert_close(pool.storage, before, rtol=0, atol=0, equal_nan=True)

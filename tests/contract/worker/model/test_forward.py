@@ -1,0 +1,172 @@
+"""The model's logits against transformers', beyond the greedy choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from shared.messages import SamplingParams
+from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.engine_run import generate, new_engine
+from tests.support.torch_device import torch_device
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.model.attention.sdpa import SdpaAttention
+from worker.model.build import ModelOptions, build_model
+from worker.model.config import ModelConfig
+from worker.model.forward_batch import ForwardBatch, PreviousSample
+from worker.model.kv_cache import KVCachePool
+from worker.model.layers.linear import Placement
+from worker.model.loader import load_weights
+from worker.model.registry import create_model
+
+PROMPT = [5, 17, 101, 33, 250, 250, 7, 91, 12, 300, 41, 8, 77]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def all_logits(path: Path, dtype: torch.dtype, prompt: list[int]) -> torch.Tensor:
+    """[len(prompt), vocab] float32 on the CPU, from one prefill."""
+    device = torch_device()
+    config = ModelConfig.from_directory(path)
+    model = create_model(config, 64, Placement(device, dtype))
+    load_weights(model, path)
+    pool = KVCachePool(config, 8, 16, device=device, dtype=dtype)
+    backend = SdpaAttention(pool)
+    sequence = ScheduledSequence(
+        0, 0, len(prompt), prompt, [3, 1], False, SamplingParams(), prompt, []
+    )
+    nothing = PreviousSample(torch.empty(0, dtype=torch.int64, device=device), {})
+    batch = ForwardBatch.build(
+        ScheduledBatch((sequence,)),
+        block_size=16,
+        vocab_size=config.vocab_size,
+        device=device,
+        previous=nothing,
+    )
+    with torch.inference_mode():
+        backend.prepare(batch.metadata)
+        hidden = model(batch.input_ids, batch.positions, backend)
+        return model.logits(hidden).float().cpu()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_every_position_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, family)
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(
+        all_logits(path, torch.float32, PROMPT), expected, rtol=1e-4, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_as_close_to_float32_as_transformers_is(family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, family)
+    exact = all_logits(path, torch.float32, PROMPT)
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([PROMPT])).logits[0].float()
+    error = (all_logits(path, torch.bfloat16, PROMPT) - exact).square().mean().sqrt()
+    their_error = (theirs - exact).square().mean().sqrt()
+    assert error <= 1.3 * their_error
+    assert their_error < 0.1 * exact.std(), "the reference itself is lost in noise"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_saved_by_transformers_loads(family: str, tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", family, num_hidden_layers=1)
+    config = AutoConfig.from_pretrained(source)
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(config).eval()
+    theirs.generation_config.eos_token_id = [7, 9]
+    theirs.save_pretrained(tmp_path / "saved")
+    built = build_model(
+        ModelOptions(
+            model=str(tmp_path / "saved"),
+            dtype="float32",
+            device=torch_device().type,
+            num_blocks=16,
+        )
+    )
+    assert built.model_config.eos_token_ids == {7, 9}
+    assert built.num_parameters == theirs.num_parameters()
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
+    (result,) = generate(new_engine(built), [PROMPT], replace(GREEDY, max_tokens=1, logprobs=3))
+    assert result.logprobs[0].logprob == pytest.approx(expected.max().item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_members_left_out_take_the_defaults_of_transformers(family: str) -> None:
+    shape = {
+        "hidden_size": 4096,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "vocab_size": 100,
+    }
+    ours = ModelConfig.from_dict({"model_type": family, **shape})
+    theirs = AutoConfig.for_model(family, **shape)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 4096 // 32)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.eos_token_ids == ({theirs.eos_token_id} - {None})
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "qwen3")
+    options = ModelOptions(
+        model=str(path), dtype="float32", device=torch_device().type, num_blocks=256
+    )
+    built = build_model(options)
+    prompts = [[i + 1, 2 * i + 3, 40 + i, *range(3 * i)] for i in range(6)]
+    params = [
+        SamplingParams(temperature=0.8, top_p=0.95, max_tokens=10, seed=i, ignore_eos=True)
+        for i in range(6)
+    ]
+    together = generate(new_engine(built), prompts, params)
+    for prompt, one, result in zip(prompts, params, together, strict=True):
+        (alone,) = generate(new_engine(built), [prompt], one)
+        assert alone.token_ids == result.token_ids
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_resumed_stream_continues_as_if_nothing_had_happened(
+    lookahead: int, tmp_path: Path
+) -> None:
+    path = make_checkpoint(tmp_path, "qwen3")
+    built = build_model(
+        ModelOptions(
+            model=str(path),
+            dtype="float32",
+            device=torch_device().type,
+            num_blocks=256,
+            lookahead=lookahead,
+        )
+    )
+    params = SamplingParams(
+        temperature=1.2,
+        top_p=0.9,
+        seed=5,
+        repetition_penalty=1.3,
+        frequency_penalty=0.5,
+        max_tokens=24,
+        min_tokens=24,
+        logprobs=2,
+    )
+    engine = new_engine(built)
+    (whole,) = generate(engine, [PROMPT], params)
+    for emitted in (1, 7, 23):
+        (rest,) = generate(engine, [PROMPT], params, resumed=[whole.token_ids[:emitted]])
+        assert rest.token_ids == whole.token_ids[emitted:]
+        assert [entry.token_id for entry in rest.logprobs] == rest.token_ids
+        assert [entry.logprob for entry in rest.logprobs] == pytest.approx(
+            [entry.logprob for entry in whole.logprobs[emitted:]], abs=1e-3
+        )

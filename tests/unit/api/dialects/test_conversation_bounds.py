@@ -1,0 +1,128 @@
+"""A conversation's parts are bounded in every dialect, and joining turns is linear in them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.dialects.messages.protocol import MessageRequest
+from api.dialects.messages.request import chat_ask
+from api.dialects.responses.items import input_items
+from api.generation.messages import MAX_PARTS, template_messages
+from shared.messages import InvalidParameter
+
+
+def message_request(messages: list[dict[str, Any]], **members: Any) -> MessageRequest:
+    body = {"model": "m", "max_tokens": 1, "messages": messages, **members}
+    return msgspec.json.decode(msgspec.json.encode(body), type=MessageRequest)
+
+
+def text_blocks(num: int) -> list[dict[str, str]]:
+    return [{"type": "text", "text": "a"}] * num
+
+
+def from_messages(num: int) -> object:
+    return chat_ask(message_request([{"role": "user", "content": text_blocks(num)}]))
+
+
+def from_tool_results(num: int) -> object:
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": text_blocks(num - 2)}
+    return chat_ask(
+        message_request(
+            [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [result]},
+            ]
+        )
+    )
+
+
+def from_chat(num: int) -> object:
+    return template_messages([{"role": "user", "content": text_blocks(num)}])
+
+
+def from_chat_calls(num: int) -> object:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asks = [
+        {"role": "assistant", "tool_calls": [{**call, "id": f"{n}.{k}"} for k in range(100)]}
+        for n in range(num // 100)
+    ]
+    return template_messages([*asks, {"role": "user", "content": text_blocks(num % 100)}])
+
+
+def from_responses(num: int) -> object:
+    parts = [{"type": "input_text", "text": "a"}] * num
+    return input_items([{"role": "user", "content": parts}], "j")
+
+
+@pytest.mark.parametrize(
+    ("read", "param"),
+    [
+        (from_messages, "messages"),
+        (from_tool_results, "messages"),
+        (from_chat, "messages"),
+        (from_chat_calls, "messages"),
+        (from_responses, "input"),
+    ],
+)
+def test_more_parts_than_the_bound_are_refused_by_name(
+    read: Callable[[int], object], param: str
+) -> None:
+    if read is not from_chat_calls:
+        read(MAX_PARTS)
+    with pytest.raises(InvalidParameter, match="content parts") as refused:
+        read(MAX_PARTS + 1)
+    assert refused.value.param == param
+
+
+def test_the_blocks_of_a_system_prompt_are_bounded() -> None:
+    request = message_request(
+        [{"role": "user", "content": "hi"}], system=text_blocks(MAX_PARTS + 1)
+    )
+    with pytest.raises(InvalidParameter, match="content parts") as refused:
+        chat_ask(request)
+    assert refused.value.param == "system"
+
+
+def blocks_of_one_message(num: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text_blocks(num)}]
+
+
+def messages_of_one_turn(num: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "a"}] * num
+
+
+def thoughts_of_one_turn(num: int) -> list[dict[str, Any]]:
+    thought = {"type": "thinking", "thinking": "a" * 400}
+    thinks = {"role": "assistant", "content": [thought]}
+    return [*[thinks] * (num - 1), {"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    "make", [blocks_of_one_message, messages_of_one_turn, thoughts_of_one_turn]
+)
+def test_joining_a_turn_is_linear_in_its_blocks(
+    make: Callable[[int], list[dict[str, Any]]],
+) -> None:
+    """Eight times the blocks take eight times the work; quadratic work would take 64 times."""
+
+    def seconds(num: int) -> float:
+        request, best = message_request(make(num)), float("inf")
+        gc.disable()  # its passes grow with what the whole test run keeps
+        try:
+            for _ in range(5):
+                begin = time.thread_time()
+                chat_ask(request)
+                best = min(best, time.thread_time() - begin)
+        finally:
+            gc.enable()
+        return best
+
+    assert seconds(8000) < 32 * seconds(1000)

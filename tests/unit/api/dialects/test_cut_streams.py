@@ -1,0 +1,296 @@
+"""A stream that its frontend cuts, at any of its writes: what was said and the place that is named
+make up the answer, and everything that was written is whole events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from api.dialects.completions.formatter import CompletionDialect, CompletionShape
+from api.dialects.responses.stream_response import ResponseAnswer, ResponseTail
+from api.generation.choices import AnswerFacts
+from api.generation.prompt_logprobs import ScoredPrompt
+from api.generation.timing import Timing
+from api.jobs.resume_point import ResumePoint
+from api.jobs.stream_response import GenerationResponse
+from api.jobs.tail_response import TailResponse
+from api.sse import BEHIND_KEEPALIVE, KEEPALIVE
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    Finished,
+    FinishReason,
+    Job,
+    SamplingParams,
+    Segment,
+    Usage,
+)
+from tests.unit.api.dialects.response_logs import dialect
+from tests.unit.api.dialects.test_sliced_answers import (
+    JOB,
+    TOKENIZER,
+    LogStream,
+    frontend_with,
+    record_with,
+)
+from tests.unit.api.jobs.test_relay_prompt import SLICES, TOKEN_IDS
+
+PROMPT = "p" * 40
+SCORED = SamplingParams(max_tokens=400, prompt_logprobs=1, logprobs=0)
+Events = Sequence[Delta | Finished]
+MakeResponse = Callable[[Any, Events], Any]
+
+
+class Reader(LogStream):
+    """Knows how far it has got."""
+
+    async def get(self, timeout_s: float) -> Delta | Finished:
+        event = await super().get(timeout_s)
+        if isinstance(event, Delta):
+            self.cursor = event.end
+        return event
+
+
+def frontend_over(events: Events) -> Any:
+    frontend = frontend_with(events)
+    frontend.relay.open = AsyncMock(return_value=Reader(events))
+    return frontend
+
+
+async def written(response: Any, frontend: Any, cut_at: int | None = None) -> list[bytes]:
+    """What a client gets that takes nothing more from write `cut_at` on until the frontend cuts
+    its answers. As with uvicorn a write waits before any of it is written."""
+    bodies: list[bytes] = []
+    num_writes = 0
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        nonlocal num_writes
+        if message["type"] != "http.response.body":
+            return
+        num_writes += 1
+        if num_writes - 1 == cut_at:
+            frontend.open_requests.cut_all()
+            await asyncio.sleep(0)
+        bodies.append(message["body"])
+
+    await response({"type": "http", "state": {}}, receive, send)
+    return bodies
+
+
+async def cut_everywhere(events: Events, make: MakeResponse) -> list[list[bytes]]:
+    """What clients get of the same answer, cut at each of its writes."""
+    frontend = frontend_over(events)
+    whole = await written(make(frontend, events), frontend)
+    cut = []
+    for cut_at in range(len(whole)):
+        frontend = frontend_over(events)
+        cut.append(await written(make(frontend, events), frontend, cut_at))
+    return cut
+
+
+def payloads_of(bodies: Sequence[bytes]) -> list[Any]:
+    """The events' payloads. Raises ValueError where one is no JSON."""
+    said = []
+    for block in b"".join(bodies).decode().split("\n\n"):
+        lines = [line for line in block.split("\n") if line.startswith("data: ")]
+        assert len(lines) <= 1
+        said += [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+    return said
+
+
+def text_of(payloads: Sequence[Any]) -> str:
+    return "".join(choice["text"] for payload in payloads for choice in payload["choices"])
+
+
+def resume_point_of(error: Any) -> ResumePoint:
+    found = re.search(r"'Last-Event-ID: ([^']+)' goes on", error["error"]["message"])
+    assert found is not None
+    return ResumePoint.parse(found[1])
+
+
+def log_of(sizes: Sequence[int], num_choices: int = 1) -> list[Delta | Finished]:
+    """Entries of so many tokens, a step for each, the choices in turn; and the end."""
+    log: list[Delta | Finished] = []
+    cursor = START
+    for size in sizes:
+        segments = tuple(Segment(index % num_choices, 1, 1) for index in range(size))
+        end = Cursor(cursor.num_tokens + size, cursor.num_bytes + size)
+        log.append(Delta(cursor, end, (1,) * size, "a" * size, None, segments))
+        cursor = end
+    num_tokens = cursor.num_tokens
+    return [*log, Finished(cursor, FinishReason.STOP, Usage(len(TOKEN_IDS), num_tokens))]
+
+
+def completion(
+    *, is_scored: bool = False, interval: int | None = None, num_choices: int = 1
+) -> MakeResponse:
+    """Makes streamed answers; a scored prompt is repeated with its log probabilities."""
+
+    def make(frontend: Any, events: Events) -> GenerationResponse:
+        made = AnswerFacts(id="x", model="m", created_s=7, num_choices=num_choices)
+        shape, prompt = CompletionShape(best_of=num_choices, n=num_choices), None
+        sampling = SamplingParams(max_tokens=400)
+        if is_scored:
+            prompt, sampling = ScoredPrompt((1,) * len(TOKEN_IDS)), SCORED
+            for part in SLICES:
+                prompt.take(part)
+            made = AnswerFacts(
+                id="x", model="m", created_s=7, num_choices=num_choices, num_logprobs=0
+            )
+            shape = CompletionShape(
+                best_of=num_choices, n=num_choices, echoes=(PROMPT,), scored=(prompt,)
+            )
+        job = Job(
+            job_id=JOB.job_id,
+            kind="completion",
+            model="m",
+            prompt_token_ids=TOKEN_IDS,
+            sampling=sampling,
+            num_choices=num_choices,
+        )
+        return GenerationResponse(
+            frontend,
+            job,
+            CompletionDialect(made, TOKENIZER, shape),
+            Timing(),
+            streamed=True,
+            stream_interval=interval,
+            prompt=prompt,
+        )
+
+    return make
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written in pieces is written a part at a time."""
+    monkeypatch.setattr("api.http.time_slices.PIECE_BYTES", 1)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("interval", [None, 4, 4096])
+@pytest.mark.parametrize("is_scored", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 2, 1, 1, 3, 1, 1), (2, 130, 1)])
+async def test_a_reader_goes_on_where_what_was_written_ends(
+    sizes: tuple[int, ...], is_scored: bool, interval: int | None
+) -> None:
+    make = completion(is_scored=is_scored, interval=interval)
+    for bodies in await cut_everywhere(log_of(sizes), make):
+        *said, error = payloads_of(bodies)
+        text = text_of(said).removeprefix(PROMPT)
+        assert resume_point_of(error) == ResumePoint(Cursor(len(text), len(text)))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("sizes", [(1,) * 24, (5, 130, 1)])
+async def test_what_several_choices_hold_is_neither_lost_nor_told_twice(
+    sizes: tuple[int, ...],
+) -> None:
+    """Their tokens are not in one order, so a reader goes on choice by choice."""
+    make = completion(interval=3, num_choices=2)
+    for bodies in await cut_everywhere(log_of(sizes, 2), make):
+        *said, error = payloads_of(bodies)
+        told = [0, 0]
+        for payload in said:
+            for choice in payload["choices"]:
+                told[choice["index"]] += len(choice["text"])
+        point, before, index = resume_point_of(error), [0, 0], 0
+        for choice, had in point.ahead.items():
+            before[choice] += had.num_tokens
+        for size in sizes:
+            for step in range(size):
+                if index < point.cursor.num_tokens:
+                    before[step % 2] += 1
+                index += 1
+        assert told == before
+
+
+@pytest.mark.usefixtures("small_pieces")
+async def test_an_end_is_cut_between_events() -> None:
+    """Without tokens a prompt is told by the end."""
+    all_cut = await cut_everywhere(log_of(()), completion(is_scored=True))
+    assert len(all_cut) > 3, "in pieces"
+    for bodies in all_cut:
+        *said, error = payloads_of(bodies)
+        assert error["error"]["code"] == "frontend_draining"
+        assert resume_point_of(error) == ResumePoint()
+        assert all("choices" in payload for payload in said)
+
+
+def response(frontend: Any, events: Events) -> ResponseAnswer:
+    end = events[-1]
+    job = Job(
+        job_id=JOB.job_id,
+        kind="response",
+        model="m",
+        prompt_token_ids=TOKEN_IDS,
+        sampling=SamplingParams(max_tokens=400),
+        facts="{}",
+    )
+    assert isinstance(end, Finished)
+    return ResponseAnswer(frontend, job, dialect(), streamed=True)
+
+
+def response_tail(frontend: Any, events: Events) -> ResponseTail:
+    return ResponseTail(frontend, record_with(1), dialect(), None)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("make", [response, response_tail])
+async def test_a_response_goes_on_behind_its_last_event_that_was_written(
+    make: MakeResponse,
+) -> None:
+    log = log_of((1, 130, 2))
+    end = Finished(Cursor(133, 133), FinishReason.STOP, Usage(100_000, 133))
+    for bodies in await cut_everywhere([*log[:-1], end], make):
+        *said, error = payloads_of(bodies)
+        numbers = [payload["sequence_number"] for payload in said]
+        assert numbers == list(range(len(said)))
+        assert error["sequence_number"] == max(0, len(said) - 1)
+        if said:
+            assert f"&starting_after={len(said) - 1} goes on from here" in error["message"]
+        else:
+            assert "?stream=true goes on from here" in error["message"]
+
+
+@pytest.mark.usefixtures("small_pieces")
+async def test_a_tail_goes_on_behind_its_last_event_that_was_written() -> None:
+    def make(frontend: Any, events: Events) -> TailResponse:
+        return TailResponse(frontend, record_with(1), ResumePoint())
+
+    for bodies in await cut_everywhere(log_of((1, 130, 2)), make):
+        *said, error = payloads_of(bodies)
+        num_bytes = sum(len(payload["text"]) for payload in said)
+        assert resume_point_of(error) == ResumePoint(Cursor(num_bytes, num_bytes))
+
+
+async def test_a_farewell_in_the_place_of_an_event_keeps_its_distance_to_a_comment() -> None:
+    frontend = frontend_over(log_of((1, 1)))
+    frontend.settings.keepalive_s = 0.0
+    bodies = await written(completion()(frontend, ()), frontend, cut_at=1)
+    assert bodies[0] == KEEPALIVE
+    assert bodies[1].startswith(BEHIND_KEEPALIVE)
+
+
+@pytest.mark.parametrize("is_scored", [False, True])
+@pytest.mark.parametrize("sizes", [(1,) * 10, (1, *(200,) * 9)])
+async def test_a_stream_that_holds_its_tokens_is_kept_alive(
+    sizes: tuple[int, ...], is_scored: bool
+) -> None:
+    frontend = frontend_over(log_of(sizes))
+    frontend.settings.keepalive_s = 0.0
+    make = completion(is_scored=is_scored, interval=4096)
+    bodies = await written(make(frontend, ()), frontend)
+    assert all(bodies[:-1]), "nothing is written that is nothing"
+    held = bodies.index(next(body for body in bodies if b"data: " in body)) + 1
+    assert bodies[held:].count(KEEPALIVE) >= 9

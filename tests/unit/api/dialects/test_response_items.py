@@ -1,0 +1,344 @@
+"""Items and messages: what a Responses request says, and the conversation that it stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.dependencies import Page
+from api.dialects.responses.items import input_items, items_of_page
+from api.dialects.responses.protocol import ResponseRequest, check_request
+from api.dialects.responses.record import decode_facts, encode_facts, facts_of
+from api.dialects.responses.request import (
+    chat_ask,
+    chat_messages,
+    check_calls,
+    in_this_dialect,
+    response_sampling,
+)
+from api.generation.chat_prompt import ChatAsk
+from api.generation.sampling import Room
+from api.generation.validation import parse_request
+from api.output_parsers.reading import Thinking, TurnReading
+from shared.messages import InvalidParameter, SamplingParams
+from shared.text.tool_formats import ReasoningFormat, ToolFormat
+from tests.unit.api.dialects.response_logs import CARD, JOB_ID
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "get", "arguments": '{"x": 1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+TOOL = {"type": "function", "name": "get", "parameters": {"type": "object"}, "strict": True}
+
+
+def request(**members: Any) -> ResponseRequest:
+    return parse_request({"model": "m", "input": "hi", **members}, "response", ResponseRequest)
+
+
+def asked(*items: Any, **members: Any) -> ChatAsk:
+    made = request(**({"input": list(items)} if items else {}), **members)
+    return chat_ask(made, input_items(made.input, JOB_ID), JOB_ID)
+
+
+def test_text_is_a_message_of_the_user() -> None:
+    (item,) = input_items("hi", JOB_ID)
+    assert item == {
+        "id": f"msg_{JOB_ID}_in0",
+        "type": "message",
+        "status": "completed",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "hi"}],
+    }
+    assert asked().messages == [{"role": "user", "content": "hi"}]
+
+
+def test_instructions_come_first() -> None:
+    assert asked(instructions="Be brief.").messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+    ]
+
+
+def test_items_of_every_kind_become_messages() -> None:
+    ask = asked(
+        {"role": "developer", "content": "Count."},
+        {"role": "user", "content": [{"type": "input_text", "text": t} for t in ("a", "b")]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None}
+        | {"content": [{"type": "reasoning_text", "text": "hm"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [
+                {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}
+            ],
+        },
+        {**CALL, "id": "fc_1", "status": "completed", "parsed_arguments": {"x": 1}},
+        {**CALL, "call_id": "c2"},
+        OUTPUT,
+        {**OUTPUT, "call_id": "c2", "output": [{"type": "input_text", "text": "3"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "assistant", "content": "But yes."},
+        CALL | {"call_id": "c3"},
+        {"role": "user", "content": "and?"},
+    )
+
+    def call(call_id: str) -> dict[str, Any]:
+        function = {"name": "get", "arguments": '{"x": 1}'}
+        return {"id": call_id, "type": "function", "function": function}
+
+    assert ask.messages == [
+        {"role": "developer", "content": "Count."},
+        {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b")]},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "hm",
+            "tool_calls": [call("c1"), call("c2")],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "2", "name": "get"},
+        {"role": "tool", "tool_call_id": "c2", "content": "3", "name": "get"},
+        {"role": "assistant", "content": "No."},
+        {"role": "assistant", "content": "But yes.", "tool_calls": [call("c3")]},
+        {"role": "user", "content": "and?"},
+    ]
+
+
+def test_summaries_stand_in_for_thoughts_that_are_not_told() -> None:
+    summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]}
+    assert asked(summary, {"role": "user", "content": "x"}).messages[0] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "short",
+    }
+
+
+def test_kept_items_have_ids_of_their_own_response() -> None:
+    items = input_items(
+        [{"role": "user", "content": "a", "id": "msg_theirs"}, CALL, OUTPUT], JOB_ID
+    )
+    assert [item["id"] for item in items] == [
+        f"msg_{JOB_ID}_in0",
+        f"fc_{JOB_ID}_in1",
+        f"fco_{JOB_ID}_in2",
+    ]
+
+
+def test_an_output_needs_its_call_before_it() -> None:
+    call, output = input_items([CALL, OUTPUT], JOB_ID)
+    check_calls([], [call, output])
+    check_calls([call], [output])
+    with pytest.raises(InvalidParameter, match=r"input\.0\.call_id"):
+        check_calls([], [output, call])
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ("hi", "input.0"),
+        ({"content": "hi"}, "input.0.role"),
+        ({"role": "user"}, "input.0.content"),
+        ({"role": "user", "content": []}, "input.0.content"),
+        ({"role": "tool", "content": "hi"}, "input.0.role"),
+        ({"role": "user", "content": "hi", "phase": "commentary"}, "input.0.phase"),
+        ({"role": "user", "content": "hi", "cat": 1}, "input.0.cat"),
+        ({"role": "user", "content": "hi", "status": "done"}, "input.0.status"),
+        ({"role": "user", "content": ["hi"]}, "input.0.content.0"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "input.0.content.0.text"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "input.0.content.0.type"),
+        ({"role": "user", "content": [{"type": "refusal"}]}, "input.0.content.0.type"),
+        ({"type": "item_reference", "id": "msg_1"}, "input.0.type"),
+        ({"type": "computer_call"}, "input.0.type"),
+        ({"type": 1}, "input.0.type"),
+        ({**CALL, "arguments": {}}, "input.0.arguments"),
+        ({**CALL, "namespace": "n"}, "input.0.namespace"),
+        ({**OUTPUT, "output": 1}, "input.0.output"),
+        ({**OUTPUT, "output": [{"type": "input_file"}]}, "input.0.output.0.type"),
+        ({"type": "reasoning", "summary": "s"}, "input.0.summary"),
+        ({"type": "reasoning", "encrypted_content": "x"}, "input.0.encrypted_content"),
+    ],
+)
+def test_a_bad_item_is_refused_by_name(item: Any, param: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        input_items([item], JOB_ID)
+    assert refused.value.param == param
+
+
+def test_an_empty_input_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="input"):
+        input_items([], JOB_ID)
+
+
+def test_tools_and_their_choice_lie_one_level_deeper_in_chat() -> None:
+    function = {"name": "get", "parameters": {"type": "object"}, "strict": True}
+    ask = asked(tools=[TOOL, {**TOOL, "name": "put", "description": None}], tool_choice="required")
+    assert ask.tools[0] == {"type": "function", "function": function}
+    assert (ask.tool_choice, ask.parallel_tool_calls) == ("required", True)
+    named = asked(tools=[TOOL], tool_choice={"type": "function", "name": "get"})
+    assert named.tool_choice == {"type": "function", "function": {"name": "get"}}
+
+
+def test_allowed_tools_lie_deeper_too() -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [TOOL]}
+    ask = asked(tools=[{**TOOL, "name": "put"}, TOOL], tool_choice=choice)
+    assert [tool["function"]["name"] for tool in ask.tools] == ["put", "get"]
+    assert ask.tool_choice == {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "required",
+            "tools": [{"type": "function", "function": {"name": "get"}}],
+        },
+    }
+
+
+def test_the_format_of_the_text_is_chats_response_format() -> None:
+    assert asked(text={"format": {"type": "text"}}).response_format is None
+    assert asked(text={"format": None}).response_format is None
+    assert asked(text={"format": {"type": "json_object"}}).response_format == {
+        "type": "json_object"
+    }
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    ask = asked(text={"format": {"type": "json_schema", **schema, "description": None}})
+    assert ask.response_format == {"type": "json_schema", "json_schema": schema}
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "get", "x": 1}},
+            "tool_choice.x",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": ["get"]}},
+            "tool_choice.tools.0",
+        ),
+        ({"text": {"format": {"type": "text", "x": 1}}}, "text.format.x"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_by_name(members: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        asked(**members)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"text": {"verbosity": "any"}}, "text.verbosity"),
+        ({"include": ["everything"]}, "include.0"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"background": True, "store": False}, "background"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"metadata": {str(n): "v" for n in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"n": 2}, "n"),
+        ({"messages": []}, "messages"),
+        ({"text": {"cat": 1}}, "text.cat"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(members: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        check_request(request(**members))
+    assert refused.value.param == param
+
+
+def test_what_asks_for_what_happens_anyway_is_accepted() -> None:
+    check_request(
+        request(
+            truncation="disabled",
+            service_tier="auto",
+            max_tool_calls=None,
+            text={"format": {"type": "text"}, "verbosity": None},
+            reasoning={"effort": None},
+            metadata={"k": "v"},
+            include=["message.output_text.logprobs"],
+            top_logprobs=3,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "param"),
+    [
+        ("tools.1.function.name", "tools.1.name"),
+        ("tool_choice.function.name", "tool_choice.name"),
+        ("response_format.json_schema.schema", "text.format.schema"),
+        ("response_format", "text.format"),
+        ("tool_choice.allowed_tools.tools.0.function.name", "tool_choice.tools.0.name"),
+        ("reasoning_effort", "reasoning.effort"),
+        ("messages.3.content", "input"),
+        ("chat_template_kwargs", "chat_template_kwargs"),
+    ],
+)
+def test_errors_of_planning_name_what_the_caller_sent(told: str, param: str) -> None:
+    with pytest.raises(InvalidParameter) as refused, in_this_dialect():
+        raise InvalidParameter(told, "is wrong")
+    assert refused.value.param == param
+
+
+def test_sampling_is_chats_under_its_names_here() -> None:
+    room = Room(context_tokens=64, vocab_size=100, prompt_tokens=4)
+    sampling = response_sampling(
+        request(
+            max_output_tokens=5,
+            temperature=0.5,
+            top_p=0.9,
+            include=["message.output_text.logprobs"],
+            top_logprobs=2,
+            seed=1,
+            ignore_eos=True,
+        ),
+        room,
+    )
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (5, 0.5, 0.9)
+    assert (sampling.logprobs, sampling.seed, sampling.ignore_eos) == (2, 1, True)
+    assert response_sampling(request(), room).max_tokens == 60
+    for wrong in (0, 61):
+        with pytest.raises(InvalidParameter) as refused:
+            response_sampling(request(max_output_tokens=wrong), room)
+        assert refused.value.param == "max_output_tokens"
+
+
+READING = TurnReading(
+    tool_format=ToolFormat.HERMES,
+    names=frozenset({"get"}),
+    reasoning_format=ReasoningFormat.THINK,
+    thinking=Thinking.OPEN,
+)
+
+
+def test_facts_survive_being_kept_and_are_bounded() -> None:
+    made = request(tools=[TOOL], metadata={"a": "é"}, instructions="x")
+    facts = facts_of(made, CARD, READING, input_items(made.input, JOB_ID), 7, SamplingParams())
+    assert decode_facts(encode_facts(facts)) == facts
+    large = facts_of(made, CARD, READING, input_items("a" * 2**20, JOB_ID), 7, SamplingParams())
+    with pytest.raises(InvalidParameter, match="input"):
+        encode_facts(large)
+
+
+def test_items_are_listed_in_pages_newest_first() -> None:
+    items = input_items([{"role": "user", "content": str(n)} for n in range(5)], JOB_ID)
+    backwards = items[::-1]
+    assert items_of_page(items, "desc", Page(None, 2)) == backwards[:3]  # one more than the page
+    assert items_of_page(items, "desc", Page(backwards[1]["id"], 20)) == backwards[2:]
+    assert items_of_page(items, "asc", Page(None, 20)) == items
+    for order, after in (("up", None), ("asc", "msg_1")):
+        with pytest.raises(InvalidParameter):
+            items_of_page(items, order, Page(after, 20))
+
+
+def test_a_conversation_without_instructions_has_no_system_message() -> None:
+    assert chat_messages(None, input_items("a", JOB_ID))[0]["role"] == "user"
+    assert chat_messages("", input_items("a", JOB_ID))[0]["role"] == "user"

@@ -1,0 +1,209 @@
+"""The catalog knows what is served, and tells apart the ways in which a model is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.errors import ApiError
+from api.generation import models as catalog_module
+from api.generation.models import ModelCatalog
+from api.generation.thread_pool import TextPool, request_bytes
+from shared.messages import InvalidParameter
+from shared.text.base import RenderingUnavailable
+from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
+from shared.transport.ports.jobs import AnnouncedModel, TransportError
+from tests.support.checkpoints import make_checkpoint
+
+
+class Store:
+    def __init__(self) -> None:
+        self.cards: dict[str, bytes] = {}
+        self.unserved_s: dict[str, float] = {}
+        self.kept: list[str] = []
+        self.blobs: dict[str, bytes] = {}
+        self.is_away = False
+        self.fetched: list[str] = []
+
+    async def models(self) -> dict[str, AnnouncedModel]:
+        if self.is_away:
+            raise TransportError("away")
+        return {
+            name: AnnouncedModel(card, self.unserved_s.get(name, 0.0))
+            for name, card in self.cards.items()
+        }
+
+    async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:
+        assert all(digest in self.blobs for ones in digests.values() for digest in ones)
+        self.kept = list(digests)
+
+    async def get_blob(self, digest: str) -> bytes | None:
+        self.fetched.append(digest)
+        return self.blobs.get(digest)
+
+    def serve(self, checkpoint: Path, name: str, kv_capacity_tokens: int = 0) -> None:
+        card, blobs = card_from_checkpoint(
+            checkpoint,
+            name=name,
+            max_model_len=64,
+            kv_capacity_tokens=kv_capacity_tokens,
+            dtype="float32",
+            num_parameters=1,
+        )
+        self.cards[name] = card.to_json()
+        self.blobs.update(blobs)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("catalog") / "tiny")
+
+
+@pytest.fixture
+def pool() -> Iterator[TextPool]:
+    made = TextPool(threads=1, max_waiting_bytes=2**20)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _look_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "MIN_REFRESH_S", 0.0)
+
+
+async def refused(catalog: ModelCatalog, name: str) -> tuple[int, str | None]:
+    with pytest.raises(ApiError) as caught:
+        await catalog.require(name)
+    return caught.value.status, caught.value.code
+
+
+async def test_each_way_of_not_being_served_has_its_own_answer(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.is_away = True
+    assert await refused(catalog, "m") == (503, "service_unavailable")
+    store.is_away = False
+    assert await refused(catalog, "m") == (503, "service_unavailable")  # no worker at all
+    store.serve(checkpoint, "m")
+    store.serve(checkpoint, "other")
+    assert (await catalog.require("m")).card.name == "m"
+    assert await refused(catalog, "nobody") == (404, "model_not_found")
+    store.unserved_s["m"] = 1.0
+    await catalog.refresh()
+    assert await refused(catalog, "m") == (503, "service_unavailable")  # its workers are gone
+
+
+async def test_a_model_that_was_served_lately_can_be_named_and_one_that_is_kept_for_ever(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool, 600.0, frozenset({"kept", "never"}))  # type: ignore[arg-type]
+    for name in ("kept", "lately"):
+        store.serve(checkpoint, name)
+        store.unserved_s[name] = 599.0
+    assert not (await catalog.require("lately")).is_served
+    store.serve(checkpoint, "now")
+    await catalog.refresh()
+    assert list(catalog.known) == ["now", "kept", "lately"], "those that are served first"
+    assert (await catalog.only(None)).card.name == "now", "the one that is served"
+    store.unserved_s.update(kept=10**6, lately=601.0)
+    assert (await catalog.require("kept")).card.name == "kept"
+    await catalog.refresh()
+    assert await refused(catalog, "lately") == (503, "service_unavailable")
+    assert await refused(catalog, "never") == (503, "service_unavailable")
+    assert await refused(catalog, "another") == (404, "model_not_found")
+    await catalog.keep()
+    assert store.kept == ["kept"]
+
+
+async def test_a_text_is_loaded_once_per_content(checkpoint: Path, pool: TextPool) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.serve(checkpoint, "m")
+    await catalog.refresh()
+    fetched = len(store.fetched)
+    store.serve(checkpoint, "m")
+    store.serve(checkpoint, "twin")
+    await catalog.refresh()
+    assert len(store.fetched) == fetched
+    assert catalog.known["m"].text is catalog.known["twin"].text
+
+
+async def test_a_model_may_go_unnamed_only_where_there_is_one(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.serve(checkpoint, "m")
+    assert (await catalog.only(None)).card.name == "m"
+    store.serve(checkpoint, "n")
+    await catalog.refresh()
+    with pytest.raises(InvalidParameter) as caught:
+        await catalog.only(None)
+    assert caught.value.param == "model"
+    assert (await catalog.only("n")).card.name == "n"
+
+
+async def test_what_cannot_be_read_is_left_out_and_said(
+    checkpoint: Path, pool: TextPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.serve(checkpoint, "m")
+    store.cards["broken"] = b"{"
+    await catalog.refresh()
+    await catalog.refresh()
+    assert list(catalog.known) == ["m"]
+    assert [record.message for record in caplog.records].count("model cannot be served") == 1
+
+
+async def test_the_context_is_what_model_and_cache_both_hold(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    store.serve(checkpoint, "large")
+    store.serve(checkpoint, "small", kv_capacity_tokens=40)
+    await catalog.refresh()
+    assert catalog.known["large"].context_tokens == 64
+    assert catalog.known["small"].room(10).left == 30
+
+
+async def test_a_request_that_loads_a_text_counts_as_large_as_it_was(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    store.serve(checkpoint, "m")
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    request_bytes.set(100)
+    await catalog.of_card(ModelCard.from_json(store.cards["m"]))
+    assert request_bytes.get() == 100
+
+
+async def test_a_model_whose_text_cannot_be_loaded_now_is_loaded_later_and_holds_up_no_other(
+    checkpoint: Path, pool: TextPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    store.serve(checkpoint, "m")
+    store.serve(checkpoint, "other")
+    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    loads: list[str] = []
+
+    def load(card: ModelCard, *args: Any) -> TextModel:
+        loads.append(card.name)
+        if len(loads) == 1:
+            raise RenderingUnavailable("rendering processes were killed")
+        return load_text(card, *args)
+
+    monkeypatch.setattr(catalog_module, "load_text", load)
+    await catalog.refresh()
+    assert list(catalog.known) == ["other"]
+    assert await refused(catalog, "m") == (503, "service_unavailable")
+    catalog._load_again_s.clear()  # the time has come
+    assert (await catalog.require("m")).card.name == "m"
+    assert loads == ["m", "other"], "the two have one text"

@@ -1,0 +1,345 @@
+"""From what is asked to a prompt, a grammar and a reading: no service needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.generation.chat_prompt import ChatAsk, plan_chat
+from api.generation.messages import template_messages
+from api.generation.models import ServedModel
+from api.generation.timing import Timing
+from api.generation.tools import read_tool_use
+from api.output_parsers.events import ToolCall
+from api.output_parsers.parser import PlainParser
+from api.output_parsers.reading import Thinking, thinking_after
+from shared.messages import GrammarKind, InvalidParameter
+from shared.text.model_card import card_from_checkpoint, load_text
+from shared.text.tool_formats import ReasoningFormat
+from tests.support.checkpoints import make_checkpoint
+from tests.support.tool_models import make_hermes_checkpoint, make_llama3_checkpoint
+
+USER = {"role": "user", "content": "hi"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "description": "F."}}
+OTHER: dict[str, Any] = {"type": "function", "function": {"name": "g"}}
+NAMED = {"type": "function", "function": {"name": "g"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def served(path: Path) -> ServedModel:
+    card, blobs = card_from_checkpoint(
+        path,
+        name="m",
+        max_model_len=4096,
+        kv_capacity_tokens=0,
+        dtype="",
+        num_parameters=0,
+        structured_output=True,
+    )
+    return ServedModel(card, load_text(card, blobs))
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served(make_hermes_checkpoint(tmp_path_factory.mktemp("hermes")))
+
+
+@pytest.fixture(scope="module")
+def llama3(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served(make_llama3_checkpoint(tmp_path_factory.mktemp("llama3")))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served(make_checkpoint(tmp_path_factory.mktemp("plain")))
+
+
+def prompt_of(model: ServedModel, **members: Any) -> str:
+    plan = plan_chat(model, ChatAsk(**{"messages": [USER], **members}))
+    return model.text.tokenizer.decode(plan.token_ids, skip_special_tokens=False)
+
+
+def test_the_prompt_ends_where_the_text_that_is_continued_does(
+    hermes: ServedModel, llama3: ServedModel, plain: ServedModel
+) -> None:
+    for model in (hermes, llama3, plain):
+        for content in ("So it", "So it ", "qzxjjxzq?", [{"type": "text", "text": "So it"}]):
+            begun = {"role": "assistant", "content": content}
+            text = content if isinstance(content, str) else "So it"
+            prompt = prompt_of(model, messages=[USER, begun], continues=True)
+            assert prompt.endswith(text)
+            assert prompt.count("qzxjjxzq") == text.count("qzxjjxzq")
+            assert USER["content"] in prompt
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        USER,
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "ok", "tool_call_id": "c"},
+    ],
+)
+def test_only_an_assistants_text_is_continued(hermes: ServedModel, last: dict[str, Any]) -> None:
+    assert refused(hermes, messages=[USER, last], continues=True).param == "messages"
+
+
+def test_a_continued_text_may_be_within_its_reasoning(hermes: ServedModel) -> None:
+    for text, is_open in (("<think>\nI", True), ("<think>\nI\n</think>\n\nSo", False)):
+        begun = {"role": "assistant", "content": text}
+        ask = ChatAsk(messages=[USER, begun], continues=True, thinking_budget=9)
+        plan = plan_chat(hermes, ask)
+        assert plan.new_parser.thinking is (Thinking.OPEN if is_open else Thinking.NO)
+        assert (plan.grammar is not None) is is_open
+
+
+def refused(model: ServedModel, **members: Any) -> InvalidParameter:
+    with pytest.raises(InvalidParameter) as caught:
+        plan_chat(model, ChatAsk(**{"messages": [USER], **members}))
+    return caught.value
+
+
+def test_tools_are_shown_to_the_template_in_one_form(hermes: ServedModel) -> None:
+    asked = {**TOOL, "function": {**TOOL["function"], "strict": True, "parameters": None}}
+    prompt = prompt_of(hermes, tools=[asked])
+    assert (
+        '{"type": "function", "function": {"name": "f", "description": "F.", '
+        '"parameters": {"type": "object", "properties": {}}}}\n'
+    ) in prompt
+    assert prompt == prompt_of(hermes, tools=[TOOL])
+    assert prompt_of(hermes, tools=[TOOL], tool_choice="none") == prompt_of(hermes)
+
+
+@pytest.mark.parametrize(
+    ("members", "is_enforced"),
+    [
+        ({}, False),
+        ({"tools": [TOOL]}, False),
+        ({"tools": [TOOL], "tool_choice": "auto"}, False),
+        ({"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False}, False),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, True),
+        ({"tools": [TOOL, OTHER], "tool_choice": NAMED}, True),
+        ({"tools": [{**TOOL, "function": {**TOOL["function"], "strict": True}}]}, True),
+    ],
+)
+def test_a_grammar_is_used_where_something_has_to_hold(
+    hermes: ServedModel, llama3: ServedModel, members: Mapping[str, Any], is_enforced: bool
+) -> None:
+    for model in (hermes, llama3):
+        plan = plan_chat(model, ChatAsk(messages=[USER], **members))
+        assert (plan.grammar is not None) is is_enforced
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+
+
+def test_a_structured_answer_is_a_grammar_of_the_turn(
+    hermes: ServedModel, plain: ServedModel
+) -> None:
+    alone = plan_chat(plain, ChatAsk(messages=[USER], response_format=FORMAT)).grammar
+    assert alone is not None
+    assert alone.kind is GrammarKind.JSON_SCHEMA
+    guided = plan_chat(plain, ChatAsk(messages=[USER], guided={"guided_json": CITY})).grammar
+    assert guided == alone
+    any_text = ChatAsk(messages=[USER], response_format={"type": "text"})
+    assert plan_chat(plain, any_text).grammar is None
+    for members in ({}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}):
+        ask = ChatAsk(messages=[USER], response_format=FORMAT, **members)
+        grammar = plan_chat(hermes, ask).grammar
+        assert grammar is not None
+        assert grammar.kind is GrammarKind.LARK  # around reasoning and calls
+        assert ("tool_0" in grammar.text) is bool(members)
+        assert ('"city"' in grammar.text) is (members.get("tool_choice") != "required")
+
+
+def test_what_no_grammar_can_be_made_of_is_named(hermes: ServedModel, plain: ServedModel) -> None:
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/nothing"}}}
+    for model in (hermes, plain):
+        error = refused(model, response_format=bad)
+        assert error.param == "response_format.json_schema.schema"
+        error = refused(model, response_format=FORMAT, guided={"guided_regex": "a"})
+        assert error.param == "response_format"
+    strict = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"$ref": "#/no"}}}}
+    assert refused(hermes, tools=[{"type": "function", "function": strict}]).param == "tools"
+    without = replace(plain, card=replace(plain.card, structured_output=False))
+    error = refused(without, response_format=FORMAT)
+    assert error.code == "structured_output_not_supported"
+    without = replace(hermes, card=replace(hermes.card, structured_output=False))
+    assert refused(without, tools=[TOOL], tool_choice="required").param == "tools"
+
+
+def test_allowed_tools_are_all_shown_and_only_they_are_called(hermes: ServedModel) -> None:
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+    plan = plan_chat(hermes, ChatAsk(messages=[USER], tools=[TOOL, OTHER], tool_choice=allowed))
+    assert prompt_of(hermes, tools=[TOOL, OTHER], tool_choice=allowed) == prompt_of(
+        hermes, tools=[TOOL, OTHER]
+    )
+    assert plan.grammar is not None
+    parser = plan.new_parser()
+    said = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
+    events = [*parser.push(said % "f" + said % "g"), *parser.finish()]
+    assert [event.name for event in events if isinstance(event, ToolCall)] == ["g"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [NAMED]}},
+            "tool_choice.allowed_tools.mode",
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [5]}},
+            "tool_choice.allowed_tools.tools.0",
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "rm"}}],
+                },
+            },
+            "tool_choice.allowed_tools.tools.0.function.name",
+        ),
+        ({"type": "function"}, "tool_choice.function"),
+        ({"type": "function", "function": {"name": "f", "x": 1}}, "tool_choice.function.x"),
+        ({"type": "function", "function": {"name": "f"}, "x": 1}, "tool_choice.x"),
+        (5, "tool_choice"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_refused_by_name(choice: Any, param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        read_tool_use([TOOL, OTHER], choice, True)
+    assert caught.value.param == param
+
+
+def test_a_strict_schema_that_cannot_be_enforced_is_refused(hermes: ServedModel) -> None:
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {}}}
+    error = refused(hermes, tools=[{"type": "function", "function": function}])
+    assert error.param == "tools.0.function.parameters"
+
+
+def test_a_model_without_tools_refuses_them_and_their_traces(plain: ServedModel) -> None:
+    error = refused(plain, tools=[TOOL])
+    assert (error.param, error.code) == ("tools", "tools_not_supported")
+    past = [USER, {"role": "assistant", "tool_calls": [CALL]}]
+    assert refused(plain, messages=past).param == "messages.1.tool_calls"
+    assert isinstance(plan_chat(plain, ChatAsk(messages=[USER])).new_parser(), PlainParser)
+    prompt_of(plain, tools=[TOOL], tool_choice="none")
+
+
+def test_the_same_seed_gives_the_same_ids_to_each_choices_calls(hermes: ServedModel) -> None:
+    def ids(seed: str) -> list[str]:
+        plan = plan_chat(hermes, ChatAsk(messages=[USER], tools=[TOOL], call_id_seed=seed))
+        said = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
+        events = [event for _ in range(2) for event in plan.new_parser().push(said)]
+        return [event.call_id for event in events if isinstance(event, ToolCall)]
+
+    assert ids("job") == ids("job")
+    assert len({*ids("job"), *ids("other"), *ids(""), *ids("")}) == 16
+
+
+def test_the_end_of_the_prompt_says_where_the_reasoning_stands() -> None:
+    think = ReasoningFormat.THINK
+    assert thinking_after("...assistant\n", think) is Thinking.MAYBE
+    assert thinking_after("...assistant\n<think>\n", think) is Thinking.OPEN
+    assert thinking_after("<think>\n\n</think>\n\n", think) is Thinking.NO
+    assert thinking_after("<think>", None) is Thinking.NO
+
+
+def test_effort_goes_to_the_template_or_is_refused(
+    hermes: ServedModel, plain: ServedModel, tmp_path: Path
+) -> None:
+    assert prompt_of(hermes, reasoning_effort="none").endswith("<think>\n\n</think>\n\n")
+    assert "none" in refused(hermes, reasoning_effort="low").message
+    assert refused(plain, reasoning_effort="none").code == "unsupported_parameter"
+    template = "{{ messages[0].content }} effort {{ reasoning_effort }}"
+    reads_it = served(make_checkpoint(tmp_path, chat_template=template))
+    assert prompt_of(reads_it, reasoning_effort="high") == "hi effort high"
+
+
+def test_messages_of_assistants_and_tools_keep_what_templates_need() -> None:
+    calls = [{**CALL, "index": 0}, {**CALL, "id": "d"}]
+    spoken = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "hm"}
+    sdk = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "parsed": None}
+    result = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "1"}]}
+    _, assistant, tool = template_messages([USER, {**spoken, **sdk}, result])
+    assert assistant == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "hm",
+        "tool_calls": [CALL, {**CALL, "id": "d"}],
+    }
+    assert list(assistant)[:2] == ["role", "content"]
+    assert tool == {
+        "role": "tool",
+        "content": [{"type": "text", "text": "1"}],
+        "tool_call_id": "c",
+        "name": "f",
+    }
+    (refusal,) = template_messages([{"role": "assistant", "content": None, "refusal": "no"}])
+    assert refusal["content"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"tool_calls": {}}, "tool_calls"),
+        ({"tool_calls": [CALL] * 129}, "tool_calls"),
+        ({"tool_calls": [5]}, "tool_calls.0"),
+        ({"tool_calls": [CALL, CALL]}, "tool_calls.1.id"),
+        ({"tool_calls": [{**CALL, "type": "custom"}]}, "tool_calls.0.type"),
+        ({"tool_calls": [{**CALL, "x": 1}]}, "tool_calls.0.x"),
+        ({"tool_calls": [{"id": "c"}]}, "tool_calls.0.function"),
+        ({"tool_calls": [{"id": "c", "function": 5}]}, "tool_calls.0.function"),
+        ({"tool_calls": [{"id": "c", "function": {}}]}, "tool_calls.0.function.name"),
+        (
+            {"tool_calls": [{"id": "c", "function": {"name": "f"}}]},
+            "tool_calls.0.function.arguments",
+        ),
+        ({"content": "x", "reasoning_content": 5}, "reasoning_content"),
+        ({"content": "x", "function_call": {"name": "f"}}, "function_call"),
+        ({"content": "x", "annotations": [1]}, "annotations"),
+        ({"content": [{"type": "refusal"}]}, "content.0.refusal"),
+        ({}, "content"),
+    ],
+)
+def test_a_broken_message_of_an_assistant_is_refused_by_name(
+    message: Mapping[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        template_messages([{"role": "assistant", **message}])
+    assert caught.value.param == f"messages.0.{param}"
+
+
+def test_times_are_told_as_far_as_they_are_known() -> None:
+    timing = Timing(submitted_s=10.0)
+    timing.first_token_s, timing.last_token_s = 10.5, 11.5
+    unheard = timing.metrics(11)
+    assert unheard == {
+        "time_to_first_token_ms": None,
+        "generation_time_ms": 1000.0,
+        "queue_time_ms": None,
+        "mean_itl_ms": 100.0,
+        "tokens_per_second": None,
+    }
+    timing.started_s = 10.25
+    heard = timing.metrics(11)
+    assert heard["queue_time_ms"] == 250.0
+    assert heard["time_to_first_token_ms"] == 250.0
+    assert heard["tokens_per_second"] == round(11 / 1.25, 1)
+    assert timing.metrics(1)["mean_itl_ms"] is None
+    assert Timing().metrics(0)["generation_time_ms"] is None

@@ -1,0 +1,146 @@
+"""Bodies become requests, or errors that name the member at fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.errors import CallerError, invalid_parameter, unsupported
+from api.generation.messages import template_messages
+from api.generation.protocol import ChatRequest, CompletionRequest, GenerateRequest
+from api.generation.sampling import Room, chat_sampling, completion_sampling, generate_sampling
+from api.generation.validation import parse_json, parse_request
+from shared.messages import InvalidParameter, OnDisconnect
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+ROOM = Room(context_tokens=100, vocab_size=50, prompt_tokens=10)
+
+
+def chat(**members: Any) -> ChatRequest:
+    return parse_request({**CHAT, **members}, "chat", ChatRequest)
+
+
+@given(raw=st.binary(max_size=200))
+def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
+    refusal = None
+    try:
+        assert isinstance(parse_json(raw), dict)
+    except CallerError as error:
+        refusal = (error.status, error.code)
+    assert refusal in (None, (400, "invalid_json"))
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "code"),
+    [
+        ({"temperature": "x"}, "temperature", None),
+        ({"messages": [1]}, "messages.0", None),
+        ({"logit_bias": {"5": "x"}}, "logit_bias", None),
+        ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x", "unsupported_parameter"),
+        ({"model": None}, "model", "missing_required_parameter"),
+        ({"x" * 500: 1}, "x" * 200, "unsupported_parameter"),
+        ({"temperature": 10**400}, "temperature", None),
+    ],
+)
+def test_errors_name_the_member(members: dict[str, Any], param: str, code: str | None) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        chat(**members)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_null_is_the_same_as_absent() -> None:
+    assert chat(temperature=None, stop=None, n=None, nonsense=None) == chat()
+
+
+def test_defaults_are_openais() -> None:
+    sampling = chat_sampling(chat(), ROOM)
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (1.0, 1.0, 90)
+    assert chat().on_disconnect is OnDisconnect.CANCEL
+    completion = parse_request({"model": "m", "prompt": "a"}, "completion", CompletionRequest)
+    assert completion_sampling(completion, ROOM).max_tokens == 16
+    native = generate_sampling(parse_request({"prompt": "a"}, "generate", GenerateRequest), ROOM)
+    assert (native.max_tokens, native.temperature, native.repetition_penalty) == (64, 0.0, 1.0)
+
+
+def test_a_default_shrinks_to_the_room_but_a_wish_is_refused() -> None:
+    tight = Room(context_tokens=12, vocab_size=50, prompt_tokens=10)
+    completion = parse_request({"model": "m", "prompt": "a"}, "completion", CompletionRequest)
+    assert completion_sampling(completion, tight).max_tokens == 2
+    with pytest.raises(InvalidParameter) as caught:
+        chat_sampling(chat(max_tokens=3), tight)
+    assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
+    assert "13 were requested (10 in the prompt, 3 for the answer)" in caught.value.message
+    with pytest.raises(InvalidParameter) as caught:  # before the prompt was counted
+        chat_sampling(chat(max_tokens=13), Room(12, 100))
+    assert "but 13 were requested for the answer" in caught.value.message
+    with pytest.raises(InvalidParameter) as caught:
+        Room(12, 50, 12).check_prompt("messages")
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_members_become_sampling_params() -> None:
+    sampling = chat_sampling(
+        chat(
+            max_tokens=5,
+            max_completion_tokens=7,
+            stop="x",
+            top_k=-1,
+            logit_bias={"3": -100, "4": 0.5},
+            seed=-5,
+            logprobs=True,
+            top_logprobs=3,
+            stop_token_ids=[1, 2],
+            min_tokens=2,
+            repetition_penalty=1.1,
+        ),
+        ROOM,
+    )
+    assert sampling.max_tokens == 7
+    assert (sampling.stop, sampling.stop_token_ids) == (("x",), (1, 2))
+    assert (sampling.top_k, sampling.seed, sampling.logprobs) == (0, -5, 3)
+    assert sampling.logit_bias == {3: -100.0, 4: 0.5}
+
+
+def test_a_seed_is_always_resolved() -> None:
+    seeds = {chat_sampling(chat(), ROOM).seed for _ in range(3)}
+    assert None not in seeds
+    assert len(seeds) == 3
+
+
+def test_renamed_members_are_named_as_the_caller_knows_them() -> None:
+    native = parse_request({"prompt": "a", "rep_penalty": 0}, "generate", GenerateRequest)
+    with pytest.raises(InvalidParameter) as caught:
+        generate_sampling(native, ROOM)
+    assert caught.value.param == "rep_penalty"
+
+
+def test_messages_keep_what_templates_know() -> None:
+    sdk_dump = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": None,
+    }
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "developer", "content": "d"},
+        sdk_dump,
+        {"role": "user", "content": parts, "name": "n"},
+    ]
+    assert template_messages(messages) == [
+        {"role": "system", "content": "d"},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": parts, "name": "n"},
+    ]
+
+
+def test_error_objects_say_what_to_do() -> None:
+    error = invalid_parameter(InvalidParameter("top_p", "must be between 0 and 1, got 2"))
+    assert error.message == "Invalid value for 'top_p': must be between 0 and 1, got 2."
+    refused = invalid_parameter(unsupported("n", "one choice per request for now"))
+    assert refused.message == "Unsupported parameter: 'n': one choice per request for now."
+    assert refused.code == "unsupported_parameter"

@@ -1,0 +1,191 @@
+"""What changes nothing is taken, and told or refused; the documentation lists the same."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from api.batches.endpoints import ENDPOINTS
+from api.dialects.messages.protocol import MessageRequest
+from api.dialects.responses.protocol import ResponseRequest, check_request
+from api.dialects.responses.request import chat_ask
+from api.generation.ignored_parameters import IgnoredMembers
+from api.generation.protocol import ChatRequest, CompletionRequest
+from api.generation.unused_parameters import LIST, UNUSED_MEMBERS
+from api.generation.validation import parse_request
+from shared.messages import InvalidParameter
+
+API_PAGE = Path(__file__).resolve().parents[4] / "docs/API.md"
+USER = {"role": "user", "content": "hi"}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat": {"model": "m", "messages": [USER], "stream": True},
+    "completion": {"model": "m", "prompt": "hi", "stream": True},
+    "response": {"model": "m", "input": "hi", "stream": True},
+    "message": {"model": "m", "messages": [USER], "max_tokens": 5, "stream": True},
+}
+SCHEMAS: dict[str, type[msgspec.Struct]] = {
+    "chat": ChatRequest,
+    "completion": CompletionRequest,
+    "response": ResponseRequest,
+    "message": MessageRequest,
+}
+# A value for each row whose values are said in words.
+SAMPLES: dict[str, Any] = {
+    "a string": "me",
+    "an object of strings": {"a": "b"},
+    "a number": 3,
+    "an object of `mode`, `ttl`": {"mode": "implicit"},
+    "`{user_id}`": {"user_id": "me"},
+    "`clear_thinking_20251015` with `keep: all`": {
+        "edits": [{"type": "clear_thinking_20251015", "keep": "all"}]
+    },
+    "`{}`, `{edits: []}`": {"edits": []},
+    "`[]`": [],
+    '`["text"]`': ["text"],
+}
+WORDS = {"`true`": True, "`false`": False, "`1.0`": 1.0, "`1`": 1, "``": ""}
+
+CASES = [
+    pytest.param(dialect, row, id=f"{dialect}-{row.path}-{row.values.text[:20]}")
+    for row in UNUSED_MEMBERS
+    for dialect in row.dialects
+]
+
+
+def samples(text: str) -> list[Any]:
+    if text in SAMPLES:
+        return [SAMPLES[text]]
+    return [WORDS.get(word, word.strip("`")) for word in text.split(", ")]
+
+
+def having(dialect: str, path: str, value: Any) -> dict[str, Any]:
+    """A request with that value at the path."""
+    body = copy.deepcopy(BODIES[dialect])
+    first, _, inner = path.removesuffix(LIST).partition(".")
+    if inner:
+        body[first] = {inner: value}
+    else:
+        body[first] = [value] if path.endswith(LIST) else value
+    return body
+
+
+def parsed(dialect: str, body: dict[str, Any], ignored: IgnoredMembers) -> msgspec.Struct:
+    request = parse_request(body, dialect, SCHEMAS[dialect], ignored)
+    if isinstance(request, ResponseRequest):
+        check_request(request)
+        chat_ask(request, [], "job")
+    return request
+
+
+@pytest.mark.parametrize(("dialect", "row"), CASES)
+def test_each_value_of_the_list_changes_nothing(dialect: str, row: Any) -> None:
+    plain = parsed(dialect, BODIES[dialect], IgnoredMembers())
+    for value in samples(row.values.text):
+        body = having(dialect, row.path, value)
+        before = copy.deepcopy(body)
+        ignored = IgnoredMembers()
+        request = parsed(dialect, body, ignored)
+        assert body == before
+        if "stream_options" in body:
+            request = msgspec.structs.replace(request, stream_options=None)
+        assert request == plain
+        assert ignored.names == ([row.path.removesuffix(LIST)] if row.is_told else [])
+
+
+@pytest.mark.parametrize(("dialect", "row"), CASES)
+def test_what_is_ignored_can_be_refused_by_name(dialect: str, row: Any) -> None:
+    for value in samples(row.values.text):
+        body = having(dialect, row.path, value)
+        if not row.is_told:
+            parsed(dialect, body, IgnoredMembers(refuse=True))
+            continue
+        with pytest.raises(InvalidParameter) as refused:
+            parsed(dialect, body, IgnoredMembers(refuse=True))
+        assert refused.value.param == row.path.replace(LIST, ".0")
+        assert refused.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(("dialect", "row"), CASES)
+def test_every_other_value_is_a_400_by_name(dialect: str, row: Any) -> None:
+    """A value that is in no row: it might ask for something."""
+    body = having(dialect, row.path, {"other": 7})
+    with pytest.raises(InvalidParameter) as refused:
+        parsed(dialect, body, IgnoredMembers())
+    path = row.path.replace(LIST, ".0")
+    assert refused.value.param in (path, f"{path}.other")
+
+
+def test_members_are_named_once_in_the_order_of_the_body() -> None:
+    body = {
+        **BODIES["response"],
+        "include": ["reasoning.encrypted_content", "web_search_call.results"] * 100,
+        "text": {"verbosity": "low", "format": {"type": "text"}},
+        "truncation": "auto",
+        "reasoning": {"effort": "low", "summary": "auto"},
+    }
+    ignored = IgnoredMembers()
+    request = parsed("response", body, ignored)
+    assert ignored.names == ["include", "text.verbosity", "truncation", "reasoning.summary"]
+    assert isinstance(request, ResponseRequest)
+    assert (request.include, request.text.format) == ([], {"type": "text"})
+    assert (request.reasoning.effort, request.reasoning.summary) == ("low", None)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "members", "param"),
+    [
+        ("chat", {"store": 1}, "store"),
+        ("chat", {"modalities": ["text", "audio"]}, "modalities"),
+        ("chat", {"skip_special_tokens": False}, "skip_special_tokens"),
+        ("chat", {"functions": [{}]}, "functions"),
+        ("chat", {"web_search_options": {}}, "web_search_options"),
+        ("chat", {"metadata": {"a": 1}}, "metadata"),
+        ("response", {"truncation": True}, "truncation"),
+        ("response", {"include": ["web_search", "x"]}, "include.0"),
+        ("response", {"context_management": [{"type": "compaction"}]}, "context_management"),
+        ("response", {"reasoning": {"context": "all_turns"}}, "reasoning.context"),
+        ("response", {"max_tool_calls": True}, "max_tool_calls"),
+        ("response", {"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options"),
+        (
+            "message",
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management",
+        ),
+        ("message", {"metadata": {"user_id": "x" * 513}}, "metadata.user_id"),
+        ("message", {"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ],
+)
+def test_what_might_change_the_answer_stays_refused(
+    dialect: str, members: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        parsed(dialect, {**BODIES[dialect], **members}, IgnoredMembers())
+    assert refused.value.param == param
+
+
+def test_a_row_of_a_batch_is_read_as_its_route_reads_it() -> None:
+    endpoint = ENDPOINTS["/v1/chat/completions"]
+    body = b'{"model": "m", "messages": [], "store": true}'
+    assert endpoint.parse(body, IgnoredMembers()).model == "m"
+    with pytest.raises(InvalidParameter, match="store"):
+        endpoint.parse(body, IgnoredMembers(refuse=True))
+
+
+def test_the_page_lists_what_the_code_lists() -> None:
+    section = API_PAGE.read_text().partition("## Members that change nothing")[2]
+    section = section.partition("\n## ")[0]
+    found = re.findall(r"^\| `([^|]*)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", section, re.M)
+    assert found == [
+        (
+            row.path,
+            row.values.text.replace("``", "empty"),
+            ", ".join(row.dialects),
+            row.why if row.is_told else f"honoured: {row.why}",
+        )
+        for row in UNUSED_MEMBERS
+    ]

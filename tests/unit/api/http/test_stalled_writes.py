@@ -1,0 +1,108 @@
+"""Who takes nothing for a whole limit is cut off; who takes a little now and then is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from api.http.stalled_writes import LOOKS, StalledWrites
+
+LIMIT_S = 80.0
+LOOK_S = LIMIT_S / LOOKS
+
+
+class FakeLoop:
+    """One timer at a time, and a clock that moves when it is due."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.due: tuple[float, Callable[[], None]] | None = None
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
+        assert self.due is None
+        self.due = (self.now_s + delay_s, callback)
+        return self
+
+    def cancel(self) -> None:
+        self.due = None
+
+    def next(self) -> None:
+        assert self.due is not None
+        (self.now_s, callback), self.due = self.due, None
+        callback()
+
+
+class FakeTransport:
+    def __init__(self) -> None:
+        self.num_bytes = 70_000
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_bytes
+
+
+class Bench:
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self.loop = FakeLoop()
+        self.transport = FakeTransport()
+        self.num_stalls = 0
+        loop: Any = self.loop
+        transport: Any = self.transport
+        self.writes = StalledWrites(loop, transport, limit_s, self._stalled)
+
+    def _stalled(self) -> None:
+        self.num_stalls += 1
+
+
+def test_a_client_that_takes_nothing_is_told_of_once_at_the_limit() -> None:
+    bench = Bench()
+    bench.writes.watch()
+    bench.writes.watch()
+    for _ in range(LOOKS - 1):
+        bench.loop.next()
+    assert bench.num_stalls == 0
+    bench.loop.next()
+    assert (bench.num_stalls, bench.loop.now_s) == (1, LIMIT_S)
+    assert bench.loop.due is None
+
+
+def test_every_byte_taken_begins_the_limit_again() -> None:
+    bench = Bench()
+    bench.writes.watch()
+    for _ in range(10 * LOOKS):
+        bench.loop.next()
+        if bench.loop.now_s % (LIMIT_S / 2) == 0:
+            bench.transport.num_bytes -= 1
+    assert bench.num_stalls == 0
+    for _ in range(LOOKS + 1):
+        bench.loop.next()
+    assert bench.num_stalls == 1
+
+
+def test_a_buffer_that_only_grows_is_no_progress() -> None:
+    bench = Bench()
+    bench.writes.watch()
+    while not bench.num_stalls:
+        bench.transport.num_bytes += 10
+        bench.loop.next()
+    assert bench.loop.now_s == LIMIT_S
+
+
+def test_an_empty_buffer_and_a_rest_end_the_watch() -> None:
+    bench = Bench()
+    bench.writes.watch()
+    bench.transport.num_bytes = 0
+    bench.loop.next()
+    assert bench.loop.due is None
+    bench.writes.watch()
+    bench.writes.rest()
+    bench.writes.rest()
+    assert bench.loop.due is None
+
+
+def test_without_a_limit_nobody_is_watched() -> None:
+    bench = Bench(limit_s=0)
+    bench.writes.watch()
+    assert bench.loop.due is None

@@ -1,0 +1,54 @@
+"""A job's states have one set of words: in the store, the API, the metrics, the pages, the docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.jobs.protocol import job_payload, parse_status
+from api.openapi.answers import JobAnswer
+from api.openapi.operations import OPERATIONS
+from shared.messages import TERMINAL_STATES, InvalidParameter, JobState
+from tests.support.launched import REPOSITORY
+from tests.unit.api.jobs.relay_fakes import record_of
+
+STATES, ENDS = set(map(str, JobState)), set(map(str, TERMINAL_STATES))
+
+
+def words_in(path: str, pattern: str, word: str) -> set[str]:
+    found = re.search(pattern, (Path(REPOSITORY) / path).read_text(), re.DOTALL)
+    assert found is not None, (path, pattern)
+    return set(re.findall(word, found[1]))
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_the_api_says_a_state_as_the_store_does(state: JobState) -> None:
+    assert job_payload(record_of(state))["status"] == state.value
+    assert parse_status(state.value) is state
+
+
+def test_the_word_of_earlier_releases_still_finds_its_jobs() -> None:
+    assert parse_status("completed") is JobState.FINISHED
+    with pytest.raises(InvalidParameter, match="finished"):
+        parse_status("done")
+
+
+def test_the_document_has_these_words() -> None:
+    asked: Any = next(p for p in OPERATIONS["GET /v1/jobs"].parameters if p.name == "state")
+    assert set(asked.schema["enum"]) == STATES
+    assert JobAnswer.__annotations__["status"] == "JobState"
+
+
+def test_scripts_pages_and_docs_have_these_words() -> None:
+    word = r"(\w+)"
+    scripts = words_in(
+        "shared/transport/lua/lib/common.lua", r"TERMINAL = \{(.*?)\}", r"(\w+) = true"
+    )
+    assert scripts == ENDS
+    assert words_in("api/static/job_table.js", r"KINDS = \{(.*?)\}", r"(\w+):") == STATES
+    assert words_in("api/static/playground.js", r"ENDED = new Set\(\[(.*?)\]", word) == ENDS
+    assert words_in("docs/WIRE.md", r"\n\| `state` \|(.*?)by release", r"`(\w+)`") == STATES
+    assert words_in("docs/GLOSSARY.md", r"\n\| state \|(.*?)\n", r"`(\w+)`") == STATES

@@ -1,0 +1,187 @@
+"""The pages' files: how they are served, and what they may not contain."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from api.system.pages import MAX_FILE_BYTES, MEDIA_TYPES, STATIC, pages_router, read_pages
+
+FILES = sorted(path.name for path in STATIC.iterdir())
+PAGES = [name for name in FILES if name.endswith(".html")]
+SCRIPTS = [name for name in FILES if name.endswith(".js")]
+STYLES = [name for name in FILES if name.endswith(".css")]
+MAX_SCRIPT_LINES = 210
+
+
+def client() -> httpx.AsyncClient:
+    app = FastAPI()
+    app.include_router(pages_router())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/dashboard", "/static/playground.js", "/static/style.css", "/static/penstock.svg"],
+)
+async def test_a_file_is_served_with_headers_that_keep_strangers_out(path: str) -> None:
+    async with client() as http:
+        answer = await http.get(path)
+        head = await http.head(path)
+    assert answer.status_code == head.status_code == 200
+    assert head.content == b""
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-cache"
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self';")
+    assert "unsafe" not in policy
+    assert "*" not in policy
+
+
+async def test_every_file_of_the_folder_is_served_under_its_media_type() -> None:
+    async with client() as http:
+        for name in FILES:
+            answer = await http.get(f"/static/{name}")
+            assert answer.status_code == 200, name
+            assert answer.headers["content-type"] == MEDIA_TYPES["." + name.rpartition(".")[2]]
+            assert answer.content == (STATIC / name).read_bytes()
+
+
+async def test_a_known_etag_is_answered_304_without_a_body() -> None:
+    async with client() as http:
+        etag = (await http.get("/")).headers["etag"]
+        for asked in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+            answer = await http.get("/", headers={"if-none-match": asked})
+            assert answer.status_code == 304
+            assert answer.content == b""
+            assert answer.headers["etag"] == etag
+        assert (await http.get("/", headers={"if-none-match": '"other"'})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/",
+        "/static/nothing.js",
+        "/static/..%2Fmain.py",
+        "/static/%2e%2e/main.py",
+        "/static/a/b",
+    ],
+)
+async def test_whatever_is_not_a_file_of_the_folder_is_404(path: str) -> None:
+    async with client() as http:
+        assert (await http.get(path)).status_code == 404
+
+
+async def test_other_methods_are_405() -> None:
+    async with client() as http:
+        assert (await http.post("/")).status_code == 405
+
+
+def test_a_page_that_grew_beyond_its_bound_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "big.js").write_bytes(b" " * (MAX_FILE_BYTES + 1))
+    with pytest.raises(RuntimeError, match="small"):
+        read_pages(tmp_path)
+
+
+class Tags(HTMLParser):
+    """All start tags of a page with their attributes, and the texts inside script and style."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: list[str] = []
+        self._open: list[str] = []
+        self.feed((STATIC / page).read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] in ("script", "style") and data.strip():
+            self.inline.append(data)
+
+    @property
+    def ids(self) -> list[str]:
+        return [attrs["id"] or "" for _, attrs in self.tags if "id" in attrs]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_no_inline_script_or_style(page: str) -> None:
+    tags = Tags(page)
+    assert tags.inline == []
+    for tag, attrs in tags.tags:
+        assert tag != "style"
+        assert "style" not in attrs
+        assert not [name for name in attrs if name.startswith("on")]
+        assert tag != "script" or attrs.get("src")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_refers_only_to_files_that_are_there(page: str) -> None:
+    for _, attrs in Tags(page).tags:
+        for target in (attrs.get("src"), attrs.get("href")):
+            if target is None or target in ("./", "dashboard"):
+                continue
+            if target.startswith("#"):
+                assert target[1:] in Tags(page).ids
+            else:
+                assert target.startswith("static/")
+                assert target.removeprefix("static/") in FILES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_control_of_a_page_has_a_name_for_screen_readers(page: str) -> None:
+    source = (STATIC / page).read_text("utf-8")
+    labelled = set(re.findall(r'<label[^>]*\sfor="([^"]+)"', source))
+    for label in re.findall(r"<label\b.*?</label>", source, re.DOTALL):
+        labelled |= set(re.findall(r'<(?:input|select|textarea)[^>]*\sid="([^"]+)"', label))
+    tags = Tags(page)
+    for tag, attrs in tags.tags:
+        if tag in ("input", "select", "textarea"):
+            assert attrs["id"] in labelled
+        if tag == "img":
+            assert "alt" in attrs
+        for name in ("aria-labelledby", "aria-describedby"):
+            assert attrs.get(name) is None or attrs[name] in tags.ids
+    assert len(tags.ids) == len(set(tags.ids))
+    assert dict(tags.tags)["html"].get("lang") == "en"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_element_that_a_page_s_script_looks_up_is_on_the_page(page: str) -> None:
+    tags = Tags(page)
+    sources = [attrs["src"] or "" for tag, attrs in tags.tags if tag == "script"]
+    assert len(sources) == 1
+    script = (STATIC / sources[0].removeprefix("static/")).read_text("utf-8")
+    asked = re.findall(r'byId\("([^"]+)"\)', script)
+    assert asked
+    assert set(asked) <= set(tags.ids)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_never_makes_markup_from_text_and_imports_only_its_neighbours(name: str) -> None:
+    source = (STATIC / name).read_text("utf-8")
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "://"):
+        assert word not in source
+    for target in re.findall(r'from "([^"]+)"', source):
+        assert target.startswith("./")
+        assert target.removeprefix("./") in SCRIPTS
+    assert len(source.splitlines()) <= MAX_SCRIPT_LINES
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_style_sheet_fetches_nothing(name: str) -> None:
+    source = (STATIC / name).read_text("utf-8")
+    assert "url(" not in source
+    assert "@import" not in source

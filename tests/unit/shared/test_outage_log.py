@@ -1,0 +1,49 @@
+"""An outage is said when it begins, now and then while it lasts, and when it is over."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from shared.logs import REMIND_S, OutageLog
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_an_outage_of_minutes_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    outage = OutageLog(logging.getLogger("t"), away="gone", back="here", clock=clock)
+    outage.works()  # nothing was away: nothing to say
+    for _ in range(65):
+        outage.failed(error="refused")
+        clock.now_s += 1
+    outage.works()
+    outage.works()
+    said = [(r.levelname, r.getMessage(), getattr(r, "away_s", None)) for r in caplog.records]
+    assert said == [
+        ("WARNING", "gone", None),
+        ("WARNING", "gone", REMIND_S),
+        ("WARNING", "gone", 2 * REMIND_S),
+        ("INFO", "here", 65.0),
+    ]
+    assert caplog.records[0].error == "refused"  # type: ignore[attr-defined]
+
+
+def test_the_next_outage_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    outage = OutageLog(logging.getLogger("t"), away="gone", back="here", clock=clock)
+    for _ in range(2):
+        outage.failed()
+        outage.works()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "gone",
+        "gone",
+    ]

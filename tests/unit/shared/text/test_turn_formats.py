@@ -1,0 +1,122 @@
+"""What a chat template shows of the formats of its model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from shared.text.base import TextInvalid
+from shared.text.chat_template import JinjaChatTemplate
+from shared.text.model_card import ModelCard, card_from_checkpoint, digest_of, load_text
+from shared.text.tool_formats import (
+    ReasoningFormat,
+    ToolFormat,
+    find_reasoning_format,
+    find_tool_format,
+    reasoning_format_of,
+    shows_tools,
+    tool_format_of,
+)
+from tests.contract.shared.text import templates
+from tests.support.checkpoints import CHATML_TEMPLATE, make_checkpoint
+from tests.support.tool_models import HERMES_TEMPLATE, LLAMA3_TEMPLATE, MARKERS
+
+
+def found(source: str) -> tuple[bool, ToolFormat | None, ReasoningFormat | None]:
+    template = JinjaChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    return shows_tools(template), find_tool_format(template), find_reasoning_format({"": source})
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        (HERMES_TEMPLATE, (True, ToolFormat.HERMES, ReasoningFormat.THINK)),
+        (LLAMA3_TEMPLATE, (True, ToolFormat.LLAMA3_JSON, None)),
+        (templates.QWEN25_TOOLS, (True, ToolFormat.HERMES, None)),
+        (templates.HERMES_TOOLS, (True, ToolFormat.HERMES, None)),
+        (templates.LLAMA31_TOOLS, (True, ToolFormat.LLAMA3_JSON, None)),
+        (templates.QWEN3_THINKING, (False, None, ReasoningFormat.THINK)),
+        (templates.DEEPSEEK_R1, (False, None, ReasoningFormat.THINK)),
+        # Tools in formats that are not known here.
+        (templates.MISTRAL_V3_TOOLS, (True, None, None)),
+        (templates.COMMAND_R_TOOLS, (True, None, None)),
+        (templates.CHATML, (False, None, None)),
+        (templates.LLAMA3, (False, None, None)),
+        ("{{ raise_exception('no') }}", (False, None, None)),
+    ],
+)
+def test_formats_are_found_by_rendering(
+    source: str, wanted: tuple[bool, ToolFormat | None, ReasoningFormat | None]
+) -> None:
+    assert found(source) == wanted
+
+
+def test_a_template_for_tools_alone_is_asked() -> None:
+    sources = {"default": templates.CHATML, "tool_use": templates.HERMES_TOOLS}
+    template = JinjaChatTemplate(sources, {"bos_token": "", "eos_token": ""})
+    assert find_tool_format(template) is ToolFormat.HERMES
+
+
+def card_of(path: Path, template: str, **options: str) -> tuple[ModelCard, dict[str, bytes]]:
+    checkpoint = make_checkpoint(path, chat_template=template, markers=MARKERS)
+    return card_from_checkpoint(
+        checkpoint,
+        name="m",
+        max_model_len=64,
+        kv_capacity_tokens=64,
+        dtype="",
+        num_parameters=0,
+        **options,
+    )
+
+
+def test_the_card_says_the_formats_unless_told_otherwise(tmp_path: Path) -> None:
+    card, _ = card_of(tmp_path / "a", HERMES_TEMPLATE)
+    assert (card.tool_format, card.reasoning_format) == ("hermes", "think")
+    assert card.markers == MARKERS
+    assert ModelCard.from_json(card.to_json()) == card
+    none, _ = card_of(tmp_path / "b", HERMES_TEMPLATE, tool_format="none", reasoning_format="none")
+    assert (none.tool_format, none.reasoning_format, none.markers) == (None, None, ())
+    other, _ = card_of(tmp_path / "c", HERMES_TEMPLATE, tool_format="llama3_json")
+    assert other.tool_format == "llama3_json"
+
+
+def test_a_format_cannot_be_forced_on_a_template_without_tools(tmp_path: Path) -> None:
+    with pytest.raises(TextInvalid, match="no chat template has a place for tools"):
+        card_of(tmp_path / "a", CHATML_TEMPLATE, tool_format="hermes")
+    card, _ = card_of(tmp_path / "b", CHATML_TEMPLATE, reasoning_format="think")
+    assert card.reasoning_format == "think"
+
+
+def test_markers_are_text_even_where_they_are_special_tokens(tmp_path: Path) -> None:
+    text = "<think>a</think><tool_call>b</tool_call><|im_end|>"
+    told = {}
+    for name in ("auto", "none"):
+        card, blobs = card_of(
+            tmp_path / name, HERMES_TEMPLATE, tool_format=name, reasoning_format=name
+        )
+        plain = blobs.pop(card.tokenizer_digest)
+        special = plain.replace(b'"special": false', b'"special": true')
+        assert special != plain
+        digest = digest_of(special)
+        card = dataclasses.replace(card, tokenizer_digest=digest)
+        tokenizer = load_text(card, {**blobs, digest: special}).tokenizer
+        told[name] = tokenizer.decode(tokenizer.encode(text))
+    assert told == {"auto": "<think>a</think><tool_call>b</tool_call>", "none": "ab"}
+
+
+def test_formats_of_a_newer_release_count_as_none() -> None:
+    assert tool_format_of("hermes") is ToolFormat.HERMES
+    assert tool_format_of("xml") is tool_format_of(None) is None
+    assert reasoning_format_of("think") is ReasoningFormat.THINK
+    assert reasoning_format_of("channels") is reasoning_format_of(None) is None
+
+
+def test_a_template_tells_which_variables_it_reads() -> None:
+    template = JinjaChatTemplate(HERMES_TEMPLATE, {})
+    assert {"enable_thinking", "begin_thinking"} <= template.variables
+    assert "reasoning_effort" not in template.variables
+    both = {"default": "{{ a }}", "tool_use": "{% set c = 1 %}{{ b }}{{ c }}"}
+    assert JinjaChatTemplate(both, {}).variables == {"a", "b"}

@@ -1,0 +1,61 @@
+"""The Lua files: whole, documented, and of the schema that Python writes."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from shared.keys import GROUP, NUM_LANES
+from shared.redis.scripts import TRANSITIONS, load_sources
+from shared.transport.wire import SCHEMA_VERSION, chain_hash
+
+FOLDER = Path(str(resources.files("shared.transport"))) / "lua"
+
+
+def test_every_lua_file_is_a_transition_or_is_included() -> None:
+    assert {path.stem for path in FOLDER.glob("*.lua")} == set(TRANSITIONS)
+    texts = "".join(path.read_text() for path in FOLDER.glob("*.lua"))
+    for part in (FOLDER / "lib").glob("*.lua"):
+        assert f"--@include lib/{part.name}\n" in texts
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_a_transition_says_what_it_takes_and_returns(name: str) -> None:
+    header = (FOLDER / f"{name}.lua").read_text().split("--@include")[0]
+    assert header.startswith(f"-- {name}: ")
+    assert "-- Returns " in header
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_a_loaded_transition_has_its_includes_and_sets_no_global(name: str) -> None:
+    source = load_sources()[name]
+    assert "@include" not in source
+    assert not re.search(r"^function ", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_in_a_cluster_frames_go_to_sharded_channels(name: str) -> None:
+    plain, sharded = load_sources()[name], load_sources(is_sharded=True)[name]
+    assert plain.count("local PUBLISH = 'PUBLISH'\n") == 1
+    assert sharded.count("local PUBLISH = 'SPUBLISH'\n") == 1
+    assert "'PUBLISH'" not in sharded
+
+
+def test_lua_and_python_agree_on_constants() -> None:
+    common = (FOLDER / "lib" / "common.lua").read_text()
+    assert f"local SCHEMA_VERSION = {SCHEMA_VERSION} " in common
+    assert f"local GROUP = '{GROUP}'" in common
+    for name in ("recover", "position"):
+        assert f"for lane = 0, {NUM_LANES - 1} do" in (FOLDER / f"{name}.lua").read_text()
+
+
+def test_a_chain_is_equal_exactly_for_equal_histories() -> None:
+    whole = chain_hash("", (1, 2, 3))
+    assert chain_hash(chain_hash("", (1,)), (2, 3)) == whole
+    assert chain_hash("", ()) == ""
+    assert len({chain_hash("", ids) for ids in ((1, 2, 3), (12, 3), (1, 23), (3, 2, 1))}) == 4
+    assert whole == chain_hash("", iter((1, 2, 3)))
+    assert re.fullmatch(r"[0-9a-f]{16}", whole)

@@ -1,0 +1,76 @@
+"""The question file: its small grammar, and what must hold of the file that ships."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tools.demo_model.questions import InvalidQuestions, expand, load_facts, parse_facts
+
+ONE = """
+# a comment
+## cancel
+how: cancel [a|my] job; stop it
+held: end my job
+say: Send DELETE.
+"""
+
+
+def test_alternatives_expand_in_order_and_an_empty_one_leaves_no_gap() -> None:
+    assert expand("what is [a|the] job [now|]") == [
+        "what is a job now",
+        "what is a job",
+        "what is the job now",
+        "what is the job",
+    ]
+
+
+def test_brackets_without_a_bar_are_plain_text() -> None:
+    assert expand("what is [DONE]") == ["what is [DONE]"]
+
+
+def test_a_pattern_that_explodes_is_refused() -> None:
+    with pytest.raises(InvalidQuestions, match="expansions"):
+        expand("[a|b]" * 12)
+
+
+def test_a_block_becomes_one_fact_with_framed_questions() -> None:
+    (fact,) = parse_facts(ONE)
+    assert (fact.name, fact.answer, fact.held) == ("cancel", "Send DELETE.", ("end my job",))
+    assert {"how do i cancel my job", "how can i cancel a job", "stop it"} <= set(fact.asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("## a\nask: b\n", "needs an answer"),
+        ("## a\nsay: b\n", "needs an answer"),
+        ("## a\nnonsense\n", "not 'key: value'"),
+        ("## a\nwho: b\n", "unknown key"),
+        (ONE + ONE, "twice"),
+        (ONE + "## b\nask: stop it\nsay: no\n", "belongs to"),
+        (ONE + "## b\nask: end my job\nsay: no\n", "is trained on"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_with_a_sentence(
+    text: str, complaint: str
+) -> None:
+    with pytest.raises(InvalidQuestions, match=complaint):
+        parse_facts(text)
+
+
+def test_the_file_that_ships_has_many_facts_with_many_questions_and_short_answers() -> None:
+    facts = load_facts()
+    assert len(facts) >= 200
+    for fact in facts:
+        assert len(fact.asked) >= 5, fact.name
+        assert fact.held, fact.name
+        assert fact.answer[-1] in ".?!", fact.name
+        assert len(fact.answer) <= 320, fact.name
+        assert len(re.findall(r"[.?!](?:\s|$)", fact.answer)) <= 4, fact.name
+
+
+def test_no_two_facts_that_ship_give_the_same_answer() -> None:
+    answers = [fact.answer for fact in load_facts()]
+    assert len(set(answers)) == len(answers)

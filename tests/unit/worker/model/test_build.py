@@ -1,0 +1,142 @@
+"""build_model: what is chosen when nothing is said, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shared.messages import SamplingParams
+from tests.support.checkpoints import make_checkpoint
+from tests.support.engine_run import generate, new_engine
+from tests.support.torch_device import torch_device
+from worker.model.build import ModelOptions, build_model
+from worker.model.config import ModelConfig
+from worker.model.device import available_host_bytes, choose_device, choose_dtype
+from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
+from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> ModelOptions:
+    return ModelOptions(model=str(make_checkpoint(tmp_path)), device=torch_device().type)
+
+
+def test_by_itself_it_fits_every_sequence_and_says_how_much(options: ModelOptions) -> None:
+    stages: dict[str, list[float]] = {}
+    built = build_model(options, lambda stage, share: stages.setdefault(stage, []).append(share))
+    on_cuda = torch_device().type == "cuda"
+    config = built.engine_config
+    assert config.block_size == (32 if on_cuda else 16)
+    assert config.lookahead == (1 if on_cuda else 0)
+    assert config.max_model_len == 512
+    assert config.num_blocks * config.block_size == built.kv_capacity_tokens == 2 * 32 * 512
+    assert config.eos_token_ids == {383, 381}
+    assert list(stages) == ["loading weights", "allocating KV cache", "warming up"]
+    assert all(shares == sorted(shares) and shares[-1] == 1.0 for shares in stages.values())
+
+
+def test_the_pool_is_sized_from_a_setting(options: ModelOptions) -> None:
+    size = block_bytes(ModelConfig.from_directory(options.model), 16, torch.float32)
+    gigabytes = 10.5 * size / 2**30
+    built = build_model(
+        replace(options, kv_cache_memory_gb=gigabytes, block_size=16, dtype="float32")
+    )
+    assert built.engine_config.num_blocks == 10
+    assert built.engine_config.max_model_len == 160, "no longer than the pool"
+    counted = build_model(
+        replace(options, kv_cache_memory_gb=gigabytes, block_size=16, num_blocks=3)
+    )
+    assert counted.kv_capacity_tokens == 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "named"),
+    [
+        ({"kv_cache_memory_gb": 1e-7}, KVCacheTooSmall, "hold no block"),
+        (
+            {"num_blocks": 2, "block_size": 16, "max_model_len": 64},
+            KVCacheTooSmall,
+            "max_model_len",
+        ),
+        ({"max_model_len": 513}, ModelError, "512 positions"),
+        ({"num_blocks": 0}, ModelError, "num_blocks"),
+        ({"max_num_seqs": 0}, ModelError, "max_num_seqs"),
+        ({"kv_cache_memory_gb": 0.0}, ModelError, "kv_cache_memory_gb"),
+        ({"load_format": "gguf"}, ModelError, "load_format 'gguf'"),
+        ({"lookahead": 2}, ModelError, "lookahead"),
+        ({"dtype": "int8"}, DeviceUnavailable, "dtype 'int8'"),
+        ({"device": "tpu"}, DeviceUnavailable, "device 'tpu'"),
+        ({"model": "/nowhere"}, ModelError, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    options: ModelOptions, changes: dict[str, Any], error: type[ModelError], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        build_model(replace(options, **changes))
+
+
+def test_dummy_weights_need_no_weight_files(options: ModelOptions) -> None:
+    (Path(options.model) / "model.safetensors").unlink()
+    built = build_model(replace(options, load_format="dummy", num_blocks=16))
+    (result,) = generate(
+        new_engine(built),
+        [[1, 2, 3]],
+        SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True),
+    )
+    assert len(result.token_ids) == 5
+
+
+def test_eos_ends_a_sequence_and_min_tokens_delays_it(options: ModelOptions) -> None:
+    built = build_model(replace(options, num_blocks=64))
+    biased = {383: 100.0}
+    quick = SamplingParams(max_tokens=9, temperature=0.0, logit_bias=biased)
+    late = replace(quick, min_tokens=4)
+    results = generate(new_engine(built), [[1, 2], [1, 2]], [quick, late])
+    assert [len(r.token_ids) for r in results] == [1, 5]
+    assert [r.finish_reason for r in results] == ["stop", "stop"]
+
+
+def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:
+    assert choose_dtype("auto", "bfloat16", CPU) is torch.bfloat16
+    assert choose_dtype("auto", "float16", CPU) is torch.float32
+    assert choose_dtype("float16", "float32", CPU) is torch.float16
+    assert choose_device("cpu") == CPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
+def test_cuda_where_there_is_none_is_refused() -> None:
+    assert choose_device("auto") == CPU
+    with pytest.raises(DeviceUnavailable, match="no CUDA device"):
+        choose_device("cuda")
+
+
+def test_available_memory_is_a_number_of_this_machine() -> None:
+    assert 1 << 20 < available_host_bytes() < 1 << 50
+
+
+def test_a_pool_that_no_machine_holds_is_refused_with_its_size(options: ModelOptions) -> None:
+    config = ModelConfig.from_directory(options.model)
+    with pytest.raises(KVCacheTooSmall, match="GiB"):
+        KVCachePool(config, 2**40, 16, device=torch_device(), dtype=torch.float32)
+    assert (
+        blocks_that_fit(10 * block_bytes(config, 16, torch.float32), config, 16, torch.float32)
+        == 10
+    )
+
+
+def test_a_block_is_contiguous_over_all_layers(options: ModelOptions) -> None:
+    config = ModelConfig.from_directory(options.model)
+    pool = KVCachePool(config, 5, 4, device=torch_device(), dtype=torch.float32)
+    assert not pool.storage.any()
+    pool.keys[0][3].fill_(1)
+    pool.values[1][3].fill_(2)
+    assert pool.storage[3].is_contiguous()
+    assert pool.storage[3].sum() == 3 * 4 * config.num_kv_heads * config.head_dim
+    assert pool.storage.sum() == pool.storage[3].sum()

@@ -1,0 +1,132 @@
+"""Weights land where they belong, or the error names the tensor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.checkpoints import make_checkpoint
+from tests.support.torch_device import torch_device
+from worker.model.config import ModelConfig
+from worker.model.errors import CheckpointError, UnsupportedModel
+from worker.model.layers.decoder import CausalLM
+from worker.model.layers.linear import Placement
+from worker.model.loader import fill_with_noise, load_weights
+from worker.model.registry import create_model
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def empty_model(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    return create_model(ModelConfig.from_directory(path), 32, Placement(torch_device(), dtype))
+
+
+def edited(path: Path, **changes: torch.Tensor | None) -> Path:
+    """The checkpoint with tensors replaced, added (a tensor) or taken away (None)."""
+    file = path / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    for name, tensor in changes.items():
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+    save_file(tensors, file)
+    return path
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+def test_every_tensor_is_in_its_place(family: str, stored: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, family, dtype=stored)
+    model = empty_model(path)
+    seen: list[float] = []
+    load_weights(model, path, seen.append)
+    on_disk = load_file(path / "model.safetensors")
+    places = dict(model.named_tensors())
+    assert places.keys() == on_disk.keys()
+    for name, tensor in on_disk.items():
+        assert torch.equal(places[name].cpu(), tensor.float()), name
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    assert model.num_parameters == sum(tensor.numel() for tensor in on_disk.values())
+
+
+def test_shards_and_one_file_give_the_same_model(tmp_path: Path) -> None:
+    one = make_checkpoint(tmp_path / "one", "qwen2")
+    many = make_checkpoint(tmp_path / "many", "qwen2", num_shards=4)
+    models = [empty_model(one), empty_model(many)]
+    for model, path in zip(models, (one, many), strict=True):
+        load_weights(model, path)
+    for (name, a), (_, b) in zip(models[0].named_tensors(), models[1].named_tensors(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    path = edited(make_checkpoint(tmp_path / "missing"), **{NORM: None})
+    with pytest.raises(CheckpointError, match=f"'{NORM}' is missing"):
+        load_weights(empty_model(path), path)
+    path = edited(make_checkpoint(tmp_path / "unexpected"), extra=torch.zeros(2))
+    with pytest.raises(CheckpointError, match="unexpected or repeated tensor 'extra'"):
+        load_weights(empty_model(path), path)
+    path = edited(make_checkpoint(tmp_path / "shape"), **{NORM: torch.zeros(3)})
+    with pytest.raises(CheckpointError, match=rf"'{NORM}' has shape \[3\], .* \[64\]"):
+        load_weights(empty_model(path), path)
+    path = edited(make_checkpoint(tmp_path / "dtype"), **{NORM: torch.zeros(64, dtype=torch.int8)})
+    with pytest.raises(UnsupportedModel, match=NORM):
+        load_weights(empty_model(path), path)
+
+
+def test_derived_and_tied_tensors_are_passed_over(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, tie_word_embeddings=True)
+    edited(
+        path,
+        **{
+            "lm_head.weight": torch.zeros(384, 64),
+            "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(16),
+        },
+    )
+    load_weights(empty_model(path), path)
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "cut")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_weights(empty_model(path), path)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="has neither"):
+        load_weights(empty_model(path), path)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "named"),
+    [
+        ({"a": "../model.safetensors"}, "not a safetensors file of this directory"),
+        ({"a": "model.bin"}, "not a safetensors file"),
+        ({"a": "model-9.safetensors"}, "is missing"),
+        ({}, "weight_map"),
+        (None, "weight_map"),
+    ],
+)
+def test_a_bad_index_is_refused(weight_map: object, named: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, num_shards=2)
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({} if weight_map is None else {"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=named):
+        load_weights(empty_model(path), path)
+
+
+def test_dummy_weights_are_the_same_for_a_seed(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    first, second, other = (empty_model(path) for _ in range(3))
+    fill_with_noise(first, 1)
+    fill_with_noise(second, 1)
+    fill_with_noise(other, 2)
+    assert torch.equal(first.head.weight, second.head.weight)
+    assert not torch.equal(first.head.weight, other.head.weight)
+    assert all(torch.isfinite(tensor).all() for _, tensor in first.named_tensors())

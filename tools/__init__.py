@@ -1,0 +1,1 @@
+"""Programs that make what Penstock ships; not installed with it."""

@@ -1,0 +1,1 @@
+"""Trains the demo model that ships in worker/demo/checkpoint."""

@@ -1,0 +1,199 @@
+"""ServedModel: the one model of a worker, as its service knows it: card, text, bounds."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from shared.messages import ErrorCode, Job
+from shared.text.base import Tokenizer
+from shared.text.model_card import AUTO, ModelCard, card_from_checkpoint, load_card_tokenizer
+from worker.engine_process.messages import EngineReady
+from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME
+
+
+class JobRefused(Exception):
+    """A claimed job cannot be run by this model; the job fails with `code`."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """Facts of the checkpoint and of the engine that serves it."""
+
+    name: str
+    card: ModelCard
+    blobs: Mapping[str, bytes]  # by digest
+    tokenizer: Tokenizer
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Path,
+        name: str,
+        ready: EngineReady,
+        tool_format: str = AUTO,
+        reasoning_format: str = AUTO,
+        generation_config: str = AUTO,
+        override_generation_config: Mapping[str, float] = MappingProxyType({}),
+    ) -> ServedModel:
+        """Reads the checkpoint's text files; what has a default is as for `card_from_checkpoint`.
+
+        Raises ValueError or OSError with a sentence.
+        """
+        card, blobs = card_from_checkpoint(
+            checkpoint,
+            name=name,
+            max_model_len=ready.max_model_len,
+            kv_capacity_tokens=ready.kv_capacity_tokens,
+            dtype=ready.dtype,
+            num_parameters=ready.num_parameters,
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
+            structured_output=ready.structured_output,
+            generation_config=generation_config,
+            override_generation_config=override_generation_config,
+        )
+        return cls(
+            name=name,
+            card=card,
+            blobs=blobs,
+            tokenizer=load_card_tokenizer(card, blobs),
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            eos_token_ids=frozenset(ready.eos_token_ids),
+        )
+
+    def check(self, job: Job) -> None:
+        """The edge has validated the job; this catches one of another model or a newer release.
+
+        Raises JobRefused.
+        """
+        if job.model != self.name:
+            raise JobRefused(
+                ErrorCode.PAYLOAD_INVALID, f"this worker serves {self.name!r}, not {job.model!r}"
+            )
+        if not job.prompt_token_ids:
+            raise JobRefused(ErrorCode.PAYLOAD_INVALID, "the prompt is empty")
+        if job.sampling.seed is None:
+            raise JobRefused(ErrorCode.PAYLOAD_INVALID, "the seed was not resolved")
+        if len(job.prompt_token_ids) >= self.max_model_len:
+            raise JobRefused(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {len(job.prompt_token_ids)} tokens; the model takes at most "
+                f"{self.max_model_len} with the output",
+            )
+        if not 0 <= min(job.prompt_token_ids) <= max(job.prompt_token_ids) < self.vocab_size:
+            raise JobRefused(
+                ErrorCode.PAYLOAD_INVALID,
+                f"a prompt token id is outside the vocabulary of {self.vocab_size}",
+            )
+        named = (*job.sampling.logit_bias, *job.sampling.stop_token_ids)
+        if named and not max(named) < self.vocab_size:
+            raise JobRefused(
+                ErrorCode.PAYLOAD_INVALID,
+                f"a token id of logit_bias or stop_token_ids is outside the vocabulary of "
+                f"{self.vocab_size}",
+            )
+
+
+# Where the model's files are: MODEL as a directory on this machine, from the hub or the demo.
+
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+
+_NOT_WRITABLE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class CheckpointNotFound(Exception):
+    """There is no such model; the text is one sentence for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A local directory with the model's files, and the name under which it is served."""
+
+    path: Path
+    name: str
+
+
+def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:
+    """Downloads a hub model, with a progress bar, unless its files are here already.
+
+    Raises CheckpointNotFound.
+    """
+    if not model:
+        _require_files(DEMO_CHECKPOINT, "the demo model")
+        return Checkpoint(DEMO_CHECKPOINT, served_model_name or DEMO_MODEL_NAME)
+    path = Path(model).expanduser()
+    if path.exists() or model.startswith(("/", ".", "~")):
+        _require_files(path, f"MODEL={model!r}")
+        return Checkpoint(path, served_model_name or path.resolve().name)
+    if not _HUB_ID.fullmatch(model):
+        raise CheckpointNotFound(f"MODEL={model!r} is neither a directory nor a hub id.")
+    return Checkpoint(_from_hub(model), served_model_name or model)
+
+
+def _require_files(path: Path, what: str) -> None:
+    if not path.is_dir():
+        raise CheckpointNotFound(f"{what}: there is no directory {str(path)!r}.")
+    if not (path / "config.json").is_file():
+        raise CheckpointNotFound(f"{what}: {str(path)!r} has no config.json.")
+    if not (path / "tokenizer.json").is_file():  # said now: the weights take longer to load
+        raise CheckpointNotFound(
+            f"{what}: {str(path)!r} has no tokenizer.json; slow tokenizers are not supported."
+        )
+
+
+def _from_hub(model: str) -> Path:
+    # Here and not above: it takes most of a second, and a local directory does not need it.
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        path = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
+    except GatedRepoError:
+        raise CheckpointNotFound(
+            f"MODEL={model!r} asks for a login; set HF_TOKEN to a token that may read it."
+        ) from None
+    except RepositoryNotFoundError:
+        raise CheckpointNotFound(
+            f"MODEL={model!r} is neither a directory here nor a model on the hub."
+        ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+            raise CheckpointNotFound(
+                f"MODEL={model!r} cannot be stored in the cache {constants.HF_HUB_CACHE}: "
+                f"{error.strerror} ({error.filename or 'file unknown'}). Give the worker's user "
+                "write permission and room there, or set HF_HOME to another directory."
+            ) from None
+        first_line = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
+        raise CheckpointNotFound(
+            f"MODEL={model!r} is not a directory here and the hub cannot be reached "
+            f"({type(error).__name__}: {first_line})."
+        ) from None
+    except Exception as error:
+        # The HTTP client's own errors have no base class in common with the hub's.
+        raise CheckpointNotFound(
+            f"MODEL={model!r} could not be downloaded ({type(error).__name__}: {error})."
+        ) from None
+    _require_files(path, f"MODEL={model!r}")
+    return path

@@ -1,0 +1,91 @@
+"""SequenceQueue: sequences in the order of a policy's ranks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from worker.engine.sequence import Sequence
+
+
+class SequenceQueue:
+    """Always sorted. Search is O(log n), a change moves n pointers; n is at most a few thousand."""
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._rank = policy.rank
+        self._sequences: list[Sequence] = []
+        self._ranks: list[Rank] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    @property
+    def first(self) -> Sequence:
+        return self._sequences[0]
+
+    @property
+    def last(self) -> Sequence:
+        return self._sequences[-1]
+
+    def add(self, sequence: Sequence) -> None:
+        rank = self._rank(sequence)
+        i = bisect_left(self._ranks, rank)
+        self._ranks.insert(i, rank)
+        self._sequences.insert(i, sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence must be there."""
+        i = bisect_left(self._ranks, self._rank(sequence))
+        assert self._sequences[i] is sequence
+        del self._ranks[i]
+        del self._sequences[i]
+
+
+# Who goes first. A policy is one number series: the rank of a sequence.
+#
+# Waiting sequences are admitted, and running ones are served, from the smallest rank up; when
+# blocks run out, the running sequence with the largest rank gives its own back. So a preempted
+# sequence is ahead of everybody it was ahead of before: no rule of its own puts it at the head of
+# the queue.
+#
+# To add a policy, write a class with `rank` and name it in POLICIES.
+
+Rank = tuple[int, ...]
+
+
+class SchedulingPolicy(Protocol):
+    def rank(self, sequence: Sequence) -> Rank:
+        """Smaller goes first. Unique among live sequences, and the same for a sequence's life."""
+        ...
+
+
+class FirstComeFirstServed:
+    """By arrival alone: `priority` has no effect."""
+
+    def rank(self, sequence: Sequence) -> Rank:
+        return (sequence.seq_id,)
+
+
+class HighestPriorityFirst:
+    """Smaller `priority` first, equal ones by arrival. The last may wait as long as others come."""
+
+    def rank(self, sequence: Sequence) -> Rank:
+        return (sequence.priority, sequence.seq_id)
+
+
+POLICIES: Mapping[str, type[SchedulingPolicy]] = {
+    "fcfs": FirstComeFirstServed,
+    "priority": HighestPriorityFirst,
+}
+
+
+def make_policy(name: str) -> SchedulingPolicy:
+    """Raises ValueError naming the policies there are."""
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise ValueError(f"unknown policy {name!r}, known are: {', '.join(sorted(POLICIES))}")
+    return policy()

@@ -1,0 +1,216 @@
+"""EngineLink: the service's end of one engine process, from its start to its death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from shared.settings import LogFormat, LogLevel
+from worker.engine_process.messages import (
+    Configure,
+    EngineOptions,
+    EngineReady,
+    FrameTooLong,
+    FromEngine,
+    LoadFailed,
+    LoadProgress,
+    Shutdown,
+    ToEngine,
+    decode_from_engine,
+    encode_frame,
+    take_bodies,
+)
+
+SOCKET_BUFFER_BYTES = 1 << 18
+READ_AHEAD_BYTES = 1 << 16
+STOP_GRACE_S = 0.5
+EXIT_WAIT_S = 5.0
+
+
+class EngineDied(Exception):
+    """The engine process has ended or cannot be understood; `status` is its exit status.
+
+    `by_device`: it ended because no step could succeed in it any more, and reported it.
+    """
+
+    def __init__(self, status: int | None, detail: str = "", *, by_device: bool = False) -> None:
+        super().__init__(detail or f"the engine process ended with status {status}")
+        self.status = status
+        self.by_device = by_device
+
+
+class EngineNotLoaded(Exception):
+    """The engine cannot be built; `by_settings` when other settings or another model would help."""
+
+    def __init__(self, message: str, *, by_settings: bool) -> None:
+        super().__init__(message)
+        self.by_settings = by_settings
+
+
+class EngineFrames(asyncio.Protocol):
+    """What the engine process sends, cut into bodies as it comes.
+
+    With READ_AHEAD_BYTES of bodies that nobody took, the socket is not read any more.
+    """
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._bodies: deque[bytes] = deque()
+        self._num_bytes = 0  # of these bodies
+        self._is_paused = False
+        self._end: Exception | None = None  # after the last body
+        self._waiter: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        if self._end is not None:
+            return
+        self._buffer += data
+        try:
+            self._cut()
+        except FrameTooLong as error:
+            self._end = error
+        if self._num_bytes > READ_AHEAD_BYTES and not self._is_paused:
+            assert self._transport is not None, "data comes after the connection was made"
+            self._transport.pause_reading()
+            self._is_paused = True
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end = self._end or error or ConnectionError("the engine process closed the socket")
+        self._wake()
+
+    async def take(self) -> bytes:
+        """The next body; one task at a time. Raises ConnectionError or OSError after the last one,
+        and FrameTooLong."""
+        while not self._bodies:
+            if self._end is not None:
+                raise self._end
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        body = self._bodies.popleft()
+        self._num_bytes -= len(body)
+        if self._is_paused and self._num_bytes <= READ_AHEAD_BYTES // 2:
+            assert self._transport is not None, "it was paused"
+            self._transport.resume_reading()
+            self._is_paused = False
+        return body
+
+    def _cut(self) -> None:
+        for body in take_bodies(self._buffer):
+            self._bodies.append(body)
+            self._num_bytes += len(body)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineLink:
+    """Frames to and from one engine process.
+
+    Whoever stops calling `receive` pauses the engine: at most the two socket buffers and a few
+    reads beyond READ_AHEAD_BYTES are between them. What is sent is bounded by the jobs in flight.
+    """
+
+    def __init__(
+        self, process: Process, transport: asyncio.Transport, frames: EngineFrames
+    ) -> None:
+        self._process = process
+        self._transport = transport
+        self._frames = frames
+        self.num_received = 0  # messages
+
+    @classmethod
+    async def start(
+        cls, options: EngineOptions, log_level: LogLevel, log_format: LogFormat
+    ) -> EngineLink:
+        """Starts the process and configures it; `ready` waits for the model."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+            ours.setblocking(False)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "worker.engine_process",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                stdin=DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                # A terminal's Ctrl-C goes to the service alone, which decides about the engine.
+                start_new_session=True,
+            )
+        loop = asyncio.get_running_loop()
+        transport, frames = await loop.create_unix_connection(EngineFrames, sock=ours)
+        link = cls(process, transport, frames)
+        link.send(Configure(options, log_level.value, log_format.value))
+        return link
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self, on_progress: Callable[[str, float], None]) -> EngineReady:
+        """Waits until the model is loaded. Raises EngineNotLoaded or EngineDied."""
+        while True:
+            match await self.receive():
+                case LoadProgress(stage, fraction):
+                    on_progress(stage, fraction)
+                case LoadFailed(message, by_settings):
+                    raise EngineNotLoaded(message, by_settings=by_settings)
+                case EngineReady() as ready:
+                    return ready
+                case other:
+                    raise EngineDied(None, f"{type(other).__name__} came before EngineReady")
+
+    async def receive(self) -> FromEngine:
+        """The next message. Raises EngineDied; safe to cancel between messages only."""
+        try:
+            message = decode_from_engine(await self._frames.take())
+        except OSError:  # ConnectionError is one
+            raise EngineDied(await self._exit_status()) from None
+        except (msgspec.MsgspecError, FrameTooLong) as error:
+            raise EngineDied(None, f"the engine process cannot be understood: {error}") from error
+        self.num_received += 1
+        return message
+
+    def send(self, message: ToEngine) -> None:
+        """Never waits. To a dead process it is lost; `receive` says so."""
+        if not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+    async def stop(self) -> None:
+        """Ends the process: asks, then kills. Idempotent."""
+        self.send(Shutdown())
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+        except TimeoutError:
+            self.kill()
+            await self._exit_status()
+        finally:
+            self._transport.close()
+
+    def kill(self) -> None:
+        """SIGKILL, for an engine that does not answer; `receive` then raises EngineDied."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def _exit_status(self) -> int | None:
+        try:
+            return await asyncio.wait_for(self._process.wait(), EXIT_WAIT_S)
+        except TimeoutError:
+            self.kill()
+            return None

@@ -1,0 +1,175 @@
+"""EngineLoop: take messages, step, say what the step said; the engine process's whole life.
+
+One thread, one blocking socket. When nothing is to be computed the loop sleeps in `recv` and a
+message wakes it at once. When the service does not read, `sendall` blocks: the socket's buffer is
+the bounded outbox, and a full one pauses the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from worker.engine.engine import Engine, EngineOutput, EngineRequest, EngineStats
+from worker.engine.errors import RequestRefused
+from worker.engine_process.messages import (
+    AddChoices,
+    AddRequest,
+    CancelRequest,
+    Configure,
+    FromEngine,
+    RequestRejected,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+    TokensOut,
+    decode_to_engine,
+    encode_frame,
+    take_bodies,
+)
+
+STATS_INTERVAL_S = 0.05
+STATS = tuple(field.name for field in fields(EngineStats))
+MAX_INBOX_BYTES = 1 << 20  # taken between two steps; a frame that has begun is always finished
+
+log = logging.getLogger(__name__)
+
+
+class LinkClosed(Exception):
+    """The service is gone."""
+
+
+class EngineSocket:
+    """The engine's end of the link."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+
+    def send(self, message: FromEngine) -> None:
+        """Blocks while the service does not read. Raises LinkClosed."""
+        try:
+            self._connection.sendall(encode_frame(message))
+        except OSError as error:
+            raise LinkClosed(str(error)) from error
+
+    def receive(self, *, wait: bool) -> Iterator[ToEngine]:
+        """What has arrived; with `wait`, at least one message. Raises LinkClosed at the end."""
+        messages = list(self._parsed())
+        num_bytes = 0
+        while num_bytes < MAX_INBOX_BYTES:
+            must_wait = bool(wait and not messages)
+            if not must_wait and not self._readable.poll(0):
+                break
+            try:
+                received = self._connection.recv(1 << 16)
+            except OSError as error:
+                raise LinkClosed(str(error)) from error
+            if not received:
+                raise LinkClosed("end of file")
+            num_bytes += len(received)
+            self._buffer += received
+            messages.extend(self._parsed())
+            if must_wait and not messages:
+                num_bytes = 0
+        return iter(messages)
+
+    def _parsed(self) -> Iterator[ToEngine]:
+        return map(decode_to_engine, take_bodies(self._buffer))
+
+
+class EngineLoop:
+    """Runs one Engine for the service at the other end of the socket."""
+
+    def __init__(self, engine: Engine, link: EngineSocket) -> None:
+        self._engine = engine
+        self._link = link
+        self._stats_at_s = float("-inf")
+
+    def run(self) -> None:
+        """Returns after Shutdown; raises LinkClosed when the service is gone."""
+        while True:
+            idle = not self._engine.has_unfinished()
+            if idle:
+                self._say((), with_stats=True)
+            for message in self._link.receive(wait=idle):
+                if isinstance(message, Shutdown):
+                    return
+                self._take(message)
+            if self._engine.has_unfinished():
+                self._say(tuple(map(_tokens_out, self._engine.step())))
+
+    def _take(self, message: ToEngine) -> None:
+        match message:
+            case AddRequest():
+                self._add(_request(message))
+            case AddChoices():
+                for request in _requests(message):
+                    self._add(request)
+            case CancelRequest():
+                self._engine.cancel(message.request_id)
+            case Configure() | Shutdown():
+                raise AssertionError(f"not a message for a running engine: {type(message)}")
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            self._engine.add(request)
+        except RequestRefused as refused:
+            self._link.send(RequestRejected(request.request_id, refused.code, refused.message))
+
+    def _say(self, outputs: tuple[TokensOut, ...], *, with_stats: bool = False) -> None:
+        now_s = time.monotonic()
+        if with_stats or now_s - self._stats_at_s >= STATS_INTERVAL_S:
+            self._stats_at_s = now_s
+            stats = self._engine.stats()
+            named = {name: getattr(stats, name) for name in STATS}
+            self._link.send(StepOutputs(outputs, named))
+        elif outputs:
+            self._link.send(StepOutputs(outputs))
+
+
+def _request(message: AddRequest) -> EngineRequest:
+    return EngineRequest(
+        request_id=message.request_id,
+        prompt_token_ids=message.prompt_token_ids,
+        params=message.sampling,
+        output_token_ids=message.output_token_ids,
+        tenant=message.tenant,
+        job_id=message.job_id,
+        priority=message.priority,
+        scores_prompt=message.scores_prompt,
+    )
+
+
+def _requests(message: AddChoices) -> Iterator[EngineRequest]:
+    for choice in message.choices:
+        yield EngineRequest(
+            request_id=choice.request_id,
+            prompt_token_ids=message.prompt_token_ids,
+            params=replace(message.sampling, seed=choice.seed),
+            output_token_ids=choice.output_token_ids,
+            tenant=message.tenant,
+            job_id=message.job_id,
+            priority=message.priority,
+            scores_prompt=False,
+        )
+
+
+def _tokens_out(output: EngineOutput) -> TokensOut:
+    return TokensOut(
+        request_id=output.request_id,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        error=output.error,
+        message=output.message,
+        num_cached_tokens=output.num_cached_tokens,
+        prompt_logprobs=output.prompt_logprobs,
+    )
