@@ -37,8 +37,8 @@ def main() -> int:
         make_server(app, settings).run()
     finally:
         logs.stop()
-    frontend = getattr(app.state, "frontend", None)
-    if frontend is not None and frontend.pool.num_busy:
+    services = getattr(app.state, "services", None)
+    if services is not None and services.pool.num_busy:
         # A thread in native code would meet an interpreter that is being taken down. All that has
         # an end has ended.
         sys.stdout.flush()

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from api.auth.access import DEFAULT_TENANT, access_of
 from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
-from api.frontend import frontend_of
 from api.generation.ignored_parameters import IgnoredMembers, tell_ignored
 from api.generation.thread_pool import request_bytes
 from api.generation.validation import parse_json, parse_request
 from api.http.json_response import json_answer
 from api.http.request_id import RequestNames, names_of
 from api.jobs.idempotency import idempotency_of, settle_names
+from api.services import services_of
 from shared.messages import Idempotency, InvalidParameter
 
 
@@ -54,7 +54,7 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
     Raises CallerError (400 for what is no JSON object, 408 for a body that never comes, 415 for one
     that is compressed or has another media type) and InvalidParameter.
     """
-    frontend = frontend_of(request)
+    services = services_of(request)
     _require_json(request)
     coding = request.headers.get("content-encoding", PLAIN_CODING).strip().lower()
     if coding != PLAIN_CODING:
@@ -66,7 +66,7 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
             param="Content-Encoding",
         )
     try:
-        async with asyncio.timeout(frontend.settings.body_timeout_s):
+        async with asyncio.timeout(services.settings.body_timeout_s):
             raw = await request.body()
     except TimeoutError:
         raise CallerError(
@@ -79,13 +79,13 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
     await settle_names(request, raw)
     request_bytes.set(len(raw))
 
-    ignored = IgnoredMembers(refuse=frontend.settings.refuse_unused_members)
+    ignored = IgnoredMembers(refuse=services.settings.refuse_unused_members)
 
     def parse() -> RequestT:
         return parse_request(parse_json(raw), kind, schema, ignored)
 
     try:
-        return parse() if len(raw) <= INLINE_BYTES else await frontend.pool.run(parse)
+        return parse() if len(raw) <= INLINE_BYTES else await services.pool.run(parse)
     finally:
         tell_ignored(request.scope, ignored)
 

@@ -21,7 +21,6 @@ from api.dialects.messages.errors import AnthropicAnswersMiddleware
 from api.dialects.responses import routes as responses
 from api.files import routes as files
 from api.files.upload import FORM_BYTES
-from api.frontend import Frontend, Transport
 from api.http.error_responses import ErrorAnswersMiddleware, answer_framework_errors
 from api.http.middleware import BodyLimitMiddleware, TrailingSlashMiddleware
 from api.http.open_requests import OpenRequests
@@ -32,6 +31,7 @@ from api.jobs import dead_letters
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.openapi.document import openapi_router
+from api.services import Services, Transport
 from api.settings import ApiSettings
 from api.system import health, models, tokenize
 from api.system.pages import pages_router
@@ -50,7 +50,7 @@ SETTLED_S = 2.0  # then a frontend mostly has what it keeps: modules, cards, tok
 
 
 def create_app(settings: ApiSettings, transport: Transport | None = None) -> FastAPI:
-    """The application; parts are made when it starts up, in `app.state.frontend`.
+    """The application; parts are made when it starts up, in `app.state.services`.
 
     Without `transport` it opens one to `settings.redis_url` and closes it at the end; a server that
     is away does not keep it from starting. Raises KeysInvalid for keys that cannot be used.
@@ -65,11 +65,11 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
             in_use = transport
             if in_use is None:
                 in_use = await stack.enter_async_context(_own_transport(settings, open_requests))
-            frontend = Frontend(settings, in_use, metrics, open_requests, ring)
-            app.state.frontend = frontend
-            stack.push_async_callback(frontend.aclose)
-            await frontend.start()
-            runner = BatchRunner(frontend)
+            services = Services(settings, in_use, metrics, open_requests, ring)
+            app.state.services = services
+            stack.push_async_callback(services.aclose)
+            await services.start()
+            runner = BatchRunner(services)
             stack.push_async_callback(runner.aclose)
             runner.start()
             settling = asyncio.create_task(_settle())

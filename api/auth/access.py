@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth.keys import ApiKey, KeyRing
 from api.errors import invalid_api_key, key_disabled
-from api.frontend import Frontend
 from api.ids import parse_job_id
+from api.services import Services
 
 # Of the service itself, for load balancers, browsers and tools; and preflights, which have no key.
 _FREE = re.compile(r"/|/dashboard|/static/[^/]*|/ready|/openapi\.json")
@@ -78,8 +78,8 @@ class AccessMiddleware:
         job_id = parse_job_id(stream[1])
         if job_id is None:
             return None
-        frontend: Frontend = scope["app"].state.frontend
-        tenant = await frontend.stream_tokens.tenant_of(token, job_id)
+        services: Services = scope["app"].state.services
+        tenant = await services.stream_tokens.tenant_of(token, job_id)
         return Access(tenant, tenant)
 
 

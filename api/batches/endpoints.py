@@ -14,11 +14,11 @@ from api.dialects.completions.routes import prepare_completion
 from api.dialects.responses.protocol import ResponseRequest
 from api.dialects.responses.routes import prepare_response
 from api.errors import unsupported
-from api.frontend import Frontend
 from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.protocol import ChatRequest, CompletionRequest
 from api.generation.validation import parse_json, parse_request
 from api.jobs.new_job import Prepared
+from api.services import Services
 from shared.messages import InvalidParameter
 
 
@@ -28,7 +28,7 @@ class Endpoint:
 
     kind: str  # of its jobs
     schema: type[msgspec.Struct]
-    prepare: Callable[[Frontend, Caller, Any], Awaitable[Prepared]]
+    prepare: Callable[[Services, Caller, Any], Awaitable[Prepared]]
 
     def parse(self, body: bytes, ignored: IgnoredMembers) -> Any:
         """Returns a row's body as its route's request; `ignored` gets what of it is.
@@ -47,9 +47,9 @@ class Endpoint:
 
 
 async def _prepare_response(
-    frontend: Frontend, caller: Caller, request: ResponseRequest
+    services: Services, caller: Caller, request: ResponseRequest
 ) -> Prepared:
-    return Prepared(*await prepare_response(frontend, caller, request))
+    return Prepared(*await prepare_response(services, caller, request))
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {

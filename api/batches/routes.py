@@ -23,10 +23,10 @@ from api.errors import (
     unsupported,
 )
 from api.files.service import file_not_found, parse_life_s, unavailable_files
-from api.frontend import Frontend, frontend_of
 from api.http.json_response import json_answer
 from api.http.request_id import tell_durability
 from api.jobs.admission import NotConfirmed
+from api.services import Services, services_of
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import (
     OVER,
@@ -52,11 +52,11 @@ FULL_RETRY_S = 60.0
 @router.post("/v1/batches")
 async def create_batch(request: Request) -> Response:
     """Accepted when there is a file to read; what is wrong with its lines is said later."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     asked = await read_request(request, "batch", BatchRequest)
     if asked.endpoint not in ENDPOINTS:
         raise InvalidParameter("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
-    settings = frontend.settings
+    settings = services.settings
     life_s = settings.file_life_s
     if (after := asked.output_expires_after) is not None:
         life_s = parse_life_s(after.anchor, after.seconds, "output_expires_after")
@@ -79,14 +79,14 @@ async def create_batch(request: Request) -> Response:
     durability = asked.durability
     if durability is None:
         durability = settings.accept_durability
-    await frontend.durable.check(durability)
-    record = await _created(frontend, batch, limits)
+    await services.durable.check(durability)
+    record = await _created(services, batch, limits)
     try:
-        await frontend.durable.confirm("batch", [batch.batch_id], durability)
+        await services.durable.confirm("batch", [batch.batch_id], durability)
     except TransportError as error:
         # The caller will ask for another one: this one is not to run.
         with contextlib.suppress(TransportError):
-            await frontend.batches.cancel(batch.batch_id, batch.tenant)
+            await services.batches.cancel(batch.batch_id, batch.tenant)
         if isinstance(error, NotConfirmed):
             raise unavailable(str(error)) from error
         raise
@@ -99,7 +99,7 @@ async def list_batches(request: Request) -> Response:
     """One's own, newest first. `limit`: 1 to 100, 20 by default; `after`: a batch's id."""
     page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT)
     tenant = access_of(request).tenant
-    records = await frontend_of(request).batches.list(tenant, page.after, page.limit + 1)
+    records = await services_of(request).batches.list(tenant, page.after, page.limit + 1)
     return page_answer([batch_payload(record) for record in records], page)
 
 
@@ -115,7 +115,7 @@ async def get_batch(request: Request, batch_id: str) -> Response:
 async def cancel_batch(request: Request, batch_id: str) -> Response:
     """No new rows; those that run are cancelled, what is done is kept. Idempotent while it lasts;
     409 for a batch that has ended otherwise."""
-    batches = frontend_of(request).batches
+    batches = services_of(request).batches
     if not await batches.cancel(batch_id, access_of(request).tenant):
         raise batch_not_found(batch_id)
     record = await _find(request, batch_id)
@@ -130,11 +130,11 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
     return json_answer(batch_payload(record))
 
 
-async def _created(frontend: Frontend, batch: NewBatch, limits: BatchLimits) -> BatchRecord:
-    if not frontend.files.blobs.is_available:
+async def _created(services: Services, batch: NewBatch, limits: BatchLimits) -> BatchRecord:
+    if not services.files.blobs.is_available:
         raise unavailable_files("This frontend has no files, and therefore no batches.")
     try:
-        return await frontend.batches.create(batch, limits)
+        return await services.batches.create(batch, limits)
     except NoInput as error:
         if error.purpose is None:
             raise file_not_found(batch.input_file_id) from None
@@ -156,7 +156,7 @@ async def _created(frontend: Frontend, batch: NewBatch, limits: BatchLimits) -> 
 
 
 async def _find(request: Request, batch_id: str) -> BatchRecord:
-    record = await frontend_of(request).batches.get(batch_id, access_of(request).tenant)
+    record = await services_of(request).batches.get(batch_id, access_of(request).tenant)
     if record is None:
         raise batch_not_found(batch_id)
     return record

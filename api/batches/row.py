@@ -95,7 +95,7 @@ class RowRun:
                 line = answer_pieces(
                     self._row.custom_id, self._job_id, self._request_id, body, self._ignored
                 )
-                text = await self._room.frontend.slices.joined(line)
+                text = await self._room.services.slices.joined(line)
                 return RowResult(self._line, self._job_id, text, True, end.usage)
             if end.code not in _LOST or life == MAX_LIVES:
                 return self._failed(end)
@@ -112,7 +112,7 @@ class RowRun:
                 async with room.preparing:
                     request_bytes.set(len(self._row.body))  # earlier turns are added to it
                     request = await self._parsed()
-                    return await room.endpoint.prepare(room.frontend, caller, request)
+                    return await room.endpoint.prepare(room.services, caller, request)
             except (UnavailableError, TransportError):  # no worker lives, or the pool is full
                 if room.stop.why is not None and not self._may_be_there:
                     return None
@@ -122,10 +122,10 @@ class RowRun:
 
     async def _parsed(self) -> Any:
         """Returns the row's request. Raises ApiError, InvalidParameter."""
-        frontend = self._room.frontend
-        ignored = IgnoredMembers(refuse=frontend.settings.refuse_unused_members)
+        services = self._room.services
+        ignored = IgnoredMembers(refuse=services.settings.refuse_unused_members)
         try:
-            return await frontend.pool.run(self._room.endpoint.parse, self._row.body, ignored)
+            return await services.pool.run(self._room.endpoint.parse, self._row.body, ignored)
         finally:
             self._ignored = ignored.text
 
@@ -147,7 +147,7 @@ class RowRun:
                 if isinstance(event, Delta):
                     prepared.timing.token_came()
                     parts = parts_of(event)
-                    await self._room.frontend.slices.run(map(prepared.dialect.collect, parts))
+                    await self._room.services.slices.run(map(prepared.dialect.collect, parts))
                 elif event is not None:
                     return event
                 if self._room.stop.why is not None and not is_cancelled:
@@ -168,15 +168,15 @@ class RowRun:
         async def submit() -> None:
             prepared.timing.submitted_s = time.monotonic()
             job = dataclasses.replace(row, timeout_ms=max(1, room.time_left_ms()))
-            await room.frontend.store.submit(job, self._limits(job), "")
+            await room.services.store.submit(job, self._limits(job), "")
 
         async def resubmit() -> Restored:
-            return await room.frontend.store.submit_again(row, room.time_left_ms())
+            return await room.services.store.submit_again(row, room.time_left_ms())
 
         async with room.submitting:
             while room.stop.why is None:
                 try:
-                    return await room.frontend.relay.open(
+                    return await room.services.relay.open(
                         self._job_id, START, submit, resubmit, prepared.prompt
                     )
                 except QueueFull as full:
@@ -191,14 +191,14 @@ class RowRun:
         return await self._opened(START, prepared.prompt)
 
     def _limits(self, job: Job) -> AdmissionLimits:
-        limits = self._room.frontend.admission.limits_of(job.tenant)
+        limits = self._room.services.admission.limits_of(job.tenant)
         return batch_share(limits, len(job.prompt_token_ids))
 
     async def _opened(self, after: Cursor, prompt: ScoredPrompt | None) -> JobStream:
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                return await self._room.frontend.relay.open(self._job_id, after, prompt=prompt)
+                return await self._room.services.relay.open(self._job_id, after, prompt=prompt)
             except TransportError:
                 await asyncio.sleep(_jittered(retry_s))
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
@@ -206,7 +206,7 @@ class RowRun:
     async def _cancel(self) -> bool | None:
         """Whether there is such a job, which has ended then; None: the store cannot say."""
         try:
-            result = await self._room.frontend.store.cancel(self._job_id, ErrorCode.CANCELLED)
+            result = await self._room.services.store.cancel(self._job_id, ErrorCode.CANCELLED)
         except TransportError:
             return None
         return result is not None

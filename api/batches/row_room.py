@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from api.batches.endpoints import Endpoint
 from api.batches.lease import StopSign
-from api.frontend import Frontend
+from api.services import Services
 
 
 @dataclass(frozen=True, slots=True)
 class RowRoom:
     """One for each run of a batch."""
 
-    frontend: Frontend
+    services: Services
     endpoint: Endpoint
     tenant: str
     stop: StopSign

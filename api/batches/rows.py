@@ -180,7 +180,7 @@ class RowsRun:
         )
         job_ids = [result.job_id for result in results if result.job_id is not None]
         await self._keeper.save(self._progress, job_ids=job_ids)
-        counted = self._rows.frontend.metrics.batch_rows
+        counted = self._rows.services.metrics.batch_rows
         counted.labels("completed").inc(len(good))
         counted.labels("failed").inc(len(bad))
 

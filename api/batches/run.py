@@ -16,7 +16,7 @@ from api.batches.lease import LeaseKeeper, Stop
 from api.batches.row_room import RowRoom
 from api.batches.rows import RowsPolicy, RowsRun
 from api.files.storage import BlobDamaged
-from api.frontend import Frontend
+from api.services import Services
 from shared.transport.ports.batches import (
     BatchError,
     BatchLease,
@@ -34,7 +34,7 @@ CHECK_BYTES = 1024 * 1024
 class RunRoom:
     """What the runs of a frontend share."""
 
-    frontend: Frontend
+    services: Services
     preparing: asyncio.Semaphore  # rows that read their prompts at once
     policy: RowsPolicy
     max_rows: int
@@ -47,7 +47,7 @@ class BatchRun:
     def __init__(self, room: RunRoom, lease: BatchLease) -> None:
         self.lease = lease
         self._room = room
-        self._keeper = LeaseKeeper(room.frontend.batches, lease, room.lease_ms)
+        self._keeper = LeaseKeeper(room.services.batches, lease, room.lease_ms)
 
     def leave(self) -> None:
         """Give the batch back soon; what runs goes on, and its next owner finds it."""
@@ -61,23 +61,23 @@ class BatchRun:
         """
         keeper, room = self._keeper, self._room
         await keeper.save()
-        record = await room.frontend.batches.get(self.lease.batch_id)
+        record = await room.services.batches.get(self.lease.batch_id)
         if record is None:
             return
-        source = await room.frontend.files.index.get(record.input_file_id, record.tenant)
+        source = await room.services.files.index.get(record.input_file_id, record.tenant)
         if source is None or len(source.parts) != 1:
             error = BatchError("input_file_missing", "The input file is gone.")
             await keeper.fail([error], record.progress)
             return
         part = source.parts[0]
         try:
-            await room.frontend.files.blobs.check([part])
+            await room.services.files.blobs.check([part])
         except BlobDamaged:
             if keeper.stop.why is not Stop.EXPIRE:
                 raise  # another frontend may have it
             await keeper.end(record.progress)
             return
-        await room.frontend.files.blobs.touch(part.name)
+        await room.services.files.blobs.touch(part.name)
         progress: BatchProgress | None = record.progress
         if not record.progress.total:
             progress = await self._validated(record, part)
@@ -87,7 +87,7 @@ class BatchRun:
     def _rows_run(self, record: BatchRecord, part: FilePart, progress: BatchProgress) -> RowsRun:
         room = self._room
         rows = RowRoom(
-            frontend=room.frontend,
+            services=room.services,
             endpoint=ENDPOINTS[record.endpoint],
             tenant=record.tenant,
             stop=self._keeper.stop,
@@ -96,7 +96,7 @@ class BatchRun:
             time_left_ms=self._keeper.time_left_ms,
         )
         return RowsRun(
-            self._keeper, room.frontend.files.blobs, room.policy, rows, record, part, progress
+            self._keeper, room.services.files.blobs, room.policy, rows, record, part, progress
         )
 
     async def _validated(self, record: BatchRecord, part: FilePart) -> BatchProgress | None:
@@ -126,14 +126,14 @@ class BatchRun:
 
     async def _beating(self, work: Callable[[], bool]) -> bool:
         """`work` on a thread; the lease is kept meanwhile."""
-        working = asyncio.ensure_future(self._room.frontend.files.blobs.run(work))
+        working = asyncio.ensure_future(self._room.services.files.blobs.run(work))
         while not (await asyncio.wait((working,), timeout=self._keeper.beat_s))[0]:
             await self._keeper.beat()
         return working.result()
 
     async def _read_all(self, part: FilePart, check: InputCheck, *, is_second: bool) -> str | None:
         """The content's digest, once the check has seen what it wants to; None: it must stop."""
-        keeper, blobs = self._keeper, self._room.frontend.files.blobs
+        keeper, blobs = self._keeper, self._room.services.files.blobs
         max_line_bytes = self._room.policy.max_line_bytes
         reader = await blobs.run(LineReader, blobs.path_of(part), part.num_bytes, max_line_bytes)
         feed = check.feed_again if is_second else check.feed

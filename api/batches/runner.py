@@ -9,7 +9,7 @@ import time
 from api.batches.rows import RowsPolicy
 from api.batches.run import BatchRun, RunRoom
 from api.files.storage import BlobDamaged, BlobsUnavailable
-from api.frontend import Frontend
+from api.services import Services
 from shared.logs import OutageLog
 from shared.tasks import stop_tasks
 from shared.transport.ports.batches import BatchLease, LeaseLost
@@ -26,15 +26,15 @@ LEAVE_S = 5.0  # for giving batches back when this frontend goes
 class BatchRunner:
     """Claims batches that nobody runs and runs them, `at_once` of them. `start`, then `aclose`."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        settings = frontend.settings
-        self._frontend = frontend
-        self._batches = frontend.batches
-        self._files = frontend.files
+    def __init__(self, services: Services) -> None:
+        settings = services.settings
+        self._services = services
+        self._batches = services.batches
+        self._files = services.files
         self._at_once = settings.batches_at_once
         self._lease_ms = settings.frontend_lease_ms
         self._room = RunRoom(
-            frontend=frontend,
+            services=services,
             preparing=asyncio.Semaphore(PREPARING),
             policy=RowsPolicy(settings.batch_rows_in_flight, settings.max_body_bytes),
             max_rows=settings.max_batch_rows,
@@ -79,14 +79,14 @@ class BatchRunner:
         return (
             len(self._runs) < self._at_once
             and self._files.blobs.is_available
-            and self._frontend.open_requests.closed is None
+            and self._services.open_requests.closed is None
         )
 
     async def _claim(self) -> BatchLease | None:
         now_s = time.monotonic()
         self._unwanted = {name: at_s for name, at_s in self._unwanted.items() if at_s > now_s}
         return await self._batches.claim(
-            self._frontend.frontend_id, self._lease_ms, list(self._unwanted)
+            self._services.frontend_id, self._lease_ms, list(self._unwanted)
         )
 
     def _begin(self, lease: BatchLease) -> None:

@@ -15,9 +15,9 @@ from api.dependencies import page_answer, page_of
 from api.errors import MAX_ECHO_CHARS, ServerError, unsupported
 from api.files.service import Files, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
-from api.frontend import frontend_of
 from api.http.json_response import json_answer
 from api.http.open_requests import OpenRequests
+from api.services import services_of
 from shared.messages import InvalidParameter
 from shared.transport.ports.files import FileRecord
 
@@ -32,7 +32,7 @@ ORDERS = ("asc", "desc")
 @router.post(PATH)
 async def create_file(request: Request) -> Response:
     """A multipart form with `file` and `purpose: batch`; the file is streamed to the disk."""
-    files = frontend_of(request).files
+    files = services_of(request).files
     return json_answer(file_payload(await files.receive(request, access_of(request).tenant)))
 
 
@@ -44,7 +44,7 @@ async def list_files(request: Request) -> Response:
     if order not in ORDERS:
         raise InvalidParameter("order", f"must be one of {', '.join(ORDERS)}")
     purpose = request.query_params.get("purpose")
-    records = await frontend_of(request).files.index.list(
+    records = await services_of(request).files.index.list(
         access_of(request).tenant,
         page.after,
         page.limit + 1,
@@ -58,7 +58,7 @@ async def list_files(request: Request) -> Response:
 async def get_file(request: Request, file_id: str) -> Response:
     """What is known of a file."""
     _nothing_asked(request)
-    record = await frontend_of(request).files.get(file_id, access_of(request).tenant)
+    record = await services_of(request).files.get(file_id, access_of(request).tenant)
     return json_answer(file_payload(record))
 
 
@@ -66,15 +66,15 @@ async def get_file(request: Request, file_id: str) -> Response:
 async def get_content(request: Request, file_id: str) -> Response:
     """The bytes, streamed. A body that ends early was damaged on the disk meanwhile."""
     _nothing_asked(request)
-    frontend = frontend_of(request)
-    record = await frontend.files.get(file_id, access_of(request).tenant)
-    return ContentResponse(frontend.files, record, frontend.open_requests)
+    services = services_of(request)
+    record = await services.files.get(file_id, access_of(request).tenant)
+    return ContentResponse(services.files, record, services.open_requests)
 
 
 @router.delete(PATH + "/{file_id}")
 async def delete_file(request: Request, file_id: str) -> Response:
     """Forgotten at once, its bytes soon; 409 while a batch reads it."""
-    await frontend_of(request).files.drop(file_id, access_of(request).tenant)
+    await services_of(request).files.drop(file_id, access_of(request).tenant)
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 
 

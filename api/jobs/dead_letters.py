@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from api.auth.access import access_of
 from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, letter_not_found, unsupported
-from api.frontend import frontend_of
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import job_payload
 from api.jobs.routes import DEFAULT_LIMIT, list_limit
+from api.services import services_of
 from shared.keys import new_job_id
 from shared.messages import OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
@@ -32,7 +32,7 @@ async def list_dead_letters(request: Request) -> Response:
         if name != "limit":
             raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
     limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
-    letters = await frontend_of(request).dead_letters.list(access_of(request).scope, limit)
+    letters = await services_of(request).dead_letters.list(access_of(request).scope, limit)
     return json_answer({"object": "list", "data": [_payload(letter) for letter in letters]})
 
 
@@ -40,7 +40,7 @@ async def list_dead_letters(request: Request) -> Response:
 async def delete_dead_letter(request: Request, name: str) -> Response:
     """Throws the letter of this job away, and what was kept of its request."""
     letter = await _find(request, name)
-    if isinstance(letter, Requeued) or not await frontend_of(request).dead_letters.drop(
+    if isinstance(letter, Requeued) or not await services_of(request).dead_letters.drop(
         letter.job_id
     ):
         raise letter_not_found(name)
@@ -55,22 +55,22 @@ async def requeue_job(request: Request, name: str) -> Response:
     The answer is the new job. Idempotent: the letter goes as the job comes, and whoever asks again
     is given the same job for a day.
     """
-    frontend = frontend_of(request)
+    services = services_of(request)
     letter = await _find(request, name)
     if isinstance(letter, Requeued):
         new_id = letter.job_id
     else:
         new_id = await _requeue(request, name, letter.job_id)
-    record = await frontend.store.get(new_id)
+    record = await services.store.get(new_id)
     if record is None:
         raise job_not_found(new_id)
     return json_answer(job_payload(record))
 
 
 async def _requeue(request: Request, name: str, job_id: str) -> str:
-    frontend = frontend_of(request)
+    services = services_of(request)
     try:
-        kept = await frontend.dead_letters.request(job_id)
+        kept = await services.dead_letters.request(job_id)
     except PayloadInvalid as error:
         raise _cannot_run(name, str(error)) from error
     if kept is None:
@@ -81,7 +81,7 @@ async def _requeue(request: Request, name: str, job_id: str) -> str:
         on_disconnect=OnDisconnect.CONTINUE,
         queue_timeout_ms=None,  # of whoever waited for the first one
     )
-    taken_by = await frontend.admission.requeue(job_id, job)
+    taken_by = await services.admission.requeue(job_id, job)
     if taken_by is None:  # thrown away a moment ago
         raise letter_not_found(name)
     return taken_by
@@ -89,7 +89,7 @@ async def _requeue(request: Request, name: str, job_id: str) -> str:
 
 async def _find(request: Request, name: str) -> DeadLetter | Requeued:
     job_id = parse_job_id(name)
-    letter = None if job_id is None else await frontend_of(request).dead_letters.get(job_id)
+    letter = None if job_id is None else await services_of(request).dead_letters.get(job_id)
     if letter is None or not access_of(request).sees(letter.tenant):
         raise letter_not_found(name)
     return letter

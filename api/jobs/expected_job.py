@@ -8,9 +8,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import Scope
 
-from api.frontend import frontend_of
 from api.http.request_id import names_of
 from api.jobs.relay import ExpectedStream
+from api.services import services_of
 
 _NAME = "expected_job"
 
@@ -22,7 +22,7 @@ async def expect_job(request: Request) -> None:
     """
     job_id = names_of(request).job_id
     assert job_id is not None, "this route makes jobs"
-    request.scope["state"][_NAME] = await frontend_of(request).relay.expect(job_id)
+    request.scope["state"][_NAME] = await services_of(request).relay.expect(job_id)
 
 
 def take_expected(scope: Scope, job_id: str) -> ExpectedStream | None:

@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from api.auth.access import access_of
 from api.errors import CallerError, idempotency_key_reuse
-from api.frontend import frontend_of
 from api.http.request_id import names_of, rename
+from api.services import services_of
 from shared.messages import Idempotency
 
 HEADER = "idempotency-key"
@@ -41,7 +41,7 @@ async def settle_names(request: Request, body: bytes) -> None:
         key=_digest(access_of(request).tenant.encode(), key.encode()),
         body=_digest(request.url.path.encode(), body),
     )
-    kept = await frontend_of(request).store.kept_key(idempotency.key)
+    kept = await services_of(request).store.kept_key(idempotency.key)
     if kept is not None and kept.is_binding:
         if kept.body != idempotency.body:
             raise idempotency_key_reuse()

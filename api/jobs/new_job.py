@@ -8,13 +8,13 @@ from typing import Any
 
 from api.dependencies import Caller
 from api.dialects.messages.protocol import MessageRequest
-from api.frontend import Frontend
 from api.generation.dialect import Dialect
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.protocol import GenerateRequest, SamplingRequest
 from api.generation.timing import Timing
 from api.http.request_id import RequestNames
 from api.jobs.idempotency import sibling_id
+from api.services import Services
 from shared.keys import new_job_id
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect, SamplingParams
 
@@ -53,7 +53,7 @@ def check_stream_interval(asked: SamplingRequest | GenerateRequest | MessageRequ
 
 def new_job(
     caller: Caller,
-    frontend: Frontend,
+    services: Services,
     *,
     model: str,
     kind: str,
@@ -82,24 +82,24 @@ def new_job(
         kind=kind,
         tenant=caller.tenant,
         lane=lane,
-        timeout_ms=max(1, round(frontend.settings.request_timeout_s * 1000)),
-        queue_timeout_ms=_queue_timeout_ms(frontend, queue_timeout_s, on_disconnect),
+        timeout_ms=max(1, round(services.settings.request_timeout_s * 1000)),
+        queue_timeout_ms=_queue_timeout_ms(services, queue_timeout_s, on_disconnect),
         on_disconnect=on_disconnect,
         client_request_id=names.client_request_id,
         num_choices=num_choices,
         retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
         idempotency=idempotency,
-        durability=frontend.durable.default if durability is None else durability,
+        durability=services.durable.default if durability is None else durability,
     )
     return job, names
 
 
 def _queue_timeout_ms(
-    frontend: Frontend, asked_s: float | None, on_disconnect: OnDisconnect
+    services: Services, asked_s: float | None, on_disconnect: OnDisconnect
 ) -> int | None:
     """As the request asks; else the setting's, for a job that does not go on without readers."""
     if asked_s is None and on_disconnect is not OnDisconnect.CONTINUE:
-        asked_s = frontend.settings.queue_timeout_s or None
+        asked_s = services.settings.queue_timeout_s or None
     return None if asked_s is None else max(1, round(asked_s * 1000))
 
 

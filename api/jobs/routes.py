@@ -8,12 +8,12 @@ from starlette.responses import Response
 
 from api.auth.access import access_of
 from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, unsupported
-from api.frontend import frontend_of
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import job_payload, parse_status
 from api.jobs.resume_point import ResumePoint
 from api.jobs.tail_response import TailResponse
+from api.services import services_of
 from shared.messages import TERMINAL_STATES, InvalidParameter
 from shared.transport.ports.jobs import JobRecord
 
@@ -33,7 +33,7 @@ async def list_jobs(request: Request) -> Response:
     state = parse_status(query["state"]) if "state" in query else None
     limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
     tenant = access_of(request).scope
-    records = await frontend_of(request).store.list_jobs(state, limit, tenant)
+    records = await services_of(request).store.list_jobs(state, limit, tenant)
     return json_answer({"object": "list", "data": [job_payload(record) for record in records]})
 
 
@@ -48,25 +48,25 @@ async def get_job(request: Request, name: str) -> Response:
 @router.post("/v1/jobs/{name}/cancel")
 async def cancel_job(request: Request, name: str) -> Response:
     """Cancels in every state; the answer is the job as it ended, whoever was first. Idempotent."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     record = await _find(request, name)
-    result = await frontend.store.cancel(record.job_id, "cancelled")
+    result = await services.store.cancel(record.job_id, "cancelled")
     if result is None:
         raise job_not_found(name)
     if result.won:
-        frontend.metrics.cancels_by_request += 1
+        services.metrics.cancels_by_request += 1
     return json_answer(job_payload(await _find(request, name)))
 
 
 @router.get("/v1/jobs/{name}/stream")
 async def stream_job(request: Request, name: str) -> Response:
     """The job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left to tell."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     after = _after(request)
     record = await _find(request, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
-    return TailResponse(frontend, record, after)
+    return TailResponse(services, record, after)
 
 
 @router.post("/v1/jobs/{name}/stream-token")
@@ -76,7 +76,7 @@ async def new_stream_token(request: Request, name: str) -> Response:
     It opens this stream and nothing else, for a while: `expires_at`, in Unix seconds.
     """
     record = await _find(request, name)
-    tokens = frontend_of(request).stream_tokens
+    tokens = services_of(request).stream_tokens
     token, ends_s = await tokens.new(record.job_id, record.tenant)
     url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
     return json_answer({"object": "stream_token", "token": token, "url": url, "expires_at": ends_s})
@@ -85,7 +85,7 @@ async def new_stream_token(request: Request, name: str) -> Response:
 async def _find(request: Request, name: str) -> JobRecord:
     """Of another tenant's job nobody learns that there is one."""
     job_id = parse_job_id(name)
-    record = None if job_id is None else await frontend_of(request).store.get(job_id)
+    record = None if job_id is None else await services_of(request).store.get(job_id)
     if record is None or not access_of(request).sees(record.tenant):
         raise job_not_found(name)
     return record

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth.access import access_of
-from api.frontend import frontend_of
 from api.http.json_response import json_answer
+from api.services import services_of
 
 router = APIRouter()
 
@@ -21,7 +21,7 @@ _VERSION = version("penstock")
 async def health(request: Request) -> Response:
     """This process lives: 200. `status` is the deployment's state; the rest needs a key, where
     there are keys."""
-    payload = frontend_of(request).health.payload()
+    payload = services_of(request).health.payload()
     if not access_of(request).sees_details:
         payload = {"status": payload["status"]}
     return json_answer(payload)
@@ -31,14 +31,14 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 when requests are accepted here now, else 503: no model is known, Redis is away or this
     frontend is going down. Requests for `unserved` models wait until a worker comes."""
-    frontend = frontend_of(request)
-    is_ready = frontend.is_ready
+    services = services_of(request)
+    is_ready = services.is_ready
     payload = {
         "ready": is_ready,
-        "closed": frontend.open_requests.closed,
-        "status": frontend.health.status,
-        "models": list(frontend.catalog.known),
-        "unserved": [name for name, model in frontend.catalog.known.items() if not model.is_served],
+        "closed": services.open_requests.closed,
+        "status": services.health.status,
+        "models": list(services.catalog.known),
+        "unserved": [name for name, model in services.catalog.known.items() if not model.is_served],
     }
     response = json_answer(payload, 200 if is_ready else 503)
     if not is_ready:
@@ -56,6 +56,6 @@ async def release(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """The Prometheus text format; docs: the table in `api.metrics`."""
     return Response(
-        frontend_of(request).metrics.exposition(),
+        services_of(request).metrics.exposition(),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )

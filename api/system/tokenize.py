@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import read_request
-from api.frontend import frontend_of
 from api.generation.models import ServedModel
 from api.generation.prompt import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
 from api.generation.protocol import DetokenizeRequest, TokenizeRequest
 from api.http.json_response import LongJsonAnswer
+from api.services import services_of
 from shared.messages import InvalidParameter
 
 router = APIRouter()
@@ -23,22 +23,22 @@ router = APIRouter()
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     """The token ids of a text, or of a conversation through the model's template."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     asked = await read_request(request, "tokenize", TokenizeRequest)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidParameter("prompt", "exactly one of 'prompt' and 'messages' must be given")
-    model = await frontend.catalog.only(asked.model)
-    return LongJsonAnswer(await frontend.pool.run(_tokenized, model, asked), frontend.slices)
+    model = await services.catalog.only(asked.model)
+    return LongJsonAnswer(await services.pool.run(_tokenized, model, asked), services.slices)
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     asked = await read_request(request, "detokenize", DetokenizeRequest)
-    model = await frontend.catalog.only(asked.model)
-    text = await frontend.pool.run(_detokenized, model, asked.tokens)
-    return LongJsonAnswer({"prompt": text}, frontend.slices)
+    model = await services.catalog.only(asked.model)
+    text = await services.pool.run(_detokenized, model, asked.tokens)
+    return LongJsonAnswer({"prompt": text}, services.slices)
 
 
 def _tokenized(model: ServedModel, asked: TokenizeRequest) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from api.dependencies import Caller, caller_of, read_request
 from api.dialects.chat.formatter import ChatDialect
-from api.frontend import Frontend, frontend_of
 from api.generation.chat_prompt import ChatAsk, plan_chat
 from api.generation.choices import AnswerFacts
 from api.generation.priority import job_lane, served_tier
@@ -24,6 +23,7 @@ from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, check_stream_interval, check_stream_options, new_job, now_s
 from api.jobs.stream_response import GenerationResponse
+from api.services import Services, services_of
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -32,12 +32,12 @@ router = APIRouter(route_class=PlainRoute)
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """The next message of a conversation, whole or as a stream of chunks."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     chat = await read_request(request, "chat", ChatRequest)
     await expect_job(request)
-    prepared = await prepare_chat(frontend, caller_of(request), chat)
+    prepared = await prepare_chat(services, caller_of(request), chat)
     return GenerationResponse(
-        frontend,
+        services,
         prepared.job,
         prepared.dialect,
         prepared.timing,
@@ -47,13 +47,13 @@ async def create_chat_completion(request: Request) -> Response:
     )
 
 
-async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) -> Prepared:
+async def prepare_chat(services: Services, caller: Caller, chat: ChatRequest) -> Prepared:
     """Everything but the answer; also for the rows of a batch. Raises ApiError and
     InvalidParameter."""
     include_usage = check_stream_options(chat)
     check_stream_interval(chat)
-    model = await frontend.catalog.require(chat.model)
-    _sampling(frontend, chat, model.room())  # what is wrong whatever the prompt is comes first
+    model = await services.catalog.require(chat.model)
+    _sampling(services, chat, model.room())  # what is wrong whatever the prompt is comes first
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidParameter(
             "continue_final_message", "needs 'add_generation_prompt' to be false"
@@ -72,16 +72,16 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
         continues=chat.continue_final_message,
         thinking_budget=chat.thinking_token_budget,
     )
-    plan = await frontend.pool.run(plan_chat, model, ask)
+    plan = await services.pool.run(plan_chat, model, ask)
     room = model.room(len(plan.token_ids))
     room.check_prompt("messages")
     job, names = new_job(
         caller,
-        frontend,
+        services,
         model=model.card.name,
         kind=ChatDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(frontend, chat, room), grammar=plan.grammar),
+        sampling=replace(_sampling(services, chat, room), grammar=plan.grammar),
         on_disconnect=chat.on_disconnect,
         queue_timeout_s=chat.queue_timeout,
         durability=chat.durability,
@@ -113,7 +113,7 @@ async def prepare_chat(frontend: Frontend, caller: Caller, chat: ChatRequest) ->
     return Prepared(job, dialect, timing, prompt)
 
 
-def _sampling(frontend: Frontend, chat: ChatRequest, room: Room) -> SamplingParams:
+def _sampling(services: Services, chat: ChatRequest, room: Room) -> SamplingParams:
     if not 1 <= chat.n <= MAX_CHOICES:
         raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {chat.n}")
     sampling = chat_sampling(chat, room)
@@ -127,4 +127,4 @@ def _sampling(frontend: Frontend, chat: ChatRequest, room: Room) -> SamplingPara
             prompt_logprobs_bytes(room.prompt_tokens, chat.prompt_logprobs),
         ),
     )
-    return size.fitted(sampling, frontend.settings.max_answer_bytes)
+    return size.fitted(sampling, services.settings.max_answer_bytes)

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from api.dependencies import Caller, caller_of, read_request
 from api.dialects.completions.formatter import CompletionDialect, CompletionShape
 from api.errors import unsupported
-from api.frontend import Frontend, frontend_of
 from api.generation.choices import AnswerFacts
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane, served_tier
@@ -40,6 +39,7 @@ from api.jobs.new_job import (
 )
 from api.jobs.several_response import SeveralResponse
 from api.jobs.stream_response import GenerationResponse
+from api.services import Services, services_of
 from api.sse import json_bytes
 from shared.messages import Grammar, Job, SamplingParams
 
@@ -59,15 +59,15 @@ class PreparedCompletion:
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """What follows a prompt, or each of several, whole or as a stream of chunks."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     completion = await read_request(request, "completion", CompletionRequest)
     await expect_job(request)
-    prepared = await prepare_completions(frontend, caller_of(request), completion)
+    prepared = await prepare_completions(services, caller_of(request), completion)
     jobs, dialect, timing = prepared.jobs, prepared.dialect, prepared.timing
     streamed, interval = completion.stream, completion.stream_interval
     if len(jobs) == 1:
         return GenerationResponse(
-            frontend,
+            services,
             jobs[0],
             dialect,
             timing,
@@ -76,7 +76,7 @@ async def create_completion(request: Request) -> Response:
             prompt=prepared.scored[0] if prepared.scored else None,
         )
     return SeveralResponse(
-        frontend,
+        services,
         jobs,
         dialect,
         timing,
@@ -87,11 +87,11 @@ async def create_completion(request: Request) -> Response:
 
 
 async def prepare_completion(
-    frontend: Frontend, caller: Caller, completion: CompletionRequest
+    services: Services, caller: Caller, completion: CompletionRequest
 ) -> Prepared:
     """Everything but the answer, for a row of a batch: one job. Raises ApiError and
     InvalidParameter."""
-    prepared = await prepare_completions(frontend, caller, completion)
+    prepared = await prepare_completions(services, caller, completion)
     if len(prepared.jobs) > 1:
         raise unsupported("prompt", "a row of a batch has one prompt")
     prompt = prepared.scored[0] if prepared.scored else None
@@ -99,27 +99,27 @@ async def prepare_completion(
 
 
 async def prepare_completions(
-    frontend: Frontend, caller: Caller, completion: CompletionRequest
+    services: Services, caller: Caller, completion: CompletionRequest
 ) -> PreparedCompletion:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     include_usage = check_stream_options(completion)
     check_stream_interval(completion)
-    model = await frontend.catalog.require(completion.model)
+    model = await services.catalog.require(completion.model)
     is_at_once = is_quick(completion.prompt) and not completion.echo
     best_of = check_choices(completion)
     if not is_at_once:  # what is wrong is refused before the long work
-        _fitted(frontend, completion, completion_sampling(completion, model.room()))
+        _fitted(services, completion, completion_sampling(completion, model.room()))
     lane = job_lane(completion)
     if is_at_once:
         prompts, repeated = _read_prompts(model, completion, best_of)
     else:
-        prompts, repeated = await frontend.pool.run(_read_prompts, model, completion, best_of)
+        prompts, repeated = await services.pool.run(_read_prompts, model, completion, best_of)
     asked = structured_members(completion)
-    grammar = await frontend.pool.run(checked_grammar, model, asked) if asked else None
+    grammar = await services.pool.run(checked_grammar, model, asked) if asked else None
     check_choices(completion, len(prompts))
     samplings = [
         _fitted(
-            frontend,
+            services,
             completion,
             _sampling(completion, model, prompt, grammar),
             len(prompts),
@@ -129,7 +129,7 @@ async def prepare_completions(
     ]
     first, names = new_job(
         caller,
-        frontend,
+        services,
         model=model.card.name,
         kind=CompletionDialect.kind,
         token_ids=prompts[0].token_ids,
@@ -180,7 +180,7 @@ def _sampling(
 
 
 def _fitted(
-    frontend: Frontend,
+    services: Services,
     completion: CompletionRequest,
     sampling: SamplingParams,
     num_prompts: int = 1,
@@ -199,7 +199,7 @@ def _fitted(
         has_token_ids=completion.return_token_ids,
         prompts=repeated,
     )
-    return size.fitted(sampling, frontend.settings.max_answer_bytes)
+    return size.fitted(sampling, services.settings.max_answer_bytes)
 
 
 def _read_prompts(

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from api.dependencies import caller_of, read_request
 from api.dialects.generate.formatter import GenerateDialect
-from api.frontend import Frontend, frontend_of
 from api.generation.prompt import prompt_token_ids
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
 from api.generation.protocol import GenerateRequest
@@ -19,6 +18,7 @@ from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import check_stream_interval, new_job
 from api.jobs.stream_response import GenerationResponse
+from api.services import Services, services_of
 from shared.messages import SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -27,22 +27,22 @@ router = APIRouter(route_class=PlainRoute)
 @router.post("/generate")
 async def generate(request: Request) -> Response:
     """What follows a prompt; `model` may be left out while one model is served."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     asked = await read_request(request, GenerateDialect.kind, GenerateRequest)
     check_stream_interval(asked)
     await expect_job(request)
-    model = await frontend.catalog.only(asked.model)
-    _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
-    token_ids = await frontend.pool.run(prompt_token_ids, model, asked.prompt)
+    model = await services.catalog.only(asked.model)
+    _sampling(services, asked, model.room())  # what is wrong whatever the prompt is comes first
+    token_ids = await services.pool.run(prompt_token_ids, model, asked.prompt)
     room = model.room(len(token_ids))
     room.check_prompt("prompt")
     job, names = new_job(
         caller_of(request),
-        frontend,
+        services,
         model=model.card.name,
         kind=GenerateDialect.kind,
         token_ids=token_ids,
-        sampling=_sampling(frontend, asked, room),
+        sampling=_sampling(services, asked, room),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -53,7 +53,7 @@ async def generate(request: Request) -> Response:
         shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
     dialect = GenerateDialect(names.request_id, model.card.name, timing, shown)
     return GenerationResponse(
-        frontend,
+        services,
         job,
         dialect,
         timing,
@@ -63,11 +63,11 @@ async def generate(request: Request) -> Response:
     )
 
 
-def _sampling(frontend: Frontend, asked: GenerateRequest, room: Room) -> SamplingParams:
+def _sampling(services: Services, asked: GenerateRequest, room: Room) -> SamplingParams:
     num_bytes = prompt_logprobs_bytes(room.prompt_tokens, asked.prompt_logprobs)
     size = AnswerSize(
         max_tokens=("max_tokens", asked.max_tokens),
         has_token_ids=True,
         prompts=("prompt_logprobs", num_bytes),
     )
-    return size.fitted(generate_sampling(asked, room), frontend.settings.max_answer_bytes)
+    return size.fitted(generate_sampling(asked, room), services.settings.max_answer_bytes)

@@ -19,7 +19,6 @@ from api.dialects.messages.request import (
     is_cut_by_context,
     message_sampling,
 )
-from api.frontend import Frontend, frontend_of
 from api.generation.chat_prompt import ChatPlan, plan_chat
 from api.generation.choices import ReasoningTokens
 from api.generation.models import ServedModel
@@ -30,6 +29,7 @@ from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, check_stream_interval, new_job
 from api.jobs.stream_response import GenerationResponse
+from api.services import Services, services_of
 from shared.messages import SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -38,13 +38,13 @@ router = APIRouter(route_class=PlainRoute)
 @router.post("/v1/messages")
 async def create_message(request: Request) -> Response:
     """The assistant's next message, whole or as a stream of events."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     with explaining():
         asked = await read_request(request, MessageDialect.kind, MessageRequest)
     await expect_job(request)
-    prepared = await prepare_message(frontend, caller_of(request), asked)
+    prepared = await prepare_message(services, caller_of(request), asked)
     return GenerationResponse(
-        frontend,
+        services,
         prepared.job,
         prepared.dialect,
         prepared.timing,
@@ -56,29 +56,29 @@ async def create_message(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message would have; nothing is queued."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     with explaining():
         asked = await read_request(request, MessageDialect.kind, CountTokensRequest)
-    model = await frontend.catalog.require(asked.model)
-    plan = await frontend.pool.run(_planned, model, asked, "", False)
+    model = await services.catalog.require(asked.model)
+    plan = await services.pool.run(_planned, model, asked, "", False)
     return json_answer({"input_tokens": len(plan.token_ids)})
 
 
-async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequest) -> Prepared:
+async def prepare_message(services: Services, caller: Caller, asked: MessageRequest) -> Prepared:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     check_stream_interval(asked)
-    model = await frontend.catalog.require(asked.model)
-    _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
-    plan = await frontend.pool.run(_planned, model, asked, caller.names.request_id)
+    model = await services.catalog.require(asked.model)
+    _sampling(services, asked, model.room())  # what is wrong whatever the prompt is comes first
+    plan = await services.pool.run(_planned, model, asked, caller.names.request_id)
     room = model.room(len(plan.token_ids))
     room.check_prompt("messages")
     job, names = new_job(
         caller,
-        frontend,
+        services,
         model=model.card.name,
         kind=MessageDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(frontend, asked, room), grammar=plan.grammar),
+        sampling=replace(_sampling(services, asked, room), grammar=plan.grammar),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -93,9 +93,9 @@ async def prepare_message(frontend: Frontend, caller: Caller, asked: MessageRequ
     return Prepared(job, MessageDialect(facts, plan.new_parser, counter))
 
 
-def _sampling(frontend: Frontend, asked: MessageRequest, room: Room) -> SamplingParams:
+def _sampling(services: Services, asked: MessageRequest, room: Room) -> SamplingParams:
     size = AnswerSize(max_tokens=("max_tokens", asked.max_tokens))
-    return size.fitted(message_sampling(asked, room), frontend.settings.max_answer_bytes)
+    return size.fitted(message_sampling(asked, room), services.settings.max_answer_bytes)
 
 
 def _planned(

@@ -38,7 +38,6 @@ from api.dialects.responses.store import (
 )
 from api.dialects.responses.stream_response import ResponseAnswer, ResponseTail
 from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
-from api.frontend import Frontend, frontend_of
 from api.generation.chat_prompt import ChatPlan, plan_chat
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane
@@ -48,6 +47,7 @@ from api.http.json_response import LongJsonAnswer, json_answer
 from api.http.request_id import tell_durability
 from api.jobs.new_job import new_job, now_s
 from api.jobs.rate_limit_headers import tell_allowances
+from api.services import Services, services_of
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
 router = APIRouter()
@@ -59,34 +59,34 @@ INCLUDES = ("include", "include[]")  # the SDK's way to write a list, and others
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """The next turn of a conversation: whole, as a stream of events, or in the background."""
-    frontend = frontend_of(request)
+    services = services_of(request)
     asked = await read_request(request, ResponseDialect.kind, ResponseRequest)
-    job, dialect = await prepare_response(frontend, caller_of(request), asked)
+    job, dialect = await prepare_response(services, caller_of(request), asked)
     if asked.background and not asked.stream:
         return await _begin(request, job, dialect)
-    return ResponseAnswer(frontend, job, dialect, streamed=asked.stream)
+    return ResponseAnswer(services, job, dialect, streamed=asked.stream)
 
 
 async def prepare_response(
-    frontend: Frontend, caller: Caller, asked: ResponseRequest
+    services: Services, caller: Caller, asked: ResponseRequest
 ) -> tuple[Job, ResponseDialect]:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     check_request(asked)
-    model = await frontend.catalog.require(asked.model)
-    _sampling(frontend, asked, model.room())  # what is wrong whatever the prompt is comes first
+    model = await services.catalog.require(asked.model)
+    _sampling(services, asked, model.room())  # what is wrong whatever the prompt is comes first
     lane = job_lane(as_chat(asked))
     assert caller.names.job_id is not None, "this route makes jobs"
-    earlier = await earlier_items(frontend, caller.tenant, asked.previous_response_id)
-    items, plan = await frontend.pool.run(_planned, model, asked, earlier, caller.names.job_id)
+    earlier = await earlier_items(services, caller.tenant, asked.previous_response_id)
+    items, plan = await services.pool.run(_planned, model, asked, earlier, caller.names.job_id)
     room = model.room(len(plan.token_ids))
     room.check_prompt("input")
     job, _ = new_job(
         caller,
-        frontend,
+        services,
         model=model.card.name,
         kind=ResponseDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(frontend, asked, room), grammar=plan.grammar),
+        sampling=replace(_sampling(services, asked, room), grammar=plan.grammar),
         on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -94,7 +94,7 @@ async def prepare_response(
     )
     facts = facts_of(asked, model.card, plan.new_parser, items, now_s(), job.sampling)
     if asked.store:
-        retain_ms = round(frontend.settings.response_ttl_s * 1000)
+        retain_ms = round(services.settings.response_ttl_s * 1000)
         job = replace(job, facts=encode_facts(facts), retain_ms=retain_ms)
     return job, ResponseDialect(facts, job.job_id, model.text.tokenizer)
 
@@ -102,7 +102,7 @@ async def prepare_response(
 @router.get("/v1/responses/{name}")
 async def get_response(request: Request, name: str) -> Response:
     """The response as it is now; with `stream` its events, from `starting_after` on."""
-    frontend, query = frontend_of(request), request.query_params
+    services, query = services_of(request), request.query_params
     for member in query:
         if member not in ("stream", "starting_after", "include_obfuscation", *INCLUDES):
             raise unsupported(member[:MAX_ECHO_CHARS], "it is not known here")
@@ -113,19 +113,19 @@ async def get_response(request: Request, name: str) -> Response:
     is_streamed = _flag(query, "stream")
     if starting_after is not None and not is_streamed:
         raise InvalidParameter("starting_after", "only allowed when 'stream' is true")
-    stored = await find_response(frontend, caller_of(request).tenant, name)
+    stored = await find_response(services, caller_of(request).tenant, name)
     if not is_streamed:
-        told = await tell_response(frontend, stored)
-        return LongJsonAnswer(told.payload, frontend.slices)
-    dialect = await open_dialect(frontend, stored)
-    return ResponseTail(frontend, stored.record, dialect, starting_after)
+        told = await tell_response(services, stored)
+        return LongJsonAnswer(told.payload, services.slices)
+    dialect = await open_dialect(services, stored)
+    return ResponseTail(services, stored.record, dialect, starting_after)
 
 
 @router.post("/v1/responses/{name}/cancel")
 async def cancel_response(request: Request, name: str) -> Response:
     """Cancels one that runs in the background; the answer is how it ended. Idempotent."""
-    frontend = frontend_of(request)
-    stored = await find_response(frontend, caller_of(request).tenant, name)
+    services = services_of(request)
+    stored = await find_response(services, caller_of(request).tenant, name)
     if not stored.facts.background:
         raise CallerError(
             "Only a response that was created with 'background' can be cancelled; any other is by "
@@ -133,18 +133,18 @@ async def cancel_response(request: Request, name: str) -> Response:
             code="not_in_background",
             param="response_id",
         )
-    await _cancel(frontend, stored.job_id)
-    told = await tell_response(frontend, stored)
-    return LongJsonAnswer(told.payload, frontend.slices)
+    await _cancel(services, stored.job_id)
+    told = await tell_response(services, stored)
+    return LongJsonAnswer(told.payload, services.slices)
 
 
 @router.delete("/v1/responses/{name}")
 async def delete_response(request: Request, name: str) -> Response:
     """Cancels it, where it still runs, and drops all that is kept of it."""
-    frontend = frontend_of(request)
-    stored = await find_response(frontend, caller_of(request).tenant, name)
-    await _cancel(frontend, stored.job_id)
-    if not await frontend.store.forget(stored.job_id):
+    services = services_of(request)
+    stored = await find_response(services, caller_of(request).tenant, name)
+    await _cancel(services, stored.job_id)
+    if not await services.store.forget(stored.job_id):
         raise response_not_found(name)
     return json_answer({"id": name, "object": "response", "deleted": True})
 
@@ -155,35 +155,35 @@ async def list_input_items(request: Request, name: str) -> Response:
     page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT, ("order", *INCLUDES))
     query = request.query_params
     _check_includes(query)
-    stored = await find_response(frontend_of(request), caller_of(request).tenant, name)
+    stored = await find_response(services_of(request), caller_of(request).tenant, name)
     items = items_of_page(stored.facts.input, query.get("order", ORDERS[0]), page)
     return page_answer(items, page)
 
 
 async def _begin(request: Request, job: Job, dialect: ResponseDialect) -> Response:
     """Submits a job that nobody waits for."""
-    frontend = frontend_of(request)
-    with frontend.open_requests.enter():
-        submission = await frontend.admission.submit(job, "")
+    services = services_of(request)
+    with services.open_requests.enter():
+        submission = await services.admission.submit(job, "")
     tell_allowances(request.scope, submission.allowances)
     tell_durability(request.scope, job.durability)
-    frontend.metrics.requests.labels(job.kind, "background").inc()
+    services.metrics.requests.labels(job.kind, "background").inc()
     return json_answer(dialect.so_far(has_started=False))
 
 
-async def _cancel(frontend: Frontend, job_id: str) -> None:
-    result = await frontend.store.cancel(job_id, "cancelled")
+async def _cancel(services: Services, job_id: str) -> None:
+    result = await services.store.cancel(job_id, "cancelled")
     if result is not None and result.won:
-        frontend.metrics.cancels_by_request += 1
+        services.metrics.cancels_by_request += 1
 
 
-def _sampling(frontend: Frontend, asked: ResponseRequest, room: Room) -> SamplingParams:
+def _sampling(services: Services, asked: ResponseRequest, room: Room) -> SamplingParams:
     sampling = response_sampling(asked, room)
     size = AnswerSize(
         max_tokens=("max_output_tokens", asked.max_output_tokens),
         logprobs=("top_logprobs", sampling.logprobs),
     )
-    return size.fitted(sampling, frontend.settings.max_answer_bytes)
+    return size.fitted(sampling, services.settings.max_answer_bytes)
 
 
 def _planned(

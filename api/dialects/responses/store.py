@@ -13,10 +13,10 @@ from api.dialects.responses.formatter import READERS_ERRORS, ResponseDialect
 from api.dialects.responses.items import Item
 from api.dialects.responses.record import ResponseFacts, decode_facts
 from api.errors import MAX_ECHO_CHARS, CallerError
-from api.frontend import Frontend
 from api.generation.thread_pool import request_bytes
 from api.ids import parse_job_id
 from api.jobs.delta_parts import parts_of
+from api.services import Services
 from shared.messages import START, Delta, Failed, Finished, InvalidParameter
 from shared.text.base import TextInvalid
 from shared.transport.ports.jobs import JobRecord
@@ -47,13 +47,13 @@ class ToldResponse:
     end: Finished | Failed | None
 
 
-async def find_response(frontend: Frontend, tenant: str, name: str) -> StoredResponse:
+async def find_response(services: Services, tenant: str, name: str) -> StoredResponse:
     """Raises CallerError (404), also for another tenant's, and TransportError."""
     job_id = parse_job_id(name)
-    record = None if job_id is None else await frontend.store.get(job_id)
+    record = None if job_id is None else await services.store.get(job_id)
     if record is None or record.kind != ResponseDialect.kind or record.tenant != tenant:
         raise response_not_found(name)
-    text = await frontend.store.facts(record.job_id)
+    text = await services.store.facts(record.job_id)
     if text is None:  # it was asked not to be stored
         raise response_not_found(name)
     try:
@@ -63,10 +63,10 @@ async def find_response(frontend: Frontend, tenant: str, name: str) -> StoredRes
         raise response_not_found(name) from error
 
 
-async def open_dialect(frontend: Frontend, stored: StoredResponse) -> ResponseDialect:
+async def open_dialect(services: Services, stored: StoredResponse) -> ResponseDialect:
     """A dialect that tells the response from its start. Raises as `find_response`."""
     try:
-        model = await frontend.catalog.of_card(stored.facts.card)
+        model = await services.catalog.of_card(stored.facts.card)
     except TextInvalid as error:  # no worker has announced the model for a day
         log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
         raise response_not_found(stored.name) from error
@@ -74,15 +74,15 @@ async def open_dialect(frontend: Frontend, stored: StoredResponse) -> ResponseDi
 
 
 async def tell_response(
-    frontend: Frontend, stored: StoredResponse, *, text_only: bool = False
+    services: Services, stored: StoredResponse, *, text_only: bool = False
 ) -> ToldResponse:
     """The response object as it is now. Raises as `find_response`.
 
     `text_only`: what was said is all that is asked for. Tokens are not looked at, which takes most
     of the time: log probabilities are missing and no token counts as reasoning.
     """
-    dialect = await open_dialect(frontend, stored)
-    end = await _collect(frontend, stored.job_id, dialect, text_only=text_only)
+    dialect = await open_dialect(services, stored)
+    end = await _collect(services, stored.job_id, dialect, text_only=text_only)
     if end is None:
         has_started = stored.record.started_ms is not None
         return ToldResponse(dialect.so_far(has_started=has_started), None)
@@ -92,7 +92,7 @@ async def tell_response(
         return ToldResponse(dialect.failed_response(end), end)
     payload = dialect.whole(end)
     if payload["status"] == "completed":
-        payload["completed_at"] = await _ended_s(frontend, stored.record)
+        payload["completed_at"] = await _ended_s(services, stored.record)
     return ToldResponse(payload, end)
 
 
@@ -107,18 +107,18 @@ def response_not_found(name: str) -> CallerError:
 
 
 async def _collect(
-    frontend: Frontend, job_id: str, dialect: ResponseDialect, *, text_only: bool
+    services: Services, job_id: str, dialect: ResponseDialect, *, text_only: bool
 ) -> Finished | Failed | None:
     """Reads the log into the dialect; the job's end, if it has ended."""
     cursor = START
     while True:
-        events = await frontend.store.read_log(job_id, cursor, PAGE_EVENTS)
+        events = await services.store.read_log(job_id, cursor, PAGE_EVENTS)
         deltas = [event for event in events if isinstance(event, Delta)]
         if deltas:
             cursor = deltas[-1].end
             if text_only:
                 deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
-            await frontend.slices.run(
+            await services.slices.run(
                 map(dialect.collect, chain.from_iterable(map(parts_of, deltas)))
             )
         for event in events:
@@ -128,10 +128,10 @@ async def _collect(
             return None
 
 
-async def _ended_s(frontend: Frontend, record: JobRecord) -> int | None:
+async def _ended_s(services: Services, record: JobRecord) -> int | None:
     ended_ms = record.ended_ms
     if ended_ms is None:  # it ended between the looks at its record and at its log
-        again = await frontend.store.get(record.job_id)
+        again = await services.store.get(record.job_id)
         ended_ms = None if again is None else again.ended_ms
     return None if ended_ms is None else ended_ms // 1000
 
@@ -143,7 +143,7 @@ MAX_TURNS = 256
 MAX_BYTES = 8 * 2**20  # of all their items together, as JSON
 
 
-async def earlier_items(frontend: Frontend, tenant: str, name: str | None) -> list[Item]:
+async def earlier_items(services: Services, tenant: str, name: str | None) -> list[Item]:
     """Items of all turns up to the response `name`, its own output last; none without a name.
 
     The whole chain is kept anew for as long as each of its responses says, so that a conversation
@@ -156,7 +156,7 @@ async def earlier_items(frontend: Frontend, tenant: str, name: str | None) -> li
     while name is not None:
         if len(turns) == MAX_TURNS:
             raise InvalidParameter(PARAM, f"the conversation has more than {MAX_TURNS} responses")
-        items, job_id, previous = await _turn(frontend, tenant, name)
+        items, job_id, previous = await _turn(services, tenant, name)
         num_bytes += len(msgspec.json.encode(items))
         if num_bytes > MAX_BYTES:
             raise InvalidParameter(PARAM, f"the conversation has more than {MAX_BYTES} bytes")
@@ -165,15 +165,15 @@ async def earlier_items(frontend: Frontend, tenant: str, name: str | None) -> li
         name = previous
     request_bytes.set(request_bytes.get() + num_bytes)
     if job_ids:
-        await frontend.store.renew(job_ids)
+        await services.store.renew(job_ids)
     return [item for items in reversed(turns) for item in items]
 
 
-async def _turn(frontend: Frontend, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
+async def _turn(services: Services, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
     """A response's input and output items, its job's id, and the id of the one before it."""
     try:
-        stored = await find_response(frontend, tenant, name)
-        told = await tell_response(frontend, stored, text_only=True)
+        stored = await find_response(services, tenant, name)
+        told = await tell_response(services, stored, text_only=True)
     except CallerError as error:
         if error.status != 404:
             raise

@@ -306,7 +306,7 @@ def test_a_mistake_of_ours_is_an_api_error(
     def broken(name: str) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(stage.app.state.frontend.catalog, "require", broken)
+    monkeypatch.setattr(stage.app.state.services.catalog, "require", broken)
     with pytest.raises(anthropic.InternalServerError) as caught:
         client.messages.create(**ASKED)
     assert caught.value.type == "api_error"

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import httpx
 
-from api.frontend import Frontend
+from api.services import Services
 from tests.integration.api.stage import MODEL, Stage
 
 BURST = 300
@@ -17,13 +17,13 @@ BURST = 300
 
 async def test_a_burst_of_300_requests_in_one_instant_is_queued(stage: Stage) -> None:
     stage.script.tokens_per_step = 4
-    frontend: Frontend = stage.app.state.frontend
+    services: Services = stage.app.state.services
     busy = threading.Event()
 
     async def occupy() -> None:
         """Every text thread is at work on something else while the burst comes."""
-        threads = range(frontend.settings.text_threads)
-        await asyncio.gather(*(frontend.pool.run(busy.wait, 60) for _ in threads))
+        threads = range(services.settings.text_threads)
+        await asyncio.gather(*(services.pool.run(busy.wait, 60) for _ in threads))
 
     occupied = asyncio.run_coroutine_threadsafe(occupy(), stage.loop)
     body = {
@@ -39,7 +39,7 @@ async def test_a_burst_of_300_requests_in_one_instant_is_queued(stage: Stage) ->
         ]
         with suppress(TimeoutError):  # a refusal answers at once
             async with asyncio.timeout(60):
-                while len(frontend.pool) < BURST and not any(task.done() for task in asked):
+                while len(services.pool) < BURST and not any(task.done() for task in asked):
                     await asyncio.sleep(0.05)
         busy.set()
         answers = Counter([(await task).status_code for task in asked])

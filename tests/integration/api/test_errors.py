@@ -353,7 +353,7 @@ def test_a_mistake_of_ours_is_a_500_with_everything_an_error_has(
     def broken() -> dict[str, Any]:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(stage.app.state.frontend.health, "payload", broken)
+    monkeypatch.setattr(stage.app.state.services.health, "payload", broken)
     origin = "http://localhost:3000"
     answer = httpx.get(f"{stage.base_url}/health", headers={"origin": origin})
     assert error_of(answer, 500)["type"] == "server_error"

@@ -48,7 +48,7 @@ def on_disk(stage: Stage) -> set[str]:
 
 
 def sweep(stage: Stage) -> None:
-    stage.call(stage.app.state.frontend.files.sweep())
+    stage.call(stage.app.state.services.files.sweep())
 
 
 def test_a_tenant_has_its_share_of_files_and_bytes(client: OpenAI, stage: Stage) -> None:

@@ -36,7 +36,7 @@ async def test_each_try_counts_the_row_and_its_earlier_turns_once(
 
     pool = TextPool(threads=1, max_waiting_bytes=2**20)
     room = RowRoom(
-        frontend=SimpleNamespace(  # type: ignore[arg-type]
+        services=SimpleNamespace(  # type: ignore[arg-type]
             pool=pool, settings=SimpleNamespace(refuse_unused_members=False)
         ),
         endpoint=Endpoint("completion", CompletionRequest, prepare),

@@ -1,4 +1,4 @@
-"""Frontend: the parts of one running frontend, made once and handed to the routes."""
+"""Services: the parts of one running frontend, made once and handed to the routes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Transport(Protocol):
     def dead_letters(self) -> DeadLetters: ...
 
 
-class Frontend:
+class Services:
     """One process's parts. `start` begins the background work, `aclose` ends it."""
 
     def __init__(
@@ -172,7 +172,7 @@ def file_policy(settings: ApiSettings) -> FilePolicy:
     return FilePolicy(limits, upload, settings.file_life_s)
 
 
-def frontend_of(request: Request) -> Frontend:
-    frontend = request.app.state.frontend
-    assert isinstance(frontend, Frontend)
-    return frontend
+def services_of(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
