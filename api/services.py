@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
 from api.jobs.disconnects import Departures
 from api.jobs.relay import EventRelay
+from api.jobs.service import JobService
 from api.metrics import Metrics, StateCollector
 from api.settings import ApiSettings
 from api.system.health_monitor import HealthMonitor
@@ -96,8 +96,18 @@ class Services:
             open_requests,
         )
         self.batches = transport.batches
+        self.jobs = JobService(
+            frontend_id=self.frontend_id,
+            store=store,
+            admission=self.admission,
+            relay=self.relay,
+            departures=self.departures,
+            open_requests=open_requests,
+            slices=self.slices,
+            metrics=metrics,
+            keepalive_s=settings.keepalive_s,
+        )
         self._bus = bus
-        self._numbers = itertools.count(1)
         self._housekeeping = Housekeeping(
             store,
             self.departures,
@@ -133,10 +143,6 @@ class Services:
         self.metrics.registry.unregister(self._collector)
         self.pool.close()
         self.files.close()
-
-    def new_reader_id(self) -> str:
-        """Names one reader of a job; the part before '#' is whose lease it lives by."""
-        return f"{self.frontend_id}#{next(self._numbers)}"
 
     @property
     def is_ready(self) -> bool:

@@ -66,7 +66,7 @@ async def stream_job(request: Request, name: str) -> Response:
     record = await _find(request, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
-    return TailResponse(services, record, after)
+    return TailResponse(services.jobs, record, after)
 
 
 @router.post("/v1/jobs/{name}/stream-token")

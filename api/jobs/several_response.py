@@ -19,8 +19,8 @@ from api.jobs.event_stream import JobStream
 from api.jobs.expected_job import take_expected
 from api.jobs.merged_stream import MergedStream
 from api.jobs.rate_limit_headers import tell_allowances
+from api.jobs.service import JobService
 from api.jobs.stream_response import GenerationResponse
-from api.services import Services
 from shared.messages import START, Delta, Failed, Finished, Job
 from shared.transport.ports.jobs import Submitted, TransportError
 
@@ -32,7 +32,7 @@ class SeveralResponse(GenerationResponse):
 
     def __init__(
         self,
-        services: Services,
+        service: JobService,
         jobs: Sequence[Job],
         dialect: Dialect,
         timing: Timing,
@@ -44,7 +44,7 @@ class SeveralResponse(GenerationResponse):
         """`jobs` have the same number of choices; the answer is named by the first. `prompts`: each
         job's, where they are scored."""
         super().__init__(
-            services,
+            service,
             jobs[0],
             dialect,
             timing,
@@ -53,7 +53,7 @@ class SeveralResponse(GenerationResponse):
         )
         self._jobs = jobs
         self._prompts: Sequence[ScoredPrompt | None] = prompts or [None] * len(jobs)
-        self._reader_ids = [services.new_reader_id() for _ in jobs]
+        self._reader_ids = [service.new_reader_id() for _ in jobs]
 
     async def _open(self, scope: Scope) -> MergedStream:
         streams: list[JobStream] = []
@@ -61,7 +61,7 @@ class SeveralResponse(GenerationResponse):
             readers = zip(self._jobs, self._reader_ids, self._prompts, strict=True)
             for job, reader_id, prompt in readers:
                 streams.append(await self._open_one(scope, job, reader_id, prompt))
-            await self._services.admission.confirm(self._jobs)
+            await self._service.admission.confirm(self._jobs)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 for stream, reader_id in zip(streams, self._reader_ids, strict=False):
@@ -76,25 +76,25 @@ class SeveralResponse(GenerationResponse):
     ) -> JobStream:
         async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
-            admission = self._services.admission
+            admission = self._service.admission
             submission = await admission.submit(job, reader_id, confirms=False)
             tell_allowances(scope, submission.allowances)
             return submission.outcome
 
         try:
-            resubmit = self._services.admission.resubmit_of(job, reader_id)
+            resubmit = self._service.admission.resubmit_of(job, reader_id)
             expected = take_expected(scope, job.job_id)
-            stream = await self._services.relay.open(
+            stream = await self._service.relay.open(
                 job.job_id, START, submit, resubmit, prompt, expected=expected
             )
         except TransportError as error:
             raise store_unreachable(error) from error
-        self._services.departures.watch(job.job_id, reader_id, job.on_disconnect)
+        self._service.departures.watch(job.job_id, reader_id, job.on_disconnect)
         return stream
 
     async def _cancel(self, job_id: str, reader_id: str) -> None:
-        self._services.departures.unwatch(reader_id)
-        await self._services.departures.cancel(job_id)
+        self._service.departures.unwatch(reader_id)
+        await self._service.departures.cancel(job_id)
 
     def _how_to_go_on(self, stream: AnswerStream) -> str:
         if not self._streamed:
@@ -108,15 +108,15 @@ class SeveralResponse(GenerationResponse):
     def _observe_end(self, event: Finished | Failed) -> None:
         super()._observe_end(event)
         others = sum(len(job.prompt_token_ids) for job in self._jobs[1:])
-        self._services.metrics.prompt_tokens.inc(others)
+        self._service.metrics.prompt_tokens.inc(others)
 
     async def _close(self, stream: AnswerStream, ending: Ending | None) -> None:
         assert isinstance(stream, MergedStream)
-        departures = self._services.departures
+        departures = self._service.departures
         is_over = self._end is not None
         if not is_over and ending is Ending.LEFT:
             self._outcome = "disconnected"
-            self._services.metrics.disconnects.labels(self._job.kind).inc()
+            self._service.metrics.disconnects.labels(self._job.kind).inc()
         may_go_on = self._outcome == "cut" and self._streamed
         for index, (job, reader_id) in enumerate(zip(self._jobs, self._reader_ids, strict=True)):
             departures.unwatch(reader_id)

@@ -34,7 +34,7 @@ from api.jobs.expected_job import take_expected
 from api.jobs.rate_limit_headers import tell_allowances
 from api.jobs.resume_point import where_to_go_on
 from api.jobs.sent_events import ToldEvents
-from api.services import Services
+from api.jobs.service import JobService
 from api.sse import EventWriter
 from shared.messages import START, Delta, Failed, Finished, Job
 from shared.transport.ports.jobs import Submitted, TransportError
@@ -53,7 +53,7 @@ class GenerationResponse(Response):
 
     def __init__(
         self,
-        services: Services,
+        service: JobService,
         job: Job,
         dialect: Dialect,
         timing: Timing,
@@ -65,23 +65,23 @@ class GenerationResponse(Response):
         """`stream_interval`: tokens of a choice to an event; None: each event as it comes. `prompt`
         is filled before the dialect gets the first event, where the job scores its own."""
         super().__init__()
-        self._services = services
+        self._service = service
         self._job = job
         self._dialect = dialect
         self._timing = timing
         self._streamed = streamed
         self._prompt = prompt
-        self._reader_id = services.new_reader_id()
-        self._inter_token_s = services.metrics.inter_token_s.labels(job.kind)
+        self._reader_id = service.new_reader_id()
+        self._inter_token_s = service.metrics.inter_token_s.labels(job.kind)
         self._outcome = "interrupted"
         self._told = ToldEvents(dialect, stream_interval)
         framing = dialect.framing
-        self._whole_writer = WholeWriter(services.slices)
+        self._whole_writer = WholeWriter(service.slices)
         self._event_writer = EventWriter(framing.keepalive, framing.behind_keepalive)
         self._end: Finished | Failed | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._services.open_requests.enter() as request:
+        with self._service.open_requests.enter() as request:
             stream = await self._open(scope)
             tell_durability(scope, self._job.durability)
             ending: Ending | None = None
@@ -92,18 +92,18 @@ class GenerationResponse(Response):
                     await self._close(stream, ending)
 
     async def _open(self, scope: Scope) -> AnswerStream:
-        job, services = self._job, self._services
+        job, service = self._job, self._service
 
         async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
-            submission = await services.admission.submit(job, self._reader_id)
+            submission = await service.admission.submit(job, self._reader_id)
             tell_allowances(scope, submission.allowances)
             return submission.outcome
 
         try:
-            resubmit = services.admission.resubmit_of(job, self._reader_id)
+            resubmit = service.admission.resubmit_of(job, self._reader_id)
             expected = take_expected(scope, job.job_id)
-            stream = await services.relay.open(
+            stream = await service.relay.open(
                 job.job_id, START, submit, resubmit, self._prompt, expected=expected
             )
         except ApiError as error:
@@ -112,7 +112,7 @@ class GenerationResponse(Response):
         except TransportError as error:
             self._count("refused_503")
             raise store_unreachable(error) from error
-        services.departures.watch(job.job_id, self._reader_id, job.on_disconnect)
+        service.departures.watch(job.job_id, self._reader_id, job.on_disconnect)
         return stream
 
     async def _answer(
@@ -147,10 +147,10 @@ class GenerationResponse(Response):
 
     async def _stream(self, stream: AnswerStream, send: Send) -> None:
         await self._event_writer.begin(send)
-        async for piece in self._services.slices.pieces(self._told.opening()):
+        async for piece in self._service.slices.pieces(self._told.opening()):
             await (self._write_told(send, piece) if piece else self._event_writer.keep_alive(send))
         while True:
-            event = await stream.get(self._services.settings.keepalive_s)
+            event = await stream.get(self._service.keepalive_s)
             if event is None:
                 await self._event_writer.keep_alive(send)
             elif isinstance(event, Delta):
@@ -169,13 +169,13 @@ class GenerationResponse(Response):
                 await self._write_told(send, body)
                 has_written = True
         else:
-            async for body in self._services.slices.pieces(events):
+            async for body in self._service.slices.pieces(events):
                 if body:
                     await self._write_told(send, body)
                     has_written = True
         if has_written:
             return
-        if self._event_writer.silence_s >= self._services.settings.keepalive_s:
+        if self._event_writer.silence_s >= self._service.keepalive_s:
             await self._event_writer.keep_alive(send)  # tokens come, and are held
 
     def _last_payloads(self, event: Finished | Failed) -> Sequence[Any]:
@@ -190,13 +190,13 @@ class GenerationResponse(Response):
 
     async def _whole(self, stream: AnswerStream, send: Send) -> None:
         while True:
-            event = await stream.get(self._services.settings.keepalive_s)
+            event = await stream.get(self._service.keepalive_s)
             if isinstance(event, Delta):
                 self._observe(event)
                 if is_short(event):
                     self._dialect.collect(event)
                 else:
-                    await self._services.slices.run(map(self._dialect.collect, parts_of(event)))
+                    await self._service.slices.run(map(self._dialect.collect, parts_of(event)))
             elif event is not None:
                 break
         self._timing.started_s = stream.started_s
@@ -237,7 +237,7 @@ class GenerationResponse(Response):
         if is_small_answer(self._job, end):
             last = b"".join(events)
         else:
-            async for piece in self._services.slices.pieces(events):
+            async for piece in self._service.slices.pieces(events):
                 if piece:
                     await self._write_told(send, piece)
         await self._event_writer.write(send, last + self._dialect.framing.done, more=False)
@@ -247,7 +247,7 @@ class GenerationResponse(Response):
         self._told.wrote()
 
     def _observe(self, delta: Delta) -> None:
-        metrics = self._services.metrics
+        metrics = self._service.metrics
         metrics.generation_tokens.inc(len(delta.token_ids))
         gap_s = self._timing.token_came()
         if gap_s is not None:
@@ -259,7 +259,7 @@ class GenerationResponse(Response):
 
     def _observe_end(self, event: Finished | Failed) -> None:
         self._end = event
-        metrics, kind = self._services.metrics, self._job.kind
+        metrics, kind = self._service.metrics, self._job.kind
         metrics.prompt_tokens.inc(len(self._job.prompt_token_ids))
         self._outcome = event.reason if isinstance(event, Finished) else event.state.value
         if isinstance(event, Finished):
@@ -267,17 +267,17 @@ class GenerationResponse(Response):
 
     async def _close(self, stream: AnswerStream, ending: Ending | None) -> None:
         """The last duties, whatever happened: none of them raises."""
-        services, job = self._services, self._job
-        services.departures.unwatch(self._reader_id)
+        service, job = self._service, self._job
+        service.departures.unwatch(self._reader_id)
         if self._end is not None:
-            await services.departures.delivered(job.job_id, self._reader_id)
+            await service.departures.delivered(job.job_id, self._reader_id)
         elif ending is Ending.LEFT:
             self._outcome = "disconnected"
-            services.metrics.disconnects.labels(job.kind).inc()
-            await services.departures.left(job.job_id, self._reader_id, job.on_disconnect)
+            service.metrics.disconnects.labels(job.kind).inc()
+            await service.departures.left(job.job_id, self._reader_id, job.on_disconnect)
         elif self._outcome != "cut" or not self._streamed:
             # Nobody can go on reading this answer: an outage, or a mistake of ours.
-            await services.departures.left(job.job_id, self._reader_id, job.on_disconnect)
+            await service.departures.left(job.job_id, self._reader_id, job.on_disconnect)
         # A stream that was cut keeps its job for as long as this frontend's lease lasts: its
         # reader may go on at another frontend.
         await stream.aclose()
@@ -288,4 +288,4 @@ class GenerationResponse(Response):
         )
 
     def _count(self, outcome: str) -> None:
-        self._services.metrics.requests.labels(self._job.kind, outcome).inc()
+        self._service.metrics.requests.labels(self._job.kind, outcome).inc()

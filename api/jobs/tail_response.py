@@ -18,8 +18,8 @@ from api.jobs.delta_parts import parts_of, pieces_of
 from api.jobs.event_stream import JobStream, StreamInterrupted
 from api.jobs.reader_position import Diverged
 from api.jobs.resume_point import AheadTrimmer, ResumePoint, where_to_go_on
+from api.jobs.service import JobService
 from api.jobs.stream_response import FAREWELL_S
-from api.services import Services
 from api.sse import EventWriter
 from shared.messages import (
     TERMINAL_STATES,
@@ -50,15 +50,15 @@ class TailResponse(Response):
     that comes back comes back to where it was.
     """
 
-    def __init__(self, services: Services, record: JobRecord, after: ResumePoint) -> None:
+    def __init__(self, service: JobService, record: JobRecord, after: ResumePoint) -> None:
         super().__init__()
-        self._services = services
+        self._service = service
         self._job_id = record.job_id
         self._after = after
         self._is_live = record.state not in TERMINAL_STATES
         self._policy = record.on_disconnect
         self._has_several = record.num_choices > 1
-        self._reader_id = services.new_reader_id()
+        self._reader_id = service.new_reader_id()
         self._has_ended = False
         self._token_ids: list[int] = []  # without text so far
         self._ahead = AheadTrimmer(after.ahead)
@@ -66,8 +66,8 @@ class TailResponse(Response):
         self._event_writer = EventWriter(sse.KEEPALIVE, sse.BEHIND_KEEPALIVE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        services = self._services
-        with services.open_requests.enter() as request:
+        service = self._service
+        with service.open_requests.enter() as request:
             ending: Ending | None = None
             stream: JobStream | None = None
             try:
@@ -85,18 +85,18 @@ class TailResponse(Response):
                         await stream.aclose()
 
     async def _open(self) -> JobStream:
-        services = self._services
+        service = self._service
         try:
             if self._is_live:
-                await services.store.attach([(self._job_id, self._reader_id)])
-                services.departures.watch(self._job_id, self._reader_id, self._policy)
-            return await services.relay.open(self._job_id, self._after.cursor)
+                await service.store.attach([(self._job_id, self._reader_id)])
+                service.departures.watch(self._job_id, self._reader_id, self._policy)
+            return await service.relay.open(self._job_id, self._after.cursor)
         except TransportError as error:
             raise store_unreachable(error) from error
 
     async def _leave(self, ending: Ending | None) -> None:
         """One that was cut may go on at another frontend, while the lease of this one lasts."""
-        departures = self._services.departures
+        departures = self._service.departures
         departures.unwatch(self._reader_id)
         has_grace = self._is_live and self._policy is OnDisconnect.GRACE
         if has_grace and not self._has_ended and ending is not Ending.CUT:
@@ -121,11 +121,11 @@ class TailResponse(Response):
     async def _tail(self, stream: JobStream, send: Send) -> None:
         await self._event_writer.keep_alive(send)
         while True:
-            event = await stream.get(self._services.settings.keepalive_s)
+            event = await stream.get(self._service.keepalive_s)
             if event is None:
                 await self._event_writer.keep_alive(send)
             elif isinstance(event, Delta):
-                async for piece in self._services.slices.pieces(self._events(event)):
+                async for piece in self._service.slices.pieces(self._events(event)):
                     if piece:
                         await self._event_writer.write(send, piece)
                         self._written = self._made  # a reader may be cut off before a write

@@ -99,7 +99,7 @@ async def test_jobs_of_a_dead_frontend_are_orphaned_and_queued_ones_never_run(
     await stage.settled()
 
 
-async def test_a_plain_job_outlives_the_services_of_one_of_its_readers(stage: Stage) -> None:
+async def test_a_plain_job_outlives_the_frontend_of_one_of_its_readers(stage: Stage) -> None:
     await stage.deployment.use_frontends(2, FRONTEND_LEASE_MS=2000)
     posted = [stage.client(400, first_url=at) for at in range(2)]
     async with stage.middle_of(posted):

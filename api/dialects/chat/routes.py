@@ -37,7 +37,7 @@ async def create_chat_completion(request: Request) -> Response:
     await expect_job(request)
     prepared = await prepare_chat(services, caller_of(request), chat)
     return GenerationResponse(
-        services,
+        services.jobs,
         prepared.job,
         prepared.dialect,
         prepared.timing,

@@ -67,7 +67,7 @@ async def create_completion(request: Request) -> Response:
     streamed, interval = completion.stream, completion.stream_interval
     if len(jobs) == 1:
         return GenerationResponse(
-            services,
+            services.jobs,
             jobs[0],
             dialect,
             timing,
@@ -76,7 +76,7 @@ async def create_completion(request: Request) -> Response:
             prompt=prepared.scored[0] if prepared.scored else None,
         )
     return SeveralResponse(
-        services,
+        services.jobs,
         jobs,
         dialect,
         timing,

@@ -53,7 +53,7 @@ async def generate(request: Request) -> Response:
         shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
     dialect = GenerateDialect(names.request_id, model.card.name, timing, shown)
     return GenerationResponse(
-        services,
+        services.jobs,
         job,
         dialect,
         timing,

@@ -44,7 +44,7 @@ async def create_message(request: Request) -> Response:
     await expect_job(request)
     prepared = await prepare_message(services, caller_of(request), asked)
     return GenerationResponse(
-        services,
+        services.jobs,
         prepared.job,
         prepared.dialect,
         prepared.timing,

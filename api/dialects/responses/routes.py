@@ -64,7 +64,7 @@ async def create_response(request: Request) -> Response:
     job, dialect = await prepare_response(services, caller_of(request), asked)
     if asked.background and not asked.stream:
         return await _begin(request, job, dialect)
-    return ResponseAnswer(services, job, dialect, streamed=asked.stream)
+    return ResponseAnswer(services.jobs, job, dialect, streamed=asked.stream)
 
 
 async def prepare_response(
@@ -118,7 +118,7 @@ async def get_response(request: Request, name: str) -> Response:
         told = await tell_response(services, stored)
         return LongJsonAnswer(told.payload, services.slices)
     dialect = await open_dialect(services, stored)
-    return ResponseTail(services, stored.record, dialect, starting_after)
+    return ResponseTail(services.jobs, stored.record, dialect, starting_after)
 
 
 @router.post("/v1/responses/{name}/cancel")

@@ -16,9 +16,9 @@ from api.jobs.delta_parts import parts_of
 from api.jobs.event_source import AnswerStream
 from api.jobs.event_stream import JobStream
 from api.jobs.resume_point import ResumePoint
+from api.jobs.service import JobService
 from api.jobs.stream_response import GenerationResponse
 from api.jobs.tail_response import TailResponse
-from api.services import Services
 from api.sse import TYPED, typed_event, whole_events
 from shared.messages import Delta, Failed, Finished, Job
 from shared.transport.ports.jobs import JobRecord
@@ -28,9 +28,9 @@ class ResponseAnswer(GenerationResponse):
     """A response from submit to its last byte."""
 
     def __init__(
-        self, services: Services, job: Job, dialect: ResponseDialect, *, streamed: bool
+        self, service: JobService, job: Job, dialect: ResponseDialect, *, streamed: bool
     ) -> None:
-        super().__init__(services, job, dialect, Timing(), streamed=streamed)
+        super().__init__(service, job, dialect, Timing(), streamed=streamed)
         self._response = dialect
         self._is_stored = bool(job.facts)
 
@@ -59,12 +59,12 @@ class ResponseTail(TailResponse):
 
     def __init__(
         self,
-        services: Services,
+        service: JobService,
         record: JobRecord,
         dialect: ResponseDialect,
         starting_after: int | None,
     ) -> None:
-        super().__init__(services, record, ResumePoint())
+        super().__init__(service, record, ResumePoint())
         self._response = dialect
         if starting_after is not None:
             dialect.num_known = starting_after + 1
@@ -74,17 +74,17 @@ class ResponseTail(TailResponse):
         opening = b"".join(self._unknown_events(self._response.opening()))
         await (self._write_made(send, opening) if opening else self._event_writer.keep_alive(send))
         while True:
-            event = await stream.get(self._services.settings.keepalive_s)
+            event = await stream.get(self._service.keepalive_s)
             if event is None:
                 await self._event_writer.keep_alive(send)
             elif isinstance(event, Delta):
                 payloads = chain.from_iterable(map(self._response.delta, parts_of(event)))
-                async for piece in self._services.slices.pieces(self._unknown_events(payloads)):
+                async for piece in self._service.slices.pieces(self._unknown_events(payloads)):
                     await self._write_made(send, piece)
             else:
                 self._has_ended = True
                 last = self._unknown_events(_last_payloads(self._response, event), are_long=True)
-                async for piece in self._services.slices.pieces(last):
+                async for piece in self._service.slices.pieces(last):
                     await self._write_made(send, piece)
                 await self._event_writer.write(send, b"", more=False)
                 return

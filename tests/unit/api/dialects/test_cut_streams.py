@@ -276,7 +276,7 @@ async def test_a_tail_goes_on_behind_its_last_event_that_was_written() -> None:
 
 async def test_a_farewell_in_the_place_of_an_event_keeps_its_distance_to_a_comment() -> None:
     frontend = frontend_over(log_of((1, 1)))
-    frontend.settings.keepalive_s = 0.0
+    frontend.keepalive_s = 0.0
     bodies = await written(completion()(frontend, ()), frontend, cut_at=1)
     assert bodies[0] == KEEPALIVE
     assert bodies[1].startswith(BEHIND_KEEPALIVE)
@@ -288,7 +288,7 @@ async def test_a_stream_that_holds_its_tokens_is_kept_alive(
     sizes: tuple[int, ...], is_scored: bool
 ) -> None:
     frontend = frontend_over(log_of(sizes))
-    frontend.settings.keepalive_s = 0.0
+    frontend.keepalive_s = 0.0
     make = completion(is_scored=is_scored, interval=4096)
     bodies = await written(make(frontend, ()), frontend)
     assert all(bodies[:-1]), "nothing is written that is nothing"

@@ -74,7 +74,7 @@ def frontend_with(events: Sequence[Delta | Finished]) -> Any:
         new_reader_id=lambda: "r",
         admission=MagicMock(),
         metrics=MagicMock(),
-        settings=SimpleNamespace(keepalive_s=1.0),
+        keepalive_s=1.0,
         slices=TimeSlices(),
         open_requests=OpenRequests(limit=1),
         relay=SimpleNamespace(open=AsyncMock(return_value=LogStream(events))),

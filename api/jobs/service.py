@@ -1,0 +1,44 @@
+"""JobService: what a route needs to submit a job and to relay its events."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from api.http.open_requests import OpenRequests
+from api.http.time_slices import TimeSlices
+from api.jobs.admission import Admission
+from api.jobs.disconnects import Departures
+from api.jobs.relay import EventRelay
+from api.metrics import Metrics
+from shared.transport.ports.jobs import JobStore
+
+
+def _numbers() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@dataclass(frozen=True)
+class JobService:
+    """The parts of one frontend that jobs go through; made once in `api.services`.
+
+    `frontend_id` contains a UUID and is never reused. `keepalive_s`: seconds of silence after which
+    a stream gets a keep-alive comment.
+    """
+
+    frontend_id: str
+    store: JobStore
+    admission: Admission
+    relay: EventRelay
+    departures: Departures
+    open_requests: OpenRequests
+    slices: TimeSlices
+    metrics: Metrics
+    keepalive_s: float
+    _reader_numbers: Iterator[int] = field(default_factory=_numbers)
+
+    def new_reader_id(self) -> str:
+        """Returns the name of one reader of a job. The part before '#' names the frontend whose
+        lease the reader lives by."""
+        return f"{self.frontend_id}#{next(self._reader_numbers)}"
