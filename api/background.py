@@ -13,7 +13,7 @@ from api.generation.models import ModelCatalog
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.disconnects import ATTACH_ROUNDS, Departures
 from api.system.health_monitor import HealthMonitor
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import JobStore, TransportError
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Housekeeping:
         ]
 
     async def aclose(self) -> None:
-        await stop_tasks(*self._tasks)
+        await cancel_and_wait(*self._tasks)
         self._tasks = []
 
     async def _beat(self) -> None:

@@ -36,10 +36,10 @@ from api.settings import ApiSettings
 from api.system import health, models, tokenize
 from api.system.pages import pages_router
 from shared.huge_pages import collapse_heap
-from shared.logs import OutageLog
+from shared.logs import RateLimitedOutageLog
 from shared.messages import Durability
 from shared.redis.check import UnsafeServer
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
 
@@ -73,7 +73,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
             stack.push_async_callback(runner.aclose)
             runner.start()
             settling = asyncio.create_task(_settle())
-            stack.push_async_callback(stop_tasks, settling)
+            stack.push_async_callback(cancel_and_wait, settling)
             yield
 
     app = FastAPI(
@@ -140,7 +140,7 @@ async def _own_transport(
     try:
         yield transport
     finally:
-        await stop_tasks(checking)
+        await cancel_and_wait(checking)
         await transport.aclose()
 
 
@@ -153,19 +153,21 @@ async def _check(
     settings: ApiSettings, transport: RedisTransport, open_requests: OpenRequests
 ) -> None:
     """Waits for the server, then judges it: one that would lose jobs gets none from here."""
-    outage = OutageLog(log, away="redis is away", back="redis is here")
-    held = OutageLog(log, away="nothing is accepted as durable", back="accepting as durable")
+    outage = RateLimitedOutageLog(log, failing="redis is away", recovered="redis is here")
+    held = RateLimitedOutageLog(
+        log, failing="nothing is accepted as durable", recovered="accepting as durable"
+    )
     while True:
         try:
             sentences = await transport.check()
             why_not = await _check_durability(settings, transport)
-            outage.works()
+            outage.succeeded()
             open_requests.hold(why_not)
             if why_not is not None:
                 held.failed(url=transport.url, reason=why_not)
                 await asyncio.sleep(CHECK_AGAIN_S)
                 continue
-            held.works()
+            held.succeeded()
             for sentence in sentences:
                 log.warning("redis", extra={"detail": sentence})
             return

@@ -173,49 +173,70 @@ def _shown(value: object) -> str:
     return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=\n') else text
 
 
-# OutageLog: what is tried again and again is said once when it goes, and once when it comes back.
-#
-# A loop that logs each of its attempts fills a disk while the store is away, and buries the line
-# that says since when. A loop that logs the first alone looks dead after an hour.
-
 REMIND_S = 30.0
 
 
-class OutageLog:
-    """One for each thing that can be away. Messages are constant, as everywhere."""
+class Outage:
+    """Decides which failures of something that is tried again and again are reported.
+
+    A loop that reports each of its tries fills a disk while the server is away, and buries the line
+    that tells since when. A loop that reports the first one alone looks dead after an hour.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.since_s: float | None = None  # None while the tries succeed
+        self._reported_s = 0.0
+
+    def failed(self) -> float | None:
+        """Counts a failure. Returns the outage's age in seconds where it is to be reported: at its
+        first failure (0.0), then at most every REMIND_S; None otherwise."""
+        now_s = self._clock()
+        if self.since_s is None:
+            self.since_s = self._reported_s = now_s
+            return 0.0
+        if now_s - self._reported_s < REMIND_S:
+            return None
+        self._reported_s = now_s
+        return now_s - self.since_s
+
+    def succeeded(self) -> float | None:
+        """Ends the outage. Returns how many seconds it lasted; None where there was none."""
+        if self.since_s is None:
+            return None
+        lasted_s, self.since_s = self._clock() - self.since_s, None
+        return lasted_s
+
+
+class RateLimitedOutageLog:
+    """Logs an outage when it begins, every REMIND_S while it lasts, and when it is over."""
 
     def __init__(
         self,
         log: logging.Logger,
         *,
-        away: str,
-        back: str,
+        failing: str,
+        recovered: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`failing` and `recovered` are the constant messages of the two records."""
         self._log = log
-        self._away = away
-        self._back = back
-        self._clock = clock
-        self._since_s: float | None = None
-        self._said_s = 0.0
+        self._failing = failing
+        self._recovered = recovered
+        self._outage = Outage(clock)
 
     def failed(self, **fields: object) -> None:
-        """An attempt failed: a warning at the first one, then at most every REMIND_S."""
-        now_s = self._clock()
-        if self._since_s is None:
-            self._since_s = self._said_s = now_s
-            self._log.warning(self._away, extra=fields)
-        elif now_s - self._said_s >= REMIND_S:
-            self._said_s = now_s
-            away_s = round(now_s - self._since_s, 1)
-            self._log.warning(self._away, extra={**fields, "away_s": away_s})
+        """Counts a failed try; logs a warning with `fields` where one is due."""
+        outage_s = self._outage.failed()
+        if outage_s is not None:
+            lasting = {"outage_s": round(outage_s, 1)} if outage_s else {}
+            self._log.warning(self._failing, extra={**fields, **lasting})
 
-    def works(self) -> None:
-        """An attempt succeeded. Says how long it took, where there was an outage."""
-        if self._since_s is not None:
-            away_s = round(self._clock() - self._since_s, 1)
-            self._since_s = None
-            self._log.info(self._back, extra={"away_s": away_s})
+    def succeeded(self) -> None:
+        """Ends the outage, if there is one, with a line that tells its length."""
+        # Looked at first: this is called for every message that is received.
+        if self._outage.since_s is not None and (outage_s := self._outage.succeeded()) is not None:
+            self._log.info(self._recovered, extra={"outage_s": round(outage_s, 1)})
 
 
 # This machine's name, as a part of the names of its processes.

@@ -1,24 +1,39 @@
-"""Ending background tasks for certain."""
+"""Background tasks that certainly end: cancel them until they are gone, wait for the first one."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
-AGAIN_AFTER_S = 0.05
+CANCEL_AGAIN_S = 0.25
 
 
-async def stop_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels until every task has ended; their results and exceptions are dropped.
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels `tasks` until every one has ended; never raises what they raise.
 
-    For tasks that have nothing to await when they are cancelled: a repeated cancel would end that.
+    For tasks that await no clean-up longer than CANCEL_AGAIN_S: the next cancel would end that.
 
     One cancel is not enough: up to Python 3.11 `asyncio.wait_for`, which the Redis client uses to
-    send, forgets a cancel that arrives when what it waits for has just finished.
+    send, loses a cancel that arrives when what it waits for has just finished.
     """
     running = set(tasks)
     while running := {task for task in running if not task.done()}:
         for task in running:
             task.cancel()
-        await asyncio.wait(running, timeout=AGAIN_AFTER_S)
+        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_of(*awaitables: Awaitable[Any], timeout_s: float | None = None) -> None:
+    """Waits until one of `awaitables` is done, at most `timeout_s`.
+
+    Tasks and futures among the others run on; coroutines among them are cancelled.
+    """
+    futures = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for awaitable, future in zip(awaitables, futures, strict=True):
+            if awaitable is not future:
+                future.cancel()

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from shared.logs import OutageLog
+from shared.logs import RateLimitedOutageLog
 from shared.transport.ports.jobs import Beat, JobQueue, TransportError
 from worker.engine_process.supervisor import EngineSupervisor
 from worker.publisher import Publisher
@@ -65,8 +65,8 @@ class Heartbeat:
         self._on_trouble = on_trouble
         # An answer that takes so long is not waited for: there is time for two more tries.
         self._timeout_s = lease_ms / 1000 / 3
-        self._outage = OutageLog(
-            log, away="a heartbeat was not delivered", back="heartbeats are delivered again"
+        self._outage = RateLimitedOutageLog(
+            log, failing="a heartbeat was not delivered", recovered="heartbeats are delivered again"
         )
         self.draining = False
 
@@ -102,7 +102,7 @@ class Heartbeat:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await self.beat()
-                self._outage.works()
+                self._outage.succeeded()
             except (TransportError, TimeoutError) as error:
                 self._on_trouble()
                 self._outage.failed(error=str(error) or type(error).__name__)

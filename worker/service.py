@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from shared.huge_pages import collapse_heap
-from shared.logs import OutageLog, host_name
+from shared.logs import RateLimitedOutageLog, host_name
+from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.text.sampling_defaults import parse_override
 from shared.transport.ports.jobs import CrashCause, Delivery, JobQueue, TransportError
@@ -34,7 +35,6 @@ from worker.mailbox import Admit, Drop, Halt, Mailbox, Message, StopTokens, Surr
 from worker.publisher import FlushPolicy, Publisher, Settled
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.settings import WorkerSettings
-from worker.tasks import cancel, first_of
 
 EXIT_OK = 0
 EXIT_BAD_MODEL = 2
@@ -143,7 +143,7 @@ class WorkerService:
             )
             return EXIT_BAD_MODEL if by_settings else EXIT_GAVE_UP
         finally:
-            await cancel(starting)
+            await cancel_and_wait(starting)
             await self._supervisor.close()
 
     async def _start(self) -> None:
@@ -154,7 +154,7 @@ class WorkerService:
             for task in done:
                 task.result()
         finally:
-            await cancel(*tasks)
+            await cancel_and_wait(*tasks)
         await self._retrying("announcing the model", self._repair)
         await asyncio.to_thread(collapse_heap)
         log.info("ready", extra={"worker_id": self.worker_id, "model": self._checkpoint.name})
@@ -190,11 +190,13 @@ class WorkerService:
 
     async def _retrying(self, what: str, action: Callable[[], Awaitable[Any]]) -> Any:
         num_failures = 0
-        outage = OutageLog(log, away="waiting for the store", back="the store is here")
+        outage = RateLimitedOutageLog(
+            log, failing="waiting for the store", recovered="the store is here"
+        )
         while True:
             try:
                 result = await action()
-                outage.works()
+                outage.succeeded()
                 return result
             except TransportError as error:
                 outage.failed(action=what, error=str(error))
@@ -236,13 +238,13 @@ class WorkerService:
         try:
             await first_of(intake, *others, self._stop.wait())
             _raise_the_first(intake, *others)
-            await cancel(intake)
+            await cancel_and_wait(intake)
             left = await self._drain_beside(others)
         except EngineGaveUp as error:
             log.critical("giving up", extra={"error": str(error)})
             status = EXIT_GAVE_UP
         finally:
-            await cancel(intake, *others)
+            await cancel_and_wait(intake, *others)
         await self._hand_back([*left, *self._jobs])
         return status
 
@@ -254,7 +256,7 @@ class WorkerService:
             _raise_the_first(*others)
             return draining.result()
         finally:
-            await cancel(draining)
+            await cancel_and_wait(draining)
 
     async def _own(self, runner: JobRunner) -> None:
         while True:

@@ -15,7 +15,7 @@ from api.batches.row import RowRun
 from api.batches.row_room import RowRoom
 from api.files.storage import BlobDamaged, Blobs
 from shared.messages import Usage
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 from shared.transport.ports.batches import BatchProgress, BatchRecord, row_job_id
 from shared.transport.ports.files import FilePart
 
@@ -85,7 +85,7 @@ class RowsRun:
             task.cancel()
         if self._running:  # time to unsubscribe, which a second cancel would cut short
             await asyncio.wait(self._running, timeout=CLOSE_S)
-        await stop_tasks(*self._running)
+        await cancel_and_wait(*self._running)
 
     def _open(self) -> LineReader:
         return LineReader(

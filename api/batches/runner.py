@@ -10,8 +10,8 @@ from api.batches.rows import RowsPolicy
 from api.batches.run import BatchRun, RunRoom
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.services import Services
-from shared.logs import OutageLog
-from shared.tasks import stop_tasks
+from shared.logs import RateLimitedOutageLog
+from shared.tasks import cancel_and_wait
 from shared.transport.ports.batches import BatchLease, LeaseLost
 from shared.transport.ports.jobs import TransportError
 
@@ -55,20 +55,22 @@ class BatchRunner:
     async def aclose(self) -> None:
         """Gives back what runs here; its rows go on, and another frontend takes them over."""
         if self._claiming is not None:
-            await stop_tasks(self._claiming)
+            await cancel_and_wait(self._claiming)
         for run in self._runs.values():
             run.leave()
         if self._runs:
             await asyncio.wait(list(self._runs), timeout=LEAVE_S)
-        await stop_tasks(*self._runs)
+        await cancel_and_wait(*self._runs)
 
     async def _claim_forever(self) -> None:
-        outage = OutageLog(log, away="no batch can be claimed", back="batches can be claimed")
+        outage = RateLimitedOutageLog(
+            log, failing="no batch can be claimed", recovered="batches can be claimed"
+        )
         while True:
             try:
                 while self._wants_more() and (lease := await self._claim()) is not None:
                     self._begin(lease)
-                outage.works()
+                outage.succeeded()
             except TransportError as error:
                 outage.failed(reason=str(error))
             except Exception:

@@ -18,7 +18,7 @@ from api.errors import UnavailableError, model_not_found, unavailable
 from api.generation.sampling import Room
 from api.generation.thread_pool import TextPool, request_bytes
 from shared.messages import InvalidParameter
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
 from shared.text.model_card import ModelCard, TextModel, load_text
 from shared.text.rendering import RenderingProcesses
@@ -159,7 +159,7 @@ class ModelCatalog:
 
     async def aclose(self) -> None:
         if self._looking is not None:
-            await stop_tasks(self._looking)
+            await cancel_and_wait(self._looking)
         self._rendering.close()
 
     async def _look_now(self) -> None:

@@ -31,7 +31,7 @@ from shared.messages import (
     Started,
     Usage,
 )
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import (
     EventBus,
     JobLook,
@@ -200,7 +200,7 @@ class JobStream:
         """Ends the subscription. Idempotent; cancels nothing."""
         self._is_closed = True
         if self._reading is not None:
-            await stop_tasks(self._reading)
+            await cancel_and_wait(self._reading)
             self._reading = None
         await self._bus.unsubscribe(self._subscription)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from api.jobs.event_stream import JobStream
 from shared.messages import Cursor, Delta, Failed, Finished, FinishReason, Segment, Usage
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 
 LOOK_S = 60.0  # an empty look costs nothing
 
@@ -78,7 +78,7 @@ class MergedStream:
 
     async def aclose(self) -> None:
         """Closes all streams. Idempotent; cancels no job."""
-        await stop_tasks(*self._readers)
+        await cancel_and_wait(*self._readers)
         for stream in self._streams:
             await stream.aclose()
 

@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import JobLook, JobStore, TransportError
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class QuietStreams:
     async def aclose(self) -> None:
         """Idempotent."""
         if self._task is not None:
-            await stop_tasks(self._task)
+            await cancel_and_wait(self._task)
             self._task = None
 
     def _push(self, watch: _Watch, due_s: float) -> None:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from shared.backoff import Backoff
 from shared.logs import host_name
+from shared.process import dying_with_this_process
 from shared.settings import EXIT_BAD_SETTINGS
 from shared.transport.connect import open_transport
 from shared.transport.ports.jobs import TransportError
-
-PR_SET_PDEATHSIG = 1
-
-
-def _ends_with_parent() -> Callable[[], None] | None:
-    """For a child, between fork and exec: a launcher killed with -9 leaves no orphan behind.
-
-    Linux only; elsewhere the children go on until somebody stops them.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork, where locks can be taken
-    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Child:
@@ -68,7 +55,7 @@ class Child:
                 env=self._env,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=_ends_with_parent(),
+                preexec_fn=dying_with_this_process(),
             )
             code = await self._process.wait()
             if self._stopping:
@@ -98,6 +85,7 @@ class Child:
 MAX_QUICK_DEATHS = 5  # deaths in a row, each before HEALTHY_AFTER_S
 HEALTHY_AFTER_S = 10.0
 FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 10.0
 
 
 class GaveUp(Exception):
@@ -113,14 +101,16 @@ class Restarts:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._quick_deaths = 0
+        self._backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
 
     def backoff_s(self, lived_s: float) -> float:
         """The pause before the next start. Raises GaveUp after too many quick deaths in a row."""
-        self._quick_deaths = self._quick_deaths + 1 if lived_s < HEALTHY_AFTER_S else 1
-        if self._quick_deaths > MAX_QUICK_DEATHS:
-            raise GaveUp(f"{self._name} died {self._quick_deaths} times in a row", 1)
-        return FIRST_BACKOFF_S * 2.0 ** (self._quick_deaths - 1)
+        if lived_s >= HEALTHY_AFTER_S:
+            self._backoff.reset()
+        pause_s = self._backoff.next_s()
+        if self._backoff.num_failures > MAX_QUICK_DEATHS:
+            raise GaveUp(f"{self._name} died {self._backoff.num_failures} times in a row", 1)
+        return pause_s
 
 
 # How a process ended, in a word or two.

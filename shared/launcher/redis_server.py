@@ -6,25 +6,24 @@ on one directory mix their data), and it ends with its owner, however that ends.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import logging
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote
 
 import redis
 
+from shared.process import dying_with_this_process
 from shared.redis.check import MIN_VERSION
 from shared.redis.url import ServerKind, kind_of, redacted, scheme_of, socket_path
 
@@ -36,7 +35,6 @@ START_TIMEOUT_S = 30.0  # a large append-only file is loaded first
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 LOG_TAIL_BYTES = 2000
-_PR_SET_PDEATHSIG = 1
 
 
 class ServerError(Exception):
@@ -206,7 +204,7 @@ class PrivateServer:
                 start_new_session=True,
                 # The server holds the lock too: after an owner's sudden end until its own.
                 pass_fds=(self._lock.fileno(),),
-                preexec_fn=_dies_with_owner(),
+                preexec_fn=dying_with_this_process(),
             )
 
     def _wait_until_ready(self) -> None:
@@ -258,21 +256,6 @@ def _locked(path: Path, deadline: float) -> TextIO | None:
         except FileNotFoundError:
             pass
         lock.close()  # its last owner removed it between our open and our lock
-
-
-def _dies_with_owner() -> Callable[[], None] | None:
-    """For the child, between fork and exec: end when the parent ends. Linux has it, macOS not."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork
-    owner = os.getpid()
-
-    def in_child() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != owner:  # it ended before we asked
-            os._exit(1)
-
-    return in_child
 
 
 # Which Redis or Valkey server can be started on this machine.

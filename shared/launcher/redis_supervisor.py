@@ -13,6 +13,7 @@ from redis.exceptions import AuthenticationError
 
 from shared.launcher.processes import GaveUp, Restarts, how_it_ended
 from shared.launcher.redis_server import ServerError
+from shared.logs import Outage
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import TransportError
 
@@ -73,7 +74,6 @@ class ServerKeeper:
 # thing.
 
 LOOK_S = 1.0
-REMIND_S = 30.0
 
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (AuthenticationError, "it refuses the user or password"),
@@ -97,22 +97,19 @@ class RedisWatch:
 
     async def run(self) -> None:
         """Until cancelled."""
-        since_s = said_s = 0.0
+        outage = Outage()
         while True:
             try:
                 await self._transport.store.ping()
             except TransportError as error:
-                now_s = time.monotonic()
-                if is_new := self.trouble is None:
-                    since_s = now_s
                 self.trouble = f"Redis at {self._transport.url} cannot be reached: {_reason(error)}"
-                if is_new or now_s - said_s >= REMIND_S:
-                    said_s = now_s
+                if outage.failed() is not None:
                     self._say(f"{self.trouble}. Waiting for it; REDIS_URL says where it is.")
             else:
-                if self.trouble is not None:
-                    self.trouble = None
-                    self._say(f"Redis answers, after {time.monotonic() - since_s:.0f} s")
+                self.trouble = None
+                outage_s = outage.succeeded()
+                if outage_s is not None:
+                    self._say(f"Redis answers, after {outage_s:.0f} s")
             await asyncio.sleep(LOOK_S)
 
 

@@ -21,7 +21,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from shared.logs import OutageLog
+from shared.backoff import Backoff
+from shared.logs import RateLimitedOutageLog
+from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
@@ -29,9 +31,9 @@ log = logging.getLogger(__name__)
 PING_S = 1.0
 DEAD_S = 3.0
 CONFIRM_TIMEOUT_S = 3.0
-MAX_BACKOFF_S = 1.0
+FIRST_RETRY_S = 0.05
+MAX_RETRY_S = 1.0
 SUBSCRIBE_CHUNK = 256
-CANCEL_AGAIN_S = 0.25
 
 _BROKEN = (RedisError, OSError, EOFError)
 
@@ -76,8 +78,10 @@ class Subscriber:
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
         self._heard_s = 0.0  # when the server last said anything
-        self._outage = OutageLog(
-            log, away="pub/sub connection lost, trying again", back="pub/sub connection is back"
+        self._outage = RateLimitedOutageLog(
+            log,
+            failing="pub/sub connection lost, trying again",
+            recovered="pub/sub connection is back",
         )
         self.reconnects = 0
 
@@ -88,12 +92,10 @@ class Subscriber:
 
     async def aclose(self) -> None:
         task, self._task = self._task, None
-        # Up to Python 3.11 asyncio.wait_for, which the client library awaits when it sends, loses
-        # a cancellation that comes in the moment its inner task is done: ask until it is gone.
-        while task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
-        if task is not None and not task.cancelled() and (error := task.exception()):
+        if task is None:
+            return
+        await cancel_and_wait(task)
+        if not task.cancelled() and (error := task.exception()):
             raise error
 
     async def add(self, channel: str, listener: Listener) -> None:
@@ -153,15 +155,14 @@ class Subscriber:
                 log.debug("pub/sub command not sent", extra={"error": type(error).__name__})
 
     async def _supervise(self) -> None:
-        backoff_s = 0.0
+        backoff = Backoff(FIRST_RETRY_S, MAX_RETRY_S)
         while True:
-            await asyncio.sleep(backoff_s)
             connection = self._new_connection()
             try:
                 async with asyncio.timeout(self._dead_s):
                     await connection.connect()  # type: ignore[no-untyped-call]
                     await self._open(connection)
-                backoff_s = 0.05
+                backoff.reset()
                 await self._listen(connection)
             except _BROKEN as error:
                 self._trouble = f" ({type(error).__name__})"
@@ -173,7 +174,7 @@ class Subscriber:
                 with contextlib.suppress(*_BROKEN):
                     await connection.disconnect(nowait=True)
             self.reconnects += 1
-            backoff_s = min(MAX_BACKOFF_S, max(0.05, 2 * backoff_s))
+            await backoff.wait()
 
     async def _open(self, connection: AbstractConnection) -> None:
         async with self._sending:
@@ -213,7 +214,7 @@ class Subscriber:
             reply = await connection.read_response(disconnect_on_error=False)
             self._heard_s = clock()
             self._trouble = ""
-            self._outage.works()  # not before: a half-open connection opens, and says nothing
+            self._outage.succeeded()  # not before: a half-open connection opens, and says nothing
             self._dispatch(reply)
 
     def _dispatch(self, reply: Any) -> None:

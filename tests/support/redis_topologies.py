@@ -23,7 +23,8 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from shared.launcher.redis_server import _dies_with_owner, find_server_binary
+from shared.launcher.redis_server import find_server_binary
+from shared.process import dying_with_this_process
 
 HOST = "127.0.0.1"
 SERVICE = "main"
@@ -69,7 +70,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_dies_with_owner(),
+                preexec_fn=dying_with_this_process(),
             )
         until(self.answers, f"{self.name} does not answer; {self._directory}/log")
 

@@ -21,7 +21,7 @@ from api.http.server import make_server
 from api.main import create_app
 from api.settings import ApiSettings
 from shared.messages import Cursor, Delta, FinishReason, JobState, Segment, TokenLogprob, Usage
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 from shared.text.detokenizer import StopStringMatcher
 from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
 from shared.transport.connect import RedisTransport, open_transport
@@ -104,8 +104,8 @@ class ScriptedWorker:
 
     async def stop(self, running: asyncio.Task[None]) -> None:
         """Ends `run`, then everything it started."""
-        await stop_tasks(running)
-        await stop_tasks(*self._tasks)
+        await cancel_and_wait(running)
+        await cancel_and_wait(*self._tasks)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

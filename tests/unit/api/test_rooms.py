@@ -36,7 +36,7 @@ from shared.messages import (
     Usage,
 )
 from shared.settings import SettingsError, load_settings
-from shared.tasks import stop_tasks
+from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import (
     AdmissionLimits,
     QueueFull,
@@ -337,7 +337,7 @@ async def test_a_task_that_forgets_a_cancel_is_cancelled_again() -> None:
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
     with anyio.fail_after(10):
-        await stop_tasks(task)
+        await cancel_and_wait(task)
     assert len(forgotten) == 3
 
 

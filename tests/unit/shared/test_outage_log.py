@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from shared.logs import REMIND_S, OutageLog
+from shared.logs import REMIND_S, RateLimitedOutageLog
 
 
 class Clock:
@@ -20,14 +20,16 @@ class Clock:
 def test_an_outage_of_minutes_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    outage = OutageLog(logging.getLogger("t"), away="gone", back="here", clock=clock)
-    outage.works()  # nothing was away: nothing to say
+    outage = RateLimitedOutageLog(
+        logging.getLogger("t"), failing="gone", recovered="here", clock=clock
+    )
+    outage.succeeded()  # nothing was away: nothing to say
     for _ in range(65):
         outage.failed(error="refused")
         clock.now_s += 1
-    outage.works()
-    outage.works()
-    said = [(r.levelname, r.getMessage(), getattr(r, "away_s", None)) for r in caplog.records]
+    outage.succeeded()
+    outage.succeeded()
+    said = [(r.levelname, r.getMessage(), getattr(r, "outage_s", None)) for r in caplog.records]
     assert said == [
         ("WARNING", "gone", None),
         ("WARNING", "gone", REMIND_S),
@@ -39,10 +41,12 @@ def test_an_outage_of_minutes_is_a_few_lines(caplog: pytest.LogCaptureFixture) -
 
 def test_the_next_outage_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    outage = OutageLog(logging.getLogger("t"), away="gone", back="here", clock=clock)
+    outage = RateLimitedOutageLog(
+        logging.getLogger("t"), failing="gone", recovered="here", clock=clock
+    )
     for _ in range(2):
         outage.failed()
-        outage.works()
+        outage.succeeded()
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "gone",
         "gone",

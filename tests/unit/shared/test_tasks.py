@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from worker.tasks import cancel, first_of
+from shared.tasks import cancel_and_wait, first_of
 
 
 async def test_a_task_that_loses_its_first_cancellation_is_cancelled_again() -> None:
@@ -14,7 +14,7 @@ async def test_a_task_that_loses_its_first_cancellation_is_cancelled_again() -> 
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    await asyncio.wait_for(cancel(task), 5)
+    await asyncio.wait_for(cancel_and_wait(task), 5)
     assert task.cancelled()
 
 
@@ -24,8 +24,8 @@ async def test_tasks_that_have_ended_need_no_cancelling() -> None:
 
     task = asyncio.create_task(quick())
     await task
-    await cancel(task)
-    await cancel()
+    await cancel_and_wait(task)
+    await cancel_and_wait()
     assert task.result() == 1
 
 
@@ -37,4 +37,4 @@ async def test_the_first_to_be_done_ends_the_wait_and_tasks_of_others_go_on() ->
     assert not forever.done()
     await first_of(forever, timeout_s=0.001)
     assert not forever.done()
-    await cancel(forever)
+    await cancel_and_wait(forever)
