@@ -111,6 +111,10 @@ bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service,
 docs: $(VENV)/.dev ## write the generated pages (docs/CONFIG.md)
 	@$(BIN)/python docs/generate_config.py
 
+.PHONY: stats
+stats: $(VENV)/.dev ## how much code there is to read: rooms, import closures, longest functions
+	@$(BIN)/python -m tools.stats
+
 .PHONY: demo-model
 demo-model: $(VENV)/.dev ## train the demo model that ships in worker/demo/checkpoint again
 	@$(BIN)/python -m tools.demo_model.train

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FAILED = Path(".pytest_cache/failed-tests")  # a name in each line, of the last `run` here
+LAST_RUN = Path(".pytest_cache/last-run")  # its counts and time, for tools.stats
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
 MOST_NAMES = 50
 
@@ -53,15 +54,19 @@ class Outcome:
         self.num_tests += len(cases)
         self.failed += [test for test, is_failed in cases.items() if is_failed]
 
-    def lines(self) -> list[str]:
-        """The summary: the names of failed tests are the last lines."""
+    def summary(self) -> str:
+        """Returns the counts of tests and their time, in one line."""
         num_passed = self.num_tests - len(self.failed) - self.num_skipped
         skipped = f", {self.num_skipped} skipped" if self.num_skipped else ""
-        lines = [f"left in the temporary folder: {name}" for name in self.left]
-        lines.append(
+        return (
             f"{self.num_tests} tests in {self.num_runs} runs, {self.seconds / 60:.0f} min: "
             f"{num_passed} passed, {len(self.failed)} failed{skipped}"
         )
+
+    def lines(self) -> list[str]:
+        """The summary: the names of failed tests are the last lines."""
+        lines = [f"left in the temporary folder: {name}" for name in self.left]
+        lines.append(self.summary())
         if self.status and not self.failed and not self.left:
             lines.append(f"pytest ended with status {self.status}: see above")
         lines += [f"failed: {test}" for test in self.failed[:MOST_NAMES]]
@@ -135,6 +140,7 @@ def main() -> int:
     # Where more went wrong than tests, running some of them again would show nothing.
     names = outcome.failed if outcome.status == 1 and not outcome.left else []
     FAILED.write_text("".join(f"{name}\n" for name in names))
+    LAST_RUN.write_text(f"{outcome.summary()}\n")
     print("", *outcome.lines(), sep="\n", flush=True)
     return outcome.status
 

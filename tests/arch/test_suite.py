@@ -66,6 +66,7 @@ def test_the_last_lines_name_the_failures_of_every_run(tmp_path: Path) -> None:
     counts, *failed = lines[-3:]
     assert counts.startswith("6 tests in 3 runs, ")
     assert counts.endswith(": 3 passed, 2 failed, 1 skipped")
+    assert (tmp_path / ".pytest_cache/last-run").read_text() == f"{counts}\n"
     assert failed == [
         "failed: test_bad.py::test_bad[a::b]",
         "failed: test_bad.py::test_fails_twice",
