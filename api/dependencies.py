@@ -1,4 +1,4 @@
-"""Caller: whose request it is and what it is called, whatever it came in."""
+"""What routes take from a request: its caller, its body, its page of a list."""
 
 from __future__ import annotations
 
@@ -11,30 +11,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.access import DEFAULT_TENANT, access_of
+from api.auth.caller import Caller, caller_in, set_caller
 from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
-from api.generation.ignored_parameters import IgnoredMembers, tell_ignored
+from api.generation.ignored_parameters import IgnoredMembers, set_ignored_header
 from api.generation.thread_pool import request_bytes
 from api.generation.validation import parse_json, parse_request
 from api.http.json_response import json_answer
-from api.http.request_id import RequestNames, names_of
-from api.jobs.idempotency import idempotency_of, settle_names
+from api.jobs.idempotency import HEADER as IDEMPOTENCY_HEADER
+from api.jobs.idempotency import resolve_job_id
 from api.services import services_of
-from shared.messages import Idempotency, InvalidParameter
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks: an HTTP request, or a row of a batch."""
-
-    names: RequestNames
-    tenant: str = DEFAULT_TENANT
-    idempotency: Idempotency | None = None
+from shared.messages import InvalidParameter
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller of an HTTP request, once its body has been read."""
-    return Caller(names_of(request), access_of(request).tenant, idempotency_of(request))
+    """Returns the request's caller. Its job is known once the body has been read."""
+    return caller_in(request.scope)
 
 
 # The JSON body of a request.
@@ -76,7 +67,10 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
             should_retry=False,
         ) from None
 
-    await settle_names(request, raw)
+    caller, key = caller_of(request), request.headers.get(IDEMPOTENCY_HEADER)
+    if key is not None and caller.job_id is not None:
+        named = await resolve_job_id(caller, services.store, key, request.url.path, raw)
+        set_caller(request.scope, named)
     request_bytes.set(len(raw))
 
     ignored = IgnoredMembers(refuse=services.settings.refuse_unused_members)
@@ -87,7 +81,7 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
     try:
         return parse() if len(raw) <= INLINE_BYTES else await services.pool.run(parse)
     finally:
-        tell_ignored(request.scope, ignored)
+        set_ignored_header(request.scope, ignored)
 
 
 def _require_json(request: Request) -> None:

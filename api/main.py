@@ -31,7 +31,7 @@ from api.jobs import dead_letters
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.openapi.document import openapi_router
-from api.services import Services, Transport
+from api.services import Services, Transport, services_in
 from api.settings import ApiSettings
 from api.system import health, models, tokenize
 from api.system.pages import pages_router
@@ -113,6 +113,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     app.add_middleware(
         AccessMiddleware,
         ring=ring,
+        stream_tokens=lambda scope: services_in(scope).stream_tokens,
         metrics_key=settings.metrics_key,
         monitoring_without_keys=settings.monitoring_without_keys,
     )

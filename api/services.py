@@ -6,6 +6,7 @@ import uuid
 from typing import Protocol
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
@@ -178,7 +179,11 @@ def file_policy(settings: ApiSettings) -> FilePolicy:
     return FilePolicy(limits, upload, settings.file_life_s)
 
 
-def services_of(request: Request) -> Services:
-    services = request.app.state.services
+def services_in(scope: Scope) -> Services:
+    services = scope["app"].state.services
     assert isinstance(services, Services)
     return services
+
+
+def services_of(request: Request) -> Services:
+    return services_in(request.scope)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from api.dependencies import Caller
+from api.auth.caller import Caller
 from api.dialects.chat.routes import prepare_chat
 from api.dialects.completions.routes import prepare_completion
 from api.dialects.responses.protocol import ResponseRequest

@@ -9,10 +9,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.access import access_of
 from api.batches.endpoints import ENDPOINTS
 from api.batches.protocol import BatchRequest, checked_metadata, window_s
-from api.dependencies import page_answer, page_of, read_request
+from api.dependencies import caller_of, page_answer, page_of, read_request
 from api.errors import (
     MAX_ECHO_CHARS,
     ApiError,
@@ -24,8 +23,8 @@ from api.errors import (
 )
 from api.files.service import file_not_found, parse_life_s, unavailable_files
 from api.http.json_response import json_answer
-from api.http.request_id import tell_durability
 from api.jobs.admission import NotConfirmed
+from api.jobs.response_headers import set_durability_header
 from api.services import Services, services_of
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import (
@@ -62,7 +61,7 @@ async def create_batch(request: Request) -> Response:
         life_s = parse_life_s(after.anchor, after.seconds, "output_expires_after")
     batch = NewBatch(
         batch_id=new_batch_id(),
-        tenant=access_of(request).tenant,
+        tenant=caller_of(request).tenant,
         endpoint=asked.endpoint,
         input_file_id=asked.input_file_id,
         window=asked.completion_window,
@@ -90,7 +89,7 @@ async def create_batch(request: Request) -> Response:
         if isinstance(error, NotConfirmed):
             raise unavailable(str(error)) from error
         raise
-    tell_durability(request.scope, durability)
+    set_durability_header(request.scope, durability)
     return json_answer(batch_payload(record))
 
 
@@ -98,7 +97,7 @@ async def create_batch(request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """One's own, newest first. `limit`: 1 to 100, 20 by default; `after`: a batch's id."""
     page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT)
-    tenant = access_of(request).tenant
+    tenant = caller_of(request).tenant
     records = await services_of(request).batches.list(tenant, page.after, page.limit + 1)
     return page_answer([batch_payload(record) for record in records], page)
 
@@ -116,7 +115,7 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
     """No new rows; those that run are cancelled, what is done is kept. Idempotent while it lasts;
     409 for a batch that has ended otherwise."""
     batches = services_of(request).batches
-    if not await batches.cancel(batch_id, access_of(request).tenant):
+    if not await batches.cancel(batch_id, caller_of(request).tenant):
         raise batch_not_found(batch_id)
     record = await _find(request, batch_id)
     if record.status in OVER and record.status is not BatchStatus.CANCELLED:
@@ -156,7 +155,7 @@ async def _created(services: Services, batch: NewBatch, limits: BatchLimits) -> 
 
 
 async def _find(request: Request, batch_id: str) -> BatchRecord:
-    record = await services_of(request).batches.get(batch_id, access_of(request).tenant)
+    record = await services_of(request).batches.get(batch_id, caller_of(request).tenant)
     if record is None:
         raise batch_not_found(batch_id)
     return record

@@ -11,16 +11,15 @@ import time
 from dataclasses import fields, replace
 from typing import Any
 
+from api.auth.caller import Caller
 from api.batches.input import Row
 from api.batches.lease import Stop
 from api.batches.results import RowResult, answer_pieces, expiry_line, refusal_line
 from api.batches.row_room import RowRoom
-from api.dependencies import Caller
 from api.errors import ApiError, ServerError, UnavailableError, invalid_parameter, job_failed
 from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.thread_pool import request_bytes
-from api.http.request_id import RequestNames
 from api.ids import public_id
 from api.jobs.delta_parts import parts_of
 from api.jobs.event_stream import JobStream, StreamInterrupted
@@ -105,8 +104,8 @@ class RowRun:
     async def _prepared(self) -> Prepared | None:
         """None when the batch stops before this can be done. Raises ApiError, InvalidParameter."""
         room, retry_s = self._room, FIRST_RETRY_S
-        names = RequestNames(self._request_id, self._job_id, _shown(self._row.custom_id))
-        caller = Caller(names, room.tenant)
+        client_id = _shown(self._row.custom_id)
+        caller = Caller(self._request_id, self._job_id, client_id, room.tenant)
         while True:
             try:
                 async with room.preparing:

@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.auth.access import access_of
-from api.dependencies import page_answer, page_of
+from api.dependencies import caller_of, page_answer, page_of
 from api.errors import MAX_ECHO_CHARS, ServerError, unsupported
 from api.files.service import Files, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
@@ -33,7 +32,7 @@ ORDERS = ("asc", "desc")
 async def create_file(request: Request) -> Response:
     """A multipart form with `file` and `purpose: batch`; the file is streamed to the disk."""
     files = services_of(request).files
-    return json_answer(file_payload(await files.receive(request, access_of(request).tenant)))
+    return json_answer(file_payload(await files.receive(request, caller_of(request).tenant)))
 
 
 @router.get(PATH)
@@ -45,7 +44,7 @@ async def list_files(request: Request) -> Response:
         raise InvalidParameter("order", f"must be one of {', '.join(ORDERS)}")
     purpose = request.query_params.get("purpose")
     records = await services_of(request).files.index.list(
-        access_of(request).tenant,
+        caller_of(request).tenant,
         page.after,
         page.limit + 1,
         oldest_first=order == "asc",
@@ -58,7 +57,7 @@ async def list_files(request: Request) -> Response:
 async def get_file(request: Request, file_id: str) -> Response:
     """What is known of a file."""
     _nothing_asked(request)
-    record = await services_of(request).files.get(file_id, access_of(request).tenant)
+    record = await services_of(request).files.get(file_id, caller_of(request).tenant)
     return json_answer(file_payload(record))
 
 
@@ -67,14 +66,14 @@ async def get_content(request: Request, file_id: str) -> Response:
     """The bytes, streamed. A body that ends early was damaged on the disk meanwhile."""
     _nothing_asked(request)
     services = services_of(request)
-    record = await services.files.get(file_id, access_of(request).tenant)
+    record = await services.files.get(file_id, caller_of(request).tenant)
     return ContentResponse(services.files, record, services.open_requests)
 
 
 @router.delete(PATH + "/{file_id}")
 async def delete_file(request: Request, file_id: str) -> Response:
     """Forgotten at once, its bytes soon; 409 while a batch reads it."""
-    await services_of(request).files.drop(file_id, access_of(request).tenant)
+    await services_of(request).files.drop(file_id, caller_of(request).tenant)
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 
 

@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from api.errors import MAX_ECHO_CHARS, unsupported
 from api.generation.unused_parameters import LIST, UNUSED_MEMBERS, UnusedMember
+from api.http.request_id import set_headers
 
 HEADER = "x-penstock-ignored"
 
@@ -88,10 +89,10 @@ class IgnoredMembers:
             self.names.append(name)
 
 
-def tell_ignored(scope: Scope, ignored: IgnoredMembers) -> None:
+def set_ignored_header(scope: Scope, ignored: IgnoredMembers) -> None:
     """Sets the answer's header, if anything was ignored."""
     if ignored.text is not None:
-        scope.setdefault("state", {})["ignored"] = ignored.text
+        set_headers(scope, {HEADER: ignored.text})
 
 
 # Members without a field: they change nothing (`api.generation.unused_parameters`), or are refused.

@@ -19,7 +19,7 @@ from api.errors import (
     queue_full,
     store_unreachable,
 )
-from api.jobs.rate_limit_headers import tell_allowances
+from api.jobs.response_headers import set_rate_limit_headers
 from shared.messages import InvalidParameter
 from shared.transport.ports.jobs import QueueFull, TransportError
 
@@ -59,7 +59,7 @@ class ErrorAnswersMiddleware:
             if has_started:
                 raise
             told = error_of(error)
-            tell_allowances(scope, told.allowances)
+            set_rate_limit_headers(scope, told.allowances)
             await told.response()(scope, receive, send)
 
 

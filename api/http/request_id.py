@@ -1,7 +1,7 @@
-"""RequestIdMiddleware: the outermost of ours. Names every request, and every answer by it.
+"""RequestIdMiddleware: gives every request an id, and every response the header `x-request-id`.
 
-A request that makes a job is named by that job: the header says the `id` of the answer. What the
-caller calls the request (`X-Client-Request-Id`) is kept with the job and never used as a key.
+A request that makes a job is named by that job: the header has the `id` of the response. The
+client's own id (`X-Client-Request-Id`) is kept with the job and never used as a key.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
+from api.auth.caller import Caller, caller_in, set_caller
 from api.ids import parse_job_id, public_id
 from api.metrics import Metrics
 from shared.keys import new_job_id
-from shared.messages import Durability
 
 log = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
-DURABILITY_HEADER = "x-penstock-durability"
 MAX_CLIENT_ID_CHARS = 512
 MAX_PUBLIC_ID_CHARS = 100
 
@@ -35,20 +32,15 @@ _KINDS = {
     "/v1/messages": "message",
     "/v1/responses": "response",
 }
+_HEADERS = "response_headers"  # in the scope's state
 _NAMED = ("/v1/jobs/", "/v1/responses/")  # a job's public id follows
 
 
-@dataclass(frozen=True, slots=True)
-class RequestNames:
-    """What a request is called, here and by its caller."""
-
-    request_id: str
-    job_id: str | None  # of the job that this request may make
-    client_request_id: str | None
-
-
 class RequestIdMiddleware:
-    """Pure ASGI. Sets `scope["state"]["names"]`, the header, the metrics and one log line."""
+    """Pure ASGI. Makes the request's Caller, and sends the headers that `set_headers` was given.
+
+    Counts the response and logs one line of it.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -58,7 +50,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope.setdefault("state", {})["names"] = _names(scope)
+        set_caller(scope, _new_caller(scope))
         status = 0
         begin_s = time.monotonic()
 
@@ -67,21 +59,16 @@ class RequestIdMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers[HEADER] = scope["state"]["names"].request_id
-                if "durability" in scope["state"]:
-                    headers[DURABILITY_HEADER] = scope["state"]["durability"]
-                if "ignored" in scope["state"]:
-                    headers[IGNORED_HEADER] = scope["state"]["ignored"]
-                for name, value in scope["state"].get("rate_limits", ()):
-                    headers[name] = value
+                headers[HEADER] = caller_in(scope).request_id
+                headers.update(scope["state"].get(_HEADERS, {}))
             await send(message)
 
         try:
             await self._app(scope, receive, named_send)
         finally:
-            self._report(scope, scope["state"]["names"], status, time.monotonic() - begin_s)
+            self._report(scope, status, time.monotonic() - begin_s)
 
-    def _report(self, scope: Scope, names: RequestNames, status: int, seconds: float) -> None:
+    def _report(self, scope: Scope, status: int, seconds: float) -> None:
         # The route's template, not the path: label values must stay few.
         route = getattr(scope.get("route"), "path", "other")
         known = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
@@ -92,7 +79,7 @@ class RequestIdMiddleware:
             logging.DEBUG if route in ("/health", "/ready", "/metrics") else logging.INFO,
             "request answered",
             extra={
-                "request_id": names.request_id,
+                "request_id": caller_in(scope).request_id,
                 "route": route,
                 "method": method,
                 "status": status or 499,
@@ -101,41 +88,25 @@ class RequestIdMiddleware:
         )
 
 
-def names_of(request: Request) -> RequestNames:
-    names = request.scope["state"]["names"]
-    assert isinstance(names, RequestNames)
-    return names
+def set_headers(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Adds headers to the response of this request, whatever sends it: a route or an error."""
+    scope.setdefault("state", {}).setdefault(_HEADERS, {}).update(headers)
 
 
-def rename(request: Request, job_id: str) -> None:
-    """The request turned out to be for this job."""
-    names = names_of(request)
-    assert names.job_id is not None, "this route makes jobs"
-    request.scope["state"]["names"] = replace(
-        names, job_id=job_id, request_id=names.request_id.removesuffix(names.job_id) + job_id
-    )
-
-
-def tell_durability(scope: Scope, durability: Durability) -> None:
-    """Sets the answer's header for what its acceptance has waited for, if it has."""
-    if durability is not Durability.NONE:
-        scope.setdefault("state", {})["durability"] = durability.value
-
-
-def _names(scope: Scope) -> RequestNames:
+def _new_caller(scope: Scope) -> Caller:
     headers = Headers(scope=scope)
     client_request_id = _printable(headers.get("x-client-request-id", ""))
     path: str = scope["path"]
     kind = _KINDS.get(path)
     if kind is not None and scope["method"] == "POST":
         job_id = new_job_id()
-        return RequestNames(public_id(kind, job_id), job_id, client_request_id)
+        return Caller(public_id(kind, job_id), job_id, client_request_id)
     folder = next((folder for folder in _NAMED if path.startswith(folder)), None)
     if folder is not None:
         name = path.removeprefix(folder).split("/")[0]
         if len(name) <= MAX_PUBLIC_ID_CHARS and parse_job_id(name) is not None:
-            return RequestNames(name, None, client_request_id)
-    return RequestNames(f"req-{uuid.uuid4().hex}", None, client_request_id)
+            return Caller(name, None, client_request_id)
+    return Caller(f"req-{uuid.uuid4().hex}", None, client_request_id)
 
 
 def _printable(text: str) -> str | None:

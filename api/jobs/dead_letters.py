@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.access import access_of
+from api.dependencies import caller_of
 from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, letter_not_found, unsupported
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
@@ -32,7 +32,7 @@ async def list_dead_letters(request: Request) -> Response:
         if name != "limit":
             raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
     limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
-    letters = await services_of(request).dead_letters.list(access_of(request).scope, limit)
+    letters = await services_of(request).dead_letters.list(caller_of(request).scope, limit)
     return json_answer({"object": "list", "data": [_payload(letter) for letter in letters]})
 
 
@@ -90,7 +90,7 @@ async def _requeue(request: Request, name: str, job_id: str) -> str:
 async def _find(request: Request, name: str) -> DeadLetter | Requeued:
     job_id = parse_job_id(name)
     letter = None if job_id is None else await services_of(request).dead_letters.get(job_id)
-    if letter is None or not access_of(request).sees(letter.tenant):
+    if letter is None or not caller_of(request).sees(letter.tenant):
         raise letter_not_found(name)
     return letter
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import Scope
 
-from api.http.request_id import names_of
+from api.auth.caller import caller_in
 from api.jobs.relay import ExpectedStream
 from api.services import services_of
 
@@ -20,7 +20,7 @@ async def expect_job(request: Request) -> None:
 
     Called for a request that has been read, and may still be refused.
     """
-    job_id = names_of(request).job_id
+    job_id = caller_in(request.scope).job_id
     assert job_id is not None, "this route makes jobs"
     request.scope["state"][_NAME] = await services_of(request).relay.expect(job_id)
 

@@ -1,9 +1,8 @@
-"""Idempotency keys: which job a request that is sent again belongs to.
+"""Idempotency keys: the job of a request that is sent more than once.
 
-A request with the header `Idempotency-Key` is named, before anything else is done with it, by a job
-id that follows from tenant, key and body: whoever sends it, to whichever frontend, at whatever
-moment, submits the same job, of which the store accepts one. All others attach to it and read its
-log from the start. When the job has failed, the next try gets the next id.
+The job id of a request with the header `Idempotency-Key` follows from tenant, key and body. Every
+frontend derives the same id, and the store accepts one job of it. Repeated requests attach to that
+job and read its log from the start. After a failed job the next try gets the next id.
 """
 
 from __future__ import annotations
@@ -11,52 +10,39 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from starlette.requests import Request
-
-from api.auth.access import access_of
+from api.auth.caller import Caller
 from api.errors import CallerError, idempotency_key_reuse
-from api.http.request_id import names_of, rename
-from api.services import services_of
 from shared.messages import Idempotency
+from shared.transport.ports.jobs import JobStore
 
 HEADER = "idempotency-key"
 MAX_KEY_CHARS = 255
 
 
-async def settle_names(request: Request, body: bytes) -> None:
-    """Names a request that makes a job by the job that its key stands for, if it has one.
+async def resolve_job_id(
+    caller: Caller, store: JobStore, key: str, path: str, body: bytes
+) -> Caller:
+    """Returns the caller with the job that `key`, the request's idempotency key, stands for.
 
     Raises CallerError for a key that is malformed or stands for another request, and
     TransportError.
     """
-    key, names = request.headers.get(HEADER), names_of(request)
-    if key is None or names.job_id is None:
-        return
     if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
         raise CallerError(
             f"An idempotency key has 1 to {MAX_KEY_CHARS} printable characters.",
             param="Idempotency-Key",
         )
     idempotency = Idempotency(
-        key=_digest(access_of(request).tenant.encode(), key.encode()),
-        body=_digest(request.url.path.encode(), body),
+        key=_digest(caller.tenant.encode(), key.encode()), body=_digest(path.encode(), body)
     )
-    kept = await services_of(request).store.kept_key(idempotency.key)
-    if kept is not None and kept.is_binding:
-        if kept.body != idempotency.body:
-            raise idempotency_key_reuse()
+    kept = await store.kept_key(idempotency.key)
+    if kept is None or not kept.is_binding:
+        job_id = _job_id(idempotency, "" if kept is None else kept.job_id)
+    elif kept.body == idempotency.body:
         job_id = kept.job_id
     else:
-        job_id = _job_id(idempotency, "" if kept is None else kept.job_id)
-    rename(request, job_id)
-    request.scope["state"]["idempotency"] = idempotency
-
-
-def idempotency_of(request: Request) -> Idempotency | None:
-    """After `settle_names`."""
-    found = request.scope["state"].get("idempotency")
-    assert found is None or isinstance(found, Idempotency)
-    return found
+        raise idempotency_key_reuse()
+    return caller.with_job(job_id, idempotency)
 
 
 def sibling_id(first_id: str, index: int) -> str:
@@ -65,8 +51,8 @@ def sibling_id(first_id: str, index: int) -> str:
 
 
 def _job_id(idempotency: Idempotency, previous_id: str) -> str:
-    said = (idempotency.key, idempotency.body, previous_id)
-    return _named(_digest(*(part.encode() for part in said)))
+    parts = (idempotency.key, idempotency.body, previous_id)
+    return _named(_digest(*(part.encode() for part in parts)))
 
 
 def _named(digest: str) -> str:

@@ -6,13 +6,12 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from api.dependencies import Caller
+from api.auth.caller import Caller
 from api.dialects.messages.protocol import MessageRequest
 from api.generation.dialect import Dialect
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.protocol import GenerateRequest, SamplingRequest
 from api.generation.timing import Timing
-from api.http.request_id import RequestNames
 from api.jobs.idempotency import sibling_id
 from api.services import Services
 from shared.keys import new_job_id
@@ -64,18 +63,18 @@ def new_job(
     durability: Durability | None,
     num_choices: int = 1,
     lane: int = 0,
-) -> tuple[Job, RequestNames]:
+) -> Job:
     """The job that the caller's request is named by.
 
     One with an idempotency key will be asked for again: it outlives its reader for a while, and its
     text is kept as long as its record.
     """
-    names, idempotency = caller.names, caller.idempotency
-    assert names.job_id is not None, "this route makes jobs"
+    idempotency = caller.idempotency
+    assert caller.job_id is not None, "this route makes jobs"
     if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
         on_disconnect = OnDisconnect.GRACE
     job = Job(
-        job_id=names.job_id,
+        job_id=caller.job_id,
         model=model,
         prompt_token_ids=token_ids,
         sampling=sampling,
@@ -85,13 +84,13 @@ def new_job(
         timeout_ms=max(1, round(services.settings.request_timeout_s * 1000)),
         queue_timeout_ms=_queue_timeout_ms(services, queue_timeout_s, on_disconnect),
         on_disconnect=on_disconnect,
-        client_request_id=names.client_request_id,
+        client_request_id=caller.client_request_id,
         num_choices=num_choices,
         retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
         idempotency=idempotency,
         durability=services.durable.default if durability is None else durability,
     )
-    return job, names
+    return job
 
 
 def _queue_timeout_ms(

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.access import access_of
+from api.dependencies import caller_of
 from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, unsupported
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
@@ -32,7 +32,7 @@ async def list_jobs(request: Request) -> Response:
             raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
     state = parse_status(query["state"]) if "state" in query else None
     limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
-    tenant = access_of(request).scope
+    tenant = caller_of(request).scope
     records = await services_of(request).store.list_jobs(state, limit, tenant)
     return json_answer({"object": "list", "data": [job_payload(record) for record in records]})
 
@@ -86,7 +86,7 @@ async def _find(request: Request, name: str) -> JobRecord:
     """Of another tenant's job nobody learns that there is one."""
     job_id = parse_job_id(name)
     record = None if job_id is None else await services_of(request).store.get(job_id)
-    if record is None or not access_of(request).sees(record.tenant):
+    if record is None or not caller_of(request).sees(record.tenant):
         raise job_not_found(name)
     return record
 

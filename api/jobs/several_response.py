@@ -18,7 +18,7 @@ from api.jobs.event_source import AnswerStream
 from api.jobs.event_stream import JobStream
 from api.jobs.expected_job import take_expected
 from api.jobs.merged_stream import MergedStream
-from api.jobs.rate_limit_headers import tell_allowances
+from api.jobs.response_headers import set_rate_limit_headers
 from api.jobs.service import JobService
 from api.jobs.stream_response import GenerationResponse
 from shared.messages import START, Delta, Failed, Finished, Job
@@ -78,7 +78,7 @@ class SeveralResponse(GenerationResponse):
             self._timing.submitted_s = time.monotonic()
             admission = self._service.admission
             submission = await admission.submit(job, reader_id, confirms=False)
-            tell_allowances(scope, submission.allowances)
+            set_rate_limit_headers(scope, submission.allowances)
             return submission.outcome
 
         try:

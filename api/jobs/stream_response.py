@@ -26,12 +26,11 @@ from api.generation.response_size import is_small_answer
 from api.generation.timing import Timing
 from api.http.json_response import WholeWriter
 from api.http.open_requests import Ending, OpenRequest
-from api.http.request_id import tell_durability
 from api.jobs.delta_parts import is_short, parts_of
 from api.jobs.event_source import AnswerStream
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.expected_job import take_expected
-from api.jobs.rate_limit_headers import tell_allowances
+from api.jobs.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.resume_point import where_to_go_on
 from api.jobs.sent_events import ToldEvents
 from api.jobs.service import JobService
@@ -83,7 +82,7 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._service.open_requests.enter() as request:
             stream = await self._open(scope)
-            tell_durability(scope, self._job.durability)
+            set_durability_header(scope, self._job.durability)
             ending: Ending | None = None
             try:
                 ending = await self._answer(request, stream, receive, send)
@@ -97,7 +96,7 @@ class GenerationResponse(Response):
         async def submit() -> Submitted:
             self._timing.submitted_s = time.monotonic()
             submission = await service.admission.submit(job, self._reader_id)
-            tell_allowances(scope, submission.allowances)
+            set_rate_limit_headers(scope, submission.allowances)
             return submission.outcome
 
         try:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.access import access_of
+from api.dependencies import caller_of
 from api.http.json_response import json_answer
 from api.services import services_of
 
@@ -22,7 +22,7 @@ async def health(request: Request) -> Response:
     """This process lives: 200. `status` is the deployment's state; the rest needs a key, where
     there are keys."""
     payload = services_of(request).health.payload()
-    if not access_of(request).sees_details:
+    if not caller_of(request).sees_details:
         payload = {"status": payload["status"]}
     return json_answer(payload)
 

@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import Caller, caller_of, read_request
+from api.auth.caller import Caller
+from api.dependencies import caller_of, read_request
 from api.dialects.chat.formatter import ChatDialect
 from api.generation.chat_prompt import ChatAsk, plan_chat
 from api.generation.choices import AnswerFacts
@@ -67,7 +68,7 @@ async def prepare_chat(services: Services, caller: Caller, chat: ChatRequest) ->
         guided=structured_members(chat),
         chat_template_kwargs=chat.chat_template_kwargs,
         reasoning_effort=chat.reasoning_effort,
-        call_id_seed=caller.names.request_id,
+        call_id_seed=caller.request_id,
         add_generation_prompt=chat.add_generation_prompt,
         continues=chat.continue_final_message,
         thinking_budget=chat.thinking_token_budget,
@@ -75,7 +76,7 @@ async def prepare_chat(services: Services, caller: Caller, chat: ChatRequest) ->
     plan = await services.pool.run(plan_chat, model, ask)
     room = model.room(len(plan.token_ids))
     room.check_prompt("messages")
-    job, names = new_job(
+    job = new_job(
         caller,
         services,
         model=model.card.name,
@@ -90,7 +91,7 @@ async def prepare_chat(services: Services, caller: Caller, chat: ChatRequest) ->
     )
     timing = Timing()
     facts = AnswerFacts(
-        id=names.request_id,
+        id=caller.request_id,
         model=model.card.name,
         created_s=now_s(),
         num_choices=job.num_choices,

@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import Caller, caller_of, read_request
+from api.auth.caller import Caller
+from api.dependencies import caller_of, read_request
 from api.dialects.completions.formatter import CompletionDialect, CompletionShape
 from api.errors import unsupported
 from api.generation.choices import AnswerFacts
@@ -127,7 +128,7 @@ async def prepare_completions(
         )
         for prompt in prompts
     ]
-    first, names = new_job(
+    first = new_job(
         caller,
         services,
         model=model.card.name,
@@ -148,7 +149,7 @@ async def prepare_completions(
     jobs = (first, *others)
     timing = Timing()
     facts = AnswerFacts(
-        id=names.request_id,
+        id=caller.request_id,
         model=model.card.name,
         created_s=now_s(),
         num_choices=len(jobs) * best_of,

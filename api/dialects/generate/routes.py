@@ -36,7 +36,7 @@ async def generate(request: Request) -> Response:
     token_ids = await services.pool.run(prompt_token_ids, model, asked.prompt)
     room = model.room(len(token_ids))
     room.check_prompt("prompt")
-    job, names = new_job(
+    job = new_job(
         caller_of(request),
         services,
         model=model.card.name,
@@ -51,7 +51,7 @@ async def generate(request: Request) -> Response:
     prompt, shown = scored_prompt(job), None
     if prompt is not None:
         shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
-    dialect = GenerateDialect(names.request_id, model.card.name, timing, shown)
+    dialect = GenerateDialect(caller_of(request).request_id, model.card.name, timing, shown)
     return GenerationResponse(
         services.jobs,
         job,

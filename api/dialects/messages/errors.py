@@ -8,7 +8,7 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.request_id import RequestNames
+from api.auth.caller import caller_in
 from api.sse import json_bytes
 
 OVERLOADED_STATUS = 529  # of this dialect; everywhere else the same is 503
@@ -74,7 +74,7 @@ class AnthropicAnswersMiddleware:
         async def translated_send(message: Message) -> None:
             nonlocal held, body
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["request-id"] = _request_id(scope)
+                MutableHeaders(scope=message)["request-id"] = caller_in(scope).request_id
                 if message["status"] >= 400:
                     held = message
                     return
@@ -82,20 +82,13 @@ class AnthropicAnswersMiddleware:
                 body += message.get("body", b"")
                 if message.get("more_body", False):
                     return
-                start, body = _translated(held, body, _request_id(scope))
+                start, body = _translated(held, body, caller_in(scope).request_id)
                 held = None
                 await send(start)
                 message = {**message, "body": body}
             await send(message)
 
         await self._app(scope, receive, translated_send)
-
-
-def _request_id(scope: Scope) -> str:
-    """As the request is called by now: its body may have renamed it."""
-    names = scope["state"]["names"]
-    assert isinstance(names, RequestNames)
-    return names.request_id
 
 
 def speaks_anthropic(scope: Scope) -> bool:

@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import Caller, caller_of, read_request
+from api.auth.caller import Caller
+from api.dependencies import caller_of, read_request
 from api.dialects.messages.formatter import MessageDialect, MessageFacts
 from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
 from api.dialects.messages.request import (
@@ -69,10 +70,10 @@ async def prepare_message(services: Services, caller: Caller, asked: MessageRequ
     check_stream_interval(asked)
     model = await services.catalog.require(asked.model)
     _sampling(services, asked, model.room())  # what is wrong whatever the prompt is comes first
-    plan = await services.pool.run(_planned, model, asked, caller.names.request_id)
+    plan = await services.pool.run(_planned, model, asked, caller.request_id)
     room = model.room(len(plan.token_ids))
     room.check_prompt("messages")
-    job, names = new_job(
+    job = new_job(
         caller,
         services,
         model=model.card.name,
@@ -84,7 +85,7 @@ async def prepare_message(services: Services, caller: Caller, asked: MessageRequ
         durability=asked.durability,
     )
     facts = MessageFacts(
-        id=names.request_id,
+        id=caller.request_id,
         model=model.card.name,
         prompt_tokens=len(plan.token_ids),
         is_cut_by_context=is_cut_by_context(asked, room),

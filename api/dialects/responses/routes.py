@@ -10,7 +10,8 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import Caller, caller_of, page_answer, page_of, read_request
+from api.auth.caller import Caller
+from api.dependencies import caller_of, page_answer, page_of, read_request
 from api.dialects.responses.formatter import ResponseDialect
 from api.dialects.responses.items import (
     DEFAULT_LIMIT,
@@ -44,9 +45,8 @@ from api.generation.priority import job_lane
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
 from api.http.json_response import LongJsonAnswer, json_answer
-from api.http.request_id import tell_durability
 from api.jobs.new_job import new_job, now_s
-from api.jobs.rate_limit_headers import tell_allowances
+from api.jobs.response_headers import set_durability_header, set_rate_limit_headers
 from api.services import Services, services_of
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
@@ -75,12 +75,12 @@ async def prepare_response(
     model = await services.catalog.require(asked.model)
     _sampling(services, asked, model.room())  # what is wrong whatever the prompt is comes first
     lane = job_lane(as_chat(asked))
-    assert caller.names.job_id is not None, "this route makes jobs"
+    assert caller.job_id is not None, "this route makes jobs"
     earlier = await earlier_items(services, caller.tenant, asked.previous_response_id)
-    items, plan = await services.pool.run(_planned, model, asked, earlier, caller.names.job_id)
+    items, plan = await services.pool.run(_planned, model, asked, earlier, caller.job_id)
     room = model.room(len(plan.token_ids))
     room.check_prompt("input")
-    job, _ = new_job(
+    job = new_job(
         caller,
         services,
         model=model.card.name,
@@ -165,8 +165,8 @@ async def _begin(request: Request, job: Job, dialect: ResponseDialect) -> Respon
     services = services_of(request)
     with services.open_requests.enter():
         submission = await services.admission.submit(job, "")
-    tell_allowances(request.scope, submission.allowances)
-    tell_durability(request.scope, job.durability)
+    set_rate_limit_headers(request.scope, submission.allowances)
+    set_durability_header(request.scope, job.durability)
     services.metrics.requests.labels(job.kind, "background").inc()
     return json_answer(dialect.so_far(has_started=False))
 

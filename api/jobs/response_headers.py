@@ -1,7 +1,7 @@
-"""Rate limit headers: what is left of the tenant's allowances, in the names of the route's dialect.
+"""Response headers of the routes that make jobs: rate limits and durability.
 
-They are as of the admission of the job: the same on a whole answer, which is sent later, and
-on a stream. Tenants without limits have none.
+Rate limit headers have the names of the route's dialect and the values as of the job's admission,
+also on a whole response, which is sent later. Tenants without limits have none.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from datetime import UTC, datetime
 from starlette.types import Scope
 
 from api.dialects.messages.errors import speaks_anthropic
+from api.http.request_id import set_headers
+from shared.messages import Durability
 from shared.transport.ports.jobs import Allowance
 
+DURABILITY_HEADER = "x-penstock-durability"
 _NAMES = ("requests", "tokens")  # of an Allowance
 _OPENAI = ("x-ratelimit-limit-{}", "x-ratelimit-remaining-{}", "x-ratelimit-reset-{}")
 _ANTHROPIC = (
@@ -28,7 +31,7 @@ RATE_LIMIT_HEADERS = tuple(
 )
 
 
-def tell_allowances(
+def set_rate_limit_headers(
     scope: Scope, allowances: Sequence[Allowance], now_s: float | None = None
 ) -> None:
     """Sets the answer's headers; without allowances those that were set before stay.
@@ -42,7 +45,13 @@ def tell_allowances(
         headers = [pair for allowance in allowances for pair in _anthropic(allowance, now_s)]
     else:
         headers = [pair for allowance in allowances for pair in _openai(allowance)]
-    scope.setdefault("state", {})["rate_limits"] = headers
+    set_headers(scope, dict(headers))
+
+
+def set_durability_header(scope: Scope, durability: Durability) -> None:
+    """Sets the header for what the acceptance has waited for, unless that is nothing."""
+    if durability is not Durability.NONE:
+        set_headers(scope, {DURABILITY_HEADER: durability.value})
 
 
 def duration(ms: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.jobs.rate_limit_headers import duration, tell_allowances
+from api.jobs.response_headers import duration, set_rate_limit_headers
 from shared.transport.ports.jobs import Allowance
 
 LEFT = (Allowance("requests", 60, 59, 1000), Allowance("tokens", 9000, 0, 72_001))
@@ -36,8 +36,8 @@ def test_a_duration_is_written_as_openai_writes_it(ms: int, said: str) -> None:
 
 def told(path: str, now_s: float = 0.0) -> dict[str, str]:
     scope: dict[str, Any] = {"path": path}
-    tell_allowances(scope, LEFT, now_s)
-    return dict(scope["state"]["rate_limits"])
+    set_rate_limit_headers(scope, LEFT, now_s)
+    return dict(scope["state"]["response_headers"])
 
 
 def test_openais_headers_have_durations() -> None:
@@ -65,5 +65,5 @@ def test_anthropics_headers_have_moments_that_are_not_too_early() -> None:
 
 def test_nothing_is_told_of_no_allowance() -> None:
     scope: dict[str, Any] = {"path": "/generate"}
-    tell_allowances(scope, ())
+    set_rate_limit_headers(scope, ())
     assert scope == {"path": "/generate"}
