@@ -40,8 +40,8 @@ class ApiSettings(SharedSettings):
     )
     refuse_unused_members: bool = Field(
         default=False,
-        description="Refuse (400) members that are otherwise ignored, since they change nothing: "
-        'those of docs/API.md, "Members that change nothing".',
+        description="Refuse (400) parameters that have no effect, instead of ignoring them: "
+        'docs/API.md, "Parameters without effect".',
     )
     max_open_requests: int = Field(
         default=4096,

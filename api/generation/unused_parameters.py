@@ -1,9 +1,9 @@
-"""Members that are accepted and change nothing, in every dialect: the one list of them.
+"""Lists the parameters that are accepted without effect, in every dialect.
 
-A row says of a member which of its values those are, and why. There are two kinds. A value that
-asks for what happens anyway (`truncation: "disabled"`) is honoured. Any other is ignored, which the
-caller is told: clients send it by themselves, and nothing here could act on it. Everything that
-could change the answer is refused by name. docs/API.md shows the list, and a test compares them.
+A row has the values of a parameter that cannot affect the output, and why. A value that is the
+default (`truncation: "disabled"`) needs no report. Any other is ignored and reported in a response
+header: clients send it without their users' knowledge. All values that are not in the list are
+refused. docs/API.md has the same table, and a test compares them.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ _SUMMARIES = _one_of("auto", "concise", "detailed")
 
 
 class UnusedMember(NamedTuple):
-    """Values of a member that change nothing. `path`: as errors name it, `LIST` for any entry."""
+    """Values without effect. `path` is the name in errors, with `LIST` for any entry of a list."""
 
     path: str
     dialects: tuple[str, ...]
     values: Values
     why: str
-    is_told: bool = True  # ignored; else honoured
+    is_told: bool = True  # reported as ignored; False for defaults
 
 
-_SAME = "what happens anyway"
+_SAME = "the default"
 
 UNUSED_MEMBERS = (
     UnusedMember("user", _TEXTS, _LABEL, "a label"),
@@ -93,15 +93,13 @@ UNUSED_MEMBERS = (
     UnusedMember("metadata", (MESSAGE,), Values("`{user_id}`", _is_user), "a label"),
     UnusedMember("user_profile_id", (MESSAGE,), _LABEL, "a label"),
     UnusedMember("workspace_id", (MESSAGE,), _LABEL, "a label"),
-    UnusedMember(
-        "store", _TEXTS, _one_of(True), "an answer is kept with its job, and has no other place"
-    ),
+    UnusedMember("store", _TEXTS, _one_of(True), "a response is stored with its job only"),
     UnusedMember("store", _TEXTS, _one_of(False), _SAME, False),
     UnusedMember(
         "prompt_cache_retention",
         _OPENAI,
         _one_of("in_memory", "in-memory", "24h"),
-        "the prefix cache keeps what it has room for",
+        "the prefix cache keeps what fits",
     ),
     UnusedMember(
         "prompt_cache_options",
@@ -109,16 +107,16 @@ UNUSED_MEMBERS = (
         Values("an object of `mode`, `ttl`", _is_cache_options),
         "every repeated prefix is found",
     ),
-    UnusedMember("verbosity", (CHAT,), _LEVELS, "nothing here reads it"),
-    UnusedMember("text.verbosity", (RESPONSE,), _LEVELS, "nothing here reads it"),
+    UnusedMember("verbosity", (CHAT,), _LEVELS, "not used"),
+    UnusedMember("text.verbosity", (RESPONSE,), _LEVELS, "not used"),
     UnusedMember(
-        "reasoning.summary", (RESPONSE,), _SUMMARIES, "the reasoning itself is in the answer"
+        "reasoning.summary", (RESPONSE,), _SUMMARIES, "the response has the reasoning itself"
     ),
     UnusedMember(
         "reasoning.generate_summary",
         (RESPONSE,),
         _SUMMARIES,
-        "the reasoning itself is in the answer",
+        "the response has the reasoning itself",
     ),
     UnusedMember("reasoning.context", (RESPONSE,), _one_of("auto"), _SAME, False),
     UnusedMember("reasoning.mode", (RESPONSE,), _one_of("standard"), _SAME, False),
@@ -126,7 +124,7 @@ UNUSED_MEMBERS = (
         f"include{LIST}",
         (RESPONSE,),
         _one_of("reasoning.encrypted_content"),
-        "reasoning is told as text and can be sent back as it came",
+        "reasoning is sent as text and can be sent back unchanged",
     ),
     UnusedMember(
         f"include{LIST}",
@@ -139,13 +137,13 @@ UNUSED_MEMBERS = (
             "computer_call_output.output.image_url",
             "message.input_image.image_url",
         ),
-        "no answer has such items",
+        "no output has such items",
     ),
     UnusedMember(
         "truncation",
         (RESPONSE,),
         _one_of("auto"),
-        "a prompt that fits is left whole; one that does not is `context_length_exceeded`",
+        "no prompt is truncated; one that does not fit is `context_length_exceeded`",
     ),
     UnusedMember("truncation", (RESPONSE,), _one_of("disabled"), _SAME, False),
     UnusedMember("max_tool_calls", (RESPONSE,), _COUNT, "it limits built-in tools: there are none"),
@@ -158,7 +156,7 @@ UNUSED_MEMBERS = (
         "context_management",
         (MESSAGE,),
         Values("`clear_thinking_20251015` with `keep: all`", _keeps_all),
-        "what is sent is kept; the template decides what it shows of it",
+        "no messages are removed; the template decides what it renders",
     ),
     UnusedMember(
         "context_management",
