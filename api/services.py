@@ -27,9 +27,11 @@ from api.metrics import Metrics, StateCollector
 from api.settings import ApiSettings
 from api.system.health_monitor import HealthMonitor
 from shared.transport.ports.batches import BatchStore
+from shared.transport.ports.bus import EventBus
 from shared.transport.ports.dead_letters import DeadLetters
 from shared.transport.ports.files import FileIndex, FileLimits
-from shared.transport.ports.jobs import AdmissionLimits, EventBus, JobStore
+from shared.transport.ports.jobs import AdmissionLimits, JobStore
+from shared.transport.ports.registry import WorkerRegistry
 
 
 class Transport(Protocol):
@@ -37,6 +39,8 @@ class Transport(Protocol):
 
     @property
     def store(self) -> JobStore: ...
+    @property
+    def registry(self) -> WorkerRegistry: ...
     @property
     def bus(self) -> EventBus: ...
     @property
@@ -69,9 +73,9 @@ class Services:
         self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes)
         self.slices = TimeSlices()
         self.catalog = ModelCatalog(
-            store, self.pool, settings.model_retention_s, settings.kept_models
+            transport.registry, self.pool, settings.model_retention_s, settings.kept_models
         )
-        self.health = HealthMonitor(store)
+        self.health = HealthMonitor(store, transport.registry)
         self.departures = Departures(store)
         self.relay = EventRelay(store, bus, outage_s=settings.outage_s)
         self.stream_tokens = StreamTokens(store, settings.stream_token_s)

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from shared.logs import RateLimitedOutageLog
-from shared.transport.ports.jobs import Beat, JobQueue, TransportError
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.queue import Beat, JobQueue
 from worker.engine_process.supervisor import EngineSupervisor
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs

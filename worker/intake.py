@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.messages import MAX_CHOICES
-from shared.transport.ports.jobs import Delivery, JobQueue, TransportError
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.queue import Delivery, JobQueue
 from worker.engine.seats import MIN_GAP
 from worker.engine_process.messages import EngineReady
 from worker.running_jobs import RunningJob, RunningJobs

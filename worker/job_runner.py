@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shared.messages import MIN_SEED, START, Cursor, ErrorCode, FinishReason, Job, JobState, Segment
-from shared.transport.ports.jobs import AppendStatus, Delivery, JobEnd, LoggedChoice
+from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd, LoggedChoice
 from shared.transport.wire import chain_links
 from worker.checkpoint import JobRefused, ServedModel
 from worker.engine_process.messages import (

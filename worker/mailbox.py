@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from shared.transport.ports.jobs import Delivery
+from shared.transport.ports.queue import Delivery
 from worker.engine_process.messages import RequestRejected, StepOutputs
 from worker.publisher import Settled
 from worker.running_jobs import RunningJob

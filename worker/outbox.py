@@ -17,7 +17,7 @@ from shared.messages import (
     TokenLogprob,
     segment_deltas,
 )
-from shared.transport.ports.jobs import Append, JobEnd, JobSnapshot
+from shared.transport.ports.queue import Append, JobEnd, JobSnapshot
 from shared.transport.wire import chain_links
 from worker.prompt_log import PromptLog
 

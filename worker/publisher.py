@@ -30,15 +30,14 @@ from shared.messages import (
     TokenLogprob,
     Usage,
 )
-from shared.transport.ports.jobs import (
+from shared.transport.ports.jobs import Restored, TransportError
+from shared.transport.ports.queue import (
     Append,
     AppendResult,
     AppendStatus,
     JobEnd,
     JobQueue,
     JobSnapshot,
-    Restored,
-    TransportError,
 )
 from worker.outbox import ChainHash, Outbox
 from worker.prompt_log import PromptLog

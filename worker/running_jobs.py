@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.messages import FinishReason, Job, Usage
-from shared.transport.ports.jobs import Delivery
+from shared.transport.ports.queue import Delivery
 from worker.output import OutputProcessor
 
 

@@ -22,7 +22,8 @@ from shared.logs import RateLimitedOutageLog, host_name
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.text.sampling_defaults import parse_override
-from shared.transport.ports.jobs import CrashCause, Delivery, JobQueue, TransportError
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
 from shared.transport.wire import chain_hash
 from worker.checkpoint import Checkpoint, ServedModel
 from worker.engine_process.link import EngineDied, EngineNotLoaded

@@ -23,7 +23,8 @@ from shared.text.base import TextInvalid
 from shared.text.model_card import ModelCard, TextModel, load_text
 from shared.text.rendering import RenderingProcesses
 from shared.text.sampling_defaults import SamplingDefaults
-from shared.transport.ports.jobs import AnnouncedModel, JobStore, TransportError
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.registry import AnnouncedModel, WorkerRegistry
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +68,12 @@ class ModelCatalog:
 
     def __init__(
         self,
-        store: JobStore,
+        registry: WorkerRegistry,
         pool: TextPool,
         retention_s: float = 0.0,
         kept: Set[str] = frozenset(),
     ) -> None:
-        self._store = store
+        self._registry = registry
         self._pool = pool
         self._rendering = RenderingProcesses()
         self._retention_s = retention_s
@@ -96,7 +97,7 @@ class ModelCatalog:
         digests = {
             name: model.card.digests for name, model in self._known.items() if name in self._kept
         }
-        await self._store.keep_models(digests)
+        await self._registry.keep_models(digests)
 
     async def refresh(self) -> None:
         """Looks into the store. Raises TransportError; what was known stays known then."""
@@ -181,7 +182,7 @@ class ModelCatalog:
 
     async def _look(self) -> None:
         try:
-            announced = await self._store.models()
+            announced = await self._registry.models()
             known = {}
             for name, found in announced.items():
                 if found.unserved_s > self._retention_s and name not in self._kept:
@@ -235,7 +236,7 @@ class ModelCatalog:
         if text is None:
             blobs = {}
             for digest in card.digests:
-                blob = await self._store.get_blob(digest)
+                blob = await self._registry.get_blob(digest)
                 if blob is not None:
                     blobs[digest] = blob
             counted = request_bytes.set(sum(map(len, blobs.values())))  # no small work

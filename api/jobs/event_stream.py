@@ -32,16 +32,8 @@ from shared.messages import (
     Usage,
 )
 from shared.tasks import cancel_and_wait
-from shared.transport.ports.jobs import (
-    EventBus,
-    JobLook,
-    JobRecord,
-    JobStore,
-    Restored,
-    Resync,
-    Subscription,
-    TransportError,
-)
+from shared.transport.ports.bus import EventBus, Resync, Subscription
+from shared.transport.ports.jobs import JobLook, JobRecord, JobStore, Restored, TransportError
 
 log = logging.getLogger(__name__)
 

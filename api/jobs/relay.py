@@ -13,7 +13,8 @@ from api.jobs.accepted_jobs import PATIENCE_S
 from api.jobs.event_stream import JobStream, RelayCounts
 from api.jobs.quiet_streams import QuietStreams
 from shared.messages import Cursor
-from shared.transport.ports.jobs import EventBus, JobStore, Restored, Submitted, Subscription
+from shared.transport.ports.bus import EventBus, Subscription
+from shared.transport.ports.jobs import JobStore, Restored, Submitted
 
 
 class ExpectedStream:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from shared.transport.ports.jobs import JobStore, QueueStats, TransportError, WorkerStatus
+from shared.transport.ports.jobs import JobStore, TransportError
+from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +18,9 @@ MAX_AGE_S = 5.0  # older pictures do not count as ready
 class HealthMonitor:
     """The last picture. Empty until `refresh` has succeeded once."""
 
-    def __init__(self, store: JobStore) -> None:
+    def __init__(self, store: JobStore, registry: WorkerRegistry) -> None:
         self._store = store
+        self._registry = registry
         self.workers: Sequence[WorkerStatus] = ()
         self.queue: QueueStats | None = None
         self.redis_latency_s: float | None = None
@@ -29,8 +31,8 @@ class HealthMonitor:
         """Raises TransportError; the old picture stays then, marked as out of reach."""
         try:
             latency_s = await self._store.ping()
-            workers = await self._store.workers()
-            queue = await self._store.queue_stats()
+            workers = await self._registry.workers()
+            queue = await self._registry.queue_stats()
         except TransportError:
             self.reachable = False
             raise

@@ -144,7 +144,7 @@ class Obituary:
         transport = await open_transport(self._redis_url, namespace=self._namespace)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                for worker in await transport.store.workers():
+                for worker in await transport.registry.workers():
                     is_here = worker.worker_id.rpartition("-")[0] == host_name()
                     if is_here and worker.stats.get("pid") == pid:
                         await transport.queue.declare_dead(worker.worker_id)

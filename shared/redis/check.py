@@ -1,18 +1,15 @@
-"""Is this a server that a queue can live on? Checked once at start."""
+"""Checks at start whether a server can keep a queue: version, role, eviction, durability."""
 
 from __future__ import annotations
 
 import re
-import time
+from collections.abc import Mapping
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from shared.keys import Keys
-from shared.redis.failures import is_out_of_memory, translated
 from shared.redis.url import ServerKind
-from shared.transport.wire import SCHEMA_VERSION
 
 MIN_VERSION = (7, 0)
 
@@ -21,41 +18,24 @@ class UnsafeServer(Exception):
     """The server would lose or corrupt jobs. The sentence says what to change."""
 
 
-async def check_server(
-    redis: Redis,
-    keys: Keys,
-    *,
-    kind: ServerKind = ServerKind.SINGLE,
-    meta: Redis | None = None,
-) -> list[str]:
-    """Sentences worth a warning. Raises UnsafeServer, or TransportError when it does not answer.
+async def check_server(redis: Redis, kind: ServerKind = ServerKind.SINGLE) -> list[str]:
+    """Returns warnings, as sentences. Raises UnsafeServer, and RedisError or OSError where the
+    server cannot be reached.
 
-    What an access list forbids to ask is a warning, not a refusal. `meta` is who has `keys.meta`,
-    where that is another server of a cluster.
+    An INFO that an access list forbids is a warning.
     """
-    with translated("check"):
-        await redis.ping()
-        try:
-            info: dict[str, Any] = await redis.info()
-        except ResponseError as error:
-            if not _is_forbidden(error):
-                raise
-            info = {}
-        forbidden = "INFO is forbidden: the server was not checked."
-        warnings = _judge(info, kind) if info else [forbidden]
-        try:
-            await _check_schema(redis if meta is None else meta, keys)
-        except ResponseError as error:
-            if is_out_of_memory(error):
-                warnings.append("The server is full (maxmemory): no job is accepted at the moment.")
-            elif _is_forbidden(error):
-                raise UnsafeServer(f"The server forbids what Penstock needs: {error}") from error
-            else:
-                raise
-    return warnings
+    await redis.ping()
+    try:
+        info: dict[str, Any] = await redis.info()
+    except ResponseError as error:
+        if not is_forbidden(error):
+            raise
+        return ["INFO is forbidden: the server was not checked."]
+    return judge(info, kind)
 
 
-def _judge(info: dict[str, Any], kind: ServerKind = ServerKind.SINGLE) -> list[str]:
+def judge(info: Mapping[str, Any], kind: ServerKind = ServerKind.SINGLE) -> list[str]:
+    """Returns warnings about a server by its INFO. Raises UnsafeServer."""
     if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):  # Redis' word, Valkey's
         raise UnsafeServer(
             "This is a sentinel and keeps no data; write "
@@ -93,17 +73,6 @@ def _judge(info: dict[str, Any], kind: ServerKind = ServerKind.SINGLE) -> list[s
     return warnings
 
 
-async def _check_schema(redis: Redis, keys: Keys) -> None:
-    await redis.hsetnx(keys.meta, "schema", str(SCHEMA_VERSION))
-    await redis.hsetnx(keys.meta, "created", str(int(time.time())))
-    found = await redis.hget(keys.meta, "schema")
-    text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
-    if not text.isdigit() or int(text) > SCHEMA_VERSION:
-        raise UnsafeServer(
-            f"The data under '{keys.namespace}:' has schema {text[:20]}, this release knows up to "
-            f"{SCHEMA_VERSION}; run a newer release or another namespace."
-        )
-
-
-def _is_forbidden(error: ResponseError) -> bool:
+def is_forbidden(error: ResponseError) -> bool:
+    """Returns whether the user's access list forbids the command."""
     return isinstance(error, NoPermissionError) or "NOPERM" in str(error)

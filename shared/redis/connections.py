@@ -150,8 +150,6 @@ class Connections:
         home: Home | None = None,
     ) -> Redis:
         if self.is_fake:
-            from shared.redis.connections import fake_client
-
             return fake_client(self._url)
         options |= {"protocol": 2, "socket_connect_timeout": CONNECT_TIMEOUT_S}
         home = home or self.home

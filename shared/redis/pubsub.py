@@ -24,7 +24,6 @@ from redis.exceptions import RedisError
 from shared.backoff import Backoff
 from shared.logs import RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
-from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +35,10 @@ MAX_RETRY_S = 1.0
 SUBSCRIBE_CHUNK = 256
 
 _BROKEN = (RedisError, OSError, EOFError)
+
+
+class NotConfirmed(Exception):
+    """The server did not confirm a subscription in time; the sentence holds no address."""
 
 
 class Listener(Protocol):
@@ -116,7 +119,7 @@ class Subscriber:
                 listener.on_confirmed()
 
     async def confirmed(self, channel: str, listener: Listener) -> None:
-        """Returns once the server confirmed what was added. Raises TransportError, and does not
+        """Returns once the server confirmed what was added. Raises NotConfirmed, and does not
         listen then."""
         state = self._channels[channel]
         if state.confirmed.is_set():
@@ -126,7 +129,7 @@ class Subscriber:
                 await state.confirmed.wait()
         except TimeoutError:
             await self.remove(channel, listener)
-            raise TransportError(f"the subscription was not confirmed{self._trouble}") from None
+            raise NotConfirmed(f"the subscription was not confirmed{self._trouble}") from None
         except asyncio.CancelledError:
             await self.remove(channel, listener)
             raise

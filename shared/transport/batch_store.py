@@ -11,8 +11,7 @@ from redis.exceptions import RedisError
 
 from shared.keys import Keys
 from shared.messages import Usage
-from shared.redis.failures import is_out_of_memory, translated
-from shared.redis.scripts import Argument, Scripts
+from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import (
     MEMORY_RETRY_S,
     Fields,
@@ -39,6 +38,7 @@ from shared.transport.ports.batches import (
 )
 from shared.transport.ports.files import FILE_PREFIX, FilePart
 from shared.transport.ports.jobs import QueueFull, TransportError
+from shared.transport.scripts import Argument, Scripts
 
 _metadata = msgspec.json.Decoder(dict[str, str])
 _errors = msgspec.json.Decoder(tuple[BatchError, ...])

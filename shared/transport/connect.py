@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import time
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
 from shared.keys import NAMESPACE, Keys
-from shared.redis.check import UnsafeServer, check_server
+from shared.redis.check import UnsafeServer, check_server, is_forbidden
 from shared.redis.connections import Connections
-from shared.redis.failures import translated
 from shared.redis.pubsub import Subscriber
-from shared.redis.scripts import Scripts
 from shared.redis.topology import WrongTopology
 from shared.redis.url import redacted
 from shared.transport.batch_store import RedisBatchStore
 from shared.transport.dead_letters import RedisDeadLetters
+from shared.transport.drain_rate import DrainRates
 from shared.transport.event_bus import RedisEventBus
+from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import RedisFileIndex
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.job_store import RedisJobStore, StorePolicy
+from shared.transport.scripts import Scripts
+from shared.transport.wire import SCHEMA_VERSION
+from shared.transport.worker_registry import RedisWorkerRegistry
 
 RETAIN_MS = 600_000
 
@@ -35,7 +43,9 @@ class RedisTransport:
         is_sharded = self.connections.is_sharded
         scripts = Scripts(keys, retain_ms, is_sharded=is_sharded)
         subscriber = Subscriber(self.connections.new_sub, is_sharded=is_sharded)
-        self.store = RedisJobStore(keys, self.connections, scripts, policy)
+        drains = DrainRates()
+        self.store = RedisJobStore(keys, self.connections, scripts, policy, drains)
+        self.registry = RedisWorkerRegistry(keys, self.connections, scripts, drains)
         self.queue = RedisJobQueue(keys, self.connections, scripts, subscriber)
         self.bus = RedisEventBus(keys, subscriber)
         self.dead_letters = RedisDeadLetters(keys, self.connections.cmd, scripts)
@@ -48,16 +58,15 @@ class RedisTransport:
         if self.is_fake:
             return ["fake:// is an in-process stand-in: nothing survives, nobody else can join."]
         home = self.connections.home
-        if home is not None:
-            with translated("check"):
+        with translated("check"):
+            if home is not None:
                 try:
                     await home.locate()
                 except WrongTopology as error:
                     raise UnsafeServer(str(error)) from error
-        async with self.connections.reaching(self.keys.meta) as meta:
-            return await check_server(
-                self.connections.cmd, self.keys, kind=self.connections.kind, meta=meta
-            )
+            warnings = await check_server(self.connections.cmd, self.connections.kind)
+            async with self.connections.reaching(self.keys.meta) as redis:
+                return [*warnings, *await check_schema(redis, self.keys)]
 
     async def aclose(self) -> None:
         await self.bus.aclose()
@@ -78,3 +87,27 @@ async def open_transport(
     """
     keys = Keys(namespace, partition)
     return RedisTransport(redis_url, keys, retain_ms, policy or StorePolicy())
+
+
+async def check_schema(redis: Redis, keys: Keys) -> list[str]:
+    """Notes the schema of the data under the namespace; returns warnings, as sentences.
+
+    Raises UnsafeServer where a newer release wrote it, or where the access list forbids the writes.
+    """
+    try:
+        await redis.hsetnx(keys.meta, "schema", str(SCHEMA_VERSION))
+        await redis.hsetnx(keys.meta, "created", str(int(time.time())))
+        found = await redis.hget(keys.meta, "schema")
+    except ResponseError as error:
+        if is_out_of_memory(error):
+            return ["The server is full (maxmemory): no job is accepted at the moment."]
+        if is_forbidden(error):
+            raise UnsafeServer(f"The server forbids what Penstock needs: {error}") from error
+        raise
+    text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+    if not text.isdigit() or int(text) > SCHEMA_VERSION:
+        raise UnsafeServer(
+            f"The data under '{keys.namespace}:' has schema {text[:20]}, this release knows up to "
+            f"{SCHEMA_VERSION}; run a newer release or another namespace."
+        )
+    return []

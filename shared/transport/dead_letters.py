@@ -10,9 +10,9 @@ from redis.asyncio import Redis
 
 from shared.keys import Keys
 from shared.messages import Job
-from shared.redis.failures import translated
-from shared.redis.scripts import Scripts
+from shared.transport.failures import translated
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
+from shared.transport.scripts import Scripts
 from shared.transport.wire import decode_job
 
 MAX_LISTED = 1000

@@ -8,8 +8,9 @@ from collections import deque
 
 from shared.keys import Keys
 from shared.messages import JobEvent
-from shared.redis.pubsub import Subscriber
-from shared.transport.ports.jobs import RESYNC, Resync, Subscription
+from shared.redis.pubsub import NotConfirmed, Subscriber
+from shared.transport.ports.bus import RESYNC, Resync, Subscription
+from shared.transport.ports.jobs import TransportError
 from shared.transport.wire import decode_frame
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,10 @@ class RedisEventBus:
 
     async def confirmed(self, subscription: Subscription) -> None:
         assert isinstance(subscription, RedisSubscription)
-        await self._subscriber.confirmed(self._keys.channel(subscription.job_id), subscription)
+        try:
+            await self._subscriber.confirmed(self._keys.channel(subscription.job_id), subscription)
+        except NotConfirmed as error:
+            raise TransportError(str(error)) from error
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         assert isinstance(subscription, RedisSubscription)

@@ -10,8 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from shared.keys import Keys, partition_of
-from shared.redis.failures import is_out_of_memory, translated
-from shared.redis.scripts import Scripts
+from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.ports.files import (
     FILE_PREFIX,
     FileInUse,
@@ -23,6 +22,7 @@ from shared.transport.ports.files import (
     NewFile,
 )
 from shared.transport.ports.jobs import QueueFull
+from shared.transport.scripts import Scripts
 
 LIST_PAGE = 200
 MEMORY_RETRY_S = 5.0

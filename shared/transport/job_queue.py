@@ -23,23 +23,29 @@ from shared.messages import (
     TokenLogprob,
 )
 from shared.redis.connections import BLOCK_MS, Connections
-from shared.redis.failures import group_is_missing, is_out_of_memory, translated
 from shared.redis.pool import Command
 from shared.redis.pubsub import Subscriber
-from shared.redis.scripts import Argument, Scripts
-from shared.transport.append_items import append_arguments, append_result, refusal_of
-from shared.transport.ports.jobs import (
+from shared.transport.failures import group_is_missing, is_out_of_memory, translated
+from shared.transport.ports.jobs import Restored
+from shared.transport.ports.queue import (
     Append,
     AppendResult,
+    AppendStatus,
     Beat,
     BeatReply,
     CrashCause,
     Delivery,
     JobSnapshot,
-    Restored,
 )
 from shared.transport.records import WORKER_FIELDS
-from shared.transport.wire import PayloadInvalid, decode_entry, decode_job
+from shared.transport.scripts import Argument, Scripts
+from shared.transport.wire import (
+    PayloadInvalid,
+    append_arguments,
+    append_result,
+    decode_entry,
+    decode_job,
+)
 
 log = logging.getLogger(__name__)
 
@@ -215,16 +221,17 @@ class RedisJobQueue:
     async def append(
         self, worker_id: str, lease_ms: int, items: Sequence[Append]
     ) -> Sequence[AppendResult]:
-        results: list[AppendResult | None] = [refusal_of(item) for item in items]
-        sound = [at for at, refusal in enumerate(results) if refusal is None]
+        faults = [item.fault() for item in items]
+        sound = [at for at, fault in enumerate(faults) if fault is None]
         arguments: list[Argument] = []
         for at in sound:
             arguments += append_arguments(items[at])
         with translated("append"):
             verdicts = await self._call("append", worker_id, lease_ms, *arguments)
+        results = [AppendResult(AppendStatus.REJECTED, detail=fault or "") for fault in faults]
         for at, verdict in zip(sound, verdicts, strict=True):
             results[at] = append_result(items[at], verdict.decode())
-        return [result for result in results if result is not None]
+        return results
 
     async def restore(
         self, worker_id: str, job_id: str, attempt: int, snapshot: JobSnapshot, sure_ms: int

@@ -6,13 +6,13 @@ import asyncio
 import functools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from shared.keys import NUM_LANES, Keys, partition_of
+from shared.keys import Keys, partition_of
 from shared.messages import (
     START,
     TERMINAL_STATES,
@@ -28,13 +28,11 @@ from shared.messages import (
     OnDisconnect,
 )
 from shared.redis.connections import MAX_ACCEPT_WAIT_S, Connections
-from shared.redis.failures import is_out_of_memory, translated
 from shared.redis.pool import Command
-from shared.redis.scripts import Scripts
 from shared.transport.drain_rate import DrainRates
+from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.ports.jobs import (
     AdmissionLimits,
-    AnnouncedModel,
     CancelResult,
     DurabilityFault,
     JobLook,
@@ -42,14 +40,13 @@ from shared.transport.ports.jobs import (
     KeptKey,
     KeyTaken,
     QueueFull,
-    QueueStats,
     Restored,
     Submission,
     Submitted,
     TransportError,
-    WorkerStatus,
 )
-from shared.transport.records import end_of, job_record, queue_stats, worker_status
+from shared.transport.records import end_of, job_record
+from shared.transport.scripts import Scripts
 from shared.transport.submission import allowances, check_answer, check_job, submit_arguments
 from shared.transport.wire import decode_entry, lost_output
 
@@ -63,7 +60,6 @@ MAX_SCANNED = 10_000  # entries of an index looked at by one list_jobs
 POSITION_MAX = 1000  # entries counted per lane
 MEMORY_RETRY_S = 5.0
 SECRET_LIFE_MS = 7 * 24 * 3_600_000
-CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
 DECODE_S = 0.004  # of decoding without a pause
 _MAX_ID_PART = 2**63 - 1
 _STATES = {b"gone": None, **{state.encode(): state for state in JobState}}
@@ -84,8 +80,14 @@ class RedisJobStore:
     """Implements JobStore for one partition. Safe for any number of tasks."""
 
     def __init__(
-        self, keys: Keys, connections: Connections, scripts: Scripts, policy: StorePolicy
+        self,
+        keys: Keys,
+        connections: Connections,
+        scripts: Scripts,
+        policy: StorePolicy,
+        drains: DrainRates,
     ) -> None:
+        """`drains`: as a WorkerRegistry measures them; `submit` estimates waits by them."""
         self._keys = keys
         self._redis = connections.cmd
         self._calls = connections.calls
@@ -93,11 +95,8 @@ class RedisJobStore:
         self._accept = connections.accept
         self._scripts = scripts
         self._policy = policy
-        self._clock = time.monotonic
         self._server_clock = connections.clock
-        self._workers: Sequence[WorkerStatus] = ()  # as last seen
-        self._announced: Sequence[str] = ()  # names of models, as last seen
-        self._drains = DrainRates()
+        self._drains = drains
 
     async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
         """As JobStore. ValueError for a job id, lane, model or timeout that cannot be queued."""
@@ -377,84 +376,6 @@ class RedisJobStore:
         assert isinstance(found, bytes), "it lives for a week"
         return found
 
-    async def workers(self) -> Sequence[WorkerStatus]:
-        with translated("workers"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hkeys(self._keys.workers)
-            pipe.hkeys(self._keys.models)
-            known, announced = await pipe.execute()
-            names = sorted(known)
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.time()
-            for name in names:
-                pipe.hgetall(self._keys.worker(name.decode()))
-            time, *hashes = await pipe.execute()
-        now_ms = _milliseconds(time)
-        self._announced = sorted(name.decode() for name in announced)
-        self._workers = [
-            worker_status(name.decode(), fields, now_ms)
-            for name, fields in zip(names, hashes, strict=True)
-            if b"beat_ms" in fields  # else its lease ended
-        ]
-        return self._workers
-
-    async def queue_stats(self) -> QueueStats:
-        """As JobStore. Called again and again, together with `workers`, it also measures how fast
-        the work of each model is done."""
-        models = sorted({model for worker in self._workers for model in worker.models})
-        names = sorted({*models, *self._announced})
-        with translated("queue_stats"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hgetall(self._keys.stat)
-            for model in models:
-                pipe.hmget(self._keys.work(model), list(map(str, range(NUM_LANES))))
-            for name in names:
-                pipe.zcard(self._keys.queued_for(name))
-            fields, *replies = await pipe.execute()
-        lanes, queued = replies[: len(models)], replies[len(models) :]
-        waiting = {
-            model
-            for model, work in zip(models, lanes, strict=True)
-            if any(int(n or 0) for n in work)
-        }
-        totals = {
-            model: {w.worker_id: _tokens_of(w) for w in self._workers if model in w.models}
-            for model in models
-        }
-        self._drains.observe(totals, waiting, self._clock())
-        return queue_stats(fields, dict(zip(names, queued, strict=True)))
-
-    async def models(self) -> Mapping[str, AnnouncedModel]:
-        served = {model for worker in await self.workers() for model in worker.models}
-        with translated("models"):
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.time()
-            pipe.hgetall(self._keys.models)
-            pipe.zrange(self._keys.models_seen, 0, -1, withscores=True)
-            time, cards, seen = await pipe.execute()
-        now_ms, seen_ms = _milliseconds(time), dict(seen)
-
-        def unserved_s(name: bytes) -> float:
-            if name.decode() in served:
-                return 0.0
-            return max(0.0, (now_ms - float(seen_ms.get(name, 0))) / 1000)
-
-        return {
-            name.decode(): AnnouncedModel(card, unserved_s(name))
-            for name, card in sorted(cards.items())
-        }
-
-    async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:
-        if digests:
-            blobs = sorted({digest for ones in digests.values() for digest in ones})
-            with translated("keep_models"):
-                await self._call("keep", CARD_LIFE_MS, len(digests), *digests, *blobs)
-
-    async def get_blob(self, digest: str) -> bytes | None:
-        with translated("get_blob"):
-            blob: Any = await self._redis.get(self._keys.blob(digest))
-        return blob if isinstance(blob, bytes) else None
-
     async def ping(self) -> float:
         with translated("ping"):
             begin_s = time.perf_counter()
@@ -571,12 +492,6 @@ def _record(job_id: str, fields: Fields, position: int | None) -> JobRecord:
         raise TransportError(str(error)) from error
 
 
-def _milliseconds(time: tuple[int, int]) -> int:
-    """Of the reply of TIME."""
-    seconds, microseconds = time
-    return int(seconds) * 1000 + int(microseconds) // 1000
-
-
 @functools.lru_cache(maxsize=1024)  # jobs that wait all stand where they began
 def _job_look(word: bytes) -> JobLook | None:
     """Of one word of the transition's reply."""
@@ -584,12 +499,6 @@ def _job_look(word: bytes) -> JobLook | None:
     num_tokens, _, num_bytes = end.partition(b"-")
     known = _STATES[state]
     return None if known is None else JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
-
-
-def _tokens_of(worker: WorkerStatus) -> float:
-    """That its engine has computed, prompts and outputs."""
-    counts = (worker.stats.get(name, 0) for name in ("prompt_tokens", "generated_tokens"))
-    return sum(count for count in counts if isinstance(count, float | int))
 
 
 def _why_not(error: ResponseError) -> DurabilityFault:

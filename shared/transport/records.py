@@ -14,7 +14,8 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
-from shared.transport.ports.jobs import JobRecord, QueueStats, WorkerStatus
+from shared.transport.ports.jobs import JobRecord
+from shared.transport.ports.registry import QueueStats, WorkerStatus
 from shared.transport.wire import build_end, decode_stop_reason
 
 Hash = Mapping[bytes, bytes]

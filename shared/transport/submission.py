@@ -7,9 +7,9 @@ from typing import Any
 
 from shared.keys import NUM_LANES, partition_of
 from shared.messages import Job, SamplingParams
-from shared.redis.scripts import Argument
 from shared.transport.drain_rate import DrainRate, spread_s
 from shared.transport.ports.jobs import AdmissionLimits, Allowance, KeyTaken, QueueFull
+from shared.transport.scripts import Argument
 from shared.transport.wire import encode_job
 
 MAX_TIMEOUT_MS = 7 * 24 * 3_600_000

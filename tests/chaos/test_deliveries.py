@@ -9,7 +9,8 @@ import httpx
 
 from shared.keys import GROUP, new_job_id
 from shared.messages import Job, JobState, OnDisconnect, SamplingParams
-from shared.transport.ports.jobs import AdmissionLimits, AppendStatus, QueueFull
+from shared.transport.ports.jobs import AdmissionLimits, QueueFull
+from shared.transport.ports.queue import AppendStatus
 from tests.chaos.harness.phantom import Phantom
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.stage import Stage
@@ -52,7 +53,7 @@ async def test_a_worker_that_died_before_its_last_word_leaves_nothing_to_compute
     workers = await stage.deployment.use_workers()
     await stage.all_finished([stage.reader_of(job_id, PROMPT, 30)])
     assert any("resumed_tokens=30" in worker.log for worker in workers)
-    statuses = await stage.transport.store.workers()
+    statuses = await stage.transport.registry.workers()
     assert all(status.stats["generated_tokens"] == 0 for status in statuses)
     await stage.settled()
 
@@ -247,7 +248,7 @@ async def test_a_cancel_reaches_queued_and_running_jobs_over_http(stage: Stage) 
 
 
 async def _num_queued(stage: Stage, number: int) -> bool:
-    return (await stage.transport.store.queue_stats()).queued == number
+    return (await stage.transport.registry.queue_stats()).queued == number
 
 
 async def _cancel(stage: Stage, job_id: str) -> dict[str, str]:

@@ -123,7 +123,7 @@ async def test_a_plain_job_outlives_the_frontend_of_one_of_its_readers(stage: St
 
 
 async def _num_queued(stage: Stage, number: int) -> bool:
-    return (await stage.transport.store.queue_stats()).queued == number
+    return (await stage.transport.registry.queue_stats()).queued == number
 
 
 async def _job_ids(stage: Stage) -> list[str]:

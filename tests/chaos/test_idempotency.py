@@ -21,11 +21,11 @@ async def test_one_key_at_two_frontends_at_once_is_one_job_and_two_equal_streams
     job_ids = [client.reading.job_id for client in clients]
     assert job_ids[::2] == job_ids[1::2]
     assert len(set(job_ids)) == num_keys
-    totals = (await stage.transport.store.queue_stats()).totals
+    totals = (await stage.transport.registry.queue_stats()).totals
     late = stage.client(60, prompt=PROMPT, first_url=1, key="key 0")
     await stage.all_finished([late])
     assert late.reading.job_id == job_ids[0]
-    assert (await stage.transport.store.queue_stats()).totals == totals
+    assert (await stage.transport.registry.queue_stats()).totals == totals
     await stage.settled()
 
 

@@ -159,7 +159,7 @@ async def test_background_responses_outlive_an_emptied_server(
 
 
 async def _num_running(stage: Stage, number: int) -> bool:
-    return (await stage.transport.store.queue_stats()).running == number
+    return (await stage.transport.registry.queue_stats()).running == number
 
 
 @pytest.mark.parametrize("how", ["flush", "lost tail"])

@@ -62,7 +62,7 @@ async def test_after_a_flush_every_stream_goes_on(stage: Stage) -> None:
 
 
 async def _num_queued(stage: Stage, number: int) -> bool:
-    return (await stage.transport.store.queue_stats()).queued == number
+    return (await stage.transport.registry.queue_stats()).queued == number
 
 
 async def test_everybody_waits_for_a_redis_that_is_not_there_yet(stage: Stage) -> None:

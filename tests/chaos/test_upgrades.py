@@ -65,5 +65,5 @@ async def test_old_and_new_releases_work_side_by_side(stage: Stage) -> None:
 
 
 async def _no_pending(stage: Stage, worker_id: str) -> bool:
-    statuses = await stage.transport.store.workers()
+    statuses = await stage.transport.registry.workers()
     return [s.stats["jobs"] for s in statuses if s.worker_id == worker_id] == [0]

@@ -120,7 +120,7 @@ def record_worker_calls(directory: Path) -> None:
     Called by tests/support/faults/sitecustomize.py in processes whose environment has HISTORY.
     """
     from shared.transport.job_queue import RedisJobQueue
-    from shared.transport.ports.jobs import Append, AppendResult, Delivery
+    from shared.transport.ports.queue import Append, AppendResult, Delivery
 
     writer = HistoryWriter(directory, f"worker-{os.getpid()}")
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from shared.settings import LogFormat, LogLevel
-from shared.transport.ports.jobs import CrashCause
+from shared.transport.ports.queue import CrashCause
 from worker.engine_process.link import EngineDied, EngineLink, EngineNotLoaded
 from worker.engine_process.messages import (
     EngineEnds,

@@ -10,7 +10,7 @@ from shared.keys import GROUP
 from shared.messages import Cursor, Delta
 from shared.text.tokenizer import FastTokenizer
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import Append, AppendResult, Beat, Delivery
+from shared.transport.ports.queue import Append, AppendResult, Beat, Delivery
 from shared.transport.wire import chain_hash
 
 LEASE_MS = 120_000  # it does not beat: longer than any scenario

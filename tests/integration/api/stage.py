@@ -25,14 +25,8 @@ from shared.tasks import cancel_and_wait
 from shared.text.detokenizer import StopStringMatcher
 from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import (
-    Append,
-    AppendStatus,
-    Beat,
-    Delivery,
-    JobEnd,
-    TransportError,
-)
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.queue import Append, AppendStatus, Beat, Delivery, JobEnd
 from shared.transport.wire import chain_hash
 from tests.support.checkpoints import make_checkpoint
 

@@ -12,7 +12,7 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
 from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.ports.jobs import JobEnd
+from shared.transport.ports.queue import JobEnd
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
 

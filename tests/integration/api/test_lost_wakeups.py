@@ -20,7 +20,8 @@ from api.jobs.quiet_streams import MAX_SILENCES
 from api.jobs.relay import EventRelay
 from shared.messages import START, Delta, Durability, ErrorCode, Failed, Finished, JobState
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import RESYNC, AdmissionLimits, JobEvent, Resync, Subscription
+from shared.transport.ports.bus import RESYNC, Resync, Subscription
+from shared.transport.ports.jobs import AdmissionLimits, JobEvent
 from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
 from tests.support.redis_server import namespace, redis_url  # noqa: F401
 

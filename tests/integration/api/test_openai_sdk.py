@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.ports.jobs import JobEnd
+from shared.transport.ports.queue import JobEnd
 from tests.integration.api.stage import MODEL, Stage, wait_until
 from tests.integration.api.stage_fixtures import openai_client
 

@@ -19,7 +19,7 @@ from api.dialects.responses import routes as responses
 from api.dialects.responses import store as earlier
 from api.dialects.responses.items import input_items
 from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.ports.jobs import JobEnd
+from shared.transport.ports.queue import JobEnd
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.integration.api.stage_fixtures import openai_client
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.ports.jobs import JobEnd
+from shared.transport.ports.queue import JobEnd
 from tests.integration.api.stage import MODEL, Stage
 from tests.support.sse_readers import by_lines
 

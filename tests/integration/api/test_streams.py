@@ -13,7 +13,7 @@ import pytest
 from httpx_sse import connect_sse
 
 from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.ports.jobs import JobEnd
+from shared.transport.ports.queue import JobEnd
 from tests.integration.api.stage import MODEL, Stage, wait_until
 
 CHAT = {

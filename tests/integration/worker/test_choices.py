@@ -46,7 +46,7 @@ async def idle_stats(transport: RedisTransport, generated_tokens: int) -> Mappin
     more and all its blocks are free."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while True:
-        statuses = await transport.store.workers()
+        statuses = await transport.registry.workers()
         if len(statuses) == 1:
             stats = statuses[0].stats
             has_run = float(stats["generated_tokens"]) >= generated_tokens

@@ -100,7 +100,7 @@ async def test_a_device_that_comes_back_is_used_again_by_the_same_worker(
     results = list(await asyncio.gather(*map(frontend.result, job_ids)))
     assert endings(results) == {"finished": 24}
     deadline_s = time.monotonic() + TIMEOUT_S
-    while (status := (await transport.store.workers())[0]).stalled:  # until the next heartbeat
+    while (status := (await transport.registry.workers())[0]).stalled:  # until the next heartbeat
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.02)
     assert status.stats["device_failures"] == 1
@@ -118,7 +118,7 @@ async def test_a_worker_without_a_device_stalls_then_gives_up_and_keeps_no_job(
     deadline_s = time.monotonic() + TIMEOUT_S
     while worker.alive:
         assert time.monotonic() < deadline_s
-        seen_stalled |= any(status.stalled for status in await transport.store.workers())
+        seen_stalled |= any(status.stalled for status in await transport.registry.workers())
         await asyncio.sleep(0.02)
     assert seen_stalled
     assert await worker.ended() == EXIT_GAVE_UP
@@ -167,10 +167,10 @@ async def test_a_step_out_of_memory_is_computed_again_in_smaller_ones(
 
     tight = await start_worker(**MODEL, **{MEMORY: 20}, MAX_NUM_SEQS=8).ready()
     in_small_steps = await answers()
-    (status,) = await transport.store.workers()
+    (status,) = await transport.registry.workers()
     while not status.stats["failed_steps"]:  # until a beat that is later than the answers
         await asyncio.sleep(0.05)
-        (status,) = await transport.store.workers()
+        (status,) = await transport.registry.workers()
     assert status.stats["engine_restarts"] == 0
     tight.signal(signal.SIGTERM)
     assert await tight.ended() == 0

@@ -26,10 +26,10 @@ PROMPT = list(range(40, 70))
 
 
 async def text_of(transport: RedisTransport, model: str, token_ids: list[int]) -> str:
-    card = ModelCard.from_json((await transport.store.models())[model].card)
+    card = ModelCard.from_json((await transport.registry.models())[model].card)
     blobs = {}
     for digest in card.digests:
-        blob = await transport.store.get_blob(digest)
+        blob = await transport.registry.get_blob(digest)
         assert blob is not None
         blobs[digest] = blob
     return load_text(card, blobs).tokenizer.decode(token_ids)
@@ -47,7 +47,7 @@ async def assert_idle(transport: RedisTransport) -> None:
     """All blocks are free and nothing runs, says the last beat."""
 
     async def idle() -> bool:
-        statuses = await transport.store.workers()
+        statuses = await transport.registry.workers()
         return bool(statuses) and all(
             s.stats["running"] == s.stats["jobs"] == 0
             and s.stats["free_blocks"] == s.stats["total_blocks"]
@@ -56,7 +56,7 @@ async def assert_idle(transport: RedisTransport) -> None:
 
     deadline_s = time.monotonic() + TIMEOUT_S
     while not await idle():
-        assert time.monotonic() < deadline_s, await transport.store.workers()
+        assert time.monotonic() < deadline_s, await transport.registry.workers()
         await asyncio.sleep(0.02)
 
 
@@ -66,14 +66,14 @@ async def test_the_first_beat_says_all_that_later_ones_say(
     """Nobody who looks at a worker has to wonder whether its engine has made a step yet."""
     worker = start_worker(BEAT_INTERVAL_MS=60_000, LEASE_MS=600_000)
     await until(lambda: " ready " in worker.log, "the worker to be ready")
-    (first,) = await transport.store.workers()
+    (first,) = await transport.registry.workers()
     assert first.stats["generated_tokens"] == first.stats["step"] == 0
     assert first.stats["free_blocks"] == first.stats["total_blocks"]
     worker.close()
     await transport.queue.declare_dead(first.worker_id)
     await start_worker().ready()
     await frontend.result(await frontend.submit(PROMPT, max_tokens=5))
-    (later,) = await transport.store.workers()
+    (later,) = await transport.registry.workers()
     assert later.stats.keys() == first.stats.keys()
 
 
@@ -241,7 +241,7 @@ async def test_sigterm_lets_running_jobs_finish(
     assert await worker.ended() == 0
     assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 60)
     assert await frontend.state(late) is JobState.QUEUED
-    assert await transport.store.workers() == []
+    assert await transport.registry.workers() == []
 
 
 async def test_what_does_not_finish_in_time_goes_on_at_another_worker(

@@ -20,7 +20,7 @@ NEWS = (
 
 def become(schema: int) -> None:
     """In this process, before it imports the transport."""
-    from shared.redis import scripts
+    from shared.transport import scripts
     from shared.transport import wire as codec
 
     load = scripts.load_sources

@@ -40,12 +40,11 @@ from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import (
     AdmissionLimits,
     QueueFull,
-    QueueStats,
     Submission,
     Submitted,
     TransportError,
-    WorkerStatus,
 )
+from shared.transport.ports.registry import QueueStats, WorkerStatus
 from tests.unit.api.jobs.relay_fakes import record_of
 
 
@@ -349,7 +348,7 @@ def worker(**more: Any) -> WorkerStatus:
 
 async def test_health_says_the_worst_that_it_knows() -> None:
     store = Store()
-    health = HealthMonitor(store)  # type: ignore[arg-type]
+    health = HealthMonitor(store, store)  # type: ignore[arg-type]
     assert health.status == "degraded"
     await health.refresh()
     assert (health.status, health.is_fresh) == ("no_workers", True)

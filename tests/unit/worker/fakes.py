@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from shared.messages import Job, SamplingParams
 from shared.text.detokenizer import ByteDetokenizer
-from shared.transport.ports.jobs import (
+from shared.transport.ports.jobs import Restored, TransportError
+from shared.transport.ports.queue import (
     Append,
     AppendResult,
     AppendStatus,
@@ -17,8 +18,6 @@ from shared.transport.ports.jobs import (
     CrashCause,
     Delivery,
     JobSnapshot,
-    Restored,
-    TransportError,
 )
 
 EOS = 256

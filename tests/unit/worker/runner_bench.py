@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shared.messages import Cursor, ErrorCode, FinishReason, Job
 from shared.text.model_card import ModelCard
-from shared.transport.ports.jobs import Delivery, JobEnd
+from shared.transport.ports.queue import Delivery, JobEnd
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue
 from worker.checkpoint import ServedModel

@@ -16,7 +16,7 @@ from shared.messages import (
     Segment,
     choice_deltas,
 )
-from shared.transport.ports.jobs import Delivery
+from shared.transport.ports.queue import Delivery
 from shared.transport.wire import chain_hash, chain_links
 from tests.unit.worker.fakes import EOS, make_job
 from tests.unit.worker.runner_bench import Bench

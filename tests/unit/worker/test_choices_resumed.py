@@ -14,7 +14,7 @@ import pytest
 
 from shared.messages import START, ChoiceDelta, Cursor, Delta, Job, segment_deltas
 from shared.transport.job_queue import _segments_of
-from shared.transport.ports.jobs import Append, Delivery, JobEnd
+from shared.transport.ports.queue import Append, Delivery, JobEnd
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job
 from tests.unit.worker.runner_bench import MODEL

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from shared.transport.ports.jobs import Beat, BeatReply, Delivery
+from shared.transport.ports.queue import Beat, BeatReply, Delivery
 from tests.unit.worker.fakes import FakeQueue, make_job, until
 from worker.heartbeat import Heartbeat
 from worker.running_jobs import RunningJob, RunningJobs

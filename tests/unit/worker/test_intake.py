@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from shared.transport.ports.jobs import Delivery
+from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import FakeQueue, make_job, until
 from worker.intake import Intake, Oversubscription
 from worker.running_jobs import RunningJob, RunningJobs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.transport.ports.jobs import Delivery
+from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import make_job
 from worker.engine_process.messages import EngineReady
 from worker.intake import MAX_NOT_BEGUN, IntakeRoom

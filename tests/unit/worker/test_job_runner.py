@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState
-from shared.transport.ports.jobs import AppendResult, AppendStatus, Delivery
+from shared.transport.ports.queue import AppendResult, AppendStatus, Delivery
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job, until
 from tests.unit.worker.runner_bench import Bench
 from worker.engine_process.messages import AddRequest, CancelRequest, RequestRejected

@@ -10,7 +10,7 @@ from shared.messages import (
     TokenLogprob,
     Usage,
 )
-from shared.transport.ports.jobs import JobEnd
+from shared.transport.ports.queue import JobEnd
 from shared.transport.wire import chain_hash, chain_links
 from worker.outbox import MAX_APPEND_TOKENS, MAX_PIECES, Outbox
 

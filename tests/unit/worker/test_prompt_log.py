@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import PROMPT_SLICE_TOKENS, START, PromptLogprob, PromptSlice
-from shared.transport.ports.jobs import Append
+from shared.transport.ports.queue import Append
 from shared.transport.wire import chain_hash, decode_prompt_logprobs
 from tests.unit.worker.test_outbox import END
 from worker.outbox import Outbox

@@ -8,14 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shared.messages import START, FinishReason, JobState, Usage
-from shared.transport.ports.jobs import (
-    Append,
-    AppendResult,
-    AppendStatus,
-    JobEnd,
-    JobSnapshot,
-    Restored,
-)
+from shared.transport.ports.jobs import Restored
+from shared.transport.ports.queue import Append, AppendResult, AppendStatus, JobEnd, JobSnapshot
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import FakeQueue, accepted, until
 from worker.publisher import FlushPolicy, Publisher, Settled

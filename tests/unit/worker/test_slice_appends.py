@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from shared.messages import PROMPT_SLICE_TOKENS, START, PromptLogprob
-from shared.transport.ports.jobs import Append, AppendResult
+from shared.transport.ports.queue import Append, AppendResult
 from tests.unit.worker.fakes import accepted, until
 from tests.unit.worker.test_publisher import END, Bench, running
 from worker.prompt_log import PromptLog

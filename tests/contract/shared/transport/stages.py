@@ -18,10 +18,10 @@ from shared.messages import TERMINAL_STATES, JobState
 from shared.redis.check import MIN_VERSION
 from shared.redis.connections import forget_fake_server
 from shared.redis.pubsub import Subscriber
-from shared.redis.scripts import Scripts
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.job_store import StorePolicy
+from shared.transport.scripts import Scripts
 from tests.support.redis_server import KEYS_WITHOUT_TTL
 
 MODELS = ("m", "org/n:1")
@@ -81,6 +81,7 @@ class Stage:
         self.name = name
         self.keys = transport.keys
         self.store = transport.store
+        self.registry = transport.registry
         self.redis: Any = transport.connections.cmd
         self._transport = transport
         self._pubsub = pubsub
@@ -285,7 +286,7 @@ class Stage:
             for counter in (gauges, tenant):
                 counter[state] += 1
                 counter["queued_tokens"] += tokens
-        stats = await self.store.queue_stats()
+        stats = await self.registry.queue_stats()
         said = {"queued": stats.queued, "running": stats.running}
         said["queued_tokens"] = stats.queued_tokens
         assert Counter(said) == gauges, f"{self.name}: gauges"

@@ -22,19 +22,12 @@ from shared.messages import (
     Usage,
 )
 from shared.redis.pubsub import Subscriber
-from shared.redis.scripts import Scripts
 from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import RedisJobQueue
-from shared.transport.ports.jobs import (
-    RESYNC,
-    AdmissionLimits,
-    Append,
-    AppendResult,
-    Beat,
-    Delivery,
-    JobEnd,
-    Submitted,
-)
+from shared.transport.ports.bus import RESYNC
+from shared.transport.ports.jobs import AdmissionLimits, Submitted
+from shared.transport.ports.queue import Append, AppendResult, Beat, Delivery, JobEnd
+from shared.transport.scripts import Scripts
 from shared.transport.wire import chain_hash, chain_links
 
 MODEL = "org/tiny:1"
@@ -63,6 +56,7 @@ class Steps:
     def __init__(self, transport: RedisTransport) -> None:
         self.transport = transport
         self.store = transport.store
+        self.registry = transport.registry
         self.queue = transport.queue
         self.keys = transport.keys
         self.redis: Any = transport.connections.cmd
@@ -153,7 +147,7 @@ class Steps:
             queued += state == b"queued"
             running += state == b"running"
             tokens += int(prompt) if state == b"queued" else 0
-        stats = await self.store.queue_stats()
+        stats = await self.registry.queue_stats()
         assert (stats.queued, stats.running, stats.queued_tokens) == (queued, running, tokens)
         assert await self.redis.zcard(self.keys.live) == queued + running
         await self.assert_indexes_true()

@@ -21,15 +21,15 @@ class Clock:
 async def measure(steps: Steps, tokens_per_s: float, model: str = "org/tiny:1") -> None:
     """As a frontend does all the time, while work waits."""
     clock = Clock()
-    steps.store._clock = clock
+    steps.registry._clock = clock
     worker = f"measured-{model}"
     for second in range(4):
         clock.now_s += 1.0
         stats = {"prompt_tokens": second * tokens_per_s / 2, "generated_tokens": 0.0}
         stats["generated_tokens"] = stats["prompt_tokens"]
         await steps.worker(worker, models=(model,), stats=stats)
-        await steps.store.workers()
-        await steps.store.queue_stats()
+        await steps.registry.workers()
+        await steps.registry.queue_stats()
 
 
 def large(**more: object) -> dict[str, object]:

@@ -19,7 +19,7 @@ from shared.messages import (
     Usage,
 )
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AppendStatus, JobEnd
+from shared.transport.ports.queue import AppendStatus, JobEnd
 from tests.contract.shared.transport.steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
 
 
@@ -178,7 +178,7 @@ async def test_a_repeated_end_is_accepted_and_another_is_not(transport: RedisTra
     (result,) = await steps.queue.append("w1", LEASE_MS, [later])
     assert (result.status, result.detail) == (AppendStatus.ENDED, "finished:stop")
     assert len(await whole_log(steps, stream.job_id)) == 2
-    stats = await steps.store.queue_stats()
+    stats = await steps.registry.queue_stats()
     assert stats.totals == {"finished": 1}
 
 

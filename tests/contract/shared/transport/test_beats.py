@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import Beat, BeatReply, TransportError
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.queue import Beat, BeatReply
 from tests.chaos.harness.proxy import Proxy
 from tests.contract.shared.transport.steps import MODEL, Steps
 

@@ -15,9 +15,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.redis.failures import translated
 from shared.redis.pool import CommandPool, Commands
 from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.failures import translated
 from shared.transport.ports.jobs import TransportError
 from tests.chaos.harness.proxy import Proxy
 

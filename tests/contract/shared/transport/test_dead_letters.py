@@ -93,7 +93,7 @@ async def test_no_letter_no_job(transport: RedisTransport) -> None:
     job = await steps.submit()
     assert await steps.store.requeue("0-nobody", again(job), LIMITS) is None
     assert await steps.store.requeue(job.job_id, again(job), LIMITS) is None
-    assert (await steps.store.queue_stats()).queued == 1
+    assert (await steps.registry.queue_stats()).queued == 1
 
 
 async def test_a_full_queue_keeps_the_letter(transport: RedisTransport) -> None:

@@ -14,7 +14,9 @@ import redis.asyncio
 from shared.keys import Keys
 from shared.messages import START, JobState, OnDisconnect, Started
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import RESYNC, AnnouncedModel, TransportError
+from shared.transport.ports.bus import RESYNC
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.registry import AnnouncedModel
 from tests.contract.shared.transport.steps import (
     FINISHED,
     MODEL,
@@ -138,12 +140,12 @@ async def test_a_frontend_that_stands_still_is_told_from_one_that_died(steps: St
 async def test_a_worker_is_seen_with_its_card_until_it_retires(steps: Steps) -> None:
     await steps.worker("w1")
     await steps.queue.announce(MODEL, b"{}", {"digest": b"blob"})
-    assert await steps.store.models() == {MODEL: AnnouncedModel(b"{}", 0.0)}
-    assert await steps.store.get_blob("digest") == b"blob"
-    assert [worker.worker_id for worker in await steps.store.workers()] == ["w1"]
+    assert await steps.registry.models() == {MODEL: AnnouncedModel(b"{}", 0.0)}
+    assert await steps.registry.get_blob("digest") == b"blob"
+    assert [worker.worker_id for worker in await steps.registry.workers()] == ["w1"]
     await steps.queue.retire("w1")
-    assert await steps.store.workers() == []
-    assert (await steps.store.models())[MODEL].unserved_s > 0.0
+    assert await steps.registry.workers() == []
+    assert (await steps.registry.models())[MODEL].unserved_s > 0.0
 
 
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(steps: Steps) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shared.messages import Cursor, Delta, Failed, Finished, JobState, OnDisconnect, Usage
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AppendStatus
+from shared.transport.ports.queue import AppendStatus
 from tests.contract.shared.transport.steps import (
     FINISHED,
     LEASE_MS,
@@ -69,7 +69,7 @@ async def test_cancel_twice_gives_the_latched_state(transport: RedisTransport) -
     assert again is not None
     assert (again.state, again.won) == (JobState.CANCELLED, False)
     assert len(await whole_log(steps, job.job_id)) == 1
-    assert (await steps.store.queue_stats()).totals == {"cancelled": 1}
+    assert (await steps.registry.queue_stats()).totals == {"cancelled": 1}
 
 
 async def test_cancel_of_an_unknown_job_is_none(transport: RedisTransport) -> None:

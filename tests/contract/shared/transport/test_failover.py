@@ -12,7 +12,9 @@ import pytest
 
 from shared.messages import START, Delta, Finished, Job
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import RESYNC, Append, AppendStatus, Subscription, TransportError
+from shared.transport.ports.bus import RESYNC, Subscription
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.queue import Append, AppendStatus
 from tests.contract.shared.transport.steps import (
     FINISHED,
     LEASE_MS,

@@ -45,7 +45,7 @@ async def test_of_many_submits_at_once_one_makes_the_job(transport: RedisTranspo
     refused = [answer for answer in answers if isinstance(answer, KeyTaken)]
     assert {(answer.job_id, answer.same_request) for answer in refused} == {(first, True)}
     assert len(refused) == 19
-    assert (await steps.store.queue_stats()).queued == 1
+    assert (await steps.registry.queue_stats()).queued == 1
 
 
 async def test_a_key_belongs_to_one_request(transport: RedisTransport) -> None:

@@ -55,7 +55,7 @@ async def test_a_tenants_limit_refuses_before_anything_is_written(
     assert refused.scope == scope
     assert 1.0 <= refused.retry_after_s <= 60.0
     assert await steps.redis.hgetall(steps.keys.limit("default")) == before
-    assert (await steps.store.queue_stats()).queued == 2
+    assert (await steps.registry.queue_stats()).queued == 2
     await steps.submit(limits=limits, sampling=SAMPLING, tenant="another")
     await steps.assert_counters_true()
     await assert_every_key_expires(steps.redis, steps.keys.namespace)

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import Delivery
+from shared.transport.ports.queue import Delivery
 from tests.contract.shared.transport.steps import (
     FINISHED,
     LEASE_MS,

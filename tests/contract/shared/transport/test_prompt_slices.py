@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shared.messages import START, Cursor, Delta, PromptLogprob, PromptSlice, SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import Append, AppendResult, AppendStatus
+from shared.transport.ports.queue import Append, AppendResult, AppendStatus
 from shared.transport.wire import decode_prompt_logprobs, encode_prompt_logprobs
 from tests.contract.shared.transport.steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
 

@@ -181,7 +181,7 @@ async def test_reap_looks_at_every_live_job_in_turn(transport: RedisTransport) -
     ended = [await steps.store.reap() for _ in range(4)]
     assert (sum(ended), ended[3]) == (125, 0)
     assert max(ended) < 100
-    assert (await steps.store.queue_stats()).queued == 125
+    assert (await steps.registry.queue_stats()).queued == 125
     await steps.assert_counters_true()
 
 

@@ -167,7 +167,7 @@ async def test_workers_are_listed_while_their_lease_runs(transport: RedisTranspo
     await steps.worker("w2", stalled=True)
     await steps.worker("w3")
     await steps.die("w3")
-    first, second = await steps.store.workers()
+    first, second = await steps.registry.workers()
     assert (first.worker_id, first.draining, first.stalled) == ("w1", True, False)
     assert first.stats == {"step": 7, "tok_s": 1.5, "device": "cpu"}
     assert first.beat_age_s < 60
@@ -188,13 +188,13 @@ async def test_models_are_told_with_how_long_no_worker_has_served_them(
         await steps.queue.announce(model, f'{{"name": "{model}"}}'.encode(), {})
     await steps.redis.zincrby(steps.keys.models_seen, -5000, "a")
     await steps.redis.zincrby(steps.keys.models_seen, -7000, "c")
-    found = await steps.store.models()
+    found = await steps.registry.models()
     assert list(found) == ["a", "b", "c"]
     assert found["b"].card == b'{"name": "b"}'
     assert (found["a"].unserved_s, found["b"].unserved_s) == (0.0, 0.0)
     assert 7.0 <= found["c"].unserved_s < 60.0
     await steps.die("w1")
-    found = await steps.store.models()
+    found = await steps.registry.models()
     assert 5.0 <= found["a"].unserved_s < 60.0
     assert 0.0 < found["b"].unserved_s < 60.0
 
@@ -206,8 +206,8 @@ async def test_times_of_models_are_by_the_clock_that_they_are_compared_with(
     steps = Steps(transport)
     await steps.redis.hset(steps.keys.pulse, "skew_ms", skew_ms)
     await steps.queue.announce("a", b"{}", {})
-    await steps.store.keep_models({"a": []})
-    found = await steps.store.models()
+    await steps.registry.keep_models({"a": []})
+    found = await steps.registry.models()
     assert 0.0 <= found["a"].unserved_s < 60.0
     seconds, _ = await steps.redis.time()
     for key, after_s in ((steps.keys.models_seen, 0), (steps.keys.models_kept, 86_400)):
@@ -226,8 +226,8 @@ async def test_what_waits_is_counted_by_model_with_and_without_a_worker(
         await steps.submit(model=model)
 
     async def waiting() -> Mapping[str, int]:
-        await steps.store.workers()
-        return (await steps.store.queue_stats()).queued_by_model
+        await steps.registry.workers()
+        return (await steps.registry.queue_stats()).queued_by_model
 
     assert await waiting() == {"a": 2, "b": 1}
     await steps.worker("w1", models=("a",))
@@ -246,16 +246,16 @@ async def test_kept_models_outlive_the_day_after_their_last_announcement(
     for key in (keys.models, keys.models_seen, keys.blob("abc"), keys.blob("def")):
         await steps.redis.pexpire(key, 500_000)
     await steps.redis.zadd(keys.models_seen, {"kept": 1, "old": 1})
-    await steps.store.keep_models({"kept": ["abc"], "never-announced": ["ghi"]})
+    await steps.registry.keep_models({"kept": ["abc"], "never-announced": ["ghi"]})
     for key in (keys.models, keys.models_seen, keys.models_kept, keys.blob("abc")):
         assert await steps.redis.pttl(key) > 80_000_000, key
     assert await steps.redis.pttl(keys.blob("def")) <= 500_000
     await steps.queue.announce("new", b"{}", {})
-    assert set(await steps.store.models()) == {"kept", "new"}
+    assert set(await steps.registry.models()) == {"kept", "new"}
     await assert_every_key_expires(steps.redis, keys.namespace)
     await steps.redis.zadd(keys.models_kept, {"kept": 1})  # a day without a frontend that keeps it
     await steps.queue.announce("new", b"{}", {})
-    assert set(await steps.store.models()) == {"new"}
+    assert set(await steps.registry.models()) == {"new"}
 
 
 async def test_a_tenants_running_jobs_are_found_behind_any_number_that_wait(
@@ -316,14 +316,14 @@ async def test_blobs_are_sent_once_and_kept_by_announcing(transport: RedisTransp
     await steps.worker("w1")
     blobs = {"abc": b"\x00\xff", "def": b"2"}
     await steps.queue.announce("a", b"{}", blobs)
-    assert await steps.store.get_blob("abc") == b"\x00\xff"
-    assert await steps.store.get_blob("nothing") is None
+    assert await steps.registry.get_blob("abc") == b"\x00\xff"
+    assert await steps.registry.get_blob("nothing") is None
     blob = steps.keys.blob("abc")
     await steps.redis.pexpire(blob, 500_000)
     await steps.redis.set(steps.keys.blob("def"), b"untouched", keepttl=True)
     await steps.queue.announce("a", b"{}", blobs)
     assert await steps.redis.pttl(blob) > 500_000
-    assert await steps.store.get_blob("def") == b"untouched"
+    assert await steps.registry.get_blob("def") == b"untouched"
 
 
 async def test_cards_that_nobody_announces_are_forgotten(transport: RedisTransport) -> None:

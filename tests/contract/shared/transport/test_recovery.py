@@ -6,7 +6,7 @@ import pytest
 
 from shared.messages import Cursor, Failed, JobState, TokenLogprob
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AppendStatus, CrashCause, Delivery
+from shared.transport.ports.queue import AppendStatus, CrashCause, Delivery
 from tests.contract.shared.transport.steps import (
     FINISHED,
     MODEL,

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.keys import Keys
 from shared.launcher.redis_server import PrivateServer
-from shared.redis.check import UnsafeServer, _judge, check_server
+from shared.redis.check import UnsafeServer, judge
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
 
@@ -90,11 +89,11 @@ async def test_a_wrong_password_is_an_error_without_it(
 @pytest.mark.parametrize("version", ["6.2.14", "2.8", "", "unknown"])
 def test_older_servers_are_refused(version: str) -> None:
     with pytest.raises(UnsafeServer, match=r"7\.0"):
-        _judge(SOUND | {"redis_version": version})
+        judge(SOUND | {"redis_version": version})
 
 
 def test_cluster_mode_is_a_warning() -> None:
-    warnings = _judge(SOUND | {"aof_enabled": 1, "cluster_enabled": 1})
+    warnings = judge(SOUND | {"aof_enabled": 1, "cluster_enabled": 1})
     assert any("cluster" in warning for warning in warnings)
 
 
@@ -108,5 +107,5 @@ async def test_the_stand_in_says_what_it_is() -> None:
 async def test_an_absent_server_is_a_transport_error(tmp_path: Any) -> None:
     away = await open_transport(f"unix://{tmp_path}/none.sock")
     with pytest.raises(TransportError):
-        await check_server(away.connections.cmd, Keys())
+        await away.check()
     await away.aclose()

@@ -16,13 +16,8 @@ from shared.launcher.redis_server import PrivateServer
 from shared.messages import Idempotency, JobState, OnDisconnect
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.batches import BatchLease, BatchProgress, BatchStatus
-from shared.transport.ports.jobs import (
-    AdmissionLimits,
-    Delivery,
-    KeyTaken,
-    QueueFull,
-    TransportError,
-)
+from shared.transport.ports.jobs import AdmissionLimits, KeyTaken, QueueFull, TransportError
+from shared.transport.ports.queue import Delivery
 from tests.contract.shared.transport.batch_steps import new_batch
 from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job, until
 from tests.support.settable_clock import SettableClock

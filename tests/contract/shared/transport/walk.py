@@ -21,16 +21,8 @@ from shared.messages import (
     OnDisconnect,
     SamplingParams,
 )
-from shared.transport.ports.jobs import (
-    AdmissionLimits,
-    Append,
-    AppendStatus,
-    Beat,
-    CrashCause,
-    Delivery,
-    KeyTaken,
-    QueueFull,
-)
+from shared.transport.ports.jobs import AdmissionLimits, KeyTaken, QueueFull
+from shared.transport.ports.queue import Append, AppendStatus, Beat, CrashCause, Delivery
 from tests.contract.shared.transport.ledger import Ledger
 from tests.contract.shared.transport.mirrors import Mirrors
 from tests.contract.shared.transport.random_append import random_append
@@ -56,7 +48,7 @@ FRONTENDS = ("fe1", "fe2")
 
 async def known_models(stage: Stage) -> dict[str, bytes]:
     """What the store knows, but for how long: each server has a clock of its own."""
-    return {name: model.card for name, model in (await stage.store.models()).items()}
+    return {name: model.card for name, model in (await stage.registry.models()).items()}
 
 
 class Walk:
@@ -208,7 +200,7 @@ class Walk:
         await self.mirrors.everywhere(lambda stage: stage.store.kept_key(key))
         state = self.rng.choice((None, *JobState))
         await self.mirrors.everywhere(lambda stage: stage.listed(state))
-        await self.mirrors.everywhere(lambda stage: stage.store.queue_stats())
+        await self.mirrors.everywhere(lambda stage: stage.registry.queue_stats())
         await self.mirrors.everywhere(known_models)
 
     # --- the workers' side -----------------------------------------------------------------
@@ -308,7 +300,7 @@ class Walk:
         await self.mirrors.everywhere(
             lambda stage: stage.queue(worker).announce(model, b"{}", blobs)
         )
-        await self.mirrors.everywhere(lambda stage: stage.store.get_blob(digest))
+        await self.mirrors.everywhere(lambda stage: stage.registry.get_blob(digest))
 
     async def _retire(self) -> None:
         worker = self._worker()

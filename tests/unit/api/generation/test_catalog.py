@@ -15,7 +15,8 @@ from api.generation.thread_pool import TextPool, request_bytes
 from shared.messages import InvalidParameter
 from shared.text.base import RenderingUnavailable
 from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
-from shared.transport.ports.jobs import AnnouncedModel, TransportError
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.registry import AnnouncedModel
 from tests.support.checkpoints import make_checkpoint
 
 

@@ -19,7 +19,8 @@ from shared.messages import (
     Started,
     Usage,
 )
-from shared.transport.ports.jobs import RESYNC, JobLook, JobRecord, Resync, TransportError
+from shared.transport.ports.bus import RESYNC, Resync
+from shared.transport.ports.jobs import JobLook, JobRecord, TransportError
 
 
 class FakeSubscription:

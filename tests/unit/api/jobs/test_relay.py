@@ -22,7 +22,8 @@ from shared.messages import (
     Started,
     Usage,
 )
-from shared.transport.ports.jobs import RESYNC, QueueFull, Restored, Submitted, TransportError
+from shared.transport.ports.bus import RESYNC
+from shared.transport.ports.jobs import QueueFull, Restored, Submitted, TransportError
 from tests.unit.api.jobs.relay_fakes import (
     FakeBus,
     FakeStore,

@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from shared.keys import GROUP, NUM_LANES
-from shared.redis.scripts import TRANSITIONS, load_sources
-from shared.transport.wire import SCHEMA_VERSION, chain_hash
+from shared.messages import Cursor, Delta
+from shared.transport.ports.queue import Append
+from shared.transport.scripts import TRANSITIONS, load_sources
+from shared.transport.wire import (
+    APPEND_FIELDS,
+    APPEND_STRIDE,
+    SCHEMA_VERSION,
+    append_arguments,
+    chain_hash,
+)
 
 FOLDER = Path(str(resources.files("shared.transport"))) / "lua"
 
@@ -50,6 +58,19 @@ def test_lua_and_python_agree_on_constants() -> None:
     assert f"local GROUP = '{GROUP}'" in common
     for name in ("recover", "position"):
         assert f"for lane = 0, {NUM_LANES - 1} do" in (FOLDER / f"{name}.lua").read_text()
+
+
+def test_lua_reads_an_items_arguments_in_the_order_in_which_python_writes_them() -> None:
+    source = (FOLDER / "append.lua").read_text()
+    assert f"local STRIDE = {APPEND_STRIDE}\n" in source
+    assert f"then {APPEND_STRIDE} per item:" in source
+    read = re.findall(r"(\w+) = ARGV\[i(?: \+ (\d+))?\]", source)
+    assert [(name, int(offset or 0)) for name, offset in read] == [
+        (name, offset) for offset, name in enumerate(APPEND_FIELDS)
+    ]
+    here = Cursor(0, 0)
+    item = Append("0-a", 1, Delta(here, here, (), ""), "", "")
+    assert len(append_arguments(item)) == APPEND_STRIDE
 
 
 def test_a_chain_is_equal_exactly_for_equal_histories() -> None:

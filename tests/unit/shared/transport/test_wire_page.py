@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from shared.messages import ErrorCode
-from shared.redis.scripts import TRANSITIONS
 from shared.transport.records import _JOB_FIELDS
+from shared.transport.scripts import TRANSITIONS
 from shared.transport.wire import SCHEMA_VERSION
 from tests.support.redis_server import KEYS_WITHOUT_TTL
 

@@ -1,4 +1,4 @@
-"""From the client library's errors to ours, at the edge of the room."""
+"""Redis errors as the errors of the ports."""
 
 from __future__ import annotations
 

@@ -1,0 +1,337 @@
+"""JobQueue: what a worker takes, reports and gives back. Deliveries are at least once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    FinishReason,
+    Job,
+    JobState,
+    PromptSlice,
+    Segment,
+    TokenLogprob,
+    Usage,
+)
+from shared.transport.ports.jobs import Restored
+
+
+class AppendStatus(StrEnum):
+    """What the log said to an append. GAP and DIVERGED carry the log's length in AppendResult."""
+
+    OK = "ok"
+    GAP = "gap"  # the log is shorter than we thought: send again from there
+    DIVERGED = "diverged"  # same length, other tokens: reload from the log
+    FENCED = "fenced"  # another attempt owns the job
+    GONE = "gone"  # no such job, or not this claim of it: it ended long ago, or was lost
+    ENDED = "ended"  # latched already (cancelled, expired, ...)
+    REJECTED = "rejected"  # malformed range or a server error for this item; see detail
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    status: AppendStatus
+    num_tokens: int = 0
+    detail: str = ""
+    num_bytes: int = 0  # with num_tokens: the cursor at which the log stands
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ends, said by its worker together with its last delta."""
+
+    state: JobState  # FINISHED or FAILED
+    reason: str  # FinishReason for FINISHED, ErrorCode for FAILED
+    usage: Usage
+    stop_reason: str | int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One job's part of a step: log (start..end], then end the job if `end_of_job` is given.
+
+    `start_hash` and `end_hash` chain over the token ids up to `start` and `end` (see chain_hash;
+    over their links, see chain_links, where the delta has segments).
+    A job that ends without new tokens has `start == end` and no token ids; any text that was still
+    held back travels in `delta.text` (then `end.num_bytes` grows alone).
+
+    With a `prompt_slice` it says that and nothing else: the delta is empty and lies at the start.
+    The first delta behind `num_prompt_slices` of them, and the end in its place, meet a gap where
+    the log has fewer; a slice that is there already is left as it is.
+    """
+
+    job_id: str
+    attempt: int
+    delta: Delta
+    start_hash: str
+    end_hash: str
+    end_of_job: JobEnd | None = None
+    cached_tokens: int | None = None  # the first attempt's prefix hit, kept by its first append
+    prompt_slice: PromptSlice | None = None
+    num_prompt_slices: int = 0
+
+    def fault(self) -> str | None:
+        """Returns why the log could not hold the item or a reader not read it; None for a sound
+        one."""
+        delta = self.delta
+        num_tokens = delta.end.num_tokens - delta.start.num_tokens
+        if self.prompt_slice is not None and (delta.end != START or self.end_of_job is not None):
+            return "a slice of the prompt comes alone and first"
+        if num_tokens != len(delta.token_ids):
+            return "token_ids do not fill the range"
+        if delta.logprobs is not None and len(delta.logprobs) != num_tokens:
+            return "logprobs do not fill the range"
+        try:
+            num_bytes = len(delta.text.encode())
+            _check_text(self)
+        except UnicodeEncodeError:
+            return "text is not well-formed"
+        if num_bytes != delta.end.num_bytes - delta.start.num_bytes:
+            return "text does not fill the range"
+        return _fault_of_segments(delta) or _fault_of_end(self.end_of_job)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedChoice:
+    """What a log holds of one choice. With a finish reason it has ended and is not run again."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    num_bytes: int = 0  # of text
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """A claimed job as the server stored it, for `JobQueue.restore`; opaque to its worker."""
+
+    request: bytes
+    facts: bytes
+    fields: tuple[bytes, ...]  # names and values of its hash
+    claimed_s: float  # when it was claimed, by the clock of ServerClock
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A claimed job: run each of its choices from where its log ends and speak under `attempt`.
+
+    After a first claim the outputs are empty; after a recovery they are what the log holds, in its
+    order, and `segments` say whose they are (None: all of it is choice 0's).
+    """
+
+    job: Job
+    attempt: int
+    output_token_ids: tuple[int, ...] = ()
+    output_logprobs: tuple[TokenLogprob, ...] = ()
+    end: Cursor = START
+    cached_tokens: int = 0
+    crashes: int = 0
+    segments: tuple[Segment, ...] | None = None
+    logged: tuple[Delta, ...] = field(default=(), repr=False)  # the log; () where none is needed
+    snapshot: JobSnapshot | None = field(default=None, compare=False, repr=False)
+    prompt_slices: tuple[PromptSlice, ...] = field(default=(), repr=False)  # where a delta follows
+
+    @property
+    def choices(self) -> tuple[LoggedChoice, ...]:
+        """The log by choice, one for each of the job's.
+
+        A job of one choice ends with its log, so a single choice is never given as ended.
+        """
+        if self.segments is None:
+            first = LoggedChoice(self.output_token_ids, self.output_logprobs, self.end.num_bytes)
+            return (first, *(LoggedChoice() for _ in range(1, self.job.num_choices)))
+        return _by_choice(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a worker says of itself, every few hundred milliseconds."""
+
+    worker_id: str
+    lease_ms: int
+    models: tuple[str, ...]
+    stats: Mapping[str, float | str]
+    running: Sequence[tuple[str, int]]  # (job_id, attempt)
+    draining: bool = False
+    stalled: bool = False  # the engine has work and makes no step, or its device has failed
+
+
+class CrashCause(StrEnum):
+    """Why an engine ended, as far as its jobs are concerned."""
+
+    ENGINE = "engine"  # unknown: any of its jobs may have killed it
+    DEVICE = "device"  # an error of the device, before the engine gave a token
+    PROVEN_DEVICE = "proven_device"  # an error of the device, which had worked for other jobs
+
+
+@dataclass(frozen=True, slots=True)
+class BeatReply:
+    """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore)."""
+
+    dropped: Sequence[str] = ()
+    lost: Sequence[str] = ()
+
+
+class JobQueue(Protocol):
+    """The worker's view. Every call may raise TransportError; every call is safe to repeat."""
+
+    async def setup(self, models: Sequence[str]) -> None:
+        """Creates the streams and their group (from id 0) where they are missing."""
+        ...
+
+    async def beat(self, beat: Beat) -> BeatReply:
+        """Renews the lease; returns which of the listed jobs are no longer this worker's."""
+        ...
+
+    async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
+        """Takes new jobs for `count` free places, waiting up to `block_ms` for the first; claims
+        each. A job takes a place for each of its choices; one is taken while a place is free, so
+        the last may have more choices than places were left. Of jobs that have just come it takes
+        this worker's portion and leaves the rest to others for a moment."""
+        ...
+
+    async def oversubscribe(
+        self, worker_id: str, count: int, leave_out: Sequence[str]
+    ) -> Sequence[Delivery]:
+        """Takes up to `count` jobs for a worker without a free place, without waiting.
+
+        A lane is taken in its order as long as a job of a tenant outside `leave_out` is next or
+        close behind. A reply that is lost may hold claims, as with `pull`.
+        """
+        ...
+
+    async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
+        """Claims again what the group says is ours and memory does not know (a lost reply)."""
+        ...
+
+    async def recover(
+        self, worker_id: str, count: int, *, suspects: bool = True
+    ) -> Sequence[Delivery]:
+        """Takes over jobs of workers without a lease, and released ones; `count` as in `pull`.
+        Without `suspects` jobs that were there at several crashes are left."""
+        ...
+
+    async def append(
+        self, worker_id: str, lease_ms: int, items: Sequence[Append]
+    ) -> Sequence[AppendResult]:
+        """One round trip for a whole step; one result per item, in order."""
+        ...
+
+    async def restore(
+        self, worker_id: str, job_id: str, attempt: int, snapshot: JobSnapshot, sure_ms: int
+    ) -> Restored:
+        """Puts a job back that the server has lost, as this worker's attempt.
+
+        Its log is empty: the next append meets a gap. `sure_ms`: how long ago the server last knew
+        this attempt.
+        """
+        ...
+
+    async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
+        """Gives a running job back to the queue with its log. False: it was not ours any more."""
+        ...
+
+    async def crashed(
+        self,
+        worker_id: str,
+        jobs: Sequence[tuple[str, int]],
+        cause: CrashCause = CrashCause.ENGINE,
+    ) -> None:
+        """This worker's engine died with these (job id, attempt): gives them back, blamed as
+        `recover` blames the jobs of a worker that died. One death too many ends a job. An error
+        of the device is blamed on a job that was tried alone on a device that works, if on any.
+        """
+        ...
+
+    async def retire(self, worker_id: str) -> None:
+        """Drops the lease: whatever is still ours may be recovered at once."""
+        ...
+
+    def cancellations(self, worker_id: str) -> AsyncIterator[str]:
+        """Job ids to drop, as hints (append and beat tell the same truth)."""
+        ...
+
+    async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
+        """Publishes the model's card and its blobs (by digest); repeat to keep them alive."""
+        ...
+
+
+def _by_choice(delivery: Delivery) -> tuple[LoggedChoice, ...]:
+    num_choices = delivery.job.num_choices
+    token_ids: list[list[int]] = [[] for _ in range(num_choices)]
+    logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
+    num_bytes = [0] * num_choices
+    ends: dict[int, Segment] = {}
+    first = 0
+    for segment in delivery.segments or ():
+        end = first + segment.num_tokens
+        token_ids[segment.choice] += delivery.output_token_ids[first:end]
+        logprobs[segment.choice] += delivery.output_logprobs[first:end]
+        num_bytes[segment.choice] += segment.num_bytes
+        if segment.finish_reason is not None:
+            ends[segment.choice] = segment
+        first = end
+    nothing = Segment(0, 0, 0)
+    return tuple(
+        LoggedChoice(
+            tuple(token_ids[choice]),
+            tuple(logprobs[choice]),
+            num_bytes[choice],
+            ends.get(choice, nothing).finish_reason,
+            ends.get(choice, nothing).stop_reason,
+        )
+        for choice in range(num_choices)
+    )
+
+
+def _check_text(item: Append) -> None:
+    """Raises UnicodeEncodeError for a string with a lone surrogate."""
+    stops = [segment.stop_reason for segment in item.delta.segments or ()]
+    if item.end_of_job is not None:
+        stops.append(item.end_of_job.stop_reason)
+        item.end_of_job.message.encode()
+    for stop in stops:
+        if isinstance(stop, str):
+            stop.encode()
+
+
+def _fault_of_end(end: JobEnd | None) -> str | None:
+    if end is None:
+        return None
+    if end.state is JobState.FINISHED:
+        if end.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return "a finished job has the reason stop or length"
+    elif end.state is not JobState.FAILED:
+        return "a worker ends a job as finished or failed"
+    elif not end.reason or "|" in end.reason:
+        return "a failed job has an error code"
+    return None
+
+
+def _fault_of_segments(delta: Delta) -> str | None:
+    segments = delta.segments
+    if segments is None:
+        return None
+    if any(min(segment[:3]) < 0 for segment in segments):
+        return "a segment has negative numbers"
+    if any(
+        segment.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH)
+        for segment in segments
+    ):
+        return "a choice ends by stop or length"
+    num_tokens = sum(segment.num_tokens for segment in segments)
+    num_bytes = sum(segment.num_bytes for segment in segments)
+    if (num_tokens, num_bytes) != (
+        delta.end.num_tokens - delta.start.num_tokens,
+        delta.end.num_bytes - delta.start.num_bytes,
+    ):
+        return "segments do not fill the range"
+    return None

@@ -1,0 +1,64 @@
+"""WorkerRegistry: which workers live, which models they announced, how much is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A live worker's last heartbeat."""
+
+    worker_id: str
+    models: tuple[str, ...]
+    beat_age_s: float
+    draining: bool
+    stalled: bool
+    stats: Mapping[str, float | str]  # step, waiting, prefilling, active, pending, running, ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedModel:
+    """A model whose card is stored."""
+
+    card: bytes  # JSON
+    unserved_s: float  # since its last announcement; 0.0 while a live worker serves it
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """Totals of a partition, from counters that the transitions keep."""
+
+    queued: int
+    running: int
+    queued_tokens: int
+    totals: Mapping[str, int]  # state -> jobs that ended so
+    queued_by_model: Mapping[str, int] = field(default_factory=dict)  # of announced models
+
+
+class WorkerRegistry(Protocol):
+    """Every call may raise TransportError."""
+
+    async def workers(self) -> Sequence[WorkerStatus]:
+        """Returns the live workers, sorted by id."""
+        ...
+
+    async def queue_stats(self) -> QueueStats:
+        """Returns the totals. Called periodically, after `workers`, it also measures how fast the
+        work of each model is done, which a QueueFull's `retry_after_s` is computed from."""
+        ...
+
+    async def models(self) -> Mapping[str, AnnouncedModel]:
+        """Returns by name what live workers serve, and what was announced within the last day or
+        kept."""
+        ...
+
+    async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:
+        """Keeps the cards and blobs of models (name -> digests of its blobs) for another day."""
+        ...
+
+    async def get_blob(self, digest: str) -> bytes | None:
+        """Returns the blob; None where it is not stored."""
+        ...

@@ -1,0 +1,123 @@
+"""WorkerRegistry over Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shared.keys import NUM_LANES, Keys
+from shared.redis.connections import Connections
+from shared.transport.drain_rate import DrainRates
+from shared.transport.failures import translated
+from shared.transport.ports.registry import AnnouncedModel, QueueStats, WorkerStatus
+from shared.transport.records import queue_stats, worker_status
+from shared.transport.scripts import Scripts
+
+CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
+
+
+class RedisWorkerRegistry:
+    """Implements WorkerRegistry for one partition; measures `drains` in passing."""
+
+    def __init__(
+        self, keys: Keys, connections: Connections, scripts: Scripts, drains: DrainRates
+    ) -> None:
+        self._keys = keys
+        self._connections = connections
+        self._redis = connections.cmd
+        self._scripts = scripts
+        self._drains = drains
+        self._clock = time.monotonic
+        self._workers: Sequence[WorkerStatus] = ()  # as last seen
+        self._announced: Sequence[str] = ()  # names of models, as last seen
+
+    async def workers(self) -> Sequence[WorkerStatus]:
+        with translated("workers"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hkeys(self._keys.workers)
+            pipe.hkeys(self._keys.models)
+            known, announced = await pipe.execute()
+            names = sorted(known)
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            for name in names:
+                pipe.hgetall(self._keys.worker(name.decode()))
+            time, *hashes = await pipe.execute()
+        now_ms = _milliseconds(time)
+        self._announced = sorted(name.decode() for name in announced)
+        self._workers = [
+            worker_status(name.decode(), fields, now_ms)
+            for name, fields in zip(names, hashes, strict=True)
+            if b"beat_ms" in fields  # else its lease ended
+        ]
+        return self._workers
+
+    async def queue_stats(self) -> QueueStats:
+        models = sorted({model for worker in self._workers for model in worker.models})
+        names = sorted({*models, *self._announced})
+        with translated("queue_stats"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hgetall(self._keys.stat)
+            for model in models:
+                pipe.hmget(self._keys.work(model), list(map(str, range(NUM_LANES))))
+            for name in names:
+                pipe.zcard(self._keys.queued_for(name))
+            fields, *replies = await pipe.execute()
+        lanes, queued = replies[: len(models)], replies[len(models) :]
+        waiting = {
+            model
+            for model, work in zip(models, lanes, strict=True)
+            if any(int(n or 0) for n in work)
+        }
+        totals = {
+            model: {w.worker_id: _tokens_of(w) for w in self._workers if model in w.models}
+            for model in models
+        }
+        self._drains.observe(totals, waiting, self._clock())
+        return queue_stats(fields, dict(zip(names, queued, strict=True)))
+
+    async def models(self) -> Mapping[str, AnnouncedModel]:
+        served = {model for worker in await self.workers() for model in worker.models}
+        with translated("models"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.time()
+            pipe.hgetall(self._keys.models)
+            pipe.zrange(self._keys.models_seen, 0, -1, withscores=True)
+            time, cards, seen = await pipe.execute()
+        now_ms, seen_ms = _milliseconds(time), dict(seen)
+
+        def unserved_s(name: bytes) -> float:
+            if name.decode() in served:
+                return 0.0
+            return max(0.0, (now_ms - float(seen_ms.get(name, 0))) / 1000)
+
+        return {
+            name.decode(): AnnouncedModel(card, unserved_s(name))
+            for name, card in sorted(cards.items())
+        }
+
+    async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:
+        if digests:
+            blobs = sorted({digest for ones in digests.values() for digest in ones})
+            with translated("keep_models"):
+                await self._scripts.call(
+                    self._connections.calls, "keep", CARD_LIFE_MS, len(digests), *digests, *blobs
+                )
+
+    async def get_blob(self, digest: str) -> bytes | None:
+        with translated("get_blob"):
+            blob: Any = await self._redis.get(self._keys.blob(digest))
+        return blob if isinstance(blob, bytes) else None
+
+
+def _milliseconds(time: tuple[int, int]) -> int:
+    """Of the reply of TIME."""
+    seconds, microseconds = time
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def _tokens_of(worker: WorkerStatus) -> float:
+    """That its engine has computed, prompts and outputs."""
+    counts = (worker.stats.get(name, 0) for name in ("prompt_tokens", "generated_tokens"))
+    return sum(count for count in counts if isinstance(count, float | int))
