@@ -3,29 +3,88 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from fastapi import Depends
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import Scope
 
 from api.auth.caller import Caller, caller_in, set_caller
-from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
+from api.auth.stream_tokens import StreamTokens
+from api.dialects.responses.store import ResponseStore
+from api.errors import MAX_ECHO_CHARS, CallerError
 from api.generation.ignored_parameters import IgnoredMembers, set_ignored_header
+from api.generation.service import GenerationService
 from api.generation.thread_pool import request_bytes
 from api.generation.validation import parse_json, parse_request
-from api.http.json_response import json_answer
 from api.jobs.idempotency import HEADER as IDEMPOTENCY_HEADER
 from api.jobs.idempotency import resolve_job_id
-from api.services import services_of
-from shared.messages import InvalidParameter
+from api.jobs.service import JobService
+from api.services import Services
+from api.system.health_monitor import HealthMonitor
+from shared.transport.ports.dead_letters import DeadLetters
+
+
+def services_in(scope: Scope) -> Services:
+    """Returns the parts of the running application. No other module reads `app.state`."""
+    services = scope["app"].state.services
+    assert isinstance(services, Services)
+    return services
+
+
+def services_of(request: Request) -> Services:
+    return services_in(request.scope)
 
 
 def caller_of(request: Request) -> Caller:
     """Returns the request's caller. Its job is known once the body has been read."""
     return caller_in(request.scope)
+
+
+# FastAPI would run functions that are not coroutines in threads.
+
+
+async def get_services(request: Request) -> Services:
+    return services_of(request)
+
+
+async def get_caller(request: Request) -> Caller:
+    return caller_in(request.scope)
+
+
+async def get_jobs(request: Request) -> JobService:
+    return services_of(request).jobs
+
+
+async def get_generation(request: Request) -> GenerationService:
+    return services_of(request).generation
+
+
+async def get_responses(request: Request) -> ResponseStore:
+    return services_of(request).responses
+
+
+async def get_dead_letters(request: Request) -> DeadLetters:
+    return services_of(request).dead_letters
+
+
+async def get_stream_tokens(request: Request) -> StreamTokens:
+    return services_of(request).stream_tokens
+
+
+async def get_health(request: Request) -> HealthMonitor:
+    return services_of(request).health
+
+
+ServicesDep = Annotated[Services, Depends(get_services)]
+CallerDep = Annotated[Caller, Depends(get_caller)]
+JobsDep = Annotated[JobService, Depends(get_jobs)]
+GenerationDep = Annotated[GenerationService, Depends(get_generation)]
+ResponsesDep = Annotated[ResponseStore, Depends(get_responses)]
+DeadLettersDep = Annotated[DeadLetters, Depends(get_dead_letters)]
+StreamTokensDep = Annotated[StreamTokens, Depends(get_stream_tokens)]
+HealthDep = Annotated[HealthMonitor, Depends(get_health)]
 
 
 # The JSON body of a request.
@@ -98,47 +157,4 @@ def _require_json(request: Request) -> None:
         code="unsupported_media_type",
         param="Content-Type",
         should_retry=False,
-    )
-
-
-# Pages of a list, as OpenAI's: `after` and `limit` in, `has_more` out.
-
-MAX_ID_CHARS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """At most `limit` of what follows the object with the id `after`."""
-
-    after: str | None
-    limit: int
-
-
-def page_of(request: Request, default: int, most: int, also: Sequence[str] = ()) -> Page:
-    """`also`: query parameters that the route knows beside these. Raises InvalidParameter."""
-    query = request.query_params
-    for name in query:
-        if name not in ("after", "limit", *also):
-            raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
-    text = query.get("limit", str(default))
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
-    if not 1 <= limit <= most:
-        raise InvalidParameter("limit", f"must be between 1 and {most}")
-    after = query.get("after")
-    if after is not None and not 0 < len(after) <= MAX_ID_CHARS:
-        raise InvalidParameter("after", f"must have 1 to {MAX_ID_CHARS} characters")
-    return Page(after, limit)
-
-
-def page_answer(payloads: Sequence[dict[str, Any]], page: Page) -> Response:
-    """`payloads`: one more than `page.limit` where there are more."""
-    shown = payloads[: page.limit]
-    return json_answer(
-        {
-            "object": "list",
-            "data": shown,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
-            "has_more": len(payloads) > page.limit,
-        }
     )

@@ -13,6 +13,7 @@ from api.auth.access import AccessMiddleware
 from api.auth.keys import KeyRing
 from api.batches import routes as batches
 from api.batches.runner import BatchRunner
+from api.dependencies import services_in
 from api.dialects.chat import routes as chat
 from api.dialects.completions import routes as completions
 from api.dialects.generate import routes as generate
@@ -31,7 +32,7 @@ from api.jobs import dead_letters
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.openapi.document import openapi_router
-from api.services import Services, Transport, services_in
+from api.services import Services, Transport
 from api.settings import ApiSettings
 from api.system import health, models, tokenize
 from api.system.pages import pages_router

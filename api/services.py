@@ -5,16 +5,15 @@ from __future__ import annotations
 import uuid
 from typing import Protocol
 
-from starlette.requests import Request
-from starlette.types import Scope
-
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.background import Housekeeping
+from api.dialects.responses.store import ResponseStore
 from api.files.service import FilePolicy, Files
 from api.files.storage import Blobs
 from api.files.upload import UploadLimits
 from api.generation.models import ModelCatalog
+from api.generation.service import GenerationService, JobDefaults
 from api.generation.thread_pool import TextPool
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import TimeSlices
@@ -101,6 +100,17 @@ class Services:
             open_requests,
         )
         self.batches = transport.batches
+        self.generation = GenerationService(
+            self.catalog,
+            self.pool,
+            settings.max_answer_bytes,
+            JobDefaults(
+                settings.request_timeout_s, settings.queue_timeout_s, settings.accept_durability
+            ),
+        )
+        self.responses = ResponseStore(
+            store, self.catalog, self.slices, round(settings.response_ttl_s * 1000)
+        )
         self.jobs = JobService(
             frontend_id=self.frontend_id,
             store=store,
@@ -181,13 +191,3 @@ def file_policy(settings: ApiSettings) -> FilePolicy:
     )
     upload = UploadLimits(settings.max_file_bytes, settings.body_timeout_s)
     return FilePolicy(limits, upload, settings.file_life_s)
-
-
-def services_in(scope: Scope) -> Services:
-    services = scope["app"].state.services
-    assert isinstance(services, Services)
-    return services
-
-
-def services_of(request: Request) -> Services:
-    return services_in(request.scope)

@@ -46,14 +46,25 @@ class Endpoint:
         return request
 
 
+async def _prepare_chat(services: Services, caller: Caller, request: ChatRequest) -> Prepared:
+    return await prepare_chat(services.generation, caller, request)
+
+
+async def _prepare_completion(
+    services: Services, caller: Caller, request: CompletionRequest
+) -> Prepared:
+    return await prepare_completion(services.generation, caller, request)
+
+
 async def _prepare_response(
     services: Services, caller: Caller, request: ResponseRequest
 ) -> Prepared:
-    return Prepared(*await prepare_response(services, caller, request))
+    generation, responses = services.generation, services.responses
+    return Prepared(*await prepare_response(generation, responses, caller, request))
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint("chat", ChatRequest, prepare_chat),
-    "/v1/completions": Endpoint("completion", CompletionRequest, prepare_completion),
+    "/v1/chat/completions": Endpoint("chat", ChatRequest, _prepare_chat),
+    "/v1/completions": Endpoint("completion", CompletionRequest, _prepare_completion),
     "/v1/responses": Endpoint("response", ResponseRequest, _prepare_response),
 }

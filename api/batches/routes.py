@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from api.batches.endpoints import ENDPOINTS
 from api.batches.protocol import BatchRequest, checked_metadata, window_s
-from api.dependencies import caller_of, page_answer, page_of, read_request
+from api.dependencies import caller_of, read_request, services_of
 from api.errors import (
     MAX_ECHO_CHARS,
     ApiError,
@@ -23,9 +23,10 @@ from api.errors import (
 )
 from api.files.service import file_not_found, parse_life_s, unavailable_files
 from api.http.json_response import json_answer
+from api.http.pagination import page_answer, page_of
 from api.jobs.admission import NotConfirmed
 from api.jobs.response_headers import set_durability_header
-from api.services import Services, services_of
+from api.services import Services
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import (
     OVER,

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.dependencies import caller_of, page_answer, page_of
+from api.dependencies import caller_of, services_of
 from api.errors import MAX_ECHO_CHARS, ServerError, unsupported
 from api.files.service import Files, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.http.json_response import json_answer
 from api.http.open_requests import OpenRequests
-from api.services import services_of
+from api.http.pagination import page_answer, page_of
 from shared.messages import InvalidParameter
 from shared.transport.ports.files import FileRecord
 

@@ -9,68 +9,71 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import caller_of
+from api.auth.caller import Caller
+from api.dependencies import CallerDep, DeadLettersDep, JobsDep
 from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, letter_not_found, unsupported
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import job_payload
 from api.jobs.routes import DEFAULT_LIMIT, list_limit
-from api.services import services_of
+from api.jobs.service import JobService
 from shared.keys import new_job_id
 from shared.messages import OnDisconnect
-from shared.transport.ports.dead_letters import DeadLetter, Requeued
+from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
 from shared.transport.wire import PayloadInvalid
 
 router = APIRouter()
 
 
 @router.get("/v1/dead-letters")
-async def list_dead_letters(request: Request) -> Response:
+async def list_dead_letters(
+    request: Request, caller: CallerDep, dead_letters: DeadLettersDep
+) -> Response:
     """Newest first. `limit`: 1 to 1000, 20 by default."""
     query = request.query_params
     for name in query:
         if name != "limit":
             raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
     limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
-    letters = await services_of(request).dead_letters.list(caller_of(request).scope, limit)
+    letters = await dead_letters.list(caller.scope, limit)
     return json_answer({"object": "list", "data": [_payload(letter) for letter in letters]})
 
 
 @router.delete("/v1/dead-letters/{name}")
-async def delete_dead_letter(request: Request, name: str) -> Response:
+async def delete_dead_letter(
+    name: str, caller: CallerDep, dead_letters: DeadLettersDep
+) -> Response:
     """Throws the letter of this job away, and what was kept of its request."""
-    letter = await _find(request, name)
-    if isinstance(letter, Requeued) or not await services_of(request).dead_letters.drop(
-        letter.job_id
-    ):
+    letter = await _find(dead_letters, caller, name)
+    if isinstance(letter, Requeued) or not await dead_letters.drop(letter.job_id):
         raise letter_not_found(name)
     payload = {"id": public_id(letter.kind, letter.job_id), "object": "dead_letter"}
     return json_answer({**payload, "deleted": True})
 
 
 @router.post("/v1/jobs/{name}/requeue")
-async def requeue_job(request: Request, name: str) -> Response:
+async def requeue_job(
+    name: str, caller: CallerDep, jobs: JobsDep, dead_letters: DeadLettersDep
+) -> Response:
     """Runs a dead letter's job again: as a new job without a history, which nobody waits for.
 
     The answer is the new job. Idempotent: the letter goes as the job comes, and whoever asks again
     is given the same job for a day.
     """
-    services = services_of(request)
-    letter = await _find(request, name)
+    letter = await _find(dead_letters, caller, name)
     if isinstance(letter, Requeued):
         new_id = letter.job_id
     else:
-        new_id = await _requeue(request, name, letter.job_id)
-    record = await services.store.get(new_id)
+        new_id = await _requeue(jobs, dead_letters, name, letter.job_id)
+    record = await jobs.store.get(new_id)
     if record is None:
         raise job_not_found(new_id)
     return json_answer(job_payload(record))
 
 
-async def _requeue(request: Request, name: str, job_id: str) -> str:
-    services = services_of(request)
+async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:
     try:
-        kept = await services.dead_letters.request(job_id)
+        kept = await dead_letters.request(job_id)
     except PayloadInvalid as error:
         raise _cannot_run(name, str(error)) from error
     if kept is None:
@@ -81,16 +84,16 @@ async def _requeue(request: Request, name: str, job_id: str) -> str:
         on_disconnect=OnDisconnect.CONTINUE,
         queue_timeout_ms=None,  # of whoever waited for the first one
     )
-    taken_by = await services.admission.requeue(job_id, job)
+    taken_by = await jobs.admission.requeue(job_id, job)
     if taken_by is None:  # thrown away a moment ago
         raise letter_not_found(name)
     return taken_by
 
 
-async def _find(request: Request, name: str) -> DeadLetter | Requeued:
+async def _find(dead_letters: DeadLetters, caller: Caller, name: str) -> DeadLetter | Requeued:
     job_id = parse_job_id(name)
-    letter = None if job_id is None else await services_of(request).dead_letters.get(job_id)
-    if letter is None or not caller_of(request).sees(letter.tenant):
+    letter = None if job_id is None else await dead_letters.get(job_id)
+    if letter is None or not caller.sees(letter.tenant):
         raise letter_not_found(name)
     return letter
 

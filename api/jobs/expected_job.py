@@ -5,24 +5,22 @@ The server's confirmation, which the submit waits for, then mostly is there alre
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.types import Scope
 
 from api.auth.caller import caller_in
-from api.jobs.relay import ExpectedStream
-from api.services import services_of
+from api.jobs.relay import EventRelay, ExpectedStream
 
 _NAME = "expected_job"
 
 
-async def expect_job(request: Request) -> None:
+async def expect_job(scope: Scope, relay: EventRelay) -> None:
     """Begins to subscribe to the job that the request is named by; waits for nothing.
 
     Called for a request that has been read, and may still be refused.
     """
-    job_id = caller_in(request.scope).job_id
+    job_id = caller_in(scope).job_id
     assert job_id is not None, "this route makes jobs"
-    request.scope["state"][_NAME] = await services_of(request).relay.expect(job_id)
+    scope["state"][_NAME] = await relay.expect(job_id)
 
 
 def take_expected(scope: Scope, job_id: str) -> ExpectedStream | None:

@@ -11,9 +11,9 @@ from api.dialects.messages.protocol import MessageRequest
 from api.generation.dialect import Dialect
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.protocol import GenerateRequest, SamplingRequest
+from api.generation.service import JobDefaults
 from api.generation.timing import Timing
 from api.jobs.idempotency import sibling_id
-from api.services import Services
 from shared.keys import new_job_id
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect, SamplingParams
 
@@ -52,7 +52,7 @@ def check_stream_interval(asked: SamplingRequest | GenerateRequest | MessageRequ
 
 def new_job(
     caller: Caller,
-    services: Services,
+    defaults: JobDefaults,
     *,
     model: str,
     kind: str,
@@ -81,25 +81,25 @@ def new_job(
         kind=kind,
         tenant=caller.tenant,
         lane=lane,
-        timeout_ms=max(1, round(services.settings.request_timeout_s * 1000)),
-        queue_timeout_ms=_queue_timeout_ms(services, queue_timeout_s, on_disconnect),
+        timeout_ms=max(1, round(defaults.timeout_s * 1000)),
+        queue_timeout_ms=_queue_timeout_ms(defaults, queue_timeout_s, on_disconnect),
         on_disconnect=on_disconnect,
         client_request_id=caller.client_request_id,
         num_choices=num_choices,
         retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
         idempotency=idempotency,
-        durability=services.durable.default if durability is None else durability,
+        durability=defaults.durability if durability is None else durability,
     )
     return job
 
 
 def _queue_timeout_ms(
-    services: Services, asked_s: float | None, on_disconnect: OnDisconnect
+    defaults: JobDefaults, requested_s: float | None, on_disconnect: OnDisconnect
 ) -> int | None:
-    """As the request asks; else the setting's, for a job that does not go on without readers."""
-    if asked_s is None and on_disconnect is not OnDisconnect.CONTINUE:
-        asked_s = services.settings.queue_timeout_s or None
-    return None if asked_s is None else max(1, round(asked_s * 1000))
+    """Returns the request's; else the default, unless the job goes on without readers."""
+    if requested_s is None and on_disconnect is not OnDisconnect.CONTINUE:
+        requested_s = defaults.queue_timeout_s or None
+    return None if requested_s is None else max(1, round(requested_s * 1000))
 
 
 def sibling(first: Job, index: int, **changes: Any) -> Job:

@@ -6,14 +6,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import caller_of
+from api.auth.caller import Caller
+from api.dependencies import CallerDep, JobsDep, StreamTokensDep
 from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, unsupported
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import job_payload, parse_status
 from api.jobs.resume_point import ResumePoint
+from api.jobs.service import JobService
 from api.jobs.tail_response import TailResponse
-from api.services import services_of
 from shared.messages import TERMINAL_STATES, InvalidParameter
 from shared.transport.ports.jobs import JobRecord
 
@@ -24,7 +25,7 @@ MAX_LIMIT = 1000
 
 
 @router.get("/v1/jobs")
-async def list_jobs(request: Request) -> Response:
+async def list_jobs(request: Request, caller: CallerDep, jobs: JobsDep) -> Response:
     """Newest first. `state`: one of the status words; `limit`: 1 to 1000, 20 by default."""
     query = request.query_params
     for name in query:
@@ -32,61 +33,55 @@ async def list_jobs(request: Request) -> Response:
             raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
     state = parse_status(query["state"]) if "state" in query else None
     limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
-    tenant = caller_of(request).scope
-    records = await services_of(request).store.list_jobs(state, limit, tenant)
+    records = await jobs.store.list_jobs(state, limit, caller.scope)
     return json_answer({"object": "list", "data": [job_payload(record) for record in records]})
 
 
 @router.get("/v1/jobs/{name}")
-async def get_job(request: Request, name: str) -> Response:
+async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """State, queue position, timings, token counts, worker and finish reason."""
-    record = await _find(request, name)
-    return json_answer(job_payload(record))
+    return json_answer(job_payload(await _find(jobs, caller, name)))
 
 
 @router.delete("/v1/jobs/{name}")
 @router.post("/v1/jobs/{name}/cancel")
-async def cancel_job(request: Request, name: str) -> Response:
+async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """Cancels in every state; the answer is the job as it ended, whoever was first. Idempotent."""
-    services = services_of(request)
-    record = await _find(request, name)
-    result = await services.store.cancel(record.job_id, "cancelled")
-    if result is None:
+    record = await _find(jobs, caller, name)
+    if not await jobs.cancel(record.job_id):
         raise job_not_found(name)
-    if result.won:
-        services.metrics.cancels_by_request += 1
-    return json_answer(job_payload(await _find(request, name)))
+    return json_answer(job_payload(await _find(jobs, caller, name)))
 
 
 @router.get("/v1/jobs/{name}/stream")
-async def stream_job(request: Request, name: str) -> Response:
-    """The job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left to tell."""
-    services = services_of(request)
+async def stream_job(request: Request, name: str, caller: CallerDep, jobs: JobsDep) -> Response:
+    """The job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left to send."""
     after = _after(request)
-    record = await _find(request, name)
+    record = await _find(jobs, caller, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
-    return TailResponse(services.jobs, record, after)
+    return TailResponse(jobs, record, after)
 
 
 @router.post("/v1/jobs/{name}/stream-token")
-async def new_stream_token(request: Request, name: str) -> Response:
+async def new_stream_token(
+    name: str, caller: CallerDep, jobs: JobsDep, tokens: StreamTokensDep
+) -> Response:
     """A token for the URL of the job's stream, for readers that cannot send a key: `?token=`.
 
     It opens this stream and nothing else, for a while: `expires_at`, in Unix seconds.
     """
-    record = await _find(request, name)
-    tokens = services_of(request).stream_tokens
+    record = await _find(jobs, caller, name)
     token, ends_s = await tokens.new(record.job_id, record.tenant)
     url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
     return json_answer({"object": "stream_token", "token": token, "url": url, "expires_at": ends_s})
 
 
-async def _find(request: Request, name: str) -> JobRecord:
-    """Of another tenant's job nobody learns that there is one."""
+async def _find(jobs: JobService, caller: Caller, name: str) -> JobRecord:
+    """Raises 404 also for another tenant's job, to hide that it exists."""
     job_id = parse_job_id(name)
-    record = None if job_id is None else await services_of(request).store.get(job_id)
-    if record is None or not caller_of(request).sees(record.tenant):
+    record = None if job_id is None else await jobs.store.get(job_id)
+    if record is None or not caller.sees(record.tenant):
         raise job_not_found(name)
     return record
 

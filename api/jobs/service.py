@@ -12,6 +12,7 @@ from api.jobs.admission import Admission
 from api.jobs.disconnects import Departures
 from api.jobs.relay import EventRelay
 from api.metrics import Metrics
+from shared.messages import ErrorCode
 from shared.transport.ports.jobs import JobStore
 
 
@@ -37,6 +38,13 @@ class JobService:
     metrics: Metrics
     keepalive_s: float
     _reader_numbers: Iterator[int] = field(default_factory=_numbers)
+
+    async def cancel(self, job_id: str) -> bool:
+        """Cancels a job on request; False where there is none. Raises TransportError."""
+        result = await self.store.cancel(job_id, ErrorCode.CANCELLED)
+        if result is not None and result.won:
+            self.metrics.cancels_by_request += 1
+        return result is not None
 
     def new_reader_id(self) -> str:
         """Returns the name of one reader of a job. The part before '#' names the frontend whose

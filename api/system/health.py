@@ -5,12 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import caller_of
+from api.dependencies import CallerDep, HealthDep, ServicesDep
 from api.http.json_response import json_answer
-from api.services import services_of
 
 router = APIRouter()
 
@@ -18,20 +16,19 @@ _VERSION = version("penstock")
 
 
 @router.api_route("/health", methods=["GET", "HEAD"])
-async def health(request: Request) -> Response:
+async def health(caller: CallerDep, monitor: HealthDep) -> Response:
     """This process lives: 200. `status` is the deployment's state; the rest needs a key, where
     there are keys."""
-    payload = services_of(request).health.payload()
-    if not caller_of(request).sees_details:
+    payload = monitor.payload()
+    if not caller.sees_details:
         payload = {"status": payload["status"]}
     return json_answer(payload)
 
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
-async def ready(request: Request) -> Response:
+async def ready(services: ServicesDep) -> Response:
     """200 when requests are accepted here now, else 503: no model is known, Redis is away or this
     frontend is going down. Requests for `unserved` models wait until a worker comes."""
-    services = services_of(request)
     is_ready = services.is_ready
     payload = {
         "ready": is_ready,
@@ -47,15 +44,15 @@ async def ready(request: Request) -> Response:
 
 
 @router.get("/version")
-async def release(request: Request) -> Response:
-    """The release of this frontend, as vLLM says its own."""
+async def release() -> Response:
+    """Returns the release of this frontend, in vLLM's shape."""
     return json_answer({"version": _VERSION})
 
 
 @router.get("/metrics")
-async def metrics(request: Request) -> Response:
+async def metrics(services: ServicesDep) -> Response:
     """The Prometheus text format; docs: the table in `api.metrics`."""
     return Response(
-        services_of(request).metrics.exposition(),
+        services.metrics.exposition(),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )

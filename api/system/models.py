@@ -8,28 +8,28 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.dependencies import GenerationDep
 from api.dialects.messages.errors import speaks_anthropic
 from api.dialects.messages.protocol import model_info, model_page
 from api.generation.models import ServedModel
 from api.http.json_response import json_answer
-from api.services import services_of
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(request: Request) -> Response:
+async def list_models(request: Request, generation: GenerationDep) -> Response:
     """What requests can name now; in Anthropic's shape for who sends `anthropic-version`."""
-    known = services_of(request).catalog.known
+    known = generation.models.known
     if speaks_anthropic(request.scope):
         return json_answer(model_page(list(known.values()), request.query_params))
     return json_answer({"object": "list", "data": [_payload(model) for model in known.values()]})
 
 
 @router.get("/v1/models/{model_id:path}")
-async def get_model(request: Request, model_id: str) -> Response:
+async def get_model(request: Request, model_id: str, generation: GenerationDep) -> Response:
     """One of them; its name may have slashes."""
-    model = await services_of(request).catalog.require(model_id)
+    model = await generation.models.require(model_id)
     if speaks_anthropic(request.scope):
         return json_answer(model_info(model))
     return json_answer(_payload(model))

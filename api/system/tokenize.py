@@ -9,12 +9,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import read_request
+from api.dependencies import read_request, services_of
 from api.generation.models import ServedModel
 from api.generation.prompt import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
 from api.generation.protocol import DetokenizeRequest, TokenizeRequest
 from api.http.json_response import LongJsonAnswer
-from api.services import services_of
 from shared.messages import InvalidParameter
 
 router = APIRouter()

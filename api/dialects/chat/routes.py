@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth.caller import Caller
-from api.dependencies import caller_of, read_request
+from api.dependencies import caller_of, read_request, services_of
 from api.dialects.chat.formatter import ChatDialect
 from api.generation.chat_prompt import ChatAsk, plan_chat
 from api.generation.choices import AnswerFacts
@@ -18,13 +18,13 @@ from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
 from api.generation.protocol import ChatRequest
 from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
 from api.generation.sampling import Room, asked_tokens, chat_sampling
+from api.generation.service import GenerationService
 from api.generation.structured_output import structured_members
 from api.generation.timing import Timing
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, check_stream_interval, check_stream_options, new_job, now_s
 from api.jobs.stream_response import GenerationResponse
-from api.services import Services, services_of
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -34,9 +34,10 @@ router = APIRouter(route_class=PlainRoute)
 async def create_chat_completion(request: Request) -> Response:
     """The next message of a conversation, whole or as a stream of chunks."""
     services = services_of(request)
+    generation = services.generation
     chat = await read_request(request, "chat", ChatRequest)
-    await expect_job(request)
-    prepared = await prepare_chat(services, caller_of(request), chat)
+    await expect_job(request.scope, services.jobs.relay)
+    prepared = await prepare_chat(generation, caller_of(request), chat)
     return GenerationResponse(
         services.jobs,
         prepared.job,
@@ -48,13 +49,15 @@ async def create_chat_completion(request: Request) -> Response:
     )
 
 
-async def prepare_chat(services: Services, caller: Caller, chat: ChatRequest) -> Prepared:
+async def prepare_chat(
+    generation: GenerationService, caller: Caller, chat: ChatRequest
+) -> Prepared:
     """Everything but the answer; also for the rows of a batch. Raises ApiError and
     InvalidParameter."""
     include_usage = check_stream_options(chat)
     check_stream_interval(chat)
-    model = await services.catalog.require(chat.model)
-    _sampling(services, chat, model.room())  # what is wrong whatever the prompt is comes first
+    model = await generation.models.require(chat.model)
+    _sampling(generation, chat, model.room())  # what is wrong whatever the prompt is comes first
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidParameter(
             "continue_final_message", "needs 'add_generation_prompt' to be false"
@@ -73,16 +76,16 @@ async def prepare_chat(services: Services, caller: Caller, chat: ChatRequest) ->
         continues=chat.continue_final_message,
         thinking_budget=chat.thinking_token_budget,
     )
-    plan = await services.pool.run(plan_chat, model, ask)
+    plan = await generation.pool.run(plan_chat, model, ask)
     room = model.room(len(plan.token_ids))
     room.check_prompt("messages")
     job = new_job(
         caller,
-        services,
+        generation.job_defaults,
         model=model.card.name,
         kind=ChatDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(services, chat, room), grammar=plan.grammar),
+        sampling=replace(_sampling(generation, chat, room), grammar=plan.grammar),
         on_disconnect=chat.on_disconnect,
         queue_timeout_s=chat.queue_timeout,
         durability=chat.durability,
@@ -114,7 +117,7 @@ async def prepare_chat(services: Services, caller: Caller, chat: ChatRequest) ->
     return Prepared(job, dialect, timing, prompt)
 
 
-def _sampling(services: Services, chat: ChatRequest, room: Room) -> SamplingParams:
+def _sampling(generation: GenerationService, chat: ChatRequest, room: Room) -> SamplingParams:
     if not 1 <= chat.n <= MAX_CHOICES:
         raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {chat.n}")
     sampling = chat_sampling(chat, room)
@@ -128,4 +131,4 @@ def _sampling(services: Services, chat: ChatRequest, room: Room) -> SamplingPara
             prompt_logprobs_bytes(room.prompt_tokens, chat.prompt_logprobs),
         ),
     )
-    return size.fitted(sampling, services.settings.max_answer_bytes)
+    return size.fitted(sampling, generation.max_response_bytes)

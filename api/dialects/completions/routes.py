@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth.caller import Caller
-from api.dependencies import caller_of, read_request
+from api.dependencies import caller_of, read_request, services_of
 from api.dialects.completions.formatter import CompletionDialect, CompletionShape
 from api.errors import unsupported
 from api.generation.choices import AnswerFacts
@@ -26,6 +26,7 @@ from api.generation.response_size import (
     prompt_logprobs_bytes,
 )
 from api.generation.sampling import check_choices, completion_sampling
+from api.generation.service import GenerationService
 from api.generation.structured_output import checked_grammar, structured_members
 from api.generation.timing import Timing
 from api.http.plain_route import PlainRoute
@@ -40,7 +41,6 @@ from api.jobs.new_job import (
 )
 from api.jobs.several_response import SeveralResponse
 from api.jobs.stream_response import GenerationResponse
-from api.services import Services, services_of
 from api.sse import json_bytes
 from shared.messages import Grammar, Job, SamplingParams
 
@@ -61,9 +61,10 @@ class PreparedCompletion:
 async def create_completion(request: Request) -> Response:
     """What follows a prompt, or each of several, whole or as a stream of chunks."""
     services = services_of(request)
+    generation = services.generation
     completion = await read_request(request, "completion", CompletionRequest)
-    await expect_job(request)
-    prepared = await prepare_completions(services, caller_of(request), completion)
+    await expect_job(request.scope, services.jobs.relay)
+    prepared = await prepare_completions(generation, caller_of(request), completion)
     jobs, dialect, timing = prepared.jobs, prepared.dialect, prepared.timing
     streamed, interval = completion.stream, completion.stream_interval
     if len(jobs) == 1:
@@ -88,11 +89,11 @@ async def create_completion(request: Request) -> Response:
 
 
 async def prepare_completion(
-    services: Services, caller: Caller, completion: CompletionRequest
+    generation: GenerationService, caller: Caller, completion: CompletionRequest
 ) -> Prepared:
     """Everything but the answer, for a row of a batch: one job. Raises ApiError and
     InvalidParameter."""
-    prepared = await prepare_completions(services, caller, completion)
+    prepared = await prepare_completions(generation, caller, completion)
     if len(prepared.jobs) > 1:
         raise unsupported("prompt", "a row of a batch has one prompt")
     prompt = prepared.scored[0] if prepared.scored else None
@@ -100,27 +101,27 @@ async def prepare_completion(
 
 
 async def prepare_completions(
-    services: Services, caller: Caller, completion: CompletionRequest
+    generation: GenerationService, caller: Caller, completion: CompletionRequest
 ) -> PreparedCompletion:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     include_usage = check_stream_options(completion)
     check_stream_interval(completion)
-    model = await services.catalog.require(completion.model)
+    model = await generation.models.require(completion.model)
     is_at_once = is_quick(completion.prompt) and not completion.echo
     best_of = check_choices(completion)
     if not is_at_once:  # what is wrong is refused before the long work
-        _fitted(services, completion, completion_sampling(completion, model.room()))
+        _fitted(generation, completion, completion_sampling(completion, model.room()))
     lane = job_lane(completion)
     if is_at_once:
         prompts, repeated = _read_prompts(model, completion, best_of)
     else:
-        prompts, repeated = await services.pool.run(_read_prompts, model, completion, best_of)
+        prompts, repeated = await generation.pool.run(_read_prompts, model, completion, best_of)
     asked = structured_members(completion)
-    grammar = await services.pool.run(checked_grammar, model, asked) if asked else None
+    grammar = await generation.pool.run(checked_grammar, model, asked) if asked else None
     check_choices(completion, len(prompts))
     samplings = [
         _fitted(
-            services,
+            generation,
             completion,
             _sampling(completion, model, prompt, grammar),
             len(prompts),
@@ -130,7 +131,7 @@ async def prepare_completions(
     ]
     first = new_job(
         caller,
-        services,
+        generation.job_defaults,
         model=model.card.name,
         kind=CompletionDialect.kind,
         token_ids=prompts[0].token_ids,
@@ -181,7 +182,7 @@ def _sampling(
 
 
 def _fitted(
-    services: Services,
+    generation: GenerationService,
     completion: CompletionRequest,
     sampling: SamplingParams,
     num_prompts: int = 1,
@@ -200,7 +201,7 @@ def _fitted(
         has_token_ids=completion.return_token_ids,
         prompts=repeated,
     )
-    return size.fitted(sampling, services.settings.max_answer_bytes)
+    return size.fitted(sampling, generation.max_response_bytes)
 
 
 def _read_prompts(

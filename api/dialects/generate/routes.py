@@ -6,19 +6,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import caller_of, read_request
+from api.dependencies import caller_of, read_request, services_of
 from api.dialects.generate.formatter import GenerateDialect
 from api.generation.prompt import prompt_token_ids
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
 from api.generation.protocol import GenerateRequest
 from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
 from api.generation.sampling import Room, generate_sampling
+from api.generation.service import GenerationService
 from api.generation.timing import Timing
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import check_stream_interval, new_job
 from api.jobs.stream_response import GenerationResponse
-from api.services import Services, services_of
 from shared.messages import SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -28,21 +28,22 @@ router = APIRouter(route_class=PlainRoute)
 async def generate(request: Request) -> Response:
     """What follows a prompt; `model` may be left out while one model is served."""
     services = services_of(request)
+    generation = services.generation
     asked = await read_request(request, GenerateDialect.kind, GenerateRequest)
     check_stream_interval(asked)
-    await expect_job(request)
-    model = await services.catalog.only(asked.model)
-    _sampling(services, asked, model.room())  # what is wrong whatever the prompt is comes first
-    token_ids = await services.pool.run(prompt_token_ids, model, asked.prompt)
+    await expect_job(request.scope, services.jobs.relay)
+    model = await generation.models.only(asked.model)
+    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
+    token_ids = await generation.pool.run(prompt_token_ids, model, asked.prompt)
     room = model.room(len(token_ids))
     room.check_prompt("prompt")
     job = new_job(
         caller_of(request),
-        services,
+        generation.job_defaults,
         model=model.card.name,
         kind=GenerateDialect.kind,
         token_ids=token_ids,
-        sampling=_sampling(services, asked, room),
+        sampling=_sampling(generation, asked, room),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -63,11 +64,11 @@ async def generate(request: Request) -> Response:
     )
 
 
-def _sampling(services: Services, asked: GenerateRequest, room: Room) -> SamplingParams:
+def _sampling(generation: GenerationService, asked: GenerateRequest, room: Room) -> SamplingParams:
     num_bytes = prompt_logprobs_bytes(room.prompt_tokens, asked.prompt_logprobs)
     size = AnswerSize(
         max_tokens=("max_tokens", asked.max_tokens),
         has_token_ids=True,
         prompts=("prompt_logprobs", num_bytes),
     )
-    return size.fitted(generate_sampling(asked, room), services.settings.max_answer_bytes)
+    return size.fitted(generate_sampling(asked, room), generation.max_response_bytes)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth.caller import Caller
-from api.dependencies import caller_of, read_request
+from api.dependencies import caller_of, read_request, services_of
 from api.dialects.messages.formatter import MessageDialect, MessageFacts
 from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
 from api.dialects.messages.request import (
@@ -25,12 +25,12 @@ from api.generation.choices import ReasoningTokens
 from api.generation.models import ServedModel
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
+from api.generation.service import GenerationService
 from api.http.json_response import json_answer
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, check_stream_interval, new_job
 from api.jobs.stream_response import GenerationResponse
-from api.services import Services, services_of
 from shared.messages import SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -40,10 +40,11 @@ router = APIRouter(route_class=PlainRoute)
 async def create_message(request: Request) -> Response:
     """The assistant's next message, whole or as a stream of events."""
     services = services_of(request)
+    generation = services.generation
     with explaining():
         asked = await read_request(request, MessageDialect.kind, MessageRequest)
-    await expect_job(request)
-    prepared = await prepare_message(services, caller_of(request), asked)
+    await expect_job(request.scope, services.jobs.relay)
+    prepared = await prepare_message(generation, caller_of(request), asked)
     return GenerationResponse(
         services.jobs,
         prepared.job,
@@ -58,28 +59,31 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message would have; nothing is queued."""
     services = services_of(request)
+    generation = services.generation
     with explaining():
         asked = await read_request(request, MessageDialect.kind, CountTokensRequest)
-    model = await services.catalog.require(asked.model)
-    plan = await services.pool.run(_planned, model, asked, "", False)
+    model = await generation.models.require(asked.model)
+    plan = await generation.pool.run(_planned, model, asked, "", False)
     return json_answer({"input_tokens": len(plan.token_ids)})
 
 
-async def prepare_message(services: Services, caller: Caller, asked: MessageRequest) -> Prepared:
+async def prepare_message(
+    generation: GenerationService, caller: Caller, asked: MessageRequest
+) -> Prepared:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     check_stream_interval(asked)
-    model = await services.catalog.require(asked.model)
-    _sampling(services, asked, model.room())  # what is wrong whatever the prompt is comes first
-    plan = await services.pool.run(_planned, model, asked, caller.request_id)
+    model = await generation.models.require(asked.model)
+    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
+    plan = await generation.pool.run(_planned, model, asked, caller.request_id)
     room = model.room(len(plan.token_ids))
     room.check_prompt("messages")
     job = new_job(
         caller,
-        services,
+        generation.job_defaults,
         model=model.card.name,
         kind=MessageDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(services, asked, room), grammar=plan.grammar),
+        sampling=replace(_sampling(generation, asked, room), grammar=plan.grammar),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -94,9 +98,9 @@ async def prepare_message(services: Services, caller: Caller, asked: MessageRequ
     return Prepared(job, MessageDialect(facts, plan.new_parser, counter))
 
 
-def _sampling(services: Services, asked: MessageRequest, room: Room) -> SamplingParams:
+def _sampling(generation: GenerationService, asked: MessageRequest, room: Room) -> SamplingParams:
     size = AnswerSize(max_tokens=("max_tokens", asked.max_tokens))
-    return size.fitted(message_sampling(asked, room), services.settings.max_answer_bytes)
+    return size.fitted(message_sampling(asked, room), generation.max_response_bytes)
 
 
 def _planned(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from api.dependencies import Page
 from api.errors import MAX_ECHO_CHARS, unsupported
 from api.generation.messages import MAX_MESSAGES, PartCount
+from api.http.pagination import Page
 from shared.messages import InvalidParameter
 
 Item = dict[str, Any]

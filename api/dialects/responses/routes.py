@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth.caller import Caller
-from api.dependencies import caller_of, page_answer, page_of, read_request
+from api.dependencies import CallerDep, JobsDep, ResponsesDep, caller_of, read_request, services_of
 from api.dialects.responses.formatter import ResponseDialect
 from api.dialects.responses.items import (
     DEFAULT_LIMIT,
@@ -31,11 +31,8 @@ from api.dialects.responses.request import (
     response_sampling,
 )
 from api.dialects.responses.store import (
-    earlier_items,
-    find_response,
-    open_dialect,
+    ResponseStore,
     response_not_found,
-    tell_response,
 )
 from api.dialects.responses.stream_response import ResponseAnswer, ResponseTail
 from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
@@ -44,10 +41,11 @@ from api.generation.models import ServedModel
 from api.generation.priority import job_lane
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
+from api.generation.service import GenerationService
 from api.http.json_response import LongJsonAnswer, json_answer
+from api.http.pagination import page_answer, page_of
 from api.jobs.new_job import new_job, now_s
 from api.jobs.response_headers import set_durability_header, set_rate_limit_headers
-from api.services import Services, services_of
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
 router = APIRouter()
@@ -61,32 +59,34 @@ async def create_response(request: Request) -> Response:
     """The next turn of a conversation: whole, as a stream of events, or in the background."""
     services = services_of(request)
     asked = await read_request(request, ResponseDialect.kind, ResponseRequest)
-    job, dialect = await prepare_response(services, caller_of(request), asked)
+    job, dialect = await prepare_response(
+        services.generation, services.responses, caller_of(request), asked
+    )
     if asked.background and not asked.stream:
         return await _begin(request, job, dialect)
     return ResponseAnswer(services.jobs, job, dialect, streamed=asked.stream)
 
 
 async def prepare_response(
-    services: Services, caller: Caller, asked: ResponseRequest
+    generation: GenerationService, responses: ResponseStore, caller: Caller, asked: ResponseRequest
 ) -> tuple[Job, ResponseDialect]:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     check_request(asked)
-    model = await services.catalog.require(asked.model)
-    _sampling(services, asked, model.room())  # what is wrong whatever the prompt is comes first
+    model = await generation.models.require(asked.model)
+    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
     lane = job_lane(as_chat(asked))
     assert caller.job_id is not None, "this route makes jobs"
-    earlier = await earlier_items(services, caller.tenant, asked.previous_response_id)
-    items, plan = await services.pool.run(_planned, model, asked, earlier, caller.job_id)
+    earlier = await responses.earlier_items(caller.tenant, asked.previous_response_id)
+    items, plan = await generation.pool.run(_planned, model, asked, earlier, caller.job_id)
     room = model.room(len(plan.token_ids))
     room.check_prompt("input")
     job = new_job(
         caller,
-        services,
+        generation.job_defaults,
         model=model.card.name,
         kind=ResponseDialect.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(services, asked, room), grammar=plan.grammar),
+        sampling=replace(_sampling(generation, asked, room), grammar=plan.grammar),
         on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
@@ -94,15 +94,16 @@ async def prepare_response(
     )
     facts = facts_of(asked, model.card, plan.new_parser, items, now_s(), job.sampling)
     if asked.store:
-        retain_ms = round(services.settings.response_ttl_s * 1000)
-        job = replace(job, facts=encode_facts(facts), retain_ms=retain_ms)
+        job = replace(job, facts=encode_facts(facts), retain_ms=responses.retain_ms)
     return job, ResponseDialect(facts, job.job_id, model.text.tokenizer)
 
 
 @router.get("/v1/responses/{name}")
-async def get_response(request: Request, name: str) -> Response:
+async def get_response(
+    request: Request, name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
+) -> Response:
     """The response as it is now; with `stream` its events, from `starting_after` on."""
-    services, query = services_of(request), request.query_params
+    query = request.query_params
     for member in query:
         if member not in ("stream", "starting_after", "include_obfuscation", *INCLUDES):
             raise unsupported(member[:MAX_ECHO_CHARS], "it is not known here")
@@ -113,19 +114,20 @@ async def get_response(request: Request, name: str) -> Response:
     is_streamed = _flag(query, "stream")
     if starting_after is not None and not is_streamed:
         raise InvalidParameter("starting_after", "only allowed when 'stream' is true")
-    stored = await find_response(services, caller_of(request).tenant, name)
+    stored = await responses.find(caller.tenant, name)
     if not is_streamed:
-        told = await tell_response(services, stored)
-        return LongJsonAnswer(told.payload, services.slices)
-    dialect = await open_dialect(services, stored)
-    return ResponseTail(services.jobs, stored.record, dialect, starting_after)
+        told = await responses.read(stored)
+        return LongJsonAnswer(told.payload, jobs.slices)
+    dialect = await responses.open(stored)
+    return ResponseTail(jobs, stored.record, dialect, starting_after)
 
 
 @router.post("/v1/responses/{name}/cancel")
-async def cancel_response(request: Request, name: str) -> Response:
+async def cancel_response(
+    name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
+) -> Response:
     """Cancels one that runs in the background; the answer is how it ended. Idempotent."""
-    services = services_of(request)
-    stored = await find_response(services, caller_of(request).tenant, name)
+    stored = await responses.find(caller.tenant, name)
     if not stored.facts.background:
         raise CallerError(
             "Only a response that was created with 'background' can be cancelled; any other is by "
@@ -133,29 +135,32 @@ async def cancel_response(request: Request, name: str) -> Response:
             code="not_in_background",
             param="response_id",
         )
-    await _cancel(services, stored.job_id)
-    told = await tell_response(services, stored)
-    return LongJsonAnswer(told.payload, services.slices)
+    await jobs.cancel(stored.job_id)
+    told = await responses.read(stored)
+    return LongJsonAnswer(told.payload, jobs.slices)
 
 
 @router.delete("/v1/responses/{name}")
-async def delete_response(request: Request, name: str) -> Response:
+async def delete_response(
+    name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
+) -> Response:
     """Cancels it, where it still runs, and drops all that is kept of it."""
-    services = services_of(request)
-    stored = await find_response(services, caller_of(request).tenant, name)
-    await _cancel(services, stored.job_id)
-    if not await services.store.forget(stored.job_id):
+    stored = await responses.find(caller.tenant, name)
+    await jobs.cancel(stored.job_id)
+    if not await jobs.store.forget(stored.job_id):
         raise response_not_found(name)
     return json_answer({"id": name, "object": "response", "deleted": True})
 
 
 @router.get("/v1/responses/{name}/input_items")
-async def list_input_items(request: Request, name: str) -> Response:
+async def list_input_items(
+    request: Request, name: str, caller: CallerDep, responses: ResponsesDep
+) -> Response:
     """The items of its own request, not those of earlier turns."""
     page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT, ("order", *INCLUDES))
     query = request.query_params
     _check_includes(query)
-    stored = await find_response(services_of(request), caller_of(request).tenant, name)
+    stored = await responses.find(caller.tenant, name)
     items = items_of_page(stored.facts.input, query.get("order", ORDERS[0]), page)
     return page_answer(items, page)
 
@@ -171,19 +176,13 @@ async def _begin(request: Request, job: Job, dialect: ResponseDialect) -> Respon
     return json_answer(dialect.so_far(has_started=False))
 
 
-async def _cancel(services: Services, job_id: str) -> None:
-    result = await services.store.cancel(job_id, "cancelled")
-    if result is not None and result.won:
-        services.metrics.cancels_by_request += 1
-
-
-def _sampling(services: Services, asked: ResponseRequest, room: Room) -> SamplingParams:
+def _sampling(generation: GenerationService, asked: ResponseRequest, room: Room) -> SamplingParams:
     sampling = response_sampling(asked, room)
     size = AnswerSize(
         max_tokens=("max_output_tokens", asked.max_output_tokens),
         logprobs=("top_logprobs", sampling.logprobs),
     )
-    return size.fitted(sampling, services.settings.max_answer_bytes)
+    return size.fitted(sampling, generation.max_response_bytes)
 
 
 def _planned(

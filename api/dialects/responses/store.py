@@ -13,17 +13,21 @@ from api.dialects.responses.formatter import READERS_ERRORS, ResponseDialect
 from api.dialects.responses.items import Item
 from api.dialects.responses.record import ResponseFacts, decode_facts
 from api.errors import MAX_ECHO_CHARS, CallerError
+from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
+from api.http.time_slices import TimeSlices
 from api.ids import parse_job_id
 from api.jobs.delta_parts import parts_of
-from api.services import Services
 from shared.messages import START, Delta, Failed, Finished, InvalidParameter
 from shared.text.base import TextInvalid
-from shared.transport.ports.jobs import JobRecord
+from shared.transport.ports.jobs import JobRecord, JobStore
 
 log = logging.getLogger(__name__)
 
 PAGE_EVENTS = 1024
+PARAM = "previous_response_id"
+MAX_TURNS = 256
+MAX_BYTES = 8 * 2**20  # of all their items together, as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +51,149 @@ class ToldResponse:
     end: Finished | Failed | None
 
 
-async def find_response(services: Services, tenant: str, name: str) -> StoredResponse:
-    """Raises CallerError (404), also for another tenant's, and TransportError."""
-    job_id = parse_job_id(name)
-    record = None if job_id is None else await services.store.get(job_id)
-    if record is None or record.kind != ResponseDialect.kind or record.tenant != tenant:
-        raise response_not_found(name)
-    text = await services.store.facts(record.job_id)
-    if text is None:  # it was asked not to be stored
-        raise response_not_found(name)
-    try:
-        return StoredResponse(name, record, decode_facts(text))
-    except ValueError as error:
-        log.error("facts unreadable", extra={"job_id": record.job_id, "reason": str(error)})
-        raise response_not_found(name) from error
+class ResponseStore:
+    """Reads stored responses: each is a job with a record and a log."""
 
+    def __init__(
+        self, jobs: JobStore, models: ModelCatalog, slices: TimeSlices, retain_ms: int
+    ) -> None:
+        """`retain_ms`: how long a response is kept after its end."""
+        self.retain_ms = retain_ms
+        self._jobs = jobs
+        self._models = models
+        self._slices = slices
 
-async def open_dialect(services: Services, stored: StoredResponse) -> ResponseDialect:
-    """A dialect that tells the response from its start. Raises as `find_response`."""
-    try:
-        model = await services.catalog.of_card(stored.facts.card)
-    except TextInvalid as error:  # no worker has announced the model for a day
-        log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
-        raise response_not_found(stored.name) from error
-    return ResponseDialect(stored.facts, stored.job_id, model.text.tokenizer)
+    async def find(self, tenant: str, name: str) -> StoredResponse:
+        """Raises CallerError (404), also for another tenant's, and TransportError."""
+        job_id = parse_job_id(name)
+        record = None if job_id is None else await self._jobs.get(job_id)
+        if record is None or record.kind != ResponseDialect.kind or record.tenant != tenant:
+            raise response_not_found(name)
+        text = await self._jobs.facts(record.job_id)
+        if text is None:  # it was asked not to be stored
+            raise response_not_found(name)
+        try:
+            return StoredResponse(name, record, decode_facts(text))
+        except ValueError as error:
+            log.error("facts unreadable", extra={"job_id": record.job_id, "reason": str(error)})
+            raise response_not_found(name) from error
 
+    async def open(self, stored: StoredResponse) -> ResponseDialect:
+        """Returns a formatter at the start of the response. Raises as `find`."""
+        try:
+            model = await self._models.of_card(stored.facts.card)
+        except TextInvalid as error:  # no worker has announced the model for a day
+            log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
+            raise response_not_found(stored.name) from error
+        return ResponseDialect(stored.facts, stored.job_id, model.text.tokenizer)
 
-async def tell_response(
-    services: Services, stored: StoredResponse, *, text_only: bool = False
-) -> ToldResponse:
-    """The response object as it is now. Raises as `find_response`.
+    async def read(self, stored: StoredResponse, *, text_only: bool = False) -> ToldResponse:
+        """Returns the response object as it is now. Raises as `find`.
 
-    `text_only`: what was said is all that is asked for. Tokens are not looked at, which takes most
-    of the time: log probabilities are missing and no token counts as reasoning.
-    """
-    dialect = await open_dialect(services, stored)
-    end = await _collect(services, stored.job_id, dialect, text_only=text_only)
-    if end is None:
-        has_started = stored.record.started_ms is not None
-        return ToldResponse(dialect.so_far(has_started=has_started), None)
-    if isinstance(end, Failed):
-        if end.code in READERS_ERRORS:
-            raise response_not_found(stored.name)
-        return ToldResponse(dialect.failed_response(end), end)
-    payload = dialect.whole(end)
-    if payload["status"] == "completed":
-        payload["completed_at"] = await _ended_s(services, stored.record)
-    return ToldResponse(payload, end)
+        `text_only`: leaves out log probabilities and counts no reasoning tokens; reading the tokens
+        takes most of the time.
+        """
+        dialect = await self.open(stored)
+        end = await self._collect(stored.job_id, dialect, text_only=text_only)
+        if end is None:
+            has_started = stored.record.started_ms is not None
+            return ToldResponse(dialect.so_far(has_started=has_started), None)
+        if isinstance(end, Failed):
+            if end.code in READERS_ERRORS:
+                raise response_not_found(stored.name)
+            return ToldResponse(dialect.failed_response(end), end)
+        payload = dialect.whole(end)
+        if payload["status"] == "completed":
+            payload["completed_at"] = await self._ended_s(stored.record)
+        return ToldResponse(payload, end)
+
+    async def earlier_items(self, tenant: str, name: str | None) -> list[Item]:
+        """Returns the items of all turns up to the response `name`, its own output last.
+
+        Without a name there are none. Renews the retention of every response of the chain, so that
+        a conversation lives while it goes on. Raises CallerError (400) when a response of it is
+        gone, has not ended or has failed, InvalidParameter when there are too many, and
+        TransportError.
+        """
+        turns: list[list[Item]] = []
+        job_ids: list[str] = []
+        num_bytes = 0
+        while name is not None:
+            if len(turns) == MAX_TURNS:
+                raise InvalidParameter(
+                    PARAM, f"the conversation has more than {MAX_TURNS} responses"
+                )
+            items, job_id, previous = await self._turn(tenant, name)
+            num_bytes += len(msgspec.json.encode(items))
+            if num_bytes > MAX_BYTES:
+                raise InvalidParameter(PARAM, f"the conversation has more than {MAX_BYTES} bytes")
+            turns.append(items)
+            job_ids.append(job_id)
+            name = previous
+        request_bytes.set(request_bytes.get() + num_bytes)
+        if job_ids:
+            await self._jobs.renew(job_ids)
+        return [item for items in reversed(turns) for item in items]
+
+    async def _turn(self, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
+        """A response's input and output items, its job's id, and the id of the one before it."""
+        try:
+            stored = await self.find(tenant, name)
+            told = await self.read(stored, text_only=True)
+        except CallerError as error:
+            if error.status != 404:
+                raise
+            raise CallerError(
+                f"Previous response with id '{name[:MAX_ECHO_CHARS]}' not found.",
+                code="previous_response_not_found",
+                param=PARAM,
+            ) from None
+        if told.end is None:
+            raise CallerError(
+                f"Previous response with id '{name}' has not ended yet.",
+                code="previous_response_in_progress",
+                param=PARAM,
+            )
+        if isinstance(told.end, Failed):
+            raise CallerError(
+                f"Previous response with id '{name}' has no output: it is "
+                f"{told.payload['status']}.",
+                code="previous_response_failed",
+                param=PARAM,
+            )
+        return (
+            [*stored.facts.input, *told.payload["output"]],
+            stored.job_id,
+            stored.facts.previous_response_id,
+        )
+
+    async def _collect(
+        self, job_id: str, dialect: ResponseDialect, *, text_only: bool
+    ) -> Finished | Failed | None:
+        """Reads the log into the dialect; the job's end, if it has ended."""
+        cursor = START
+        while True:
+            events = await self._jobs.read_log(job_id, cursor, PAGE_EVENTS)
+            deltas = [event for event in events if isinstance(event, Delta)]
+            if deltas:
+                cursor = deltas[-1].end
+                if text_only:
+                    deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
+                await self._slices.run(
+                    map(dialect.collect, chain.from_iterable(map(parts_of, deltas)))
+                )
+            for event in events:
+                if isinstance(event, Finished | Failed):
+                    return event
+            if not events:
+                return None
+
+    async def _ended_s(self, record: JobRecord) -> int | None:
+        ended_ms = record.ended_ms
+        if ended_ms is None:  # it ended between the looks at its record and at its log
+            again = await self._jobs.get(record.job_id)
+            ended_ms = None if again is None else again.ended_ms
+        return None if ended_ms is None else ended_ms // 1000
 
 
 def response_not_found(name: str) -> CallerError:
@@ -103,99 +203,4 @@ def response_not_found(name: str) -> CallerError:
         status=404,
         code="response_not_found",
         param="response_id",
-    )
-
-
-async def _collect(
-    services: Services, job_id: str, dialect: ResponseDialect, *, text_only: bool
-) -> Finished | Failed | None:
-    """Reads the log into the dialect; the job's end, if it has ended."""
-    cursor = START
-    while True:
-        events = await services.store.read_log(job_id, cursor, PAGE_EVENTS)
-        deltas = [event for event in events if isinstance(event, Delta)]
-        if deltas:
-            cursor = deltas[-1].end
-            if text_only:
-                deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
-            await services.slices.run(
-                map(dialect.collect, chain.from_iterable(map(parts_of, deltas)))
-            )
-        for event in events:
-            if isinstance(event, Finished | Failed):
-                return event
-        if not events:
-            return None
-
-
-async def _ended_s(services: Services, record: JobRecord) -> int | None:
-    ended_ms = record.ended_ms
-    if ended_ms is None:  # it ended between the looks at its record and at its log
-        again = await services.store.get(record.job_id)
-        ended_ms = None if again is None else again.ended_ms
-    return None if ended_ms is None else ended_ms // 1000
-
-
-# The earlier turns of a conversation, from the chain of responses that it names.
-
-PARAM = "previous_response_id"
-MAX_TURNS = 256
-MAX_BYTES = 8 * 2**20  # of all their items together, as JSON
-
-
-async def earlier_items(services: Services, tenant: str, name: str | None) -> list[Item]:
-    """Items of all turns up to the response `name`, its own output last; none without a name.
-
-    The whole chain is kept anew for as long as each of its responses says, so that a conversation
-    lives while it goes on. Raises CallerError (400) when a response of it is gone, has not ended or
-    has failed, InvalidParameter when there are too many, and TransportError.
-    """
-    turns: list[list[Item]] = []
-    job_ids: list[str] = []
-    num_bytes = 0
-    while name is not None:
-        if len(turns) == MAX_TURNS:
-            raise InvalidParameter(PARAM, f"the conversation has more than {MAX_TURNS} responses")
-        items, job_id, previous = await _turn(services, tenant, name)
-        num_bytes += len(msgspec.json.encode(items))
-        if num_bytes > MAX_BYTES:
-            raise InvalidParameter(PARAM, f"the conversation has more than {MAX_BYTES} bytes")
-        turns.append(items)
-        job_ids.append(job_id)
-        name = previous
-    request_bytes.set(request_bytes.get() + num_bytes)
-    if job_ids:
-        await services.store.renew(job_ids)
-    return [item for items in reversed(turns) for item in items]
-
-
-async def _turn(services: Services, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
-    """A response's input and output items, its job's id, and the id of the one before it."""
-    try:
-        stored = await find_response(services, tenant, name)
-        told = await tell_response(services, stored, text_only=True)
-    except CallerError as error:
-        if error.status != 404:
-            raise
-        raise CallerError(
-            f"Previous response with id '{name[:MAX_ECHO_CHARS]}' not found.",
-            code="previous_response_not_found",
-            param=PARAM,
-        ) from None
-    if told.end is None:
-        raise CallerError(
-            f"Previous response with id '{name}' has not ended yet.",
-            code="previous_response_in_progress",
-            param=PARAM,
-        )
-    if isinstance(told.end, Failed):
-        raise CallerError(
-            f"Previous response with id '{name}' has no answer: it is {told.payload['status']}.",
-            code="previous_response_failed",
-            param=PARAM,
-        )
-    return (
-        [*stored.facts.input, *told.payload["output"]],
-        stored.job_id,
-        stored.facts.previous_response_id,
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from api.dependencies import Page
 from api.dialects.responses.items import input_items, items_of_page
 from api.dialects.responses.protocol import ResponseRequest, check_request
 from api.dialects.responses.record import decode_facts, encode_facts, facts_of
@@ -20,6 +19,7 @@ from api.dialects.responses.request import (
 from api.generation.chat_prompt import ChatAsk
 from api.generation.sampling import Room
 from api.generation.validation import parse_request
+from api.http.pagination import Page
 from api.output_parsers.reading import Thinking, TurnReading
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
