@@ -12,7 +12,8 @@ from fastapi import FastAPI
 from api.auth.access import AccessMiddleware
 from api.auth.keys import KeyRing
 from api.batches import routes as batches
-from api.batches.runner import BatchRunner
+from api.batches.endpoints import make_endpoints
+from api.batches.runner import BatchBounds, BatchRunner, RunContext
 from api.dependencies import services_in
 from api.dialects.chat import routes as chat
 from api.dialects.completions import routes as completions
@@ -70,7 +71,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
             app.state.services = services
             stack.push_async_callback(services.aclose)
             await services.start()
-            runner = BatchRunner(services)
+            runner = _batch_runner(services)
             stack.push_async_callback(runner.aclose)
             runner.start()
             settling = asyncio.create_task(_settle())
@@ -131,6 +132,26 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     for router in (*routers, openapi_router(routers), pages_router()):
         app.include_router(router)
     return app
+
+
+def _batch_runner(services: Services) -> BatchRunner:
+    settings = services.settings
+    context = RunContext(
+        jobs=services.jobs,
+        pool=services.pool,
+        batches=services.batches,
+        index=services.files.index,
+        storage=services.files.storage,
+        endpoints=make_endpoints(services.generation, services.responses),
+        bounds=BatchBounds(
+            lease_ms=settings.frontend_lease_ms,
+            max_rows=settings.max_batch_rows,
+            max_in_flight=settings.batch_rows_in_flight,
+            max_line_bytes=settings.max_body_bytes,
+        ),
+        refuse_unused_members=settings.refuse_unused_members,
+    )
+    return BatchRunner(context, max_batches=settings.batches_at_once)
 
 
 @asynccontextmanager

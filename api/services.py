@@ -10,7 +10,7 @@ from api.auth.stream_tokens import StreamTokens
 from api.background import Housekeeping
 from api.dialects.responses.store import ResponseStore
 from api.files.service import FilePolicy, Files
-from api.files.storage import Blobs
+from api.files.storage import FileStorage
 from api.files.upload import UploadLimits
 from api.generation.models import ModelCatalog
 from api.generation.service import GenerationService, JobDefaults
@@ -95,7 +95,7 @@ class Services:
         )
         self.files = Files(
             transport.files,
-            Blobs(settings.files_dir, settings.namespace),
+            FileStorage(settings.files_dir, settings.namespace),
             file_policy(settings),
             open_requests,
         )

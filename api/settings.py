@@ -272,7 +272,7 @@ class ApiSettings(SharedSettings):
         default=1_000_000,
         ge=1,
         le=10_000_000,
-        description="Requests in one batch; 8 bytes each while it is validated.",
+        description="Requests in one batch; 20 bytes each while it is validated.",
     )
     batches_at_once: int = Field(
         default=16,

@@ -1,9 +1,10 @@
-"""The endpoints that a batch may name, with the request schema and validation of each."""
+"""The endpoints that a batch may name: how the body of a row is validated and prepared as a job."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,27 +14,28 @@ from api.dialects.chat.routes import prepare_chat
 from api.dialects.completions.routes import prepare_completion
 from api.dialects.responses.protocol import ResponseRequest
 from api.dialects.responses.routes import prepare_response
+from api.dialects.responses.store import ResponseStore
 from api.errors import unsupported
 from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.protocol import ChatRequest, CompletionRequest
+from api.generation.service import GenerationService
 from api.generation.validation import parse_json, parse_request
 from api.jobs.new_job import Prepared
-from api.services import Services
 from shared.messages import InvalidParameter
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One of the routes that a row may name."""
+    """A route that a batch may name."""
 
     kind: str  # of its jobs
     schema: type[msgspec.Struct]
-    prepare: Callable[[Services, Caller, Any], Awaitable[Prepared]]
+    prepare: Callable[[Caller, Any], Awaitable[Prepared]]
 
     def parse(self, body: bytes, ignored: IgnoredMembers) -> Any:
-        """Returns a row's body as its route's request; `ignored` gets what of it is.
+        """Returns a row's body as the route's request; collects ignored parameters in `ignored`.
 
-        Raises CallerError and InvalidParameter, as the route itself. Takes its time.
+        Raises CallerError and InvalidParameter, as the route does. CPU-bound: run it in the pool.
         """
         request = parse_request(parse_json(body), self.kind, self.schema, ignored)
         for name in ("stream", "background"):
@@ -42,29 +44,22 @@ class Endpoint:
         if getattr(request, "queue_timeout", None) is not None:
             raise unsupported("queue_timeout", "a row of a batch may wait until the batch expires")
         if getattr(request, "durability", None) is not None:
-            raise unsupported("durability", "it is the batch that is accepted")
+            raise unsupported("durability", "the batch has it, not its rows")
         return request
 
 
-async def _prepare_chat(services: Services, caller: Caller, request: ChatRequest) -> Prepared:
-    return await prepare_chat(services.generation, caller, request)
+def make_endpoints(
+    generation: GenerationService, responses: ResponseStore
+) -> Mapping[str, Endpoint]:
+    """Returns the endpoints by path: exactly ENDPOINT_PATHS."""
 
+    async def response(caller: Caller, request: ResponseRequest) -> Prepared:
+        return Prepared(*await prepare_response(generation, responses, caller, request))
 
-async def _prepare_completion(
-    services: Services, caller: Caller, request: CompletionRequest
-) -> Prepared:
-    return await prepare_completion(services.generation, caller, request)
-
-
-async def _prepare_response(
-    services: Services, caller: Caller, request: ResponseRequest
-) -> Prepared:
-    generation, responses = services.generation, services.responses
-    return Prepared(*await prepare_response(generation, responses, caller, request))
-
-
-ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint("chat", ChatRequest, _prepare_chat),
-    "/v1/completions": Endpoint("completion", CompletionRequest, _prepare_completion),
-    "/v1/responses": Endpoint("response", ResponseRequest, _prepare_response),
-}
+    return {
+        "/v1/chat/completions": Endpoint("chat", ChatRequest, partial(prepare_chat, generation)),
+        "/v1/completions": Endpoint(
+            "completion", CompletionRequest, partial(prepare_completion, generation)
+        ),
+        "/v1/responses": Endpoint("response", ResponseRequest, response),
+    }

@@ -1,11 +1,15 @@
-"""Rows: a line of a batch's input, taken apart, with a sentence for each thing that is wrong."""
+"""Reads and validates a batch's input file: its lines, the rows in them, and their errors.
+
+CPU-bound and blocking: run it in a thread. Memory is bounded by the longest line that is allowed
+and 20 bytes per row.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,15 +27,28 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class RowInvalid(Exception):
-    """A line that is no request."""
+    """A line is not a valid row. `error` names the line."""
 
     def __init__(self, error: BatchError) -> None:
         super().__init__(error.message)
         self.error = error
 
 
+class Line(NamedTuple):
+    """A line of the input file, without its end."""
+
+    number: int  # the first is 1
+    offset: int  # of its first byte in the file
+    end_offset: int  # of the next line
+    data: bytes | None  # None where it is too long to be read
+
+    @property
+    def is_blank(self) -> bool:
+        return self.data is not None and not self.data.strip()
+
+
 class Row(NamedTuple):
-    """One request of a batch."""
+    """One request of a batch, as its line says."""
 
     custom_id: str
     body: bytes  # a JSON object
@@ -46,7 +63,7 @@ class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _CheckedLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The same for the slow way, which names what is wrong."""
+    """As _Line, for the slower parser that names the parameter at fault."""
 
     custom_id: str
     method: str
@@ -63,7 +80,10 @@ _bodies = msgspec.json.Decoder(_Body)
 
 
 def parse_row(line: Line, endpoint: str, max_bytes: int) -> Row:
-    """Raises RowInvalid. `max_bytes`: of a line, for the sentence that refuses a longer one."""
+    """Returns the row of a line. Raises RowInvalid.
+
+    `max_bytes` of a line, for the message that refuses a longer one.
+    """
     if line.data is None:
         message = f"The line has more than {max_bytes} bytes."
         raise RowInvalid(BatchError("line_too_long", message, None, line.number))
@@ -73,135 +93,107 @@ def parse_row(line: Line, endpoint: str, max_bytes: int) -> Row:
         body = bytes(row.body)
         model = _bodies.decode(body).model
     except (ValueError, RecursionError):
-        raise RowInvalid(_what_is_wrong(data, line.number)) from None
+        raise RowInvalid(_error_of(data, line.number)) from None
     if not 0 < len(row.custom_id) <= MAX_CUSTOM_ID_CHARS:
-        said = f"must have 1 to {MAX_CUSTOM_ID_CHARS} characters"
-        raise RowInvalid(_invalid("custom_id", said, line.number))
+        detail = f"must have 1 to {MAX_CUSTOM_ID_CHARS} characters"
+        raise RowInvalid(_invalid("custom_id", detail, line.number))
     if row.method != "POST":
         raise RowInvalid(_invalid("method", "must be 'POST'", line.number, "invalid_method"))
     if row.url != endpoint:
-        said = f"must be the batch's endpoint, '{endpoint}'"
-        raise RowInvalid(_invalid("url", said, line.number, "mismatched_endpoint"))
+        detail = f"must be the batch's endpoint, '{endpoint}'"
+        raise RowInvalid(_invalid("url", detail, line.number, "mismatched_endpoint"))
     return Row(row.custom_id, body, model if isinstance(model, str) else None)
 
 
-def _what_is_wrong(data: bytes, number: int) -> BatchError:
+def _error_of(data: bytes, number: int) -> BatchError:
     try:
         parse_request(parse_json(data), "batch_row", _CheckedLine)
     except CallerError as error:
         message = error.message.replace("The body", "The line", 1)
         return BatchError("invalid_json_line", message, None, number)
     except InvalidParameter as error:
-        said = invalid_parameter(error)
+        refusal = invalid_parameter(error)
         code = error.code or f"invalid_{error.param.partition('.')[0]}"
-        return BatchError(code[:MAX_ECHO_CHARS], said.message, error.param, number)
+        return BatchError(code[:MAX_ECHO_CHARS], refusal.message, error.param, number)
     return BatchError("invalid_json_line", "The line is not valid JSON.", None, number)
 
 
-def _invalid(param: str, said: str, number: int, code: str | None = None) -> BatchError:
+def _invalid(param: str, detail: str, number: int, code: str | None = None) -> BatchError:
     return BatchError(
-        code or f"invalid_{param}", f"Invalid value for '{param}': {said}.", param, number
+        code or f"invalid_{param}", f"Invalid value for '{param}': {detail}.", param, number
     )
 
-
-# LineReader: the lines of a large file, a few at a time.
 
 BLOCK_BYTES = 256 * 1024
 
 
-class Line(NamedTuple):
-    """A line without its end. `data` is None for one that is too long to be read."""
-
-    number: int  # the first is 1
-    end_offset: int  # where the next one begins
-    data: bytes | None
-
-    @property
-    def is_blank(self) -> bool:
-        return self.data is not None and not self.data.strip()
-
-
 class LineReader:
-    """Lines of a file's first `num_bytes`, from the one with number `line` at `offset` on.
+    """Reads the lines of a file's first `num_bytes`, from line `line` at `offset` on.
 
-    Memory is bounded by `max_line_bytes` and what one call of `read` may return. Blocks: use it on
-    a thread, by one task at a time. Raises OSError.
+    Memory is bounded by `max_line_bytes` and by what one call of `read` may return. For one task at
+    a time. Raises OSError.
     """
 
     def __init__(
         self, path: Path, num_bytes: int, max_line_bytes: int, *, line: int = 1, offset: int = 0
     ) -> None:
+        self.has_ended = False
         self._num_bytes = num_bytes
         self._max_line_bytes = max_line_bytes
-        self._descriptor = os.open(path, os.O_RDONLY)
         self._hash = hashlib.sha256()
         self._number = line
-        self._offset = offset  # of what is read next
-        self._buffer = bytearray()
-        self._start = 0  # of the first line in the buffer
-        self._looked = 0  # up to here it has no line end
-        self._is_too_long = False  # the line in the buffer has lost its beginning
-        self.has_ended = False
+        self._offset = offset  # of the next read
+        self._file = path.open("rb", BLOCK_BYTES)
+        self._file.seek(offset)
 
     @property
     def sha256(self) -> str:
-        """In hex, of all that was read so far."""
+        """Hex digest of everything read so far."""
         return self._hash.hexdigest()
 
     def read(self, max_lines: int, max_bytes: int) -> list[Line]:
-        """The next lines, at least one, and no more once they have `max_bytes`; [] at the end."""
+        """Returns the next lines: at least one, and no more after `max_bytes`; [] at the end."""
         lines: list[Line] = []
-        size = 0
-        while len(lines) < max_lines and size < max_bytes and not self.has_ended:
-            end = self._buffer.find(b"\n", self._looked)
-            if end >= 0:
-                lines.append(self._take(end, end + 1))
-                size += len(lines[-1].data or b"")
-                continue
-            self._looked = len(self._buffer)
-            if len(self._buffer) - self._start > self._max_line_bytes:
-                self._is_too_long = True
-                self._start = len(self._buffer)
-            if not self._fill():
+        end = self._offset + max_bytes
+        while len(lines) < max_lines and self._offset < end and not self.has_ended:
+            line = self._read_line()
+            if line is None:
                 self.has_ended = True
-                if self._start < len(self._buffer) or self._is_too_long:
-                    lines.append(self._take(len(self._buffer), len(self._buffer)))
+            else:
+                lines.append(line)
         return lines
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
-    def _fill(self) -> bool:
-        del self._buffer[: self._start]
-        self._looked -= self._start
-        self._start = 0
-        block = os.pread(
-            self._descriptor, min(BLOCK_BYTES, self._num_bytes - self._offset), self._offset
-        )
+    def _read_line(self) -> Line | None:
+        offset = self._offset
+        block = data = self._read_block(self._max_line_bytes + 1)
+        if not data:
+            return None
+        content = data.removesuffix(b"\n")
+        is_too_long = len(content) > self._max_line_bytes
+        while is_too_long and block and not block.endswith(b"\n"):
+            block = self._read_block(BLOCK_BYTES)
+        number, self._number = self._number, self._number + 1
+        return Line(number, offset, self._offset, None if is_too_long else content)
+
+    def _read_block(self, max_bytes: int) -> bytes:
+        """Reads to the end of the line, or `max_bytes` of it."""
+        block = self._file.readline(min(max_bytes, self._num_bytes - self._offset))
         self._hash.update(block)
         self._offset += len(block)
-        self._buffer += block
-        return bool(block)
-
-    def _take(self, end: int, after: int) -> Line:
-        size = end - self._start
-        is_too_long = self._is_too_long or size > self._max_line_bytes
-        data = None if is_too_long else bytes(self._buffer[self._start : end])
-        line = Line(self._number, self._offset - len(self._buffer) + after, data)
-        self._number += 1
-        self._start = self._looked = after
-        self._is_too_long = False
-        return line
+        return block
 
 
-# InputCheck: everything about a batch's input that can be said before its first row runs.
-
-MAX_ERRORS = 100  # then nothing more is read
+MAX_ERRORS = 100  # reading stops there
 
 
 class InputCheck:
-    """Fed with all lines once, and once more when `needs_second_pass`. Takes its time: use it on a
-    thread."""
+    """Finds every error of a batch's input that can be found before its first row runs.
+
+    `feed` gets all lines once, in order; then `finish` compares repeated ids.
+    """
 
     def __init__(self, endpoint: str, max_rows: int, max_line_bytes: int) -> None:
         self.num_rows = 0
@@ -211,15 +203,15 @@ class InputCheck:
         self._max_line_bytes = max_line_bytes
         self._ids = IdHashes()
         self._models: set[str | None] = set()
-        self._repetitions: Repetitions | None = None
 
     @property
     def is_hopeless(self) -> bool:
+        """More lines would not change the outcome."""
         return len(self.errors) >= MAX_ERRORS or self.num_rows > self._max_rows
 
     @property
     def model(self) -> str | None:
-        """The one that all rows name, if it is one."""
+        """The model that all rows name; None where they name several."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
     def feed(self, lines: Sequence[Line]) -> None:
@@ -238,87 +230,74 @@ class InputCheck:
             except RowInvalid as invalid:
                 self.errors.append(invalid.error)
                 continue
-            self._ids.add(row.custom_id)
+            self._ids.add(row.custom_id, line)
             if len(self._models) < 2:
                 self._models.add(row.model)
 
-    def needs_second_pass(self) -> bool:
-        """Call it when all lines were fed."""
+    def finish(self, path: Path, num_bytes: int) -> None:
+        """Adds the errors that need all lines: no rows, and ids that occur more than once.
+
+        Rows whose ids have equal hashes are read again from the file's first `num_bytes` and
+        compared. Raises OSError, and RowInvalid for a row that has changed since it was read.
+        """
         if self.is_hopeless:
-            return False
+            return
         if not self.num_rows:
             self.errors.append(BatchError("empty_file", "The file has no requests."))
-            return False
-        repeated = self._ids.repeated(MAX_ERRORS)
-        self._repetitions = Repetitions(self._ids, repeated) if repeated else None
-        return self._repetitions is not None
-
-    def feed_again(self, lines: Sequence[Line]) -> None:
-        assert self._repetitions is not None, "there is no second pass"
-        for line in lines:
-            if self.is_hopeless:
-                return
-            if line.is_blank:
-                continue
-            try:
+            return
+        suspects = self._ids.repeated(MAX_ERRORS)
+        if not suspects:
+            return
+        first_lines: dict[str, int] = {}
+        with path.open("rb") as file:
+            for number, offset in suspects:
+                if self.is_hopeless:
+                    return
+                file.seek(offset)
+                data = file.readline(min(self._max_line_bytes + 1, num_bytes - offset))
+                line = Line(number, offset, offset + len(data), data.removesuffix(b"\n"))
                 row = parse_row(line, self._endpoint, self._max_line_bytes)
-            except RowInvalid:
-                continue  # said in the first pass
-            first = self._repetitions.first_line_of(row.custom_id, line.number)
-            if first is not None:
-                message = f"The custom_id was used before, in line {first}."
-                self.errors.append(
-                    BatchError("duplicate_custom_id", message, "custom_id", line.number)
-                )
+                first = first_lines.setdefault(row.custom_id, number)
+                if first != number:
+                    message = f"Duplicate custom_id: it was used in line {first}."
+                    self.errors.append(
+                        BatchError("duplicate_custom_id", message, "custom_id", number)
+                    )
 
 
-# Duplicates: which of a million ids come twice, in eight bytes for each.
-#
-# The first pass keeps a hash of each id; ids whose hashes are equal are compared in a second pass,
-# so that none is accused wrongly.
-
-BUCKETS = 1024  # a set is made of one of them at a time
+BUCKETS = 1024  # `repeated` makes a set of one at a time
 
 
 class IdHashes:
-    """The first pass."""
+    """Hashes of the ids of all rows, and where each row is: 20 bytes per row."""
 
     def __init__(self) -> None:
-        self._seed = secrets.randbits(63)  # whoever writes the ids cannot make them collide
-        self._buckets = [array("Q") for _ in range(BUCKETS)]
+        self._seed = secrets.randbits(63)  # a client cannot compute ids that collide
+        self._buckets = [(array("Q"), array("I"), array("Q")) for _ in range(BUCKETS)]
 
-    def add(self, custom_id: str) -> None:
+    def add(self, custom_id: str, line: Line) -> None:
         value = self.hash_of(custom_id)
-        self._buckets[value % BUCKETS].append(value)
+        hashes, numbers, offsets = self._buckets[value % BUCKETS]
+        hashes.append(value)
+        numbers.append(line.number)
+        offsets.append(line.offset)
 
     def hash_of(self, custom_id: str) -> int:
         return xxhash.xxh3_64_intdigest(custom_id.encode(errors="surrogatepass"), seed=self._seed)
 
-    def repeated(self, limit: int) -> frozenset[int]:
-        """At most `limit` of the hashes that came more than once."""
-        found: set[int] = set()
-        for bucket in self._buckets:
-            seen: set[int] = set()
-            if len(set(bucket)) == len(bucket):
+    def repeated(self, limit: int) -> list[tuple[int, int]]:
+        """Returns number and offset of the lines whose id has the hash of another, in order.
+
+        At most `limit` hashes, and the first `limit` + 1 lines of each.
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
+        for hashes, numbers, offsets in self._buckets:
+            if len(set(hashes)) == len(hashes):
                 continue
-            for value in bucket:
-                if value in seen and len(found) < limit:
-                    found.add(value)
-                seen.add(value)
-        return frozenset(found)
-
-
-class Repetitions:
-    """The second pass: of the ids with these hashes, the lines that repeat an earlier one."""
-
-    def __init__(self, hashes: IdHashes, repeated: frozenset[int]) -> None:
-        self._hashes = hashes
-        self._repeated = repeated
-        self._first: dict[str, int] = {}
-
-    def first_line_of(self, custom_id: str, line: int) -> int | None:
-        """The earlier line with this id; None when this is the first, or not one of these."""
-        if self._hashes.hash_of(custom_id) not in self._repeated:
-            return None
-        first = self._first.setdefault(custom_id, line)
-        return None if first == line else first
+            counts = Counter(hashes)
+            for value, number, offset in zip(hashes, numbers, offsets, strict=True):
+                if counts[value] > 1 and (value in found or len(found) < limit):
+                    lines = found.setdefault(value, [])
+                    if len(lines) <= limit:
+                        lines.append((number, offset))
+        return sorted(line for lines in found.values() for line in lines)

@@ -1,4 +1,4 @@
-"""The request for a batch, and what it means."""
+"""POST /v1/batches: the request, and how its parameters are read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from api.errors import MAX_ECHO_CHARS
 from shared.messages import Durability, InvalidParameter
 
+ENDPOINT_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_PAIRS = 16
 MAX_KEY_CHARS = 64
 MAX_VALUE_CHARS = 512
@@ -19,7 +20,7 @@ _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
 
 
 class ExpiresAfter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How long after its making a file goes."""
+    """When the batch's files expire."""
 
     anchor: str
     seconds: int
@@ -37,8 +38,10 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def window_s(text: str) -> int:
-    """`24h` is OpenAI's; here any whole number of s, m, h or d up to a week will do. Raises
-    InvalidParameter."""
+    """Returns a completion window in seconds: a whole number of s, m, h or d, up to a week.
+
+    Raises InvalidParameter.
+    """
     match = _WINDOW.fullmatch(text)
     seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
     if not 1 <= seconds <= MAX_WINDOW_S:
@@ -47,7 +50,7 @@ def window_s(text: str) -> int:
 
 
 def checked_metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
-    """Raises InvalidParameter."""
+    """Returns the metadata, whose values are strings. Raises InvalidParameter."""
     if metadata is None:
         return None
     if len(metadata) > MAX_PAIRS:

@@ -1,4 +1,4 @@
-"""Lines of a batch's output and error files, and the file that grows by them."""
+"""Result lines of a batch: their JSON, and the output and error files they are appended to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors import ApiError
-from api.files.storage import Blobs, BlobWriter
+from api.files.storage import BlobWriter, FileStorage
 from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
 from api.sse import json_bytes, json_pieces
 from shared.messages import Usage
@@ -17,38 +17,39 @@ from shared.transport.ports.files import FilePart
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What became of one line. Without `text` nothing is written about it."""
+    """The outcome of one line. Without `text` nothing is written for it."""
 
     line: int
-    job_id: str | None = None  # that has done its duty
+    job_id: str | None = None  # whose record is no longer needed
     text: bytes | None = None
     is_success: bool = False
     usage: Usage = NO_USAGE
 
 
-def answer_pieces(
+def output_pieces(
     custom_id: str, job_id: str, request_id: str, body: Any, ignored: str | None
 ) -> Iterator[bytes]:
-    """Yields the line of a row that was answered, which may be long. `ignored`: as the header of
-    an HTTP answer names the members that were."""
+    """Yields the output line of a completed row, which may be long, in pieces.
+
+    `ignored` names the ignored parameters, as the header of an HTTP response does.
+    """
     response = _response(200, request_id, body, ignored)
     yield from json_pieces(_payload(custom_id, job_id, response, None))
     yield b"\n"
 
 
-def refusal_line(
+def error_line(
     custom_id: str, job_id: str, request_id: str, error: ApiError, ignored: str | None
 ) -> bytes:
-    """Returns the line of a row that an HTTP request would have got this error for. `ignored`: as
-    in `answer_pieces`."""
+    """Returns the error line of a row that failed. `ignored` as in `output_pieces`."""
     response = _response(error.status, request_id, error.body(), ignored)
     return _line(custom_id, job_id, response, None)
 
 
 def expiry_line(custom_id: str, job_id: str) -> bytes:
-    """A row that the batch had no time for."""
-    said = "This request could not be executed before the completion window expired."
-    return _line(custom_id, job_id, None, {"code": "batch_expired", "message": said})
+    """Returns the error line of a row that did not run before the batch expired."""
+    message = "This request could not be executed before the completion window expired."
+    return _line(custom_id, job_id, None, {"code": "batch_expired", "message": message})
 
 
 def _response(status: int, request_id: str, body: Any, ignored: str | None) -> dict[str, Any]:
@@ -70,14 +71,14 @@ def _payload(custom_id: str, job_id: str, response: Any, error: Any) -> dict[str
 
 
 class ResultFile:
-    """What owners of a batch wrote, one part each; this owner's part grows.
+    """One part per owner of the batch; this owner's part grows.
 
-    An owner never writes to a part of another: one that was taken for dead and still writes does so
-    behind the last byte that counts.
+    An owner never writes to another's part. What an owner writes after it lost its lease stands
+    behind the last byte that was saved, and is never read.
     """
 
-    def __init__(self, blobs: Blobs, earlier: Sequence[FilePart], name: str) -> None:
-        self._blobs = blobs
+    def __init__(self, storage: FileStorage, earlier: Sequence[FilePart], name: str) -> None:
+        self._storage = storage
         self._earlier = tuple(earlier)
         self._name = name
         self._writer: BlobWriter | None = None
@@ -89,11 +90,11 @@ class ResultFile:
         return (*self._earlier, self._writer.part)
 
     async def append(self, lines: Sequence[bytes]) -> None:
-        """Returns when they would survive a loss of power. Raises OSError, BlobsUnavailable."""
+        """Appends lines and syncs them to the disk. Raises OSError, BlobsUnavailable."""
         if not lines:
             return
         if self._writer is None:
-            self._writer = await self._blobs.create(self._name, whole=False)
+            self._writer = await self._storage.create(self._name, whole=False)
         await self._writer.append(lines)
         await self._writer.sync()
 

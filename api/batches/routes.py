@@ -9,8 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.batches.endpoints import ENDPOINTS
-from api.batches.protocol import BatchRequest, checked_metadata, window_s
+from api.batches.protocol import ENDPOINT_PATHS, BatchRequest, checked_metadata, window_s
 from api.dependencies import caller_of, read_request, services_of
 from api.errors import (
     MAX_ECHO_CHARS,
@@ -54,8 +53,8 @@ async def create_batch(request: Request) -> Response:
     """Accepted when there is a file to read; what is wrong with its lines is said later."""
     services = services_of(request)
     asked = await read_request(request, "batch", BatchRequest)
-    if asked.endpoint not in ENDPOINTS:
-        raise InvalidParameter("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
+    if asked.endpoint not in ENDPOINT_PATHS:
+        raise InvalidParameter("endpoint", f"must be one of {', '.join(ENDPOINT_PATHS)}")
     settings = services.settings
     life_s = settings.file_life_s
     if (after := asked.output_expires_after) is not None:
@@ -131,7 +130,7 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 
 
 async def _created(services: Services, batch: NewBatch, limits: BatchLimits) -> BatchRecord:
-    if not services.files.blobs.is_available:
+    if not services.files.storage.is_available:
         raise unavailable_files("This frontend has no files, and therefore no batches.")
     try:
         return await services.batches.create(batch, limits)

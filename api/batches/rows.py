@@ -1,4 +1,4 @@
-"""RowsRun: the rows of a batch, a window of them in flight, their results written and saved."""
+"""RowScheduler: keeps a window of a batch's rows in flight, and saves their results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from api.batches.input import Line, LineReader, RowInvalid, parse_row
-from api.batches.lease import LeaseKeeper, Stop
+from api.batches.lease import BatchLease, StopReason
 from api.batches.results import ResultFile, RowResult
-from api.batches.row import RowRun
-from api.batches.row_room import RowRoom
-from api.files.storage import BlobDamaged, Blobs
+from api.batches.row import RowContext, RowTask
+from api.files.storage import BlobDamaged, FileStorage
 from shared.messages import Usage
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.batches import BatchProgress, BatchRecord, row_job_id
@@ -21,58 +19,53 @@ from shared.transport.ports.files import FilePart
 
 READ_LINES = 256
 READ_BYTES = 1024 * 1024
-MAX_BYTES_IN_FLIGHT = 16 * 1024 * 1024  # lines of rows that have no answer yet
+MAX_BYTES_IN_FLIGHT = 16 * 1024 * 1024  # lines of rows that run
 MAX_RESULTS = 1024  # written at once
 CLOSE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class RowsPolicy:
-    """Bounds of every batch of a frontend."""
-
-    rows_in_flight: int
-    max_line_bytes: int
-
-
-class RowsRun:
-    """The rows of one batch under one lease. Use it once."""
+class RowScheduler:
+    """Runs the rows of one batch under one lease. Use it once."""
 
     def __init__(
         self,
-        keeper: LeaseKeeper,
-        blobs: Blobs,
-        policy: RowsPolicy,
-        rows: RowRoom,
+        context: RowContext,
+        lease: BatchLease,
+        storage: FileStorage,
         record: BatchRecord,
         part: FilePart,
         progress: BatchProgress,
+        *,
+        max_in_flight: int,
+        max_line_bytes: int,
     ) -> None:
-        self._keeper = keeper
-        self._blobs = blobs
-        self._policy = policy
-        self._rows = rows
+        self._context = context
+        self._lease = lease
+        self._storage = storage
         self._record = record
         self._part = part
         self._progress = progress
+        self._max_in_flight = max_in_flight
+        self._max_line_bytes = max_line_bytes
         self._window = LineWindow(progress)
         # Earlier owners have begun no line from here on.
-        self._known_until = progress.low_line + (SPAN_LINES if keeper.lease.fence > 1 else 0)
-        self._output = ResultFile(blobs, progress.output, keeper.blob_name("out"))
-        self._errors = ResultFile(blobs, progress.error_output, keeper.blob_name("err"))
+        self._known_until = progress.low_line + (SPAN_LINES if lease.claim.fence > 1 else 0)
+        self._output = ResultFile(storage, progress.output, lease.blob_name("out"))
+        self._errors = ResultFile(storage, progress.error_output, lease.blob_name("err"))
         self._lines: deque[Line] = deque()  # read and not begun
         self._running: dict[asyncio.Task[RowResult], int] = {}  # -> bytes of its line
 
     async def run(self) -> None:
-        """To the end of the batch, or until it is given back. Raises as BatchRun.run."""
-        reader = await self._blobs.run(self._open)
+        """Returns when the batch has ended or was given back. Raises as BatchTask.run."""
+        reader = await self._storage.run(self._open)
         try:
-            while not self._keeper.is_leaving:
+            while not self._lease.is_leaving:
                 results = await self._begin_rows(reader)
                 if not results and not self._running:
-                    await self._keeper.end(self._progress)
+                    await self._lease.end(self._progress)
                     return
-                await self._keep(results or await self._ended())
-            await self._keeper.give_back()
+                await self._save(results or await self._wait_for_results())
+            await self._lease.give_back()
         finally:
             await self._stop_rows()
             reader.close()
@@ -80,7 +73,7 @@ class RowsRun:
             await self._errors.aclose()
 
     async def _stop_rows(self) -> None:
-        """Nobody reads them here any more; their jobs go on."""
+        """Stops reading the jobs that run; the jobs go on."""
         for task in self._running:
             task.cancel()
         if self._running:  # time to unsubscribe, which a second cancel would cut short
@@ -89,17 +82,17 @@ class RowsRun:
 
     def _open(self) -> LineReader:
         return LineReader(
-            self._blobs.path_of(self._part),
+            self._storage.path_of(self._part),
             self._part.num_bytes,
-            self._policy.max_line_bytes,
+            self._max_line_bytes,
             line=self._window.low_line,
             offset=self._window.low_offset,
         )
 
     async def _begin_rows(self, reader: LineReader) -> list[RowResult]:
-        """Fills the window. Results are those of rows that need no job."""
+        """Starts rows until the window is full. Returns the results of rows that need no job."""
         results: list[RowResult] = []
-        while self._has_room() and len(results) < MAX_RESULTS:
+        while self._has_capacity() and len(results) < MAX_RESULTS:
             line = await self._next_line(reader)
             if line is None:
                 break
@@ -113,64 +106,64 @@ class RowsRun:
                 results.append(result)
         return results
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return (
-            len(self._running) < self._policy.rows_in_flight
+            len(self._running) < self._max_in_flight
             and sum(self._running.values()) < MAX_BYTES_IN_FLIGHT
             and not self._window.is_full
         )
 
     async def _next_line(self, reader: LineReader) -> Line | None:
-        """None at the end of the file, and where a cancel makes one."""
+        """Returns None at the end of the file, and where a cancelled batch ends."""
         if not self._lines:
-            self._lines.extend(await self._blobs.run(reader.read, READ_LINES, READ_BYTES))
+            self._lines.extend(await self._storage.run(reader.read, READ_LINES, READ_BYTES))
         if not self._lines:
             return None
         is_new = self._lines[0].number >= self._known_until
-        if is_new and self._keeper.stop.why is Stop.CANCEL:
+        if is_new and self._lease.stop.reason is StopReason.CANCEL:
             return None
         return self._lines.popleft()
 
     def _begin(self, line: Line) -> RowResult | None:
         try:
-            row = parse_row(line, self._record.endpoint, self._policy.max_line_bytes)
+            row = parse_row(line, self._record.endpoint, self._max_line_bytes)
         except RowInvalid as invalid:
-            raise BlobDamaged(f"a line that was valid is not: {invalid}") from invalid
+            raise BlobDamaged(f"a validated line has changed: {invalid}") from invalid
         job_id = row_job_id(self._record.batch_id, line.number)
-        may_be_there = line.number < self._known_until
-        run = RowRun(self._rows, row, line.number, job_id, may_be_there=may_be_there)
-        if self._keeper.stop.why is Stop.EXPIRE and not may_be_there:
-            return run.expired()
-        task = asyncio.create_task(run.run(), name=f"row-{job_id}")
+        may_exist = line.number < self._known_until
+        row_task = RowTask(self._context, row, line.number, job_id, may_exist=may_exist)
+        if self._lease.stop.reason is StopReason.EXPIRE and not may_exist:
+            return row_task.expired()
+        task = asyncio.create_task(row_task.run(), name=f"row-{job_id}")
         self._running[task] = len(line.data or b"")
         return None
 
-    async def _ended(self) -> list[RowResult]:
-        """Results of rows that have ended, after at most a beat."""
+    async def _wait_for_results(self) -> list[RowResult]:
+        """Returns the results of rows that have ended, after at most one heartbeat interval."""
         done, _ = await asyncio.wait(
-            self._running, timeout=self._keeper.beat_s, return_when=asyncio.FIRST_COMPLETED
+            self._running, timeout=self._lease.heartbeat_s, return_when=asyncio.FIRST_COMPLETED
         )
         for task in done:
             del self._running[task]
         return [task.result() for task in done]
 
-    async def _keep(self, results: Sequence[RowResult]) -> None:
-        """Returns when these results are part of the batch, whatever dies."""
+    async def _save(self, results: Sequence[RowResult]) -> None:
+        """Makes these results part of the batch: on the disk first, then in the store."""
         if not results:
-            await self._keeper.beat()
+            await self._lease.heartbeat()
             return
-        said = [(result.is_success, result.text) for result in results if result.text is not None]
-        good = [text for is_success, text in said if is_success]
-        bad = [text for is_success, text in said if not is_success]
-        await self._output.append(good)
-        await self._errors.append(bad)
+        lines = [(result.is_success, result.text) for result in results if result.text is not None]
+        completed = [text for is_success, text in lines if is_success]
+        failed = [text for is_success, text in lines if not is_success]
+        await self._output.append(completed)
+        await self._errors.append(failed)
         for result in results:
             self._window.finish(result.line)
         before = self._progress
         self._progress = dataclasses.replace(
             before,
-            completed=before.completed + len(good),
-            failed=before.failed + len(bad),
+            completed=before.completed + len(completed),
+            failed=before.failed + len(failed),
             low_line=self._window.low_line,
             low_offset=self._window.low_offset,
             done_bits=self._window.done_bits,
@@ -179,10 +172,10 @@ class RowsRun:
             error_output=self._errors.parts,
         )
         job_ids = [result.job_id for result in results if result.job_id is not None]
-        await self._keeper.save(self._progress, job_ids=job_ids)
-        counted = self._rows.services.metrics.batch_rows
-        counted.labels("completed").inc(len(good))
-        counted.labels("failed").inc(len(bad))
+        await self._lease.save(self._progress, job_ids=job_ids)
+        counter = self._context.jobs.metrics.batch_rows
+        counter.labels("completed").inc(len(completed))
+        counter.labels("failed").inc(len(failed))
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:
@@ -192,8 +185,6 @@ def _sum(usages: Sequence[Usage]) -> Usage:
         sum(usage.cached_tokens for usage in usages),
     )
 
-
-# LineWindow: which lines of a batch are done, as few numbers as that takes.
 
 SPAN_LINES = 4096  # from the first line that is not done to the last that was begun
 
@@ -207,7 +198,10 @@ class _Begun:
 
 
 class LineWindow:
-    """Lines begin in order and end in any. Everything before `low_line` is done."""
+    """Tracks which lines of a batch are done, in bounded space.
+
+    Lines begin in order and end in any order. Every line before `low_line` is done.
+    """
 
     def __init__(self, progress: BatchProgress) -> None:
         self.low_line = progress.low_line
@@ -218,11 +212,11 @@ class LineWindow:
 
     @property
     def is_full(self) -> bool:
-        """No line may begin before the oldest is done."""
+        """Whether no line may begin before the oldest is done."""
         return len(self._begun) >= SPAN_LINES
 
     def begin(self, line: int, end_offset: int) -> bool:
-        """The next line in order. False: it is done already."""
+        """Begins the next line in order. Returns False where it is done already."""
         assert line == self.low_line + len(self._begun), "lines begin in order"
         is_done = bool(self._known_bits >> (line - self._known_from) & 1)
         self._begun[line] = _Begun(end_offset, is_done)
@@ -236,7 +230,7 @@ class LineWindow:
 
     @property
     def done_bits(self) -> int:
-        """As BatchProgress. Lines that an earlier owner finished count before they begin here."""
+        """As in BatchProgress, including lines that an earlier owner has finished."""
         bits = self._known_bits >> (self.low_line - self._known_from)
         for place, begun in enumerate(self._begun.values()):
             if begun.is_done:

@@ -1,66 +1,228 @@
-"""BatchRunner: a frontend's share of the deployment's batches."""
+"""BatchRunner: claims batches and runs each of them from where its last owner left it.
+
+Results are written to the disk first and saved in Redis second. After a crash at any point the next
+owner repeats the rows since the last save; it finds their jobs by their ids, and runs none twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from api.batches.rows import RowsPolicy
-from api.batches.run import BatchRun, RunRoom
-from api.files.storage import BlobDamaged, BlobsUnavailable
-from api.services import Services
+from api.batches.endpoints import Endpoint
+from api.batches.input import InputCheck, LineReader, RowInvalid
+from api.batches.lease import BatchLease, StopReason
+from api.batches.row import RowContext
+from api.batches.rows import RowScheduler
+from api.files.storage import BlobDamaged, BlobsUnavailable, FileStorage
+from api.generation.thread_pool import TextPool
+from api.jobs.service import JobService
 from shared.logs import RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
-from shared.transport.ports.batches import BatchLease, LeaseLost
+from shared.transport.ports.batches import (
+    BatchClaim,
+    BatchError,
+    BatchProgress,
+    BatchRecord,
+    BatchStatus,
+    BatchStore,
+    LeaseLost,
+)
+from shared.transport.ports.files import FileIndex, FilePart
 from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
 CLAIM_EVERY_S = 1.0
-PREPARING = 2  # prompts that batches read at once, of all threads for that
-UNWANTED_S = 30.0  # a batch whose files cannot be used here is left to others for so long
-LEAVE_S = 5.0  # for giving batches back when this frontend goes
+MAX_PREPARING = 2  # rows of all batches that are tokenized at once
+UNWANTED_S = 30.0  # for which a batch whose files cannot be read here is left to other frontends
+CLOSE_S = 5.0  # for giving batches back at shutdown
+CHECK_LINES = 4096  # validated between heartbeats
+CHECK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBounds:
+    """Limits of each batch that a frontend runs."""
+
+    lease_ms: int
+    max_rows: int
+    max_in_flight: int  # rows
+    max_line_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The parts of a frontend that its batches share."""
+
+    jobs: JobService
+    pool: TextPool
+    batches: BatchStore
+    index: FileIndex
+    storage: FileStorage
+    endpoints: Mapping[str, Endpoint]  # by path
+    bounds: BatchBounds
+    refuse_unused_members: bool
+    preparing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PREPARING))
+
+
+class BatchTask:
+    """Runs one claimed batch. For one task at a time, but for `leave`."""
+
+    def __init__(self, context: RunContext, claim: BatchClaim) -> None:
+        self.claim = claim
+        self._context = context
+        self._storage = context.storage
+        self._bounds = context.bounds
+        self._lease = BatchLease(context.batches, claim, context.bounds.lease_ms)
+
+    def leave(self) -> None:
+        """Makes `run` give the batch back soon; its jobs go on, and its next owner finds them."""
+        self._lease.is_leaving = True
+
+    async def run(self) -> None:
+        """Returns when the batch has ended or was given back.
+
+        Raises LeaseLost, TransportError, and OSError, BlobDamaged or BlobsUnavailable when this
+        frontend cannot read or write the batch's files.
+        """
+        lease = self._lease
+        await lease.save()
+        record = await self._context.batches.get(self.claim.batch_id)
+        if record is None:
+            return
+        source = await self._context.index.get(record.input_file_id, record.tenant)
+        if source is None or len(source.parts) != 1:
+            error = BatchError("input_file_missing", "The input file does not exist any more.")
+            await lease.fail([error], record.progress)
+            return
+        part = source.parts[0]
+        try:
+            await self._storage.check([part])
+        except BlobDamaged:
+            if lease.stop.reason is not StopReason.EXPIRE:
+                raise  # another frontend may have it
+            await lease.end(record.progress)
+            return
+        await self._storage.touch(part.name)
+        progress: BatchProgress | None = record.progress
+        if not record.progress.total:
+            progress = await self._validate(record, part)
+        if progress is not None:
+            await self._schedule(record, part, progress)
+
+    async def _schedule(self, record: BatchRecord, part: FilePart, progress: BatchProgress) -> None:
+        context = RowContext(
+            jobs=self._context.jobs,
+            pool=self._context.pool,
+            refuse_unused_members=self._context.refuse_unused_members,
+            endpoint=self._context.endpoints[record.endpoint],
+            tenant=record.tenant,
+            stop=self._lease.stop,
+            submitting=asyncio.Lock(),
+            preparing=self._context.preparing,
+            time_left_ms=self._lease.time_left_ms,
+        )
+        scheduler = RowScheduler(
+            context,
+            self._lease,
+            self._storage,
+            record,
+            part,
+            progress,
+            max_in_flight=self._bounds.max_in_flight,
+            max_line_bytes=self._bounds.max_line_bytes,
+        )
+        await scheduler.run()
+
+    async def _validate(self, record: BatchRecord, part: FilePart) -> BatchProgress | None:
+        """Reads the input and saves the batch as in progress; None: it ended, or was given back."""
+        lease = self._lease
+        check = InputCheck(record.endpoint, self._bounds.max_rows, self._bounds.max_line_bytes)
+        digest = await self._read_all(part, check)
+        is_damaged = digest not in (None, part.sha256) and not check.is_hopeless
+        if digest is not None and not is_damaged:
+            path = self._storage.path_of(part)
+            await self._with_heartbeat(lambda: check.finish(path, part.num_bytes))
+        if lease.is_leaving:
+            await lease.give_back()
+        elif lease.stop.reason is not None:
+            await lease.end(BatchProgress())
+        elif is_damaged:
+            message = "The input file's content is not what was uploaded."
+            await lease.fail([BatchError("input_file_damaged", message)], BatchProgress())
+        elif check.errors:
+            await lease.fail(check.errors, BatchProgress())
+        else:
+            progress = BatchProgress(total=check.num_rows, model=check.model)
+            await lease.save(progress, status=BatchStatus.IN_PROGRESS)
+            return progress
+        return None
+
+    async def _read_all(self, part: FilePart, check: InputCheck) -> str | None:
+        """Feeds the input to `check`. Returns the digest of what was read; None: stop."""
+        lease, storage = self._lease, self._storage
+        reader = await storage.run(
+            LineReader, storage.path_of(part), part.num_bytes, self._bounds.max_line_bytes
+        )
+
+        def step() -> None:
+            check.feed(reader.read(CHECK_LINES, CHECK_BYTES))
+
+        try:
+            while not reader.has_ended and not check.is_hopeless:
+                await storage.run(step)
+                await lease.heartbeat()
+                if lease.stop.reason is not None or lease.is_leaving:
+                    return None
+            return reader.sha256
+        finally:
+            reader.close()
+
+    async def _with_heartbeat(self, work: Callable[[], None]) -> None:
+        """Runs `work` in a thread and renews the lease meanwhile."""
+        working = asyncio.ensure_future(self._storage.run(work))
+        while not (await asyncio.wait((working,), timeout=self._lease.heartbeat_s))[0]:
+            await self._lease.heartbeat()
+        try:
+            working.result()
+        except RowInvalid as invalid:
+            raise BlobDamaged(f"a validated line has changed: {invalid}") from invalid
 
 
 class BatchRunner:
-    """Claims batches that nobody runs and runs them, `at_once` of them. `start`, then `aclose`."""
+    """Claims batches that no frontend runs, and runs up to `max_batches` at once.
 
-    def __init__(self, services: Services) -> None:
-        settings = services.settings
-        self._services = services
-        self._batches = services.batches
-        self._files = services.files
-        self._at_once = settings.batches_at_once
-        self._lease_ms = settings.frontend_lease_ms
-        self._room = RunRoom(
-            services=services,
-            preparing=asyncio.Semaphore(PREPARING),
-            policy=RowsPolicy(settings.batch_rows_in_flight, settings.max_body_bytes),
-            max_rows=settings.max_batch_rows,
-            lease_ms=settings.frontend_lease_ms,
-        )
-        self._runs: dict[asyncio.Task[None], BatchRun] = {}
-        self._unwanted: dict[str, float] = {}  # batch id -> until when
+    `start`, then `aclose`.
+    """
+
+    def __init__(self, context: RunContext, *, max_batches: int) -> None:
+        self._context = context
+        self._max_batches = max_batches
+        self._running: dict[asyncio.Task[None], BatchTask] = {}
+        self._unwanted: dict[str, float] = {}  # batch id -> until when, by time.monotonic
         self._claiming: asyncio.Task[None] | None = None
 
     @property
     def num_running(self) -> int:
-        return len(self._runs)
+        return len(self._running)
 
     def start(self) -> None:
-        if self._at_once:
+        if self._max_batches:
             self._claiming = asyncio.create_task(self._claim_forever(), name="batches")
 
     async def aclose(self) -> None:
-        """Gives back what runs here; its rows go on, and another frontend takes them over."""
+        """Gives the batches back; their jobs go on, and another frontend takes them over."""
         if self._claiming is not None:
             await cancel_and_wait(self._claiming)
-        for run in self._runs.values():
-            run.leave()
-        if self._runs:
-            await asyncio.wait(list(self._runs), timeout=LEAVE_S)
-        await cancel_and_wait(*self._runs)
+        for batch in self._running.values():
+            batch.leave()
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=CLOSE_S)
+        await cancel_and_wait(*self._running)
 
     async def _claim_forever(self) -> None:
         outage = RateLimitedOutageLog(
@@ -68,8 +230,8 @@ class BatchRunner:
         )
         while True:
             try:
-                while self._wants_more() and (lease := await self._claim()) is not None:
-                    self._begin(lease)
+                while self._has_capacity() and (claim := await self._claim()) is not None:
+                    self._begin(claim)
                 outage.succeeded()
             except TransportError as error:
                 outage.failed(reason=str(error))
@@ -77,33 +239,32 @@ class BatchRunner:
                 log.exception("no batch claimed")
             await asyncio.sleep(CLAIM_EVERY_S)
 
-    def _wants_more(self) -> bool:
+    def _has_capacity(self) -> bool:
         return (
-            len(self._runs) < self._at_once
-            and self._files.blobs.is_available
-            and self._services.open_requests.closed is None
+            len(self._running) < self._max_batches
+            and self._context.storage.is_available
+            and self._context.jobs.open_requests.closed is None
         )
 
-    async def _claim(self) -> BatchLease | None:
+    async def _claim(self) -> BatchClaim | None:
         now_s = time.monotonic()
         self._unwanted = {name: at_s for name, at_s in self._unwanted.items() if at_s > now_s}
-        return await self._batches.claim(
-            self._services.frontend_id, self._lease_ms, list(self._unwanted)
-        )
+        frontend_id, lease_ms = self._context.jobs.frontend_id, self._context.bounds.lease_ms
+        return await self._context.batches.claim(frontend_id, lease_ms, list(self._unwanted))
 
-    def _begin(self, lease: BatchLease) -> None:
-        log.info("batch claimed", extra={"batch_id": lease.batch_id, "fence": lease.fence})
-        run = BatchRun(self._room, lease)
-        task = asyncio.create_task(self._run(run), name=f"batch-{lease.batch_id}")
-        self._runs[task] = run
-        task.add_done_callback(lambda ended: self._runs.pop(ended, None))
+    def _begin(self, claim: BatchClaim) -> None:
+        log.info("batch claimed", extra={"batch_id": claim.batch_id, "fence": claim.fence})
+        batch = BatchTask(self._context, claim)
+        task = asyncio.create_task(self._run(batch), name=f"batch-{claim.batch_id}")
+        self._running[task] = batch
+        task.add_done_callback(lambda ended: self._running.pop(ended, None))
 
-    async def _run(self, run: BatchRun) -> None:
-        """Never raises but CancelledError."""
-        lease = run.lease
-        fields = {"batch_id": lease.batch_id, "fence": lease.fence}
+    async def _run(self, batch: BatchTask) -> None:
+        """Raises nothing but CancelledError."""
+        claim = batch.claim
+        fields = {"batch_id": claim.batch_id, "fence": claim.fence}
         try:
-            await run.run()
+            await batch.run()
             return
         except LeaseLost:
             log.info("batch lost", extra=fields)
@@ -115,8 +276,8 @@ class BatchRunner:
             log.error("batch cannot be run here", extra={**fields, "reason": str(error)})
         except Exception:
             log.exception("batch stopped", extra=fields)
-        self._unwanted[lease.batch_id] = time.monotonic() + UNWANTED_S
+        self._unwanted[claim.batch_id] = time.monotonic() + UNWANTED_S
         try:
-            await self._batches.save(lease, 0)
+            await self._context.batches.save(claim, 0)
         except (LeaseLost, TransportError) as error:
             log.info("batch not given back", extra={**fields, "reason": str(error)})

@@ -125,7 +125,7 @@ class ContentResponse(Response):
     async def _check(self) -> None:
         """Raises UnavailableError, ServerError."""
         try:
-            await self._files.blobs.check(self._record.parts)
+            await self._files.storage.check(self._record.parts)
         except BlobsUnavailable as error:
             raise unavailable_files(str(error)) from error
         except BlobDamaged as error:
@@ -137,7 +137,7 @@ class ContentResponse(Response):
 
     async def _send(self, send: Send) -> None:
         try:
-            async for block in self._files.blobs.read(self._record.parts):
+            async for block in self._files.storage.read(self._record.parts):
                 await send({"type": "http.response.body", "body": block, "more_body": True})
         except (BlobDamaged, OSError) as error:
             self._log_damage(error)

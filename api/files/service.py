@@ -1,4 +1,4 @@
-"""Files: what callers upload and batches write. Bytes in Blobs, all else in the FileIndex."""
+"""Files: what callers upload and batches write. Bytes in FileStorage, all else in the FileIndex."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from api.errors import (
     UnavailableError,
     overloaded,
 )
-from api.files.storage import Blobs, BlobsUnavailable, BlobWriter
+from api.files.storage import BlobsUnavailable, BlobWriter, FileStorage
 from api.files.upload import Upload, UploadLimits, receive_upload, too_large
 from api.http.open_requests import OpenRequests
 from shared.messages import InvalidParameter
@@ -57,9 +57,13 @@ class Files:
     """The files of one deployment, seen by one frontend."""
 
     def __init__(
-        self, index: FileIndex, blobs: Blobs, policy: FilePolicy, open_requests: OpenRequests
+        self,
+        index: FileIndex,
+        storage: FileStorage,
+        policy: FilePolicy,
+        open_requests: OpenRequests,
     ) -> None:
-        self.blobs = blobs
+        self.storage = storage
         self.index = index
         self._policy = policy
         self._open_requests = open_requests
@@ -70,11 +74,11 @@ class Files:
 
     async def start(self) -> None:
         """Looks at the disk, and does not wait long for one that does not answer."""
-        self._looking = asyncio.create_task(self.blobs.look())
+        self._looking = asyncio.create_task(self.storage.look())
         await asyncio.wait((self._looking,), timeout=LOOK_S)
 
     def close(self) -> None:
-        self.blobs.close()
+        self.storage.close()
 
     async def receive(self, request: Request, tenant: str) -> FileRecord:
         """The upload of a request. Raises ApiError, InvalidParameter, TransportError."""
@@ -85,7 +89,7 @@ class Files:
             with self._open_requests.enter() as opened:
                 await self._check_room(request, tenant)
                 file_id = new_file_id()
-                writer = await self.blobs.create(file_id, whole=True)
+                writer = await self.storage.create(file_id, whole=True)
                 try:
                     upload = await receive_upload(
                         request, writer, self._policy.upload, lambda: opened.is_cut
@@ -124,11 +128,11 @@ class Files:
 
     async def sweep(self) -> None:
         """One round of removing what has expired or was dropped."""
-        await self.blobs.look()
-        if not self.blobs.is_available:
+        await self.storage.look()
+        if not self.storage.is_available:
             return
         while names := await self.index.sweep(self._removed, SWEEP_PAGE):
-            removed = await self.blobs.remove(names)
+            removed = await self.storage.remove(names)
             self._removed = removed
             if not removed:
                 break
@@ -136,7 +140,7 @@ class Files:
             self._removed = []
         if time.monotonic() - self._forgotten_s >= FORGOTTEN_EVERY_S:
             self._forgotten_s = time.monotonic()
-            if num_removed := await self.blobs.remove_forgotten():
+            if num_removed := await self.storage.remove_forgotten():
                 log.info("forgotten blobs removed", extra={"count": num_removed})
 
     async def _check_room(self, request: Request, tenant: str) -> None:
@@ -167,7 +171,7 @@ class Files:
         try:
             return await self._put(new)
         except FilesFull as error:
-            await self.blobs.remove([part.name])
+            await self.storage.remove([part.name])
             raise no_room(error.scope) from None
 
     async def _put(self, new: NewFile) -> FileRecord:

@@ -1,4 +1,4 @@
-"""Blobs: bytes by name in a directory that all frontends of a deployment share.
+"""FileStorage: bytes by name in a directory that all frontends of a deployment share.
 
 A blob is written once, from its start to its end, by one process; what may be read of it, and by
 which digest it is known, is written down elsewhere (shared/transport/ports/files.py). Every call
@@ -49,7 +49,7 @@ class BlobWriter:
     """A new blob, being written. Not safe for several tasks; nothing of it is promised to be on the
     disk before `sync` or `commit` has returned. Every method may raise OSError."""
 
-    def __init__(self, blobs: Blobs, path: Path, descriptor: int, final: Path) -> None:
+    def __init__(self, blobs: FileStorage, path: Path, descriptor: int, final: Path) -> None:
         self.num_bytes = 0
         self.name = final.name
         self._blobs = blobs
@@ -104,7 +104,7 @@ class BlobWriter:
             self._path.unlink(missing_ok=True)
 
 
-class Blobs:
+class FileStorage:
     """One directory. Until `look` has found it usable, everything is refused in words."""
 
     def __init__(self, root: str, namespace: str) -> None:

@@ -22,10 +22,10 @@ from shared.transport.file_index import (
 )
 from shared.transport.ports.batches import (
     BATCH_PREFIX,
+    BatchClaim,
     BatchEnd,
     BatchError,
     BatchesFull,
-    BatchLease,
     BatchLimits,
     BatchProgress,
     BatchRecord,
@@ -116,16 +116,16 @@ class RedisBatchStore:
 
     async def claim(
         self, frontend_id: str, lease_ms: int, unwanted: Sequence[str]
-    ) -> BatchLease | None:
+    ) -> BatchClaim | None:
         with translated("batch_claim"):
             reply = await self._scripts.call(
                 self._redis, "batch_claim", frontend_id, lease_ms, *unwanted
             )
-        return BatchLease(reply[0].decode(), int(reply[1])) if reply else None
+        return BatchClaim(reply[0].decode(), int(reply[1])) if reply else None
 
     async def save(
         self,
-        lease: BatchLease,
+        claim: BatchClaim,
         lease_ms: int,
         progress: BatchProgress | None = None,
         *,
@@ -137,8 +137,8 @@ class RedisBatchStore:
             reply = await self._scripts.call(
                 self._redis,
                 "batch_save",
-                lease.batch_id,
-                lease.fence,
+                claim.batch_id,
+                claim.fence,
                 lease_ms,
                 status or "",
                 len(words) // 2,
@@ -146,10 +146,10 @@ class RedisBatchStore:
                 *job_ids,
             )
         if reply[0] != b"OK":
-            raise LeaseLost(lease.batch_id)
+            raise LeaseLost(claim.batch_id)
         return Saved(BatchStatus(reply[1].decode()), int(reply[2]))
 
-    async def end(self, lease: BatchLease, end: BatchEnd) -> BatchStatus:
+    async def end(self, claim: BatchClaim, end: BatchEnd) -> BatchStatus:
         files = [
             (field, ending, parts)
             for field, ending, parts in (
@@ -161,14 +161,14 @@ class RedisBatchStore:
         words: list[Argument] = []
         for field, ending, parts in files:
             num_bytes = sum(part.num_bytes for part in parts)
-            words += (field, output_file_id(lease.batch_id, ending))
-            words += (f"{lease.batch_id}_{ending}.jsonl", num_bytes, encode_parts(parts))
+            words += (field, output_file_id(claim.batch_id, ending))
+            words += (f"{claim.batch_id}_{ending}.jsonl", num_bytes, encode_parts(parts))
         with translated("batch_end"):
             reply = await self._scripts.call(
                 self._redis,
                 "batch_end",
-                lease.batch_id,
-                lease.fence,
+                claim.batch_id,
+                claim.fence,
                 end.status,
                 _encoder.encode([tuple(error) for error in end.errors]) if end.errors else "",
                 len(files),
@@ -176,7 +176,7 @@ class RedisBatchStore:
                 *end.useless,
             )
         if reply[0] == b"FENCED" or reply[1] == b"gone":
-            raise LeaseLost(lease.batch_id)
+            raise LeaseLost(claim.batch_id)
         return BatchStatus(reply[1].decode())
 
 

@@ -145,12 +145,15 @@ class NoInput(Exception):
 
 
 class LeaseLost(Exception):
-    """Somebody else runs the batch now, or nobody may any more."""
+    """Another frontend runs the batch now, or the batch has ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLease:
-    """The right to run a batch until it is given back, ended, or claimed by somebody else."""
+class BatchClaim:
+    """The right to run a batch until it is given back, ended, or claimed by another frontend.
+
+    `fence` counts the batch's claims: a call with an older one raises LeaseLost.
+    """
 
     batch_id: str
     fence: int
@@ -195,13 +198,13 @@ class BatchStore(Protocol):
 
     async def claim(
         self, frontend_id: str, lease_ms: int, unwanted: Sequence[str]
-    ) -> BatchLease | None:
+    ) -> BatchClaim | None:
         """A batch that nobody runs; None: there is none but the unwanted."""
         ...
 
     async def save(
         self,
-        lease: BatchLease,
+        claim: BatchClaim,
         lease_ms: int,
         progress: BatchProgress | None = None,
         *,
@@ -214,6 +217,6 @@ class BatchStore(Protocol):
         """
         ...
 
-    async def end(self, lease: BatchLease, end: BatchEnd) -> BatchStatus:
+    async def end(self, claim: BatchClaim, end: BatchEnd) -> BatchStatus:
         """The status it ended with. Raises LeaseLost."""
         ...

@@ -10,10 +10,10 @@ import pytest
 from shared.messages import JobState, Usage
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.batches import (
+    BatchClaim,
     BatchEnd,
     BatchError,
     BatchesFull,
-    BatchLease,
     BatchProgress,
     BatchStatus,
     LeaseLost,
@@ -43,7 +43,7 @@ PROGRESS = BatchProgress(
 
 async def claimed(
     transport: RedisTransport, frontend: str = "fe1", lease_ms: int = LEASE_MS
-) -> BatchLease:
+) -> BatchClaim:
     lease = await transport.batches.claim(frontend, lease_ms, [])
     assert lease is not None
     return lease
@@ -134,7 +134,7 @@ async def test_one_frontend_at_a_time_runs_a_batch(transport: RedisTransport) ->
     batches = transport.batches
     made = await new_batch(transport)
     lease = await claimed(transport)
-    assert lease == BatchLease(made.batch_id, 1)
+    assert lease == BatchClaim(made.batch_id, 1)
     assert await batches.claim("fe2", LEASE_MS, []) is None
     await batches.save(lease, 0)  # given back
     second = await claimed(transport, "fe2")
@@ -158,14 +158,14 @@ async def test_a_lease_that_ended_is_taken_over_with_the_progress(
     await batches.save(lease, LEASE_MS, PROGRESS, status=BatchStatus.IN_PROGRESS)
     assert await batches.claim("fe2", LEASE_MS, []) is None
     await batches.save(lease, 1)
-    taken: list[BatchLease] = []
+    taken: list[BatchClaim] = []
 
     async def takes() -> bool:
         taken.extend(filter(None, [await batches.claim("fe2", LEASE_MS, [])]))
         return bool(taken)
 
     await until(takes)
-    assert taken == [BatchLease(made.batch_id, 2)]
+    assert taken == [BatchClaim(made.batch_id, 2)]
     record = await batches.get(made.batch_id)
     assert record is not None
     assert (record.status, record.progress) == (BatchStatus.IN_PROGRESS, PROGRESS)

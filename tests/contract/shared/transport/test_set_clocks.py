@@ -15,7 +15,7 @@ import pytest
 from shared.launcher.redis_server import PrivateServer
 from shared.messages import Idempotency, JobState, OnDisconnect
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.batches import BatchLease, BatchProgress, BatchStatus
+from shared.transport.ports.batches import BatchClaim, BatchProgress, BatchStatus
 from shared.transport.ports.jobs import AdmissionLimits, KeyTaken, QueueFull, TransportError
 from shared.transport.ports.queue import Delivery
 from tests.contract.shared.transport.batch_steps import new_batch
@@ -284,7 +284,7 @@ async def test_a_batch_keeps_its_window_and_its_owner_until_that_dies(
         await asyncio.sleep(BEAT_S)
     assert 0 <= left_ms[0] - left_ms[-1] < 60_000
 
-    async def takes_over() -> BatchLease | None:
+    async def takes_over() -> BatchClaim | None:
         return await other.transport.batches.claim("f2", LEASE_MS, [])
 
     taken = await until(takes_over, timeout_s=PATIENCE_S)

@@ -19,7 +19,7 @@ from api.batches.input import (
     InputCheck,
     Line,
     LineReader,
-    Repetitions,
+    RowInvalid,
     parse_row,
 )
 from api.batches.rows import SPAN_LINES, LineWindow
@@ -52,8 +52,14 @@ def read_all(path: Path, max_line: int = MAX_LINE, **begin: int) -> list[Line]:
 def checked(lines: Sequence[Line], max_rows: int = 1000) -> InputCheck:
     check = InputCheck(ENDPOINT, max_rows, MAX_LINE)
     check.feed(lines)
-    if check.needs_second_pass():
-        check.feed_again(lines)
+    check.finish(Path(os.devnull), 0)  # of lines without repeated ids nothing is read again
+    return check
+
+
+def checked_file(path: Path) -> InputCheck:
+    check = InputCheck(ENDPOINT, 1000, MAX_LINE)
+    check.feed(read_all(path))
+    check.finish(path, path.stat().st_size)
     return check
 
 
@@ -117,12 +123,13 @@ def test_a_million_rows_are_checked_in_bounded_memory(tmp_path: Path) -> None:
     while not reader.has_ended:
         check.feed(reader.read(4096, 1_000_000))
         highest = max(highest, resident_mib(os.getpid()))
-    assert not check.needs_second_pass()
+    check.finish(path, path.stat().st_size)
+    highest = max(highest, resident_mib(os.getpid()))
     reader.close()
     assert (check.num_rows, check.errors, check.model) == (1_000_000, [], "m")
     size_mib = path.stat().st_size / 2**20
     assert size_mib > 70
-    assert highest - before < 32  # 8 bytes of a hash for each row, and one block of lines
+    assert highest - before < 32  # 20 bytes for each row, and one block of lines
 
 
 # --- what is wrong with them ----------------------------------------------------------------------
@@ -130,7 +137,7 @@ def test_a_million_rows_are_checked_in_bounded_memory(tmp_path: Path) -> None:
 
 def test_a_row_is_taken_apart() -> None:
     data = b"\xef\xbb\xbf" + row("a", body={"model": "m", "prompt": "p"}) + b"\r"
-    parsed = parse_row(Line(1, 0, data), ENDPOINT, MAX_LINE)
+    parsed = parse_row(Line(1, 0, 0, data), ENDPOINT, MAX_LINE)
     assert (parsed.custom_id, parsed.model) == ("a", "m")
     assert json.loads(parsed.body) == {"model": "m", "prompt": "p"}
 
@@ -156,43 +163,61 @@ def test_a_row_is_taken_apart() -> None:
 def test_what_is_wrong_is_said_with_line_code_and_param(
     data: bytes | None, code: str, param: str | None
 ) -> None:
-    (error,) = checked([Line(1, 0, row("fine")), Line(2, 0, data)]).errors
+    (error,) = checked([Line(1, 0, 0, row("fine")), Line(2, 0, 0, data)]).errors
     assert (error.line, error.code, error.param) == (2, code, param)
     assert error.message.endswith(".")
 
 
-def test_a_repeated_id_is_said_with_the_line_it_repeats() -> None:
+def test_a_repeated_id_names_the_line_it_repeats(tmp_path: Path) -> None:
     names = ["a", "b", "a", "c", "b", "a"]
-    lines = [Line(index, 0, row(name)) for index, name in enumerate(names, 1)]
-    errors = checked(lines).errors
-    assert [error.line for error in errors] == [3, 5, 6]
-    assert [error.message[-2] for error in errors] == ["1", "2", "1"]
+    lines = [b"\xef\xbb\xbf" + row(names[0]), b"", *map(row, names[1:])]
+    errors = checked_file(written(tmp_path / "x", b"\n".join(lines))).errors
+    assert [error.line for error in errors] == [4, 6, 7]
+    assert [error.message[-2] for error in errors] == ["1", "3", "1"]
+    assert {error.code for error in errors} == {"duplicate_custom_id"}
 
 
-def test_equal_hashes_accuse_nobody() -> None:
-    hashes = IdHashes()
-    repetitions = Repetitions(hashes, frozenset(map(hashes.hash_of, "abc")))
-    lines = [repetitions.first_line_of(name, line) for line, name in enumerate("abcdc", 1)]
-    assert lines == [None, None, None, None, 3]
+def test_rows_with_equal_hashes_and_different_ids_are_no_duplicates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(IdHashes, "hash_of", lambda self, custom_id: ord(custom_id) % 2)
+    path = written(tmp_path / "x", b"\n".join(map(row, "acegbdfga")))
+    errors = checked_file(path).errors
+    assert [(error.line, error.message[-2]) for error in errors] == [(8, "4"), (9, "1")]
+
+
+def test_of_very_many_repeated_ids_the_first_errors_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "x", b"\n".join([row("a")] * 900))
+    errors = checked_file(path).errors
+    assert [error.line for error in errors] == list(range(2, MAX_ERRORS + 2))
+
+
+def test_a_row_that_changes_while_it_is_checked_is_no_duplicate(tmp_path: Path) -> None:
+    path = written(tmp_path / "x", b"\n".join(map(row, "aa")))
+    check = InputCheck(ENDPOINT, 1000, MAX_LINE)
+    check.feed(read_all(path))
+    path.write_bytes(b"x" * 200)
+    with pytest.raises(RowInvalid):
+        check.finish(path, 200)
 
 
 def test_reading_ends_where_there_is_nothing_more_to_say() -> None:
-    lines = [Line(number, 0, b"{") for number in range(1, 1000)]
+    lines = [Line(number, 0, 0, b"{") for number in range(1, 1000)]
     check = checked(lines)
     assert (len(check.errors), check.num_rows, check.is_hopeless) == (MAX_ERRORS, MAX_ERRORS, True)
-    many = checked([Line(number, 0, row(f"r{number}")) for number in range(1, 9)], max_rows=5)
+    many = checked([Line(number, 0, 0, row(f"r{number}")) for number in range(1, 9)], max_rows=5)
     assert [(error.code, error.line) for error in many.errors] == [("too_many_rows", 6)]
     assert many.is_hopeless
 
 
 def test_an_empty_file_is_no_batch_and_blank_lines_do_not_count() -> None:
-    assert [error.code for error in checked([Line(1, 0, b" \r")]).errors] == ["empty_file"]
-    check = checked([Line(1, 0, b""), Line(2, 0, row("a")), Line(3, 0, b"\t")])
+    assert [error.code for error in checked([Line(1, 0, 0, b" \r")]).errors] == ["empty_file"]
+    check = checked([Line(1, 0, 0, b""), Line(2, 0, 0, row("a")), Line(3, 0, 0, b"\t")])
     assert (check.num_rows, check.errors) == (1, [])
 
 
 def test_a_batch_of_several_models_names_none() -> None:
-    both = [Line(1, 0, row("a")), Line(2, 0, row("b", body={"model": "n"}))]
+    both = [Line(1, 0, 0, row("a")), Line(2, 0, 0, row("b", body={"model": "n"}))]
     assert checked(both).model is None
     assert checked(both[:1]).model == "m"
 
