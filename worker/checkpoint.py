@@ -55,13 +55,13 @@ class ServedModel:
         card, blobs = card_from_checkpoint(
             checkpoint,
             name=name,
-            max_model_len=ready.max_model_len,
-            kv_capacity_tokens=ready.kv_capacity_tokens,
+            max_model_len=ready.config.max_model_len,
+            kv_capacity_tokens=ready.config.capacity_tokens,
             dtype=ready.dtype,
             num_parameters=ready.num_parameters,
             tool_format=tool_format,
             reasoning_format=reasoning_format,
-            structured_output=ready.structured_output,
+            structured_output=ready.config.structured_output,
             generation_config=generation_config,
             override_generation_config=override_generation_config,
         )
@@ -70,9 +70,9 @@ class ServedModel:
             card=card,
             blobs=blobs,
             tokenizer=load_card_tokenizer(card, blobs),
-            max_model_len=ready.max_model_len,
+            max_model_len=ready.config.max_model_len,
             vocab_size=ready.vocab_size,
-            eos_token_ids=frozenset(ready.eos_token_ids),
+            eos_token_ids=ready.config.eos_token_ids,
         )
 
     def check(self, job: Job) -> None:

@@ -162,9 +162,9 @@ class LoadReport:
             "tok_s": self._tokens_per_s(engine.get("generated_tokens", 0)),
         }
         if ready is not None:
-            stats["block_size"] = ready.block_size
-            stats["max_model_len"] = ready.max_model_len
-            stats["kv_capacity_tokens"] = ready.kv_capacity_tokens
+            stats["block_size"] = ready.config.block_size
+            stats["max_model_len"] = ready.config.max_model_len
+            stats["kv_capacity_tokens"] = ready.config.capacity_tokens
         return stats
 
 

@@ -226,8 +226,8 @@ class IntakeRoom:
         if places <= 0:
             return 0
         not_begun = sum(map(_tokens, waiting))
-        free_tokens = self._engine.stats.get("free_blocks", 0) * ready.block_size - not_begun
-        usual = max(self._usual_tokens, ready.block_size)
+        free_tokens = self._engine.stats.get("free_blocks", 0) * ready.config.block_size - not_begun
+        usual = max(self._usual_tokens, ready.config.block_size)
         fitting = int(free_tokens // usual)
         if fitting < 1:
             return 0 if not_begun else 1
@@ -244,9 +244,9 @@ class IntakeRoom:
         if self._jobs.num_in_engine >= 2 * num_places + MAX_CHOICES:
             return None
         waiting = self._not_begun()
-        free_tokens = self._engine.stats.get("free_blocks", 0) * ready.block_size
+        free_tokens = self._engine.stats.get("free_blocks", 0) * ready.config.block_size
         free_tokens -= sum(map(_tokens, waiting))
-        fits = free_tokens >= max(self._usual_tokens, ready.block_size)
+        fits = free_tokens >= max(self._usual_tokens, ready.config.block_size)
         seats, widest = Counter[str](), Counter[str]()
         for job in self._jobs:
             held = _num_in_engine(job)

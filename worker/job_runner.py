@@ -16,6 +16,7 @@ from shared.messages import MIN_SEED, START, Cursor, ErrorCode, FinishReason, Jo
 from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd, LoggedChoice
 from shared.transport.wire import chain_links
 from worker.checkpoint import JobRefused, ServedModel
+from worker.engine.engine import EngineOutput, EngineRequest
 from worker.engine_process.messages import (
     AddChoices,
     AddRequest,
@@ -24,7 +25,6 @@ from worker.engine_process.messages import (
     RequestRejected,
     StepOutputs,
     ToEngine,
-    TokensOut,
 )
 from worker.output import OutputProcessor, Piece, ReplayMismatch, ended_already
 from worker.prompt_log import PromptLog
@@ -119,25 +119,12 @@ class JobRunner:
         )
 
     def _enter_engine(self, running: RunningJob) -> None:
-        job = running.job
         waiting = [choice for choice in running.choices if choice.finish_reason is None]
         for choice in waiting:
             self._jobs.enter_engine(choice)
         for choice in waiting[:1]:
             choice.was_sent = True
-            self._send(
-                AddRequest(
-                    request_id=choice.request_id,
-                    job_id=job.job_id,
-                    prompt_token_ids=job.prompt_token_ids,
-                    output_token_ids=choice.resumed_token_ids,
-                    sampling=replace(job.sampling, seed=_seed_of(job, choice)),
-                    tenant=job.tenant,
-                    priority=job.lane,
-                    # A log that has begun has all of them.
-                    scores_prompt=running.num_resumed == 0,
-                )
-            )
+            self._send(AddRequest(_engine_request(running, choice)))
 
     def _take_up(
         self, job: Job, logged: LoggedChoice
@@ -173,12 +160,8 @@ class JobRunner:
             choice.was_sent = True
         self._send(
             AddChoices(
-                job_id=job.job_id,
-                prompt_token_ids=job.prompt_token_ids,
-                sampling=job.sampling,
-                tenant=job.tenant,
-                priority=job.lane,
-                choices=tuple(
+                _engine_request(running, waiting[0]),
+                tuple(
                     ChoiceStart(choice.request_id, _seed_of(job, choice), choice.resumed_token_ids)
                     for choice in waiting
                 ),
@@ -192,7 +175,9 @@ class JobRunner:
             if found is not None and found[1].has_place:
                 self._take_output(*found, output)
 
-    def _take_output(self, running: RunningJob, choice: RunningChoice, output: TokensOut) -> None:
+    def _take_output(
+        self, running: RunningJob, choice: RunningChoice, output: EngineOutput
+    ) -> None:
         assert choice.processor is not None, "the engine has choices with a processor only"
         if output.prompt_logprobs:
             self._publisher.add_prompt_logprobs(running.job.job_id, output.prompt_logprobs)
@@ -339,6 +324,20 @@ class JobRunner:
                 self._jobs.leave_engine(choice)
                 if choice.was_sent:
                     self._send(CancelRequest(choice.request_id))
+
+
+def _engine_request(running: RunningJob, choice: RunningChoice) -> EngineRequest:
+    job = running.job
+    return EngineRequest(
+        request_id=choice.request_id,
+        prompt_token_ids=job.prompt_token_ids,
+        params=replace(job.sampling, seed=_seed_of(job, choice)),
+        output_token_ids=choice.resumed_token_ids,
+        tenant=job.tenant,
+        job_id=job.job_id,
+        priority=job.lane,
+        scores_prompt=running.num_resumed == 0,  # a log that has begun has all of them
+    )
 
 
 def _seed_of(job: Job, choice: RunningChoice) -> int | None:

@@ -37,11 +37,14 @@ from shared.text.model_card import card_from_checkpoint, load_card_tokenizer
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
 from worker.engine.engine import Engine, EngineOutput, EngineRequest, EngineStats
 from worker.engine.errors import EngineFull, RequestRefused
+from worker.engine_options import EngineOptions
 from worker.job_runner import choice_seed
 from worker.model.errors import ModelError
 from worker.output import OutputProcessor, Piece
 
 Prompt = str | Sequence[int]
+
+NOT_OF_LLM = {"checkpoint", "runner", "echo_step_ms"}  # fields of EngineOptions
 
 # What a person at a shell gets as one line: each says by itself what is wrong.
 _SENTENCES = (
@@ -74,15 +77,15 @@ class LLM:
     """One model, ready to generate. Not safe for several threads.
 
     `model` is a checkpoint directory, a hub id or '' for the demo model; the options are the fields
-    of worker.model.build.ModelOptions. Raises TypeError naming an unknown option, and
+    of EngineOptions. Raises TypeError naming an unknown option, and
     CheckpointNotFound, TextInvalid or ModelError with a sentence.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         # Here and not above: torch comes with it, and `from_parts` does without.
-        from worker.model.build import ModelOptions, build_model
+        from worker.model.build import build_model
 
-        known = {option.name for option in fields(ModelOptions)} - {"model"}
+        known = {option.name for option in fields(EngineOptions)} - NOT_OF_LLM
         unknown = sorted(set(options) - known)
         if unknown:
             raise TypeError(
@@ -90,12 +93,12 @@ class LLM:
                 f"there are: {', '.join(sorted(known))}"
             )
         checkpoint = find_checkpoint(model, "")
-        built = build_model(ModelOptions(model=str(checkpoint.path), **options))
+        built = build_model(EngineOptions(checkpoint=str(checkpoint.path), **options))
         card, blobs = card_from_checkpoint(
             checkpoint.path,
             name=checkpoint.name,
             max_model_len=built.engine_config.max_model_len,
-            kv_capacity_tokens=built.kv_capacity_tokens,
+            kv_capacity_tokens=built.engine_config.capacity_tokens,
             dtype=built.dtype,
             num_parameters=built.num_parameters,
         )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from shared.settings import SharedSettings
 from shared.text.sampling_defaults import MAX_OVERRIDE_CHARS, parse_override
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
-from worker.engine_process.messages import EngineOptions
+from worker.engine_options import EngineOptions
+from worker.intake import max_waiting
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"
@@ -274,26 +277,12 @@ class WorkerSettings(SharedSettings):
         return self
 
     def engine_options(self, checkpoint: Path) -> EngineOptions:
-        """What the engine process needs to know."""
+        """Returns the options of the engine process: the settings that EngineOptions names."""
+        values: dict[str, Any] = {
+            field.name: getattr(self, field.name)
+            for field in fields(EngineOptions)
+            if field.name in type(self).model_fields
+        }
         return EngineOptions(
-            runner=self.runner.value,
-            checkpoint=str(checkpoint),
-            dtype=self.dtype.value,
-            device=self.device.value,
-            load_format=self.load_format.value,
-            block_size=self.block_size,
-            num_blocks=self.num_kv_blocks,
-            kv_cache_memory_gb=self.kv_cache_memory_gb,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            prefix_caching=self.prefix_caching,
-            lookahead=self.lookahead,
-            step_target_ms=self.step_target_ms,
-            num_threads=self.num_threads,
-            policy=self.scheduling_policy.value,
-            echo_step_ms=self.echo_step_ms,
-            cpu_tier=self.cpu_tier.value,
-            quantization=self.quantization.value,
-            weight_copies=self.cpu_weight_copies.value,
+            checkpoint=str(checkpoint), max_waiting=max_waiting(self.max_num_seqs), **values
         )

@@ -27,7 +27,8 @@ from tests.bench.machine import cpu_name
 from tests.bench.workloads import Seen, Work, percentile
 from tests.support.launched import REPOSITORY, Launched
 from worker.engine.engine import Engine, EngineRequest
-from worker.model.build import ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import build_model
 
 MODEL = "penstock-demo"
 CHECKPOINT = REPOSITORY / "worker" / "demo" / "checkpoint"
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     arguments = parser.parse_args()
-    built = build_model(ModelOptions(model=str(CHECKPOINT), num_threads=1))
+    built = build_model(EngineOptions(checkpoint=str(CHECKPOINT), num_threads=1))
     engine = Engine(built.engine_config, built.runner)
     env = {"LOG_LEVEL": "WARNING", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:

@@ -28,7 +28,8 @@ from tests.bench.machine import busy_s, cpu_name
 from tests.bench.shapes import SHAPES
 from tests.bench.workloads import percentile
 from worker.engine.engine import Engine, EngineRequest
-from worker.model.build import BuiltModel, ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import BuiltModel, build_model
 
 LONG = "long"
 
@@ -51,8 +52,8 @@ def main() -> None:
         for quantization in arguments.quantization:
             for target_ms in arguments.step_target_ms:
                 built = build_model(
-                    ModelOptions(
-                        model=directory,
+                    EngineOptions(
+                        checkpoint=directory,
                         load_format="dummy",
                         device="cpu",
                         num_threads=arguments.threads,

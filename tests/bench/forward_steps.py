@@ -30,7 +30,8 @@ from tests.bench.machine import busy_s, cpu_name
 from tests.bench.shapes import SHAPES
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.ports import ModelRunner
-from worker.model.build import ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import build_model
 
 COMMON = {"tie_word_embeddings": True, "dtype": "bfloat16"}
 BLOCK_SIZE = 16
@@ -91,12 +92,12 @@ def measure_tier(
     most = max([*args.prefill, 1])
     begin_s = time.perf_counter()
     built = build_model(
-        ModelOptions(
-            model=directory,
+        EngineOptions(
+            checkpoint=directory,
             load_format="dummy",
             device=args.device,
             block_size=BLOCK_SIZE,
-            num_blocks=max(width * max([*args.batch, 1]), -(-most // BLOCK_SIZE)),
+            num_kv_blocks=max(width * max([*args.batch, 1]), -(-most // BLOCK_SIZE)),
             num_threads=args.threads,
             cpu_tier=tier,
             quantization=quantization,

@@ -155,14 +155,15 @@ def throughput() -> tuple[bool, str]:
     """Tokens per second through the Engine, 32 sequences at once, over the reference attention."""
     from shared.messages import SamplingParams
     from worker.engine.engine import Engine, EngineRequest
-    from worker.model.build import ModelOptions, build_model
+    from worker.engine_options import EngineOptions
+    from worker.model.build import build_model
 
     num_seqs, num_prompt, num_output = 32, 256, 128
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(QWEN3_0_6B), encoding="utf-8")
         built = build_model(
-            ModelOptions(
-                model=directory,
+            EngineOptions(
+                checkpoint=directory,
                 device="cuda",
                 dtype="bfloat16",
                 load_format="dummy",

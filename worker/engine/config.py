@@ -22,6 +22,11 @@ class EngineConfig:
     structured_output: bool = False  # whether the runner keeps outputs to grammars
     step_target_s: float | None = None  # for steps that compute prompts beside decodes; None: none
 
+    @property
+    def capacity_tokens(self) -> int:
+        """Token positions in the KV cache."""
+        return self.num_blocks * self.block_size
+
     def __post_init__(self) -> None:
         for name in (
             "num_blocks",

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.messages import (
     ErrorCode,
@@ -67,18 +68,21 @@ class EngineRequest:
     scores_prompt: bool = True  # False: what `params.prompt_logprobs` asks for is known elsewhere
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOutput:
-    """What a step said about one request. The output with a finish reason is its last."""
+class EngineOutput(NamedTuple):
+    """New tokens of one request in one step, and its end if `finish_reason` is given.
+
+    An output with `prompt_logprobs` has nothing else. A named tuple, because each token
+    makes one and sends it to another process as an array.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]  # new since its last output; a stop token is among them
-    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, when asked for
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, when requested
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id that matched; None for EOS
     error: ErrorCode | None = None  # with finish reason ERROR
     message: str = ""  # a sentence about the error
-    num_cached_tokens: int = 0  # of its prompt, got by prefix hit
+    num_cached_tokens: int = 0  # of its prompt, found in the prefix cache
     prompt_logprobs: tuple[PromptLogprob, ...] = ()  # new since its last output
 
 
@@ -159,7 +163,7 @@ class Engine:
                 f"the prompt has {num_prompt} tokens; the context is {config.max_model_len} "
                 f"and has to hold an output token as well",
             )
-        capacity = config.num_blocks * config.block_size
+        capacity = config.capacity_tokens
         if num_known > capacity:
             raise RequestRefused(
                 ErrorCode.KV_CAPACITY_EXCEEDED,
@@ -424,11 +428,10 @@ class Engine:
         return [self._fail(sequence, ErrorCode.ENGINE_ERROR, message) for sequence in sequences]
 
     def _outgrew(self, sequence: Sequence) -> EngineOutput:
-        capacity = self.config.num_blocks * self.config.block_size
         return self._fail(
             sequence,
             ErrorCode.KV_CAPACITY_EXCEEDED,
-            f"the sequence has outgrown the KV cache of {capacity} tokens",
+            f"the sequence has outgrown the KV cache of {self.config.capacity_tokens} tokens",
         )
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> EngineOutput:

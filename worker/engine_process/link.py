@@ -14,9 +14,9 @@ from typing import cast
 import msgspec
 
 from shared.settings import LogFormat, LogLevel
+from worker.engine_options import EngineOptions
 from worker.engine_process.messages import (
     Configure,
-    EngineOptions,
     EngineReady,
     FrameTooLong,
     FromEngine,

@@ -1,4 +1,4 @@
-"""EngineLoop: take messages, step, say what the step said; the engine process's whole life.
+"""EngineLoop: takes messages, steps the engine and sends the outputs, until the process ends.
 
 One thread, one blocking socket. When nothing is to be computed the loop sleeps in `recv` and a
 message wakes it at once. When the service does not read, `sendall` blocks: the socket's buffer is
@@ -12,9 +12,9 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import asdict
 
-from worker.engine.engine import Engine, EngineOutput, EngineRequest, EngineStats
+from worker.engine.engine import Engine, EngineOutput, EngineRequest
 from worker.engine.errors import RequestRefused
 from worker.engine_process.messages import (
     AddChoices,
@@ -26,14 +26,12 @@ from worker.engine_process.messages import (
     Shutdown,
     StepOutputs,
     ToEngine,
-    TokensOut,
     decode_to_engine,
     encode_frame,
     take_bodies,
 )
 
 STATS_INTERVAL_S = 0.05
-STATS = tuple(field.name for field in fields(EngineStats))
 MAX_INBOX_BYTES = 1 << 20  # taken between two steps; a frame that has begun is always finished
 
 log = logging.getLogger(__name__)
@@ -97,20 +95,20 @@ class EngineLoop:
         while True:
             idle = not self._engine.has_unfinished()
             if idle:
-                self._say((), with_stats=True)
+                self._send((), with_stats=True)
             for message in self._link.receive(wait=idle):
                 if isinstance(message, Shutdown):
                     return
                 self._take(message)
             if self._engine.has_unfinished():
-                self._say(tuple(map(_tokens_out, self._engine.step())))
+                self._send(tuple(self._engine.step()))
 
     def _take(self, message: ToEngine) -> None:
         match message:
             case AddRequest():
-                self._add(_request(message))
+                self._add(message.request)
             case AddChoices():
-                for request in _requests(message):
+                for request in message.requests():
                     self._add(request)
             case CancelRequest():
                 self._engine.cancel(message.request_id)
@@ -123,53 +121,10 @@ class EngineLoop:
         except RequestRefused as refused:
             self._link.send(RequestRejected(request.request_id, refused.code, refused.message))
 
-    def _say(self, outputs: tuple[TokensOut, ...], *, with_stats: bool = False) -> None:
+    def _send(self, outputs: tuple[EngineOutput, ...], *, with_stats: bool = False) -> None:
         now_s = time.monotonic()
         if with_stats or now_s - self._stats_at_s >= STATS_INTERVAL_S:
             self._stats_at_s = now_s
-            stats = self._engine.stats()
-            named = {name: getattr(stats, name) for name in STATS}
-            self._link.send(StepOutputs(outputs, named))
+            self._link.send(StepOutputs(outputs, asdict(self._engine.stats())))
         elif outputs:
             self._link.send(StepOutputs(outputs))
-
-
-def _request(message: AddRequest) -> EngineRequest:
-    return EngineRequest(
-        request_id=message.request_id,
-        prompt_token_ids=message.prompt_token_ids,
-        params=message.sampling,
-        output_token_ids=message.output_token_ids,
-        tenant=message.tenant,
-        job_id=message.job_id,
-        priority=message.priority,
-        scores_prompt=message.scores_prompt,
-    )
-
-
-def _requests(message: AddChoices) -> Iterator[EngineRequest]:
-    for choice in message.choices:
-        yield EngineRequest(
-            request_id=choice.request_id,
-            prompt_token_ids=message.prompt_token_ids,
-            params=replace(message.sampling, seed=choice.seed),
-            output_token_ids=choice.output_token_ids,
-            tenant=message.tenant,
-            job_id=message.job_id,
-            priority=message.priority,
-            scores_prompt=False,
-        )
-
-
-def _tokens_out(output: EngineOutput) -> TokensOut:
-    return TokensOut(
-        request_id=output.request_id,
-        token_ids=output.token_ids,
-        logprobs=output.logprobs,
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
-        error=output.error,
-        message=output.message,
-        num_cached_tokens=output.num_cached_tokens,
-        prompt_logprobs=output.prompt_logprobs,
-    )

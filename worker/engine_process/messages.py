@@ -1,4 +1,4 @@
-"""What the service and its engine process say to each other: msgspec structs in frames.
+"""Messages between the service and its engine process: msgspec structs in frames.
 
 A frame is a 4-byte big-endian length and one msgpack message. The first message to the engine
 process is Configure; it answers with LoadProgress ... then EngineReady or LoadFailed.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 
-from shared.messages import ErrorCode, FinishReason, PromptLogprob, SamplingParams, TokenLogprob
+from shared.messages import ErrorCode
+from worker.engine.config import EngineConfig
+from worker.engine.engine import EngineOutput, EngineRequest
+from worker.engine_options import EngineOptions
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 256 * 2**20
@@ -19,31 +23,6 @@ MAX_FRAME_BYTES = 256 * 2**20
 
 class FrameTooLong(ValueError):
     """A frame is longer than MAX_FRAME_BYTES: the stream is not ours or is out of step."""
-
-
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to build the engine: the worker's settings that the engine process needs."""
-
-    runner: str  # "model" or "echo"
-    checkpoint: str  # local directory
-    dtype: str
-    device: str
-    load_format: str
-    block_size: int | None
-    num_blocks: int | None
-    kv_cache_memory_gb: float | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int | None
-    prefix_caching: bool
-    lookahead: int | None
-    num_threads: int | None
-    policy: str
-    echo_step_ms: float
-    cpu_tier: str = "auto"
-    quantization: str = "none"
-    step_target_ms: int | None = None
-    weight_copies: str = "auto"
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
@@ -55,20 +34,13 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Run this; the answer is outputs under `request_id`, or one RequestRejected."""
+    """Runs a request; its outputs follow, or one RequestRejected."""
 
-    request_id: str
-    job_id: str
-    prompt_token_ids: tuple[int, ...]
-    output_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    tenant: str
-    priority: int
-    scores_prompt: bool = True
+    request: EngineRequest
 
 
 class ChoiceStart(msgspec.Struct, frozen=True, array_like=True):
-    """Where one choice of a job begins or goes on."""
+    """Where one choice of a job begins or resumes."""
 
     request_id: str
     seed: int | None
@@ -76,29 +48,36 @@ class ChoiceStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AddChoices(msgspec.Struct, frozen=True, tag="add_choices"):
-    """Run these too: further choices of one job, which differ in their seeds and outputs only.
+    """Runs further choices of a job, which differ from its first in their seeds and outputs only.
 
     Each is answered as if it had been added alone, but for the log probabilities of the prompt,
-    which the first one gives. Sent when the first one's prompt has been
-    computed, so that they find it in the prefix cache.
+    which the first one gives. Sent when the first one's prompt has been computed, so that they find
+    it in the prefix cache.
     """
 
-    job_id: str
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    tenant: str
-    priority: int
+    first: EngineRequest
     choices: tuple[ChoiceStart, ...]
+
+    def requests(self) -> Iterator[EngineRequest]:
+        """Yields the request of each choice."""
+        for choice in self.choices:
+            yield replace(
+                self.first,
+                request_id=choice.request_id,
+                params=replace(self.first.params, seed=choice.seed),
+                output_token_ids=choice.output_token_ids,
+                scores_prompt=False,
+            )
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
-    """Stop it; nothing is said about it afterwards. Idempotent."""
+    """Cancels a request, which has no further outputs. Idempotent."""
 
     request_id: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
-    """End now, with exit status 0."""
+    """Ends the engine process with exit status 0."""
 
 
 ToEngine = Configure | AddRequest | AddChoices | CancelRequest | Shutdown
@@ -112,20 +91,14 @@ class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
-    """Facts of the loaded model, for its card and for admission to the engine."""
+    """The engine has loaded its model and takes requests."""
 
-    max_model_len: int
+    config: EngineConfig
     vocab_size: int
-    eos_token_ids: tuple[int, ...]
     num_parameters: int
-    kv_capacity_tokens: int
-    block_size: int
-    num_blocks: int
-    max_num_seqs: int
-    dtype: str
+    dtype: str  # of weights and KV cache, e.g. "bfloat16"
     load_s: float
     stats: dict[str, int]  # as in StepOutputs, before the first step
-    structured_output: bool = False
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
@@ -135,32 +108,15 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     by_settings: bool
 
 
-class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
-    """New tokens of one request, and its end if `finish_reason` is given.
-
-    One with `prompt_logprobs` has nothing else.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
-    finish_reason: FinishReason | None
-    stop_reason: int | None
-    error: ErrorCode | None
-    message: str
-    num_cached_tokens: int
-    prompt_logprobs: tuple[PromptLogprob, ...] = ()
-
-
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
-    """What one step said; `stats` is there at least every STATS_INTERVAL_S while busy."""
+    """The outputs of one step; with `stats` at least every STATS_INTERVAL_S while busy."""
 
-    outputs: tuple[TokensOut, ...]
+    outputs: tuple[EngineOutput, ...]
     stats: dict[str, int] | None = None
 
 
 class RequestRejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """The engine refused to take a request; nothing of it runs."""
+    """The engine did not take a request."""
 
     request_id: str
     code: ErrorCode
@@ -168,7 +124,7 @@ class RequestRejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 class EngineEnds(msgspec.Struct, frozen=True, tag="ends"):
-    """The last message: no further step can succeed in this process, for no fault of a request."""
+    """The last message: no further step can succeed in this process; no request is at fault."""
 
     message: str
 

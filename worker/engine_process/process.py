@@ -19,7 +19,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shared.cores import default_threads
 from shared.huge_pages import collapse_heap
@@ -31,22 +30,17 @@ from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
 from worker.engine.errors import EngineFailed
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
+from worker.engine_options import EngineOptions
 from worker.engine_process.loop import EngineLoop, EngineSocket, LinkClosed
 from worker.engine_process.messages import (
     Configure,
     EngineEnds,
-    EngineOptions,
     EngineReady,
     LoadFailed,
     LoadProgress,
     Shutdown,
 )
-from worker.intake import max_waiting
 from worker.model.errors import ModelError
-
-if TYPE_CHECKING:
-    from worker.engine.ports import ModelRunner
-
 
 EXIT_NOT_BUILT = 1
 EXIT_UNEXPECTED = 70
@@ -126,97 +120,39 @@ def _build(
     options: EngineOptions, link: EngineSocket, begin_s: float
 ) -> tuple[Engine, EngineReady]:
     if options.runner == "echo":
-        return _build_echo(options, begin_s)
-    # torch comes in here and nowhere else: an echo engine starts without it.
-    from worker.model.build import ModelOptions, build_model
+        config, runner = _echo(options)
+        num_parameters, dtype = 0, "echo"
+    else:
+        # torch comes in here and nowhere else: an echo engine starts without it.
+        from worker.model.build import build_model
 
-    built = build_model(
-        ModelOptions(
-            model=options.checkpoint,
-            dtype=options.dtype,
-            device=options.device,
-            load_format=options.load_format,
-            block_size=options.block_size,
-            num_blocks=options.num_blocks,
-            kv_cache_memory_gb=options.kv_cache_memory_gb,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_model_len=options.max_model_len,
-            prefix_caching=options.prefix_caching,
-            lookahead=options.lookahead,
-            step_target_ms=options.step_target_ms,
-            num_threads=options.num_threads,
-            cpu_tier=options.cpu_tier,
-            quantization=options.quantization,
-            weight_copies=options.weight_copies,
-        ),
-        _Progress(link),
-    )
-    return _finish(
-        dataclasses.replace(built.engine_config, policy=options.policy),
-        built.runner,
-        begin_s,
-        num_parameters=built.num_parameters,
-        kv_capacity_tokens=built.kv_capacity_tokens,
-        dtype=built.dtype,
-    )
-
-
-def _build_echo(options: EngineOptions, begin_s: float) -> tuple[Engine, EngineReady]:
-    facts = json.loads((Path(options.checkpoint) / "config.json").read_bytes())
-    vocab_size = int(facts["vocab_size"])
-    config = EngineConfig(
-        num_blocks=options.num_blocks or ECHO_NUM_BLOCKS,
-        block_size=options.block_size or ECHO_BLOCK_SIZE,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=options.max_model_len
-        or int(facts.get("max_position_embeddings") or ECHO_MAX_MODEL_LEN),
-        prefix_caching=options.prefix_caching,
-        lookahead=options.lookahead or 0,
-        step_target_s=options.step_target_ms / 1000 if options.step_target_ms else None,
-        policy=options.policy,
-    )
-    runner: ModelRunner = EchoModelRunner(vocab_size)
-    if options.echo_step_ms:
-        runner = PacedRunner(runner, options.echo_step_ms / 1000)
-    return _finish(
-        config,
-        runner,
-        begin_s,
-        num_parameters=0,
-        kv_capacity_tokens=config.num_blocks * config.block_size,
-        dtype="echo",
-    )
-
-
-def _finish(
-    config: EngineConfig,
-    runner: ModelRunner,
-    begin_s: float,
-    *,
-    num_parameters: int,
-    kv_capacity_tokens: int,
-    dtype: str,
-) -> tuple[Engine, EngineReady]:
-    # The service sends jobs while a place is free, the last with all its choices: never refused.
-    config = dataclasses.replace(config, max_waiting=max_waiting(config.max_num_seqs))
+        built = build_model(options, _Progress(link))
+        config, runner = built.engine_config, built.runner
+        num_parameters, dtype = built.num_parameters, built.dtype
     engine = Engine(config, runner, clock=time.perf_counter)
     ready = EngineReady(
-        max_model_len=config.max_model_len,
+        config=config,
         vocab_size=runner.vocab_size,
-        eos_token_ids=tuple(sorted(config.eos_token_ids)),
         num_parameters=num_parameters,
-        kv_capacity_tokens=kv_capacity_tokens,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        max_num_seqs=config.max_num_seqs,
         dtype=dtype,
         load_s=time.monotonic() - begin_s,
         stats=dataclasses.asdict(engine.stats()),
-        structured_output=config.structured_output,
     )
     return engine, ready
+
+
+def _echo(options: EngineOptions) -> tuple[EngineConfig, ModelRunner]:
+    checkpoint = json.loads((Path(options.checkpoint) / "config.json").read_bytes())
+    max_model_len = options.max_model_len or checkpoint.get("max_position_embeddings")
+    config = options.engine_config(
+        num_blocks=options.num_kv_blocks or ECHO_NUM_BLOCKS,
+        block_size=options.block_size or ECHO_BLOCK_SIZE,
+        max_model_len=int(max_model_len or ECHO_MAX_MODEL_LEN),
+    )
+    runner: ModelRunner = EchoModelRunner(int(checkpoint["vocab_size"]))
+    if options.echo_step_ms:
+        runner = PacedRunner(runner, options.echo_step_ms / 1000)
+    return config, runner
 
 
 class _Progress:

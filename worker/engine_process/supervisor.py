@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from shared.settings import LogFormat, LogLevel
 from shared.transport.ports.queue import CrashCause
+from worker.engine_options import EngineOptions
 from worker.engine_process.link import EngineDied, EngineLink, EngineNotLoaded
 from worker.engine_process.messages import (
     EngineEnds,
-    EngineOptions,
     EngineReady,
     RequestRejected,
     StepOutputs,

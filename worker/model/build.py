@@ -15,6 +15,7 @@ from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.ports import ModelRunner
+from worker.engine_options import EngineOptions
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.cpu.tiers import (
@@ -46,34 +47,17 @@ Progress = Callable[[str, float], None]
 _HOST_SHARE = 0.5
 _HOST_LIMIT_BYTES = 4 << 30
 _CUDA_SHARE = 0.9
-# Streams wait so long for a step that computes somebody else's prompt; see worker.engine.pacer.
-_CPU_STEP_TARGET_MS = 180
+# Longest step that computes prompts while streams wait for it; see worker.engine.pacer.
+# Without lookahead only, as on the CPU.
+_STEP_TARGET_MS = 180
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
 _CPU_WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """What may be chosen about a model; None leaves the choice to `build_model`."""
-
-    model: str  # a directory with a Hugging Face checkpoint
-    dtype: str = "auto"  # auto, float32, bfloat16, float16
-    device: str = "auto"  # auto, cpu, cuda
-    load_format: str = "auto"  # auto: safetensors; dummy: random weights for config.json's shapes
-    block_size: int | None = None  # token places of a KV block
-    num_blocks: int | None = None  # goes before kv_cache_memory_gb
-    kv_cache_memory_gb: float | None = None  # GiB
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
-    max_model_len: int | None = None
-    prefix_caching: bool = True
-    lookahead: int | None = None
-    step_target_ms: int | None = None  # 0: none; by itself there is one on the CPU only
-    num_threads: int | None = None  # on the CPU; by itself what `default_threads` says
-    cpu_tier: str = "auto"  # auto, reference, packed, native; see worker.model.cpu.tiers
-    quantization: str = "none"  # none, int8 (CPU only): weights per channel, activations per token
-    weight_copies: str = "auto"  # auto, on, off; see worker.model.cpu.choices
-    structured_output: bool = True  # where the checkpoint's tokenizer and its end tokens allow it
+_KNOWN_VALUES = {
+    "load_format": ("auto", "dummy"),
+    "cpu_tier": TIERS,
+    "quantization": QUANTIZATIONS,
+    "cpu_weight_copies": WEIGHT_COPIES,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,34 +67,26 @@ class BuiltModel:
     runner: ModelRunner
     engine_config: EngineConfig
     model_config: ModelConfig
-    dtype: str  # of weights and KV as they are in use, e.g. "bfloat16"
+    dtype: str  # of weights and KV cache, e.g. "bfloat16"
     num_parameters: int
-    kv_capacity_tokens: int
 
 
-def build_model(options: ModelOptions, on_progress: Progress | None = None) -> BuiltModel:
+def build_model(options: EngineOptions, on_progress: Progress | None = None) -> BuiltModel:
     """Loads the weights, sizes and allocates the KV cache, runs one step.
 
-    `on_progress` gets a stage's name and how much of it is done, 0 to 1. Raises ModelError with a
-    sentence that names the option, member or file at fault.
+    `on_progress` gets a stage's name and the share of it that is done, 0 to 1. Raises ModelError
+    with a sentence that names the option, member or file at fault.
     """
-    report = on_progress or _report_nothing
+    report = on_progress or (lambda stage, share: None)
     _check(options)
     device = choose_device(options.device)
     num_threads = options.num_threads or default_threads()
     torch.set_num_threads(num_threads)
-    directory = Path(options.model)
+    directory = Path(options.checkpoint)
     config = ModelConfig.from_directory(directory)
-    longest = min(options.max_model_len or config.context_length, config.context_length)
-    if options.max_model_len is not None and options.max_model_len > config.context_length:
-        raise ModelError(
-            f"max_model_len {options.max_model_len} is more than the model's "
-            f"{config.context_length} positions"
-        )
+    longest = _longest(options, config)
     dtype = choose_dtype(options.dtype, config.dtype, device)
-    placement = Placement(device, dtype)
-    report("loading weights", 0.0)
-    model = _load(options, config, directory, longest, placement, report)
+    model = _load(options, config, directory, longest, Placement(device, dtype), report)
     block_size = options.block_size or (32 if device.type == "cuda" else 16)
     tier = _tier(options, config, dtype, block_size, device)
     model.use(tier.ops)
@@ -119,7 +95,6 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
     report("allocating KV cache", 0.0)
     num_blocks = _num_blocks(options, model, block_size, longest)
     pool = KVCachePool(config, num_blocks, block_size, device=device, dtype=dtype)
-    capacity = num_blocks * block_size
     report("allocating KV cache", 1.0)
     grammar_masks = _grammar_masks(directory, config, device) if options.structured_output else None
     runner = TorchModelRunner(
@@ -130,53 +105,45 @@ def build_model(options: ModelOptions, on_progress: Progress | None = None) -> B
         grammar_masks=grammar_masks,
         sampler_threads=num_threads if tier.has_own_threads else 1,
     )
-    report("warming up", 0.0)
-    num_tokens = min(options.max_num_batched_tokens, longest, capacity)
-    if device.type != "cuda":
-        num_tokens = min(num_tokens, _CPU_WARM_UP_TOKENS)
-    _run_prefill(runner, block_size, num_tokens)
-    report("warming up", 1.0)
-    engine_config = EngineConfig(
+    engine_config = options.engine_config(
         num_blocks=num_blocks,
         block_size=block_size,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=min(longest, capacity),
-        prefix_caching=options.prefix_caching,
-        lookahead=_lookahead(options, device),
-        step_target_s=_step_target_s(options, device),
+        max_model_len=min(longest, num_blocks * block_size),
+        default_lookahead=1 if device.type == "cuda" else 0,
+        default_step_target_ms=_STEP_TARGET_MS,
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
     )
-    logger.info(
-        "model ready: device=%s dtype=%s tier=%s quantization=%s parameters=%d "
-        "kv_capacity_tokens=%d structured_output=%s",
-        device,
-        dtype,
-        tier.name,
-        options.quantization,
-        model.num_parameters,
-        capacity,
-        grammar_masks is not None,
-    )
-    return BuiltModel(
+    _warm_up(runner, engine_config, device, report)
+    built = BuiltModel(
         runner=runner,
         engine_config=engine_config,
         model_config=config,
         dtype=str(dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
-        kv_capacity_tokens=capacity,
+    )
+    _log_ready(built, options, tier, device)
+    return built
+
+
+def _log_ready(built: BuiltModel, options: EngineOptions, tier: Tier, device: torch.device) -> None:
+    logger.info(
+        "model ready: device=%s dtype=%s tier=%s quantization=%s parameters=%d "
+        "kv_capacity_tokens=%d structured_output=%s",
+        device,
+        built.dtype,
+        tier.name,
+        options.quantization,
+        built.num_parameters,
+        built.engine_config.capacity_tokens,
+        built.engine_config.structured_output,
     )
 
 
-def _report_nothing(stage: str, share: float) -> None:
-    """For callers who do not want to know."""
-
-
-def _check(options: ModelOptions) -> None:
+def _check(options: EngineOptions) -> None:
     for name in (
         "block_size",
-        "num_blocks",
+        "num_kv_blocks",
         "max_num_seqs",
         "max_num_batched_tokens",
         "max_model_len",
@@ -187,26 +154,30 @@ def _check(options: ModelOptions) -> None:
             raise ModelError(f"{name} must be at least 1, got {value}")
     if options.kv_cache_memory_gb is not None and options.kv_cache_memory_gb <= 0:
         raise ModelError(f"kv_cache_memory_gb must be positive, got {options.kv_cache_memory_gb}")
-    if options.load_format not in ("auto", "dummy"):
-        raise ModelError(f"load_format {options.load_format!r} is not known; use auto or dummy")
-    if options.cpu_tier not in TIERS:
-        raise ModelError(f"cpu_tier {options.cpu_tier!r} is not known; use {', '.join(TIERS)}")
-    if options.quantization not in QUANTIZATIONS:
-        raise ModelError(
-            f"quantization {options.quantization!r} is not known; use {', '.join(QUANTIZATIONS)}"
-        )
-    if options.weight_copies not in WEIGHT_COPIES:
-        raise ModelError(
-            f"weight_copies {options.weight_copies!r} is not known; use {', '.join(WEIGHT_COPIES)}"
-        )
+    for name, known in _KNOWN_VALUES.items():
+        value = getattr(options, name)
+        if value not in known:
+            raise ModelError(f"{name} {value!r} is not known; use {', '.join(known)}")
     if options.lookahead not in (None, 0, 1):
         raise ModelError(f"lookahead must be 0 or 1, got {options.lookahead}")
     if options.step_target_ms is not None and options.step_target_ms < 0:
         raise ModelError(f"step_target_ms must not be negative, got {options.step_target_ms}")
 
 
+def _longest(options: EngineOptions, config: ModelConfig) -> int:
+    """Returns the prompt and output tokens that a sequence may have. Raises ModelError."""
+    if options.max_model_len is None:
+        return config.context_length
+    if options.max_model_len > config.context_length:
+        raise ModelError(
+            f"max_model_len {options.max_model_len} is more than the model's "
+            f"{config.context_length} positions"
+        )
+    return options.max_model_len
+
+
 def _tier(
-    options: ModelOptions,
+    options: EngineOptions,
     config: ModelConfig,
     dtype: torch.dtype,
     block_size: int,
@@ -218,7 +189,7 @@ def _tier(
         block_size=block_size,
         quantization=options.quantization,
         num_threads=options.num_threads or default_threads(),
-        weight_copies=options.weight_copies,
+        weight_copies=options.cpu_weight_copies,
     )
     if device.type == "cpu":
         return choose_tier(options.cpu_tier, request)
@@ -229,19 +200,6 @@ def _tier(
         if value != neutral:
             raise ModelError(f"{name} {value!r} is for the CPU, the device is {device}")
     return reference_tier(request)
-
-
-def _lookahead(options: ModelOptions, device: torch.device) -> int:
-    if options.lookahead is not None:
-        return options.lookahead
-    return 1 if device.type == "cuda" else 0
-
-
-def _step_target_s(options: ModelOptions, device: torch.device) -> float | None:
-    target_ms = options.step_target_ms
-    if target_ms is None:
-        target_ms = _CPU_STEP_TARGET_MS if _lookahead(options, device) == 0 else 0
-    return target_ms / 1000 if target_ms else None
 
 
 def _grammar_masks(
@@ -268,13 +226,14 @@ def _grammar_masks(
 
 
 def _load(
-    options: ModelOptions,
+    options: EngineOptions,
     config: ModelConfig,
     directory: Path,
     max_model_len: int,
     placement: Placement,
     report: Progress,
 ) -> CausalLM:
+    report("loading weights", 0.0)
     try:
         model = create_model(config, max_model_len, placement)
         if options.load_format == "dummy":
@@ -287,7 +246,7 @@ def _load(
     return model
 
 
-def _num_blocks(options: ModelOptions, model: CausalLM, block_size: int, longest: int) -> int:
+def _num_blocks(options: EngineOptions, model: CausalLM, block_size: int, longest: int) -> int:
     """Blocks of the pool: from the options, or what the free memory holds.
 
     By itself it takes no more than every running sequence could fill twice over; the second half
@@ -295,8 +254,8 @@ def _num_blocks(options: ModelOptions, model: CausalLM, block_size: int, longest
     """
     config, dtype = model.config, model.placement.dtype
     per_sequence = -(-longest // block_size)
-    if options.num_blocks is not None:
-        num_blocks = options.num_blocks
+    if options.num_kv_blocks is not None:
+        num_blocks = options.num_kv_blocks
     elif options.kv_cache_memory_gb is not None:
         memory = int(options.kv_cache_memory_gb * 2**30)
         num_blocks = blocks_that_fit(memory, config, block_size, dtype)
@@ -312,7 +271,7 @@ def _num_blocks(options: ModelOptions, model: CausalLM, block_size: int, longest
     return num_blocks
 
 
-def _free_bytes(options: ModelOptions, model: CausalLM, block_size: int, longest: int) -> int:
+def _free_bytes(options: EngineOptions, model: CausalLM, block_size: int, longest: int) -> int:
     """What the KV cache may take, after the weights and the largest step's activations."""
     device = model.placement.device
     if device.type != "cuda":
@@ -342,6 +301,17 @@ def _free_bytes(options: ModelOptions, model: CausalLM, block_size: int, longest
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return max(0, int(free * _CUDA_SHARE) - peak - logits)
+
+
+def _warm_up(
+    runner: TorchModelRunner, config: EngineConfig, device: torch.device, report: Progress
+) -> None:
+    report("warming up", 0.0)
+    num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+    if device.type != "cuda":
+        num_tokens = min(num_tokens, _CPU_WARM_UP_TOKENS)
+    _run_prefill(runner, config.block_size, num_tokens)
+    report("warming up", 1.0)
 
 
 def _run_prefill(runner: TorchModelRunner, block_size: int, num_tokens: int) -> None:

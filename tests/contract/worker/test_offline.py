@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> LLM:
-    return LLM(str(checkpoint), dtype="float32", device="cpu", num_blocks=64, block_size=4)
+    return LLM(str(checkpoint), dtype="float32", device="cpu", num_kv_blocks=64, block_size=4)
 
 
 def test_prompts_together_say_what_each_says_alone(llm: LLM) -> None:

@@ -11,7 +11,8 @@ from shared.transport.ports.queue import Delivery, JobEnd
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue
 from worker.checkpoint import ServedModel
-from worker.engine_process.messages import StepOutputs, ToEngine, TokensOut
+from worker.engine.engine import EngineOutput
+from worker.engine_process.messages import StepOutputs, ToEngine
 from worker.job_runner import JobRunner
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJobs, request_id_of
@@ -71,7 +72,7 @@ class Bench:
         error: ErrorCode | None = None,
         cached: int = 0,
     ) -> None:
-        output = TokensOut(request_id, tuple(token_ids), None, finish, stop, error, "m", cached)
+        output = EngineOutput(request_id, tuple(token_ids), None, finish, stop, error, "m", cached)
         self.runner.take(StepOutputs((output,)))
 
     async def log_of(self, job_id: str) -> tuple[str, tuple[int, ...], JobEnd | None]:

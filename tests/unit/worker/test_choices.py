@@ -57,11 +57,11 @@ async def test_the_others_follow_when_the_first_ones_prompt_is_computed() -> Non
     bench.admit(make_job(num_choices=3, seed=11, prompt=(1, 2)))
     (first,) = bench.sent
     assert isinstance(first, AddRequest)
-    assert (first.request_id, first.sampling.seed) == (name(0), 11)
+    assert (first.request.request_id, first.request.params.seed) == (name(0), 11)
     bench.says(name(0), b"a", cached=5)
     (others,) = bench.sent[1:]
     assert isinstance(others, AddChoices)
-    assert others.prompt_token_ids == (1, 2)
+    assert others.first.prompt_token_ids == (1, 2)
     assert [start.request_id for start in others.choices] == [name(1), name(2)]
     assert [start.seed for start in others.choices] == [choice_seed(11, 1), choice_seed(11, 2)]
     bench.says(name(0), b"b", cached=99)
@@ -212,8 +212,8 @@ async def test_a_resumed_job_takes_up_each_choice_where_its_log_ends() -> None:
     bench.runner.admit(LOGGED)
     (first,) = bench.sent
     assert isinstance(first, AddRequest)
-    assert (first.request_id, first.output_token_ids) == (name(1, 2), tuple(b"abc"))
-    assert first.sampling.seed == choice_seed(11, 1)
+    assert (first.request.request_id, first.request.output_token_ids) == (name(1, 2), tuple(b"abc"))
+    assert first.request.params.seed == choice_seed(11, 1)
     assert bench.jobs.num_in_engine == 3
     bench.says(name(1, 2), b"d", LENGTH, cached=48)
     others = bench.sent[-1]
@@ -253,7 +253,7 @@ async def test_a_log_whose_choice_had_ended_unsaid_says_it_with_the_next_token()
     bench.runner.admit(Delivery(job, 2, (97, 98), (), Cursor(2, 1), segments=_shown(segments)))
     (added,) = bench.sent
     assert isinstance(added, AddRequest)
-    assert added.request_id == name(1, 2)
+    assert added.request.request_id == name(1, 2)
     bench.says(name(1, 2), b"c", LENGTH)
     await bench.log_of("0-a")
     (item,) = (item for step in bench.queue.appended for item in step)

@@ -22,7 +22,6 @@ from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.ports import StepResult
-from worker.engine_process.loop import _request, _requests, _tokens_out
 from worker.engine_process.messages import (
     AddChoices,
     AddRequest,
@@ -119,7 +118,7 @@ class Attempt:
         self._runner.admit(log.delivery())
 
     def step(self) -> None:
-        outputs = tuple(map(_tokens_out, self._engine.step()))
+        outputs = tuple(self._engine.step())
         self._engine.check_integrity()
         self._runner.take(StepOutputs(outputs))
 
@@ -153,9 +152,9 @@ class Attempt:
     def _send(self, message: ToEngine) -> None:
         match message:
             case AddRequest():
-                self._engine.add(_request(message))
+                self._engine.add(message.request)
             case AddChoices():
-                for request in _requests(message):
+                for request in message.requests():
                     self._engine.add(request)
             case CancelRequest(request_id):
                 self._engine.cancel(request_id)

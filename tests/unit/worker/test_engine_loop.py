@@ -11,7 +11,7 @@ import pytest
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
-from worker.engine.engine import Engine
+from worker.engine.engine import Engine, EngineOutput, EngineRequest
 from worker.engine_process.loop import EngineLoop, EngineSocket, LinkClosed
 from worker.engine_process.messages import (
     HEADER,
@@ -26,7 +26,6 @@ from worker.engine_process.messages import (
     Shutdown,
     StepOutputs,
     ToEngine,
-    TokensOut,
     decode_from_engine,
     decode_to_engine,
     encode_frame,
@@ -36,7 +35,11 @@ from worker.engine_process.messages import (
 
 def add(request_id: str, prompt: tuple[int, ...] = (1, 2, 3), **sampling: object) -> AddRequest:
     params = SamplingParams(**({"max_tokens": 5, "seed": 1} | sampling))  # type: ignore[arg-type]
-    return AddRequest(request_id, request_id, prompt, (), params, "default", 0)
+    return AddRequest(
+        EngineRequest(
+            request_id=request_id, prompt_token_ids=prompt, params=params, job_id=request_id
+        )
+    )
 
 
 class Service:
@@ -55,8 +58,8 @@ class Service:
     def hear(self) -> FromEngine:
         return decode_from_engine(self._exactly(frame_length(self._exactly(HEADER.size))))
 
-    def outputs_of(self, request_id: str) -> list[TokensOut]:
-        found: list[TokensOut] = []
+    def outputs_of(self, request_id: str) -> list[EngineOutput]:
+        found: list[EngineOutput] = []
         while not found or found[-1].finish_reason is None:
             message = self.hear()
             assert isinstance(message, StepOutputs)
@@ -107,17 +110,17 @@ def test_a_request_is_run_and_its_outputs_come_in_order() -> None:
 
 def test_the_choices_of_one_message_run_apart_and_share_what_their_prompt_computed() -> None:
     prompt = tuple(range(40))
-    params = SamplingParams(max_tokens=3, seed=1)
     starts = (
         ChoiceStart("r/1", 2, ()),
         ChoiceStart("r/2", 3, prompt[:2]),  # two of its three tokens are known
         ChoiceStart("r/bad", 4, (100,)),
     )
     with loop(block_size=8) as (service, _):
-        service.say(add("r/0", prompt, max_tokens=3))
+        first = add("r/0", prompt, max_tokens=3)
+        service.say(first)
         service.outputs_of("r/0")
-        service.say(AddChoices("0-job", prompt, params, "default", 0, starts))
-        heard: dict[str, list[TokensOut]] = {"r/1": [], "r/2": []}
+        service.say(AddChoices(first.request, starts))
+        heard: dict[str, list[EngineOutput]] = {"r/1": [], "r/2": []}
         rejected: list[str] = []
         while not all(those and those[-1].finish_reason for those in heard.values()):
             match service.hear():
@@ -242,7 +245,7 @@ def test_messages_to_the_engine_survive_the_frame(message: ToEngine) -> None:
 def test_outputs_survive_the_frame() -> None:
     message = StepOutputs(
         (
-            TokensOut(
+            EngineOutput(
                 "r",
                 (1,),
                 (TokenLogprob(1, -0.5, ((1, -0.5), (2, -1.0))),),
@@ -255,7 +258,10 @@ def test_outputs_survive_the_frame() -> None:
         ),
         {"step": 1},
     )
-    assert decode_from_engine(encode_frame(message)[HEADER.size :]) == message
+    decoded = decode_from_engine(encode_frame(message)[HEADER.size :])
+    assert decoded == message
+    assert isinstance(decoded, StepOutputs)
+    assert isinstance(decoded.outputs[0], EngineOutput)
 
 
 def test_a_frame_that_is_too_long_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import make_job
+from worker.engine.config import EngineConfig
 from worker.engine_process.messages import EngineReady
 from worker.intake import MAX_NOT_BEGUN, IntakeRoom
 from worker.running_jobs import RunningJob, RunningJobs
@@ -18,14 +19,9 @@ BLOCK_SIZE = 16
 
 def ready(num_blocks: int) -> EngineReady:
     return EngineReady(
-        max_model_len=4096,
+        config=EngineConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=8),
         vocab_size=100,
-        eos_token_ids=(),
         num_parameters=0,
-        kv_capacity_tokens=num_blocks * BLOCK_SIZE,
-        block_size=BLOCK_SIZE,
-        num_blocks=num_blocks,
-        max_num_seqs=8,
         dtype="",
         load_s=0.0,
         stats={},

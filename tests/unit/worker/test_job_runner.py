@@ -13,7 +13,7 @@ async def test_a_job_goes_to_the_engine_and_its_output_to_the_log() -> None:
     bench = Bench()
     request_id = bench.admit(make_job())
     assert isinstance(bench.sent[0], AddRequest)
-    assert bench.sent[0].request_id == request_id
+    assert bench.sent[0].request.request_id == request_id
     bench.says(request_id, b"h", cached=2)
     bench.says(request_id, b"i")
     bench.says(request_id, [EOS], FinishReason.STOP)
@@ -49,7 +49,7 @@ async def test_a_resumed_job_continues_its_log_and_keeps_the_first_prefix_hit() 
     request_id = bench.admit(make_job(stop=("END",)), attempt=2, logged="abc", cached=16)
     added = bench.sent[0]
     assert isinstance(added, AddRequest)
-    assert added.output_token_ids == tuple(b"abc")
+    assert added.request.output_token_ids == tuple(b"abc")
     bench.says(request_id, b"d", FinishReason.LENGTH, cached=48)
     text, _, end = await bench.log_of("0-a")
     assert text == "d"

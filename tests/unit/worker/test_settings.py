@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import http.server
 import json
@@ -13,6 +14,8 @@ import pytest
 
 from shared.settings import LogLevel, SettingsError, load_settings
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
+from worker.engine_options import EngineOptions
+from worker.intake import max_waiting
 from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME, Device, RunnerKind, WorkerSettings
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +57,18 @@ def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.Mo
     assert settings.log_level is LogLevel.DEBUG
     assert settings.num_threads is None
     options = settings.engine_options(Path("/m"))
-    assert (options.runner, options.max_num_seqs, options.policy) == ("echo", 7, "fcfs")
+    assert (options.runner, options.max_num_seqs, options.scheduling_policy) == ("echo", 7, "fcfs")
+
+
+def test_every_engine_option_that_is_not_derived_is_a_setting_of_that_name() -> None:
+    settings = WorkerSettings(
+        runner=RunnerKind.ECHO, device=Device.CPU, num_kv_blocks=9, step_target_ms=70
+    )
+    options = settings.engine_options(Path("/m"))
+    derived = {"checkpoint": "/m", "max_waiting": max_waiting(256), "structured_output": True}
+    for field in dataclasses.fields(EngineOptions):
+        value = getattr(options, field.name)
+        assert value == (derived.get(field.name) or getattr(settings, field.name)), field.name
 
 
 @pytest.mark.parametrize(

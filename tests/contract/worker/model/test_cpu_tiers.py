@@ -16,7 +16,8 @@ from tests.support.engine_run import generate, new_engine
 from tests.support.forced_logits import forced_logits
 from tools.demo_model.checkpoint import CHECKPOINT_DIR, load_tokenizer
 from tools.demo_model.questions import load_facts
-from worker.model.build import ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import build_model
 from worker.model.config import ModelConfig
 from worker.model.cpu import compiler, tiers
 from worker.model.cpu.compiler import build, cpu_flags
@@ -105,8 +106,8 @@ def test_int8_products_are_those_of_the_specification(
 @pytest.mark.parametrize("tier", ["packed", "native"])
 def test_the_demo_model_answers_its_questions_alike(tier: str, quantization: str) -> None:
     prompts = questions(24)
-    options = ModelOptions(
-        model=str(CHECKPOINT_DIR), device="cpu", num_blocks=512, cpu_tier="reference"
+    options = EngineOptions(
+        checkpoint=str(CHECKPOINT_DIR), device="cpu", num_kv_blocks=512, cpu_tier="reference"
     )
     expected = generate(new_engine(build_model(options)), prompts, GREEDY)
     built = build_model(replace(options, cpu_tier=tier, quantization=quantization))
@@ -118,7 +119,9 @@ def test_the_demo_model_answers_its_questions_alike(tier: str, quantization: str
 def test_a_batch_gives_what_each_prompt_gives_alone() -> None:
     prompts = questions(9)
     built = build_model(
-        ModelOptions(model=str(CHECKPOINT_DIR), device="cpu", num_blocks=512, cpu_tier="native")
+        EngineOptions(
+            checkpoint=str(CHECKPOINT_DIR), device="cpu", num_kv_blocks=512, cpu_tier="native"
+        )
     )
     together = generate(new_engine(built), prompts, GREEDY)
     alone = [generate(new_engine(built), [prompt], GREEDY)[0] for prompt in prompts]
@@ -184,7 +187,9 @@ def test_native_refuses_sizes_that_its_vectors_do_not_divide(tmp_path: Path) -> 
 
 
 def test_options_are_refused_by_name(tmp_path: Path) -> None:
-    options = ModelOptions(model=str(make_checkpoint(tmp_path)), device="cpu", num_blocks=16)
+    options = EngineOptions(
+        checkpoint=str(make_checkpoint(tmp_path)), device="cpu", num_kv_blocks=16
+    )
     for name in ("cpu_tier", "quantization"):
         with pytest.raises(ModelError, match=f"{name} 'fast' is not known"):
             build_model(replace(options, **{name: "fast"}))
@@ -239,10 +244,10 @@ def test_a_cache_that_others_may_write_to_is_not_used(
 def test_torch_has_one_thread_beside_the_kernels_and_all_without_them() -> None:
     for tier, expected in (("native", 1), ("reference", 3)):
         build_model(
-            ModelOptions(
-                model=str(CHECKPOINT_DIR),
+            EngineOptions(
+                checkpoint=str(CHECKPOINT_DIR),
                 device="cpu",
-                num_blocks=64,
+                num_kv_blocks=64,
                 cpu_tier=tier,
                 num_threads=3,
                 dtype="bfloat16",

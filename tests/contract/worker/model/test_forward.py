@@ -14,8 +14,9 @@ from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine_options import EngineOptions
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.build import ModelOptions, build_model
+from worker.model.build import build_model
 from worker.model.config import ModelConfig
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
@@ -85,11 +86,11 @@ def test_a_checkpoint_saved_by_transformers_loads(family: str, tmp_path: Path) -
     theirs.generation_config.eos_token_id = [7, 9]
     theirs.save_pretrained(tmp_path / "saved")
     built = build_model(
-        ModelOptions(
-            model=str(tmp_path / "saved"),
+        EngineOptions(
+            checkpoint=str(tmp_path / "saved"),
             dtype="float32",
             device=torch_device().type,
-            num_blocks=16,
+            num_kv_blocks=16,
         )
     )
     assert built.model_config.eos_token_ids == {7, 9}
@@ -122,8 +123,8 @@ def test_members_left_out_take_the_defaults_of_transformers(family: str) -> None
 
 def test_a_batch_gives_what_each_prompt_gives_alone(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "qwen3")
-    options = ModelOptions(
-        model=str(path), dtype="float32", device=torch_device().type, num_blocks=256
+    options = EngineOptions(
+        checkpoint=str(path), dtype="float32", device=torch_device().type, num_kv_blocks=256
     )
     built = build_model(options)
     prompts = [[i + 1, 2 * i + 3, 40 + i, *range(3 * i)] for i in range(6)]
@@ -143,11 +144,11 @@ def test_a_resumed_stream_continues_as_if_nothing_had_happened(
 ) -> None:
     path = make_checkpoint(tmp_path, "qwen3")
     built = build_model(
-        ModelOptions(
-            model=str(path),
+        EngineOptions(
+            checkpoint=str(path),
             dtype="float32",
             device=torch_device().type,
-            num_blocks=256,
+            num_kv_blocks=256,
             lookahead=lookahead,
         )
     )

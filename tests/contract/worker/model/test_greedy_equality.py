@@ -12,7 +12,8 @@ from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.greedy_reference import NUM_TOKENS, GreedyReference, greedy_reference
 from tests.support.torch_device import torch_device
-from worker.model.build import BuiltModel, ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import BuiltModel, build_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 UNLIMITED = 4096
@@ -50,8 +51,11 @@ class Case:
     reference: GreedyReference
 
     def build(self, **options: object) -> BuiltModel:
-        base = ModelOptions(
-            model=str(self.path), device=torch_device().type, dtype="float32", num_blocks=1024
+        base = EngineOptions(
+            checkpoint=str(self.path),
+            device=torch_device().type,
+            dtype="float32",
+            num_kv_blocks=1024,
         )
         return build_model(replace(base, **options))  # type: ignore[arg-type]
 
@@ -103,7 +107,7 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(
 ) -> None:
     built = case.build(
         block_size=4,
-        num_blocks=20,
+        num_kv_blocks=20,
         max_num_batched_tokens=chunk,
         prefix_caching=prefix_caching,
         lookahead=lookahead,

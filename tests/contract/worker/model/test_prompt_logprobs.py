@@ -19,7 +19,8 @@ from worker.engine.batch import ScheduledBatch
 from worker.engine.engine import Engine
 from worker.engine.errors import OutOfMemory
 from worker.engine.ports import ModelRunner, StepHandle
-from worker.model.build import BuiltModel, ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import BuiltModel, build_model
 from worker.model.sampling import prompt_scorer
 
 LENGTHS = (1, 2, 5, 16, 17, 33, 50)
@@ -34,8 +35,11 @@ class Case:
     expected: list[torch.Tensor]  # of each prompt [tokens, vocab]
 
     def build(self, **options: object) -> BuiltModel:
-        base = ModelOptions(
-            model=str(self.path), device=torch_device().type, dtype="float32", num_blocks=256
+        base = EngineOptions(
+            checkpoint=str(self.path),
+            device=torch_device().type,
+            dtype="float32",
+            num_kv_blocks=256,
         )
         return build_model(replace(base, **options))  # type: ignore[arg-type]
 
@@ -105,7 +109,7 @@ def test_a_preempted_prompt_is_scored_once(
 ) -> None:
     built = case.build(
         block_size=4,
-        num_blocks=20,
+        num_kv_blocks=20,
         max_num_batched_tokens=chunk,
         prefix_caching=prefix_caching,
         lookahead=lookahead,
@@ -174,8 +178,8 @@ def test_the_other_tiers_score_as_the_reference(
     path = make_checkpoint(tmp_path, "qwen3", dtype="bfloat16")
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 300, length).tolist() for length in LENGTHS]
-    options = ModelOptions(
-        model=str(path), device="cpu", num_blocks=64, quantization=quantization,
+    options = EngineOptions(
+        checkpoint=str(path), device="cpu", num_kv_blocks=64, quantization=quantization,
         max_num_batched_tokens=24,
     )  # fmt: skip
     scores = {}
@@ -192,7 +196,7 @@ def test_the_other_tiers_score_as_the_reference(
 def test_the_native_tier_scores_what_it_would_sample(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "qwen3", dtype="bfloat16")
     built = build_model(
-        ModelOptions(model=str(path), device="cpu", num_blocks=64, cpu_tier="native")
+        EngineOptions(checkpoint=str(path), device="cpu", num_kv_blocks=64, cpu_tier="native")
     )
     prompt = np.random.default_rng(2).integers(0, 300, 20).tolist()
     greedy = replace(SCORED, logprobs=3, prompt_logprobs=None)

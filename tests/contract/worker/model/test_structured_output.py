@@ -28,7 +28,8 @@ from tests.support.engine_run import Generated, generate, new_engine
 from tests.support.json_schemas import random_schema
 from tests.support.torch_device import torch_device
 from worker.engine.engine import Engine
-from worker.model.build import BuiltModel, ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import BuiltModel, build_model
 
 NUM_SCHEMAS = 220
 MAX_TOKENS = 300
@@ -63,12 +64,12 @@ class Model:
     tokenizer: FastTokenizer
 
     def build(self, **options: object) -> BuiltModel:
-        base = ModelOptions(
-            model=str(self.path),
+        base = EngineOptions(
+            checkpoint=str(self.path),
             device=torch_device().type,
             dtype="float32",
             cpu_tier="reference",
-            num_blocks=512,
+            num_kv_blocks=512,
             max_num_seqs=16,
             max_num_batched_tokens=256,
         )
@@ -161,7 +162,7 @@ def test_preemption_changes_nothing(model: Model, engine: Engine) -> None:
     params = mixed_params(12)
     undisturbed = generate(engine, prompts(12), params)
     for lookahead in (0, 1):
-        small = new_engine(model.build(num_blocks=12, block_size=8, lookahead=lookahead))
+        small = new_engine(model.build(num_kv_blocks=12, block_size=8, lookahead=lookahead))
         assert outputs(generate(small, prompts(12), params)) == outputs(undisturbed)
         assert small.stats().preemptions > 0
 
@@ -293,7 +294,7 @@ def test_what_cannot_be_followed_fails_alone(model: Model, engine: Engine) -> No
 
 def test_a_model_without_an_end_keeps_to_no_grammar(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "endless", eos_token_id=None)
-    options = ModelOptions(model=str(path), device="cpu", num_blocks=16)
+    options = EngineOptions(checkpoint=str(path), device="cpu", num_kv_blocks=16)
     assert not build_model(options).engine_config.structured_output
     (path / "tokenizer.json").unlink()
     assert not build_model(options).engine_config.structured_output

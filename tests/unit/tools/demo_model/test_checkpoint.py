@@ -81,7 +81,7 @@ def test_any_text_survives_the_tokenizer(text: str) -> None:
 
 
 def test_canonical_questions_get_the_right_words_from_the_engine() -> None:
-    llm = LLM(str(CHECKPOINT_DIR), num_blocks=256, num_threads=1)
+    llm = LLM(str(CHECKPOINT_DIR), num_kv_blocks=256, num_threads=1)
     prompts = [
         f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         for question, _ in CANONICAL

@@ -13,7 +13,8 @@ from shared.messages import SamplingParams
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
-from worker.model.build import ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import build_model
 from worker.model.config import ModelConfig
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
@@ -23,11 +24,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> ModelOptions:
-    return ModelOptions(model=str(make_checkpoint(tmp_path)), device=torch_device().type)
+def options(tmp_path: Path) -> EngineOptions:
+    return EngineOptions(checkpoint=str(make_checkpoint(tmp_path)), device=torch_device().type)
 
 
-def test_by_itself_it_fits_every_sequence_and_says_how_much(options: ModelOptions) -> None:
+def test_by_itself_it_fits_every_sequence_and_says_how_much(options: EngineOptions) -> None:
     stages: dict[str, list[float]] = {}
     built = build_model(options, lambda stage, share: stages.setdefault(stage, []).append(share))
     on_cuda = torch_device().type == "cuda"
@@ -35,14 +36,14 @@ def test_by_itself_it_fits_every_sequence_and_says_how_much(options: ModelOption
     assert config.block_size == (32 if on_cuda else 16)
     assert config.lookahead == (1 if on_cuda else 0)
     assert config.max_model_len == 512
-    assert config.num_blocks * config.block_size == built.kv_capacity_tokens == 2 * 32 * 512
+    assert config.num_blocks * config.block_size == config.capacity_tokens == 2 * 32 * 512
     assert config.eos_token_ids == {383, 381}
     assert list(stages) == ["loading weights", "allocating KV cache", "warming up"]
     assert all(shares == sorted(shares) and shares[-1] == 1.0 for shares in stages.values())
 
 
-def test_the_pool_is_sized_from_a_setting(options: ModelOptions) -> None:
-    size = block_bytes(ModelConfig.from_directory(options.model), 16, torch.float32)
+def test_the_pool_is_sized_from_a_setting(options: EngineOptions) -> None:
+    size = block_bytes(ModelConfig.from_directory(options.checkpoint), 16, torch.float32)
     gigabytes = 10.5 * size / 2**30
     built = build_model(
         replace(options, kv_cache_memory_gb=gigabytes, block_size=16, dtype="float32")
@@ -50,9 +51,9 @@ def test_the_pool_is_sized_from_a_setting(options: ModelOptions) -> None:
     assert built.engine_config.num_blocks == 10
     assert built.engine_config.max_model_len == 160, "no longer than the pool"
     counted = build_model(
-        replace(options, kv_cache_memory_gb=gigabytes, block_size=16, num_blocks=3)
+        replace(options, kv_cache_memory_gb=gigabytes, block_size=16, num_kv_blocks=3)
     )
-    assert counted.kv_capacity_tokens == 48
+    assert counted.engine_config.capacity_tokens == 48
 
 
 @pytest.mark.parametrize(
@@ -60,31 +61,31 @@ def test_the_pool_is_sized_from_a_setting(options: ModelOptions) -> None:
     [
         ({"kv_cache_memory_gb": 1e-7}, KVCacheTooSmall, "hold no block"),
         (
-            {"num_blocks": 2, "block_size": 16, "max_model_len": 64},
+            {"num_kv_blocks": 2, "block_size": 16, "max_model_len": 64},
             KVCacheTooSmall,
             "max_model_len",
         ),
         ({"max_model_len": 513}, ModelError, "512 positions"),
-        ({"num_blocks": 0}, ModelError, "num_blocks"),
+        ({"num_kv_blocks": 0}, ModelError, "num_kv_blocks"),
         ({"max_num_seqs": 0}, ModelError, "max_num_seqs"),
         ({"kv_cache_memory_gb": 0.0}, ModelError, "kv_cache_memory_gb"),
         ({"load_format": "gguf"}, ModelError, "load_format 'gguf'"),
         ({"lookahead": 2}, ModelError, "lookahead"),
         ({"dtype": "int8"}, DeviceUnavailable, "dtype 'int8'"),
         ({"device": "tpu"}, DeviceUnavailable, "device 'tpu'"),
-        ({"model": "/nowhere"}, ModelError, "/nowhere"),
+        ({"checkpoint": "/nowhere"}, ModelError, "/nowhere"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
-    options: ModelOptions, changes: dict[str, Any], error: type[ModelError], named: str
+    options: EngineOptions, changes: dict[str, Any], error: type[ModelError], named: str
 ) -> None:
     with pytest.raises(error, match=named):
         build_model(replace(options, **changes))
 
 
-def test_dummy_weights_need_no_weight_files(options: ModelOptions) -> None:
-    (Path(options.model) / "model.safetensors").unlink()
-    built = build_model(replace(options, load_format="dummy", num_blocks=16))
+def test_dummy_weights_need_no_weight_files(options: EngineOptions) -> None:
+    (Path(options.checkpoint) / "model.safetensors").unlink()
+    built = build_model(replace(options, load_format="dummy", num_kv_blocks=16))
     (result,) = generate(
         new_engine(built),
         [[1, 2, 3]],
@@ -93,8 +94,8 @@ def test_dummy_weights_need_no_weight_files(options: ModelOptions) -> None:
     assert len(result.token_ids) == 5
 
 
-def test_eos_ends_a_sequence_and_min_tokens_delays_it(options: ModelOptions) -> None:
-    built = build_model(replace(options, num_blocks=64))
+def test_eos_ends_a_sequence_and_min_tokens_delays_it(options: EngineOptions) -> None:
+    built = build_model(replace(options, num_kv_blocks=64))
     biased = {383: 100.0}
     quick = SamplingParams(max_tokens=9, temperature=0.0, logit_bias=biased)
     late = replace(quick, min_tokens=4)
@@ -121,8 +122,8 @@ def test_available_memory_is_a_number_of_this_machine() -> None:
     assert 1 << 20 < available_host_bytes() < 1 << 50
 
 
-def test_a_pool_that_no_machine_holds_is_refused_with_its_size(options: ModelOptions) -> None:
-    config = ModelConfig.from_directory(options.model)
+def test_a_pool_that_no_machine_holds_is_refused_with_its_size(options: EngineOptions) -> None:
+    config = ModelConfig.from_directory(options.checkpoint)
     with pytest.raises(KVCacheTooSmall, match="GiB"):
         KVCachePool(config, 2**40, 16, device=torch_device(), dtype=torch.float32)
     assert (
@@ -131,8 +132,8 @@ def test_a_pool_that_no_machine_holds_is_refused_with_its_size(options: ModelOpt
     )
 
 
-def test_a_block_is_contiguous_over_all_layers(options: ModelOptions) -> None:
-    config = ModelConfig.from_directory(options.model)
+def test_a_block_is_contiguous_over_all_layers(options: EngineOptions) -> None:
+    config = ModelConfig.from_directory(options.checkpoint)
     pool = KVCachePool(config, 5, 4, device=torch_device(), dtype=torch.float32)
     assert not pool.storage.any()
     pool.keys[0][3].fill_(1)

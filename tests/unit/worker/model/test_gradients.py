@@ -11,12 +11,13 @@ from torch.nn.modules.module import register_module_forward_hook
 from shared.messages import SamplingParams
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import generate, new_engine
-from worker.model.build import ModelOptions, build_model
+from worker.engine_options import EngineOptions
+from worker.model.build import build_model
 
 
 def test_no_step_computes_with_gradients(tmp_path: Path) -> None:
     built = build_model(
-        ModelOptions(model=str(make_checkpoint(tmp_path)), device="cpu", num_blocks=16)
+        EngineOptions(checkpoint=str(make_checkpoint(tmp_path)), device="cpu", num_kv_blocks=16)
     )
     seen: set[tuple[bool, bool]] = set()
 
