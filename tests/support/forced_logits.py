@@ -13,9 +13,9 @@ from worker.model.config import ModelConfig
 from worker.model.cpu.tiers import TierRequest, choose_tier
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
+from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
 from worker.model.loader import load_weights
-from worker.model.registry import create_model
 
 _BLOCK_SIZE = 16
 
@@ -37,7 +37,7 @@ def forced_logits(
     config = ModelConfig.from_directory(path)
     cpu = torch.device("cpu")
     longest = max(map(len, texts))
-    model = create_model(config, longest, Placement(cpu, dtype))
+    model = CausalLM(config, longest, Placement(cpu, dtype))
     load_weights(model, path)
     request = TierRequest(
         config=config, dtype=dtype, block_size=_BLOCK_SIZE, quantization=quantization

@@ -13,7 +13,6 @@ from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderStack
 from worker.model.layers.linear import Placement
 from worker.model.loader import fill_with_noise
-from worker.model.registry import create_model
 
 CPU = torch.device("cpu")
 MAX_LEN = 96
@@ -52,7 +51,7 @@ def build_stack(
 
 
 def new_model(shape: dict[str, object], ops: NativeOps) -> CausalLM:
-    model = create_model(ModelConfig.from_dict(shape), MAX_LEN, Placement(CPU, torch.bfloat16))
+    model = CausalLM(ModelConfig.from_dict(shape), MAX_LEN, Placement(CPU, torch.bfloat16))
     fill_with_noise(model)
     noise = torch.Generator().manual_seed(2)
     for _, place in model.named_tensors():

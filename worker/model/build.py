@@ -33,7 +33,6 @@ from worker.model.kv_cache import KVCachePool, blocks_that_fit
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Placement
 from worker.model.loader import fill_with_noise, load_weights
-from worker.model.registry import create_model
 from worker.model.runner import TorchModelRunner
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ def _load(
 ) -> CausalLM:
     report("loading weights", 0.0)
     try:
-        model = create_model(config, max_model_len, placement)
+        model = CausalLM(config, max_model_len, placement)
         if options.load_format == "dummy":
             fill_with_noise(model)
             report("loading weights", 1.0)

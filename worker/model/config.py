@@ -14,35 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from worker.model.errors import CheckpointError, UnsupportedModel
+from worker.model.families import FAMILIES, Family
 from worker.model.rope_config import RopeConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What transformers takes for granted when config.json leaves a member out."""
-
-    architecture: str
-    head_dim: int | None  # None: hidden_size / num_attention_heads
-    num_kv_heads: int | None  # None: num_attention_heads
-    max_position_embeddings: int
-    eos_token_id: int | None
-    has_mlp_bias: bool = False
-
-
-_FAMILIES = {
-    "llama": _Family("LlamaForCausalLM", None, None, 2048, 2, has_mlp_bias=True),
-    "qwen2": _Family("Qwen2ForCausalLM", None, 32, 32_768, None),
-    "qwen3": _Family("Qwen3ForCausalLM", 128, 32, 32_768, None),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Shapes and constants of one decoder-only model."""
 
-    model_type: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -57,6 +38,7 @@ class ModelConfig:
     attention_bias: bool  # of the query, key and value projections
     output_bias: bool  # of the attention's output projection
     mlp_bias: bool
+    has_qk_norm: bool  # queries and keys are normalised per head before the rotation
     dtype: str  # the checkpoint's: one of DTYPES
     eos_token_ids: frozenset[int]
 
@@ -85,7 +67,6 @@ class ModelConfig:
     ) -> ModelConfig:
         """The same from the files' parsed contents."""
         family = _check_family(raw)
-        model_type = raw["model_type"]
         num_layers = _whole(raw, "num_hidden_layers")
         num_heads = _whole(raw, "num_attention_heads")
         hidden_size = _whole(raw, "hidden_size")
@@ -101,9 +82,8 @@ class ModelConfig:
             )
         _check_windows(raw, num_layers)
         positions = _whole(raw, "max_position_embeddings", family.max_position_embeddings)
-        biased = _attention_bias(raw)
+        biased = _attention_bias(raw, family)
         return cls(
-            model_type=model_type,
             vocab_size=_whole(raw, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=_whole(raw, "intermediate_size"),
@@ -116,8 +96,9 @@ class ModelConfig:
             rope=RopeConfig.from_dict(raw, positions),
             tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
             attention_bias=biased,
-            output_bias=biased and model_type != "qwen2",
+            output_bias=biased and not family.has_qkv_bias,
             mlp_bias=_flag(raw, "mlp_bias"),
+            has_qk_norm=family.has_qk_norm,
             dtype=_dtype(raw),
             eos_token_ids=_eos_token_ids(raw, generation or {}, family),
         )
@@ -135,11 +116,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _check_family(raw: Mapping[str, Any]) -> _Family:
+def _check_family(raw: Mapping[str, Any]) -> Family:
     model_type = raw.get("model_type")
-    family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        known = ", ".join(sorted(_FAMILIES))
+        known = ", ".join(sorted(FAMILIES))
         raise UnsupportedModel(f"model_type {model_type!r} is not supported; known are {known}")
     architectures = raw.get("architectures") or [family.architecture]
     if family.architecture not in architectures:
@@ -174,11 +155,11 @@ def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:
         raise UnsupportedModel("use_sliding_window: sliding window attention is not supported")
 
 
-def _attention_bias(raw: Mapping[str, Any]) -> bool:
-    if raw["model_type"] != "qwen2":
+def _attention_bias(raw: Mapping[str, Any], family: Family) -> bool:
+    if not family.has_qkv_bias:
         return _flag(raw, "attention_bias")
     if raw.get("attention_bias") is False:
-        raise UnsupportedModel("attention_bias false contradicts model_type 'qwen2'")
+        raise UnsupportedModel(f"attention_bias false contradicts model_type {raw['model_type']!r}")
     return True
 
 
@@ -191,7 +172,7 @@ def _dtype(raw: Mapping[str, Any]) -> str:
 
 
 def _eos_token_ids(
-    raw: Mapping[str, Any], generation: Mapping[str, Any], family: _Family
+    raw: Mapping[str, Any], generation: Mapping[str, Any], family: Family
 ) -> frozenset[int]:
     value = generation.get("eos_token_id")
     if value is None:

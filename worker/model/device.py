@@ -1,12 +1,15 @@
-"""What this machine offers: device, number format, memory; and what its errors mean."""
+"""The device: choice of device and dtype, free memory, errors, copies to and from the host."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from worker.engine.errors import DeviceLost, OutOfMemory
 from worker.model.errors import DeviceUnavailable
@@ -102,3 +105,26 @@ def _computes(device: torch.device) -> bool:
         return bool((torch.ones(1, device=device) + 1).item() == 2)
     except RuntimeError:
         return False
+
+
+def to_device(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    """Returns a copy of the array on the device, same shape and dtype, without waiting.
+
+    For CUDA the copy goes through pinned memory, in stream order; torch keeps the pinned memory
+    until the copy has happened.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Returns a copy of the tensor on the host, same shape and dtype, without waiting.
+
+    From CUDA it is filled only when the stream has come this far.
+    """
+    if tensor.device.type != "cuda":
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.attention.base import AttentionMetadata
+from worker.model.device import to_device
 from worker.model.sampling.prompt_scorer import ScoredRows, rows_with_scores
-from worker.model.transfer import to_device
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 

@@ -11,14 +11,13 @@ from torch import Tensor
 from shared.messages import ErrorCode
 from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
-from worker.model.device import step_failure
+from worker.model.device import step_failure, to_host
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.layers.decoder import CausalLM, DecoderStack
 from worker.model.row_threads import RowThreads
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
 from worker.model.sampling.row import SamplingRow
 from worker.model.sampling.sampler import Logprobs, Sampled, Sampler
-from worker.model.transfer import to_host
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.model.attention.base import AttentionMetadata
+from worker.model.device import to_device
 from worker.model.kv_cache import KVCachePool
-from worker.model.transfer import to_device
 
 # A decode group gathers at most this many places, and none of its sequences is shorter than this
 # part of the longest: bounds of the gathered copy's size and of its padding.

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
 from worker.model.cpu.choices import AMX, ONEDNN, OURS, ROWS, ProductShape, Times, choose
-from worker.model.cpu.int8 import OneDnnInt8Ops
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
-from worker.model.cpu.packed_ops import PackedOps
+from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import DecoderStack
 from worker.model.layers.ops import Multiply, Ops

@@ -1,4 +1,9 @@
-"""NativeStack: all layers in one call of the kernels; nothing waits for Python in between."""
+"""The compiled kernels as a DecoderStack and as an AttentionBackend.
+
+NativeStack computes all layers in one call, without Python in between. NativeAttention computes the
+attention of one layer, for steps whose products are not the kernels'; NativeStack is compared with
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
 from worker.model.cpu.library import (
+    ATTENTION_BLOCK,
     ATTENTION_ROWS,
     Batch,
     Layer,
@@ -29,7 +35,7 @@ from worker.model.layers.linear import Linear
 class NativeStack:
     """A DecoderStack over a model whose layers use NativeOps.
 
-    It says what LayerByLayer says with those ops and NativeAttention, bit for bit.
+    Its results are those of LayerByLayer with these ops and NativeAttention, bit for bit.
     """
 
     def __init__(self, model: CausalLM, pool: KVCachePool, kernels: NativeKernels) -> None:
@@ -136,9 +142,6 @@ def _product(linear: Linear) -> NativeProduct:
     return product
 
 
-# A step's ragged batch as the kernels' attention reads it.
-
-
 def ragged(metadata: AttentionMetadata, work: Tensor) -> Ragged:
     """The kernels' view of both, which must outlive it."""
     return Ragged(
@@ -181,3 +184,68 @@ def rows_work(query_lens: tuple[int, ...], group: int, rows: Sequence[int]) -> T
 
 def _tensor(items: Iterable[tuple[int, int]]) -> Tensor:
     return torch.from_numpy(np.array(list(items), dtype=np.int32).reshape(-1, 2))
+
+
+class NativeAttention:
+    """An AttentionBackend over a pool of bfloat16 blocks of 16 tokens on the CPU.
+
+    Within a block each key head has its own 16 * head_dim places, in the order that kernels.cpp
+    describes: nobody else can read them, and a block may still be copied as a whole.
+    """
+
+    def __init__(self, pool: KVCachePool, kernels: NativeKernels) -> None:
+        if pool.block_size != ATTENTION_BLOCK or pool.storage.dtype != torch.bfloat16:
+            raise ValueError(f"the pool must have blocks of {ATTENTION_BLOCK} bfloat16 tokens")
+        self._kernels = kernels
+        self._layers = [
+            (keys.data_ptr(), values.data_ptr())
+            for keys, values in zip(pool.keys, pool.values, strict=True)
+        ]
+        self._pool = pool  # keeps the memory behind these addresses
+        self._block_stride = pool.storage.stride(0)
+        self._num_kv_heads = pool.keys[0].shape[2]
+        self._head_dim = pool.keys[0].shape[3]
+        self._scale = self._head_dim**-0.5
+        self._metadata: AttentionMetadata | None = None
+        self._ragged: dict[int, tuple[Ragged, Tensor]] = {}
+
+    def prepare(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+        self._ragged = {}
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        metadata = self._metadata
+        assert metadata is not None, "forward comes after prepare"
+        num_tokens, num_heads = q.shape[0], q.shape[1]
+        if num_heads not in self._ragged:
+            group = num_heads // self._num_kv_heads
+            work = work_list(metadata.query_lens, group)
+            self._ragged[num_heads] = (ragged(metadata, work), work)
+        there, _ = self._ragged[num_heads]
+        keys, values = self._layers[layer]
+        self._kernels.kv_store(
+            k.data_ptr(),
+            v.data_ptr(),
+            k.stride(0),
+            v.stride(0),
+            keys,
+            values,
+            self._block_stride,
+            metadata.slots.data_ptr(),
+            num_tokens,
+            self._num_kv_heads,
+            self._head_dim,
+        )
+        self._kernels.paged_attention(
+            q.data_ptr(),
+            q.stride(0),
+            keys,
+            values,
+            self._block_stride,
+            out.data_ptr(),
+            there,
+            num_heads,
+            self._num_kv_heads,
+            self._head_dim,
+            self._scale,
+        )

@@ -22,13 +22,11 @@ from worker.model.config import ModelConfig
 from worker.model.cpu import native_ops
 from worker.model.cpu.choices import COPIES, ProductChoices, choices_path
 from worker.model.cpu.compiler import build_for, cache_directory
-from worker.model.cpu.int8 import Int8Ops, OneDnnInt8Ops
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.measuring import ProductMeter, is_quicker
-from worker.model.cpu.native_attention import NativeAttention
 from worker.model.cpu.native_ops import NativeOps
-from worker.model.cpu.native_stack import NativeStack
-from worker.model.cpu.packed_ops import PackedOps
+from worker.model.cpu.native_stack import NativeAttention, NativeStack
+from worker.model.cpu.onednn_ops import Int8Ops, OneDnnInt8Ops, PackedOps
 from worker.model.device import available_host_bytes
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_cache import KVCachePool

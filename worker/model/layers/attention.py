@@ -8,18 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from worker.model.config import ModelConfig
-from worker.model.layers.linear import Linear, Placement
-from worker.model.layers.norm import RMSNorm
-from worker.model.layers.ops import HeadNorm, Ops
-from worker.model.layers.step import Step
+from worker.model.layers.linear import Linear, Placement, RMSNorm
+from worker.model.layers.ops import HeadNorm, Ops, Step
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention; with `qk_norm`, queries and keys are normalised per head."""
+    """Grouped-query self-attention; queries and keys may be normalised per head."""
 
-    def __init__(
-        self, config: ModelConfig, layer: int, *, placement: Placement, qk_norm: bool = False
-    ) -> None:
+    def __init__(self, config: ModelConfig, layer: int, *, placement: Placement) -> None:
         super().__init__()
         self.layer = layer
         self.num_heads = config.num_heads
@@ -39,7 +35,7 @@ class Attention(nn.Module):
             bias=config.output_bias,
             placement=placement,
         )
-        eps = config.rms_norm_eps
+        eps, qk_norm = config.rms_norm_eps, config.has_qk_norm
         self.q_norm = RMSNorm(config.head_dim, eps, placement=placement) if qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, eps, placement=placement) if qk_norm else None
         self._head_norm = None

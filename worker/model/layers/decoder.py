@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -10,21 +10,19 @@ from torch import Tensor, nn
 from worker.model.attention.base import AttentionBackend, AttentionMetadata
 from worker.model.config import ModelConfig
 from worker.model.layers.attention import Attention
-from worker.model.layers.linear import Embedding, GatedLinear, Linear, Placement, TiedHead
-from worker.model.layers.norm import RMSNorm
-from worker.model.layers.ops import Ops, TorchOps
+from worker.model.layers.linear import Embedding, GatedLinear, Linear, Placement, RMSNorm, TiedHead
+from worker.model.layers.ops import Ops, Step, TorchOps
 from worker.model.layers.rope import RotaryEmbedding
-from worker.model.layers.step import Step
 
 
 class DecoderLayer(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, attention: Attention, *, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, layer: int, *, placement: Placement) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_norm = RMSNorm(hidden, eps, placement=placement)
-        self.attention = attention
+        self.attention = Attention(config, layer, placement=placement)
         self.mlp_norm = RMSNorm(hidden, eps, placement=placement)
         self.mlp = GatedMLP(config, placement=placement)
 
@@ -51,26 +49,17 @@ class DecoderLayer(nn.Module):
 class CausalLM(nn.Module):
     """A decoder-only language model whose parameters are still empty.
 
-    `attention` makes one layer's attention block: what the families differ in. Positions up to
-    `max_model_len` may be asked for.
+    It computes positions below `max_model_len`. What families differ in stands in the config.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        attention: Callable[[int], Attention],
-        *,
-        max_model_len: int,
-        placement: Placement,
-    ) -> None:
+    def __init__(self, config: ModelConfig, max_model_len: int, placement: Placement) -> None:
         super().__init__()
         self.config = config
         self.placement = placement
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embedding = Embedding(vocab, hidden, placement=placement)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, attention(layer), placement=placement)
-            for layer in range(config.num_layers)
+            DecoderLayer(config, layer, placement=placement) for layer in range(config.num_layers)
         )
         self.norm = RMSNorm(hidden, config.rms_norm_eps, placement=placement)
         self.head: TiedHead | Linear = TiedHead(self.embedding)

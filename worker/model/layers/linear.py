@@ -1,4 +1,4 @@
-"""Linear: several projections of the same input in one matrix."""
+"""Modules that own parameters: Linear, Embedding, TiedHead, RMSNorm; Placement of their memory."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class TiedHead(nn.Module):
         return torch.mm(hidden, self._embedding.weight.t())
 
 
-# Placement: where a module's parameters live and in which number format.
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Allocates parameters without filling them: the loader writes every one."""
+    """Device and dtype of a module's parameters.
+
+    Allocates them without filling: the loader writes every one.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -118,3 +118,18 @@ class Placement:
     def parameter(self, *shape: int) -> nn.Parameter:
         data = torch.empty(shape, dtype=self.dtype, device=self.device)
         return nn.Parameter(data, requires_grad=False)
+
+
+class RMSNorm(nn.Module):
+    """Weight [size] and epsilon of a root mean square norm (arXiv:1910.07467).
+
+    Ops.add_norm and Ops.rotate compute it.
+    """
+
+    def __init__(self, size: int, eps: float, *, placement: Placement) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = placement.parameter(size)
+
+    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{prefix}weight", self.weight.data

@@ -1,4 +1,4 @@
-"""Ops: what the layers compute with. TorchOps is the specification and runs everywhere."""
+"""Ops: the operations that layers compute with. TorchOps is the specification and runs anywhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from worker.model.attention.base import AttentionBackend
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -116,3 +118,17 @@ def rms_normalize(x: Tensor, eps: float) -> Tensor:
     wide = x.float()
     mean_square = wide.square().mean(dim=-1, keepdim=True)
     return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Arguments that all layers of one forward pass share.
+
+    `backend` has been prepared for exactly these tokens; `cos` and `sin` are those of their
+    positions, [num_tokens, 1, head_dim / 2] float32.
+    """
+
+    ops: Ops
+    backend: AttentionBackend
+    cos: Tensor
+    sin: Tensor

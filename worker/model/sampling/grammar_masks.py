@@ -17,8 +17,8 @@ from shared.messages import ErrorCode
 from shared.text.base import GrammarInvalid
 from shared.text.grammar_compiler import GrammarCompiler, matcher_error
 from worker.engine.batch import ScheduledSequence
+from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
-from worker.model.transfer import to_device
 
 MAX_THREADS = 8
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
-from worker.model.transfer import to_device
 
 # The head of a row in which the nucleus is looked for first, where looking costs no wait.
 _WINDOW = 1024

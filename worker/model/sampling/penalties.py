@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
-from worker.model.transfer import to_device
 
 _FIRST_CAPACITY = 4
 

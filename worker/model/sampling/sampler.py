@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from shared.messages import SamplingParams, TokenLogprob
+from worker.model.device import to_device, to_host
 from worker.model.row_threads import RowThreads
 from worker.model.sampling.logits import FilterParams, LogitEdits, keep_mask
 from worker.model.sampling.penalties import PenaltyTable
 from worker.model.sampling.row import SamplingRow
-from worker.model.transfer import to_device, to_host
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks

@@ -20,9 +20,9 @@ from worker.model.build import build_model
 from worker.model.config import ModelConfig
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
+from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
 from worker.model.loader import load_weights
-from worker.model.registry import create_model
 
 PROMPT = [5, 17, 101, 33, 250, 250, 7, 91, 12, 300, 41, 8, 77]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -32,7 +32,7 @@ def all_logits(path: Path, dtype: torch.dtype, prompt: list[int]) -> torch.Tenso
     """[len(prompt), vocab] float32 on the CPU, from one prefill."""
     device = torch_device()
     config = ModelConfig.from_directory(path)
-    model = create_model(config, 64, Placement(device, dtype))
+    model = CausalLM(config, 64, Placement(device, dtype))
     load_weights(model, path)
     pool = KVCachePool(config, 8, 16, device=device, dtype=dtype)
     backend = SdpaAttention(pool)

@@ -10,8 +10,7 @@ from tests.support.cpu_kernels import kernels, variants
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.config import ModelConfig
 from worker.model.cpu.library import NativeKernels
-from worker.model.cpu.native_attention import NativeAttention
-from worker.model.cpu.native_stack import work_list
+from worker.model.cpu.native_stack import NativeAttention, work_list
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
 

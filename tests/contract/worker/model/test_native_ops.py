@@ -6,9 +6,14 @@ import pytest
 import torch
 
 from tests.support.cpu_kernels import kernels, variants
-from worker.model.cpu.int8 import Int8Ops, OneDnnInt8Ops, quantize_rows, quantize_weight
 from worker.model.cpu.native_ops import NativeOps
-from worker.model.cpu.packed_ops import PackedOps
+from worker.model.cpu.onednn_ops import (
+    Int8Ops,
+    OneDnnInt8Ops,
+    PackedOps,
+    quantize_rows,
+    quantize_weight,
+)
 from worker.model.layers.ops import HeadNorm, Ops, TorchOps
 
 BF16 = torch.bfloat16

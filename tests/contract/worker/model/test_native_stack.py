@@ -8,9 +8,8 @@ import torch
 from tests.support.cpu_kernels import kernels, variants
 from tests.support.native_models import FAMILIES, new_model, new_pool, run_step
 from worker.model.cpu.library import NativeKernels
-from worker.model.cpu.native_attention import NativeAttention
 from worker.model.cpu.native_ops import NativeOps
-from worker.model.cpu.native_stack import NativeStack
+from worker.model.cpu.native_stack import NativeAttention, NativeStack
 from worker.model.layers.decoder import LayerByLayer
 
 # (tokens before this step, tokens of this step) of each sequence; decodes first, as in a batch.

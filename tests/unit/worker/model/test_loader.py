@@ -16,13 +16,12 @@ from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
 from worker.model.loader import fill_with_noise, load_weights
-from worker.model.registry import create_model
 
 NORM = "model.layers.1.input_layernorm.weight"
 
 
 def empty_model(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
-    return create_model(ModelConfig.from_directory(path), 32, Placement(torch_device(), dtype))
+    return CausalLM(ModelConfig.from_directory(path), 32, Placement(torch_device(), dtype))
 
 
 def edited(path: Path, **changes: torch.Tensor | None) -> Path:

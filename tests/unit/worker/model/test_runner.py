@@ -25,7 +25,6 @@ from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Placement
 from worker.model.loader import load_weights
-from worker.model.registry import create_model
 from worker.model.runner import TorchModelRunner
 
 CPU = torch.device("cpu")
@@ -35,9 +34,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CausalLM]:
     path = make_checkpoint(Path(tmp_path_factory.mktemp("checkpoint")))
-    model = create_model(
-        ModelConfig.from_directory(path), 64, Placement(torch_device(), torch.float32)
-    )
+    model = CausalLM(ModelConfig.from_directory(path), 64, Placement(torch_device(), torch.float32))
     load_weights(model, path)
     return model
 

@@ -1,7 +1,8 @@
-"""Int8 products: weights per output channel, activations per token, both symmetric.
+"""Ops over oneDNN's weight layouts, by operators that torch keeps private: packed, and int8.
 
-`quantize_weight` is made once at load from the weights in the model's dtype; activations are
-quantized anew in every product. Int8Ops is the specification of the faster ones.
+Int8 products have weights per output channel and activations per token, both symmetric. Weights are
+quantized once, at load, from the model's dtype; activations in every product. Int8Ops is the
+specification of the faster ones.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from worker.model.layers.ops import Multiply, TorchOps, gated
 
 _LEAST_PEAK = 1e-10
 _ROWS_AT_ONCE = 4096
+# Packing depends on the number of rows it is made for. Packed for one, all numbers stay correct
+# and decoding is fast; packed for many, a single row is slow.
+_PACKED_FOR_ROWS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +96,16 @@ class OneDnnInt8Ops(Int8Ops):
             return (result if wide_bias is None else result.add_(wide_bias)).to(x.dtype)
 
         return multiply
+
+
+class PackedOps(TorchOps):
+    """The packed tier: products over weights that were reordered once instead of at every call."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKED_FOR_ROWS)
+        call: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise
+        kept_bias = bias.detach() if bias is not None else None
+        return lambda x: call(x, packed, kept_bias, "none", [], "")
+
+    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        return gated(self.linear(weight, bias))

@@ -1,1 +1,0 @@
-"""One file per model_type; families do not import one another."""
