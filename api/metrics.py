@@ -1,23 +1,15 @@
-"""Metrics: the table of everything GET /metrics says, and the objects that count it.
+"""Metrics: the table of everything that GET /metrics exposes, and its counters.
 
-Names follow vLLM's where it has one. Gauges are read from state when they are scraped, never
-counted up and down.
+Names follow vLLM's where it has one. Gauges are read from state at each scrape
+(`api.system.state_collector`), never counted up and down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from api.generation.models import ModelCatalog
-from api.http.open_requests import OpenRequests
-from api.jobs.disconnects import Departures
-from api.jobs.event_stream import RelayCounts
-from api.system.health_monitor import HealthMonitor
 
 # name, kind, labels, meaning
 METRICS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
@@ -69,7 +61,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class Metrics:
-    """What is counted as it happens."""
+    """The counters and histograms of one frontend."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -85,7 +77,7 @@ class Metrics:
         self.cancels_by_request = 0
 
     def exposition(self) -> bytes:
-        """The Prometheus text format."""
+        """Returns all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str) -> Counter:
@@ -99,75 +91,24 @@ class Metrics:
         return Histogram(name, meaning, labels, registry=self.registry, buckets=_SECONDS)
 
 
-@dataclass(frozen=True, eq=False)
-class StateCollector(Collector):
-    """What is read from the rooms when somebody scrapes."""
-
-    health: HealthMonitor
-    catalog: ModelCatalog
-    requests: OpenRequests
-    departures: Departures
-    relay: RelayCounts
-    cancels_by_request: Callable[[], int]
-
-    def collect(self) -> Iterable[Metric]:
-        health, queue, relay = self.health, self.health.queue, self.relay
-        yield _gauge("penstock:num_requests_running", health.num_running)
-        yield _gauge("penstock:num_requests_waiting", health.num_waiting)
-        yield self._queue_depth()
-        yield _gauge("penstock:queued_prompt_tokens", 0 if queue is None else queue.queued_tokens)
-        yield self._workers()
-        failures = sum(float(w.stats.get("device_failures", 0)) for w in health.workers)
-        yield _gauge("penstock:device_failures", failures)
-        yield _gauge("penstock:models", len(self.catalog.known))
-        yield _totals(
-            "penstock:jobs_ended_total", {} if queue is None else dict(queue.totals.items())
-        )
-        yield _gauge("penstock:streams_open", len(self.requests))
-        yield _total("penstock:relay_resyncs_total", relay.resyncs)
-        yield _total("penstock:relay_gaps_total", relay.gaps)
-        yield _total("penstock:relay_overlaps_total", relay.overlaps)
-        yield _total("penstock:relay_idle_reads_total", relay.idle_reads)
-        yield _total("penstock:relay_read_errors_total", relay.read_errors)
-        yield _totals(
-            "penstock:cancels_total",
-            {"disconnect": self.departures.num_cancelled, "request": self.cancels_by_request()},
-        )
-        yield _gauge("penstock:cancels_pending", self.departures.num_pending)
-        yield _gauge("penstock:redis_latency_seconds", health.redis_latency_s or 0.0)
-        yield _gauge("penstock:redis_up", int(health.reachable))
-
-    def _queue_depth(self) -> Metric:
-        name = "penstock:queue_depth"
-        family = GaugeMetricFamily(name, _KINDS[name][2], labels=["model"])
-        for model, counts in self.health.models().items():
-            family.add_metric([model], counts["waiting"])
-        return family
-
-    def _workers(self) -> Metric:
-        family = GaugeMetricFamily(
-            "penstock:workers", _KINDS["penstock:workers"][2], labels=["status"]
-        )
-        workers = self.health.workers
-        stalled = sum(worker.stalled for worker in workers)
-        draining = sum(worker.draining and not worker.stalled for worker in workers)
-        family.add_metric(["ok"], len(workers) - stalled - draining)
-        family.add_metric(["draining"], draining)
-        family.add_metric(["stalled"], stalled)
-        return family
-
-
-def _gauge(name: str, value: float) -> Metric:
+def gauge(name: str, value: float) -> Metric:
+    """Returns a gauge of METRICS without labels."""
     return GaugeMetricFamily(name, _KINDS[name][2], value=value)
 
 
-def _total(name: str, value: float) -> Metric:
+def total(name: str, value: float) -> Metric:
+    """Returns a counter of METRICS without labels."""
     return CounterMetricFamily(name.removesuffix("_total"), _KINDS[name][2], value=value)
 
 
-def _totals(name: str, values: dict[str, int]) -> Metric:
-    _, labels, meaning = _KINDS[name]
-    family = CounterMetricFamily(name.removesuffix("_total"), meaning, labels=labels)
+def labelled(name: str, values: Mapping[str, float]) -> Metric:
+    """Returns a gauge or counter of METRICS that has one label, with its values by that label."""
+    kind, labels, meaning = _KINDS[name]
+    family = (
+        GaugeMetricFamily(name, meaning, labels=labels)
+        if kind == "gauge"
+        else CounterMetricFamily(name.removesuffix("_total"), meaning, labels=labels)
+    )
     for label, value in values.items():
         family.add_metric([label], value)
     return family

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
-from api.background import Housekeeping
 from api.dialects.responses.store import ResponseStore
 from api.files.service import FilePolicy, Files
 from api.files.storage import FileStorage
@@ -15,6 +14,7 @@ from api.files.upload import UploadLimits
 from api.generation.models import ModelCatalog
 from api.generation.service import GenerationService, JobDefaults
 from api.generation.thread_pool import TextPool
+from api.housekeeping import Housekeeping
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import TimeSlices
 from api.jobs.accepted_jobs import AcceptedJobs
@@ -22,9 +22,10 @@ from api.jobs.admission import Admission, DurableAccept
 from api.jobs.disconnects import Departures
 from api.jobs.relay import EventRelay
 from api.jobs.service import JobService
-from api.metrics import Metrics, StateCollector
+from api.metrics import Metrics
 from api.settings import ApiSettings
 from api.system.health_monitor import HealthMonitor
+from api.system.state_collector import StateCollector
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.bus import EventBus
 from shared.transport.ports.dead_letters import DeadLetters

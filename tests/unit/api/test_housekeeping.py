@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.background import Housekeeping
+from api.housekeeping import Housekeeping
 from api.jobs.disconnects import ATTACH_ROUNDS, Departures
 from shared.messages import JobState, OnDisconnect
 from shared.transport.ports.jobs import TransportError

@@ -1,4 +1,4 @@
-"""Housekeeping: what a frontend does by itself, again and again, whatever fails."""
+"""Housekeeping: the periodic work of a frontend: its lease, its readers, health, files, keys."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from api.generation.models import ModelCatalog
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.disconnects import ATTACH_ROUNDS, Departures
 from api.system.health_monitor import HealthMonitor
+from shared.logs import RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import JobStore, TransportError
 
@@ -27,11 +28,12 @@ MAX_ROUND_S = 10.0  # then a round counts as failed
 
 
 class Housekeeping:
-    """Beats and reaps once a second; attaches readers; looks at workers, queue and models at the
-    health interval, at what files are to be removed and at the file of keys now and then.
+    """Renews the frontend's lease and reaps expired jobs once a second, whatever else fails.
 
-    A frontend that stood still for longer than its lease learns so from the first beat after: all
-    its readers attach again before it reaps, so that it ends none of its own jobs as orphans.
+    Attaches readers; refreshes health and models at the health interval; sweeps files and reloads
+    the file of keys now and then. A frontend that was paused for longer than its lease learns so
+    from its next heartbeat: all its readers attach again before it reaps, so that it ends none of
+    its own jobs as orphans.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Housekeeping:
         self._lease_ms = lease_ms
         self._health_interval_s = health_interval_s
         self._tasks: list[asyncio.Task[None]] = []
-        self._beat_s: float | None = None  # when the last beat was heard
+        self._beat_s: float | None = None  # when the last heartbeat was confirmed
         self._has_lapsed = False  # the lease had ended, and not all readers have attached since
 
     def start(self) -> None:
@@ -76,8 +78,8 @@ class Housekeeping:
             ("keys", KEYS_S, self._ring.refresh),
         ]
         self._tasks = [
-            asyncio.create_task(_forever(name, every_s, work), name=f"housekeeping-{name}")
-            for name, every_s, work in rounds
+            asyncio.create_task(_repeat(name, interval_s, work), name=f"housekeeping-{name}")
+            for name, interval_s, work in rounds
         ]
 
     async def aclose(self) -> None:
@@ -93,7 +95,7 @@ class Housekeeping:
             log.warning("the lease had ended", extra={"since_last_beat_s": since_s})
 
     async def _reap(self) -> None:
-        """Never before this frontend's own lease runs and its readers have attached."""
+        """Reaps once this frontend's own lease runs and its readers have attached."""
         await self._beat()
         if self._has_lapsed:
             await self._departures.attach_all()
@@ -101,20 +103,16 @@ class Housekeeping:
         await self._store.reap()
 
 
-async def _forever(name: str, every_s: float, work: Callable[[], Awaitable[object]]) -> None:
-    failing = False
+async def _repeat(name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
+    failing, recovered = f"housekeeping fails: {name}", f"housekeeping succeeds again: {name}"
+    outage = RateLimitedOutageLog(log, failing=failing, recovered=recovered)
     while True:
         try:
             async with asyncio.timeout(MAX_ROUND_S):
                 await work()
-            if failing:
-                log.info("works again", extra={"round": name})
-            failing = False
+            outage.succeeded()
         except (TransportError, TimeoutError) as error:
-            if not failing:  # once per outage, not once per second
-                log.warning("round failed", extra={"round": name, "reason": str(error)})
-            failing = True
+            outage.failed(reason=str(error))
         except Exception:
-            log.exception("round failed", extra={"round": name})
-            failing = True
-        await asyncio.sleep(every_s)
+            log.exception(failing)
+        await asyncio.sleep(interval_s)
