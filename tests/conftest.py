@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 
 import httpcore2
 import httpx._transports.default
 import pytest
+
+# Tensors in tests are tiny. With more threads, torch's threads spin while they wait for one another
+# and for those of other test processes: the model's tests take four times the processor time. What
+# several threads compute has tests that say how many: test_thread_pool, test_cpu_tiers.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

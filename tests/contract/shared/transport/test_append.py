@@ -252,8 +252,8 @@ async def test_the_first_attempts_cached_tokens_stay(transport: RedisTransport) 
     assert again.cached_tokens == 2
 
 
-async def test_scripts_forgotten_by_the_server_are_told_again(real: RedisTransport) -> None:
-    steps = Steps(real)
+async def test_scripts_forgotten_by_the_server_are_told_again(transport: RedisTransport) -> None:
+    steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.redis.script_flush()
     assert (await steps.say("w1", stream, [5], "a")).status is AppendStatus.OK

@@ -136,10 +136,10 @@ async def test_a_channel_left_and_subscribed_to_at_once_is_confirmed_and_heard(
     await assert_a_channel_left_is_heard_again(Steps(transport))
 
 
-async def test_a_killed_connection_comes_back_with_resync(real: RedisTransport) -> None:
-    steps = Steps(real)
+async def test_a_killed_connection_comes_back_with_resync(transport: RedisTransport) -> None:
+    steps = Steps(transport)
     stream = Stream(await steps.running())
-    subscriptions = [await real.bus.subscribe(name) for name in (stream.job_id, "0-other")]
+    subscriptions = [await transport.bus.subscribe(name) for name in (stream.job_id, "0-other")]
     for subscription in subscriptions:
         assert await subscription.get(WAIT_S) is RESYNC
     for round_number in range(3):
@@ -148,7 +148,7 @@ async def test_a_killed_connection_comes_back_with_resync(real: RedisTransport) 
         for subscription in subscriptions:
             while (heard := await subscription.get(WAIT_S)) is not RESYNC:
                 assert heard is not None  # it was heard before the end
-    assert real.bus.reconnects >= 3
+    assert transport.bus.reconnects >= 3
     await steps.say("w1", stream, [9], "x")
     heard = await subscriptions[0].get(WAIT_S)
     assert isinstance(heard, Delta)

@@ -22,9 +22,9 @@ from shared.transport.ports.jobs import TransportError
 from tests.chaos.harness.proxy import Proxy
 
 
-async def test_each_command_of_an_exchange_has_its_own_reply(real: RedisTransport) -> None:
-    key = real.keys.meta + ":a-list"
-    pool = real.connections.calls
+async def test_each_command_of_an_exchange_has_its_own_reply(transport: RedisTransport) -> None:
+    key = transport.keys.meta + ":a-list"
+    pool = transport.connections.calls
     pushed, wrong, length = await pool.exchange(("RPUSH", key, "x"), ("GET", key), ("LLEN", key))
     assert (pushed, length) == (1, 1)
     assert isinstance(wrong, ResponseError)
@@ -34,11 +34,11 @@ async def test_each_command_of_an_exchange_has_its_own_reply(real: RedisTranspor
 
 
 async def test_an_exchange_that_was_cancelled_does_not_answer_the_next_one(
-    real: RedisTransport,
+    transport: RedisTransport,
 ) -> None:
-    pool = real.connections.pull
+    pool = transport.connections.pull
     waiting = asyncio.create_task(pool.exchange(("BLPOP", "nothing-comes", "5"), ("ECHO", "old")))
-    client: Any = real.connections.cmd
+    client: Any = transport.connections.cmd
     async with asyncio.timeout(30):
         while not any(one["cmd"] == "blpop" for one in await client.client_list()):
             await asyncio.sleep(0.01)
@@ -48,8 +48,10 @@ async def test_an_exchange_that_was_cancelled_does_not_answer_the_next_one(
     assert await pool.execute_command("ECHO", "new") == b"new"
 
 
-async def test_a_connection_that_the_server_has_closed_is_replaced(real: RedisTransport) -> None:
-    pool, client = real.connections.pull, real.connections.cmd  # `pull` retries nothing
+async def test_a_connection_that_the_server_has_closed_is_replaced(
+    transport: RedisTransport,
+) -> None:
+    pool, client = transport.connections.pull, transport.connections.cmd  # `pull` retries nothing
     first = await pool.execute_command("CLIENT", "ID")
     await client.execute_command("CLIENT", "KILL", "ID", first)  # type: ignore[no-untyped-call]
     async with asyncio.timeout(30):
@@ -62,8 +64,8 @@ async def test_a_connection_that_the_server_has_closed_is_replaced(real: RedisTr
     assert second != first
 
 
-async def test_more_than_its_connections_wait_for_their_turn(real: RedisTransport) -> None:
-    pool = _pool(real, timeout_s=30.0)
+async def test_more_than_its_connections_wait_for_their_turn(transport: RedisTransport) -> None:
+    pool = _pool(transport, timeout_s=30.0)
     numbers = [str(number) for number in range(20)]
     replies = await asyncio.gather(*(pool.execute_command("ECHO", word) for word in numbers))
     assert replies == [word.encode() for word in numbers]
@@ -71,9 +73,9 @@ async def test_more_than_its_connections_wait_for_their_turn(real: RedisTranspor
 
 
 async def test_who_waits_too_long_for_a_connection_or_an_answer_is_told(
-    real: RedisTransport,
+    transport: RedisTransport,
 ) -> None:
-    pool = _pool(real, timeout_s=1.5)
+    pool = _pool(transport, timeout_s=1.5)
     waits = [pool.execute_command("BLPOP", "nothing-comes", "10") for _ in range(2)]
     outcomes = await asyncio.gather(*waits, pool.execute_command("PING"), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes[:2]] == [RedisTimeoutError, RedisTimeoutError]

@@ -125,8 +125,8 @@ async def test_letters_are_listed_newest_first_by_tenant(transport: RedisTranspo
     assert await letters.list("c", 10) == []
 
 
-async def test_the_oldest_letters_make_room(real: RedisTransport) -> None:
-    steps, letters = Steps(real), real.dead_letters
+async def test_the_oldest_letters_make_room(transport: RedisTransport) -> None:
+    steps, letters = Steps(transport), transport.dead_letters
     old = await poison(steps)
     large = await poison(steps)
     pipe = steps.redis.pipeline(transaction=False)
@@ -144,8 +144,10 @@ async def test_the_oldest_letters_make_room(real: RedisTransport) -> None:
     assert await letters.get(newest.job_id) is None
 
 
-async def test_a_request_too_large_to_keep_leaves_a_letter_without_it(real: RedisTransport) -> None:
-    steps, letters = Steps(real), real.dead_letters
+async def test_a_request_too_large_to_keep_leaves_a_letter_without_it(
+    transport: RedisTransport,
+) -> None:
+    steps, letters = Steps(transport), transport.dead_letters
     delivery = await steps.running()
     job_id = delivery.job.job_id
     await steps.redis.set(steps.keys.request(job_id), b"x" * (64 * 2**20 + 1), ex=600)

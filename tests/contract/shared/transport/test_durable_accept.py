@@ -53,50 +53,50 @@ async def confirmed(
 
 @needs_waitaof
 async def test_a_confirmed_job_says_so_and_one_that_is_not_there_is_not_confirmed(
-    real: RedisTransport,
+    transport: RedisTransport,
 ) -> None:
-    steps = Steps(real)
+    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit()
-    assert await real.store.durability_fault(FSYNC, 1) is None
-    await real.connections.cmd.script_flush()
-    assert await confirmed(real, job.job_id, FSYNC)
-    record = await real.store.get(job.job_id)
+    assert await transport.store.durability_fault(FSYNC, 1) is None
+    await transport.connections.cmd.script_flush()
+    assert await confirmed(transport, job.job_id, FSYNC)
+    record = await transport.store.get(job.job_id)
     assert record is not None
     assert record.durability is FSYNC
-    assert not await confirmed(real, "0-nobody", FSYNC)
+    assert not await confirmed(transport, "0-nobody", FSYNC)
     assert await steps.hash("0-nobody") == {}
 
 
 @needs_waitaof
-async def test_many_jobs_are_confirmed_with_one_wait(real: RedisTransport) -> None:
-    steps = Steps(real)
+async def test_many_jobs_are_confirmed_with_one_wait(transport: RedisTransport) -> None:
+    steps = Steps(transport)
     await steps.worker("w1")
     jobs = [(await steps.submit()).job_id for _ in range(8)]
-    await real.connections.cmd.script_flush()
-    info = real.connections.cmd.info
+    await transport.connections.cmd.script_flush()
+    info = transport.connections.cmd.info
     calls = (await info("commandstats")).get("cmdstat_waitaof", {"calls": 0})["calls"]
-    assert await real.store.confirm("job", jobs, FSYNC, 1, 5.0)
+    assert await transport.store.confirm("job", jobs, FSYNC, 1, 5.0)
     # Twice: the server had forgotten the script at the first time.
     assert (await info("commandstats"))["cmdstat_waitaof"]["calls"] == calls + 2
     for job_id in jobs:
         assert (await steps.hash(job_id))["durability"] == "fsync"
-    assert not await real.store.confirm("job", [*jobs, "0-nobody"], FSYNC, 1, 5.0)
+    assert not await transport.store.confirm("job", [*jobs, "0-nobody"], FSYNC, 1, 5.0)
 
 
 @needs_waitaof
-async def test_fsync_waits_for_the_disk(real: RedisTransport) -> None:
+async def test_fsync_waits_for_the_disk(transport: RedisTransport) -> None:
     """With `appendfsync everysec` the waits of a while cover the time between two syncs."""
-    steps = Steps(real)
+    steps = Steps(transport)
     await steps.worker("w1")
     waits_s = []
     for _ in range(5):
         job = await steps.submit()
         begin_s = time.monotonic()
-        assert await confirmed(real, job.job_id, FSYNC)
+        assert await confirmed(transport, job.job_id, FSYNC)
         waits_s.append(time.monotonic() - begin_s)
     begin_s = time.monotonic()
-    await real.store.ping()
+    await transport.store.ping()
     ping_s = time.monotonic() - begin_s
     print(f"\nfsync: {[round(s, 2) for s in waits_s]} s, a round trip: {ping_s:.4f} s")
     assert max(waits_s) > 20 * ping_s

@@ -9,9 +9,9 @@ from tests.contract.shared.transport.steps import Steps, calls_of
 
 
 async def test_jobs_that_follow_each_other_renew_no_life_but_their_own(
-    real: RedisTransport,
+    transport: RedisTransport,
 ) -> None:
-    steps = Steps(real)
+    steps = Steps(transport)
     await steps.worker("w1")
     counts = [await calls_of(steps)]
     for _ in range(3):

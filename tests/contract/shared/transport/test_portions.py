@@ -158,9 +158,11 @@ async def test_what_was_deferred_is_taken_when_nobody_has_taken_it(
         taken += got
 
 
-async def test_the_end_of_a_deferral_is_not_waited_for_in_the_server(real: RedisTransport) -> None:
+async def test_the_end_of_a_deferral_is_not_waited_for_in_the_server(
+    transport: RedisTransport,
+) -> None:
     """An idle server looks for ended waits ten times a second: a short one would end late."""
-    workers = await workers_of(real, 2, defer_ms=SHORT_MS)
+    workers = await workers_of(transport, 2, defer_ms=SHORT_MS)
     for _ in range(4):
         await workers[0].submit()
     assert len(await workers[0].pull("w0")) == 2
@@ -189,9 +191,11 @@ async def test_when_one_job_has_waited_for_long_all_that_wait_may_be_taken(
     assert [delivery.job.lane for delivery in await workers[0].pull("w0")] == [0, 0, 0, 7]
 
 
-async def test_jobs_that_come_while_two_workers_wait_divide_evenly(real: RedisTransport) -> None:
+async def test_jobs_that_come_while_two_workers_wait_divide_evenly(
+    transport: RedisTransport,
+) -> None:
     """Whichever the server wakes first, and without anything coming to its end by the clock."""
-    workers = await workers_of(real, 2)
+    workers = await workers_of(transport, 2)
     taken = Counter[str]()
 
     async def take(at: int) -> None:

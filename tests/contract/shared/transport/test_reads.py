@@ -119,8 +119,8 @@ async def test_a_list_gives_the_positions_that_single_looks_give(
     assert first.queue_position == places[first.job_id]
 
 
-async def test_positions_are_counted_up_to_a_bound(real: RedisTransport) -> None:
-    steps = Steps(real)
+async def test_positions_are_counted_up_to_a_bound(transport: RedisTransport) -> None:
+    steps = Steps(transport)
     await steps.queue.setup([MODEL])
     queue = steps.keys.queue(MODEL, 7)
     pipe = steps.redis.pipeline(transaction=False)
@@ -151,8 +151,8 @@ async def test_jobs_are_listed_by_state(transport: RedisTransport) -> None:
     assert await listed(None, 0) == set()
 
 
-async def test_the_index_of_ended_jobs_is_bounded(real: RedisTransport) -> None:
-    steps = Steps(real)
+async def test_the_index_of_ended_jobs_is_bounded(transport: RedisTransport) -> None:
+    steps = Steps(transport)
     index = steps.keys.ended(JobState.CANCELLED)
     far_ms = 4 * 10**12
     await steps.redis.zadd(index, {f"0-old{n}": far_ms + n for n in range(1200)})

@@ -175,8 +175,10 @@ async def test_pull_waits_for_the_first_job_and_no_longer(transport: RedisTransp
     assert time.monotonic() - begin_s < 15
 
 
-async def test_a_pull_that_is_given_up_while_it_waits_takes_nothing(real: RedisTransport) -> None:
-    steps = Steps(real)
+async def test_a_pull_that_is_given_up_while_it_waits_takes_nothing(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
     await steps.worker("w1")
     await steps.worker("w2")
     pulling = asyncio.create_task(steps.queue.pull("w1", 4, 20_000))
