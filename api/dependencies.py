@@ -10,7 +10,6 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.types import Scope
 
-from api.auth.caller import Caller, caller_in, set_caller
 from api.auth.stream_tokens import StreamTokens
 from api.dialects.responses.store import ResponseStore
 from api.errors import MAX_ECHO_CHARS, CallerError
@@ -18,6 +17,7 @@ from api.generation.ignored_parameters import IgnoredMembers, set_ignored_header
 from api.generation.service import GenerationService
 from api.generation.thread_pool import request_bytes
 from api.generation.validation import parse_json, parse_request
+from api.http.caller import Caller, caller_in, set_caller
 from api.jobs.idempotency import HEADER as IDEMPOTENCY_HEADER
 from api.jobs.idempotency import resolve_job_id
 from api.jobs.service import JobService

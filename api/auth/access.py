@@ -10,10 +10,10 @@ from dataclasses import replace
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.auth.caller import Caller, caller_in, set_caller
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.errors import invalid_api_key, key_disabled
+from api.http.caller import Caller, caller_in, set_caller
 from api.ids import parse_job_id
 
 # Of the service itself, for load balancers, browsers and tools; and preflights, which have no key.

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from api.auth.caller import Caller
 from api.dialects.chat.routes import prepare_chat
 from api.dialects.completions.routes import prepare_completion
 from api.dialects.responses.protocol import ResponseRequest
@@ -20,6 +19,7 @@ from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.protocol import ChatRequest, CompletionRequest
 from api.generation.service import GenerationService
 from api.generation.validation import parse_json, parse_request
+from api.http.caller import Caller
 from api.jobs.new_job import Prepared
 from shared.messages import InvalidParameter
 

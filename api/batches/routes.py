@@ -23,8 +23,8 @@ from api.errors import (
 from api.files.service import file_not_found, parse_life_s, unavailable_files
 from api.http.json_response import json_answer
 from api.http.pagination import page_answer, page_of
+from api.http.response_headers import set_durability_header
 from api.jobs.admission import NotConfirmed
-from api.jobs.response_headers import set_durability_header
 from api.services import Services
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import (

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from api.auth.caller import Caller
 from api.batches.endpoints import Endpoint
 from api.batches.input import Row
 from api.batches.lease import StopEvent, StopReason
@@ -21,6 +20,7 @@ from api.errors import ApiError, ServerError, UnavailableError, invalid_paramete
 from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.thread_pool import TextPool, request_bytes
+from api.http.caller import Caller
 from api.ids import public_id
 from api.jobs.delta_parts import parts_of
 from api.jobs.event_stream import JobStream, StreamInterrupted

@@ -19,7 +19,7 @@ from api.errors import (
     queue_full,
     store_unreachable,
 )
-from api.jobs.response_headers import set_rate_limit_headers
+from api.http.response_headers import set_rate_limit_headers
 from shared.messages import InvalidParameter
 from shared.transport.ports.jobs import QueueFull, TransportError
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import MAX_ECHO_CHARS, CallerError
-from api.jobs.response_headers import RATE_LIMIT_HEADERS
+from api.http.response_headers import RATE_LIMIT_HEADERS
 
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from api.auth.caller import caller_in
+from api.http.caller import caller_in
 from api.jobs.relay import EventRelay, ExpectedStream
 
 _NAME = "expected_job"

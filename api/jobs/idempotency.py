@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from api.auth.caller import Caller
 from api.errors import CallerError, idempotency_key_reuse
+from api.http.caller import Caller
 from shared.messages import Idempotency
 from shared.transport.ports.jobs import JobStore
 

@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from api.auth.caller import Caller
 from api.dialects.messages.protocol import MessageRequest
 from api.generation.dialect import Dialect
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.protocol import GenerateRequest, SamplingRequest
 from api.generation.service import JobDefaults
 from api.generation.timing import Timing
+from api.http.caller import Caller
 from api.jobs.idempotency import sibling_id
 from shared.keys import new_job_id
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect, SamplingParams

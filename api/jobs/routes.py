@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.caller import Caller
 from api.dependencies import CallerDep, JobsDep, StreamTokensDep
 from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, unsupported
+from api.http.caller import Caller
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import job_payload, parse_status

@@ -14,11 +14,11 @@ from api.generation.dialect import Dialect
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.timing import Timing
 from api.http.open_requests import Ending
+from api.http.response_headers import set_rate_limit_headers
 from api.jobs.event_source import AnswerStream
 from api.jobs.event_stream import JobStream
 from api.jobs.expected_job import take_expected
 from api.jobs.merged_stream import MergedStream
-from api.jobs.response_headers import set_rate_limit_headers
 from api.jobs.service import JobService
 from api.jobs.stream_response import GenerationResponse
 from shared.messages import START, Delta, Failed, Finished, Job

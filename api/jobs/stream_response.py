@@ -26,11 +26,11 @@ from api.generation.response_size import is_small_answer
 from api.generation.timing import Timing
 from api.http.json_response import WholeWriter
 from api.http.open_requests import Ending, OpenRequest
+from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.delta_parts import is_short, parts_of
 from api.jobs.event_source import AnswerStream
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.expected_job import take_expected
-from api.jobs.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.resume_point import where_to_go_on
 from api.jobs.sent_events import ToldEvents
 from api.jobs.service import JobService

@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.caller import Caller
 from api.dependencies import caller_of, read_request, services_of
 from api.dialects.chat.formatter import ChatDialect
 from api.generation.chat_prompt import ChatAsk, plan_chat
@@ -21,6 +20,7 @@ from api.generation.sampling import Room, asked_tokens, chat_sampling
 from api.generation.service import GenerationService
 from api.generation.structured_output import structured_members
 from api.generation.timing import Timing
+from api.http.caller import Caller
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, check_stream_interval, check_stream_options, new_job, now_s

@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.caller import Caller
 from api.dependencies import caller_of, read_request, services_of
 from api.dialects.completions.formatter import CompletionDialect, CompletionShape
 from api.errors import unsupported
@@ -29,6 +28,7 @@ from api.generation.sampling import check_choices, completion_sampling
 from api.generation.service import GenerationService
 from api.generation.structured_output import checked_grammar, structured_members
 from api.generation.timing import Timing
+from api.http.caller import Caller
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import (

@@ -8,7 +8,7 @@ import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.auth.caller import caller_in
+from api.http.caller import caller_in
 from api.sse import json_bytes
 
 OVERLOADED_STATUS = 529  # of this dialect; everywhere else the same is 503

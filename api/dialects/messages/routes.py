@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.caller import Caller
 from api.dependencies import caller_of, read_request, services_of
 from api.dialects.messages.formatter import MessageDialect, MessageFacts
 from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
@@ -26,6 +25,7 @@ from api.generation.models import ServedModel
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
 from api.generation.service import GenerationService
+from api.http.caller import Caller
 from api.http.json_response import json_answer
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job

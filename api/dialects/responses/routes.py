@@ -10,7 +10,6 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth.caller import Caller
 from api.dependencies import CallerDep, JobsDep, ResponsesDep, caller_of, read_request, services_of
 from api.dialects.responses.formatter import ResponseDialect
 from api.dialects.responses.items import (
@@ -42,10 +41,11 @@ from api.generation.priority import job_lane
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
 from api.generation.service import GenerationService
+from api.http.caller import Caller
 from api.http.json_response import LongJsonAnswer, json_answer
 from api.http.pagination import page_answer, page_of
+from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.new_job import new_job, now_s
-from api.jobs.response_headers import set_durability_header, set_rate_limit_headers
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
 router = APIRouter()

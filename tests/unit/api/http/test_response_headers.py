@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.jobs.response_headers import duration, set_rate_limit_headers
+from api.http.response_headers import duration, set_rate_limit_headers
 from shared.transport.ports.jobs import Allowance
 
 LEFT = (Allowance("requests", 60, 59, 1000), Allowance("tokens", 9000, 0, 72_001))
