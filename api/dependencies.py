@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import msgspec
 from fastapi import Depends
 from starlette.requests import Request
 from starlette.types import Scope
@@ -13,11 +12,13 @@ from starlette.types import Scope
 from api.auth.stream_tokens import StreamTokens
 from api.dialects.responses.store import ResponseStore
 from api.errors import MAX_ECHO_CHARS, CallerError
-from api.generation.ignored_parameters import IgnoredMembers, set_ignored_header
+from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
+from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.service import GenerationService
 from api.generation.thread_pool import request_bytes
-from api.generation.validation import parse_json, parse_request
+from api.generation.validation import RequestT, parse_json, parse_request
 from api.http.caller import Caller, caller_in, set_caller
+from api.http.request_id import set_headers
 from api.jobs.idempotency import HEADER as IDEMPOTENCY_HEADER
 from api.jobs.idempotency import resolve_job_id
 from api.jobs.service import JobService
@@ -89,14 +90,13 @@ HealthDep = Annotated[HealthMonitor, Depends(get_health)]
 
 # The JSON body of a request.
 
-RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 PLAIN_CODING = "identity"
 JSON = "application/json"
 INLINE_BYTES = 16_384  # larger bodies are parsed by a thread
 
 
-async def read_request(request: Request, kind: str, schema: type[RequestT]) -> RequestT:
+async def read_request(request: Request, schema: type[RequestT]) -> RequestT:
     """Returns the request in the body, parsed by `schema`. The names of its ignored members become
     a header of the answer.
 
@@ -135,12 +135,13 @@ async def read_request(request: Request, kind: str, schema: type[RequestT]) -> R
     ignored = IgnoredMembers(refuse=services.settings.refuse_unused_members)
 
     def parse() -> RequestT:
-        return parse_request(parse_json(raw), kind, schema, ignored)
+        return parse_request(parse_json(raw), schema, ignored)
 
     try:
         return parse() if len(raw) <= INLINE_BYTES else await services.pool.run(parse)
     finally:
-        set_ignored_header(request.scope, ignored)
+        if ignored.text is not None:
+            set_headers(request.scope, {IGNORED_HEADER: ignored.text})
 
 
 def _require_json(request: Request) -> None:

@@ -135,6 +135,19 @@ def unsupported(param: str, why: str) -> InvalidParameter:
     )
 
 
+def unknown_parameter(param: str) -> InvalidParameter:
+    """Returns the error of a parameter that does not exist."""
+    param = param[:MAX_ECHO_CHARS]
+    return InvalidParameter(param, f"Unknown parameter: '{param}'.", "unsupported_parameter")
+
+
+def missing_parameter(param: str) -> InvalidParameter:
+    """Returns the error of a required parameter that is absent."""
+    return InvalidParameter(
+        param, f"Missing required parameter: '{param}'.", "missing_required_parameter"
+    )
+
+
 @contextmanager
 def renaming(table: Sequence[tuple[re.Pattern[str], str]]) -> Iterator[None]:
     """Errors name the members that the caller sent: the first pattern that a param begins with

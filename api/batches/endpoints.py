@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
-
+from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.routes import prepare_chat
+from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.completions.routes import prepare_completion
 from api.dialects.responses.protocol import ResponseRequest
 from api.dialects.responses.routes import prepare_response
 from api.dialects.responses.store import ResponseStore
 from api.errors import unsupported
 from api.generation.ignored_parameters import IgnoredMembers
-from api.generation.protocol import ChatRequest, CompletionRequest
+from api.generation.protocol import RequestModel
 from api.generation.service import GenerationService
 from api.generation.validation import parse_json, parse_request
 from api.http.caller import Caller
@@ -29,7 +29,7 @@ class Endpoint:
     """A route that a batch may name."""
 
     kind: str  # of its jobs
-    schema: type[msgspec.Struct]
+    schema: type[RequestModel]
     prepare: Callable[[Caller, Any], Awaitable[Prepared]]
 
     def parse(self, body: bytes, ignored: IgnoredMembers) -> Any:
@@ -37,7 +37,7 @@ class Endpoint:
 
         Raises CallerError and InvalidParameter, as the route does. CPU-bound: run it in the pool.
         """
-        request = parse_request(parse_json(body), self.kind, self.schema, ignored)
+        request = parse_request(parse_json(body), self.schema, ignored)
         for name in ("stream", "background"):
             if getattr(request, name, False):
                 raise InvalidParameter(name, "cannot be true in a batch")

@@ -18,6 +18,7 @@ import msgspec
 import xxhash
 
 from api.errors import MAX_ECHO_CHARS, CallerError, invalid_parameter
+from api.generation.protocol import RequestModel
 from api.generation.validation import parse_json, parse_request
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import BatchError
@@ -62,7 +63,7 @@ class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
-class _CheckedLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _CheckedLine(RequestModel):
     """As _Line, for the slower parser that names the parameter at fault."""
 
     custom_id: str
@@ -107,7 +108,7 @@ def parse_row(line: Line, endpoint: str, max_bytes: int) -> Row:
 
 def _error_of(data: bytes, number: int) -> BatchError:
     try:
-        parse_request(parse_json(data), "batch_row", _CheckedLine)
+        parse_request(parse_json(data), _CheckedLine)
     except CallerError as error:
         message = error.message.replace("The body", "The line", 1)
         return BatchError("invalid_json_line", message, None, number)

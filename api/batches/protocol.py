@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
-
 from api.errors import MAX_ECHO_CHARS
-from shared.messages import Durability, InvalidParameter
+from api.generation.protocol import DurabilityLevel, RequestModel
+from shared.messages import InvalidParameter
 
 ENDPOINT_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_PAIRS = 16
@@ -19,14 +18,14 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
 
 
-class ExpiresAfter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ExpiresAfter(RequestModel):
     """When the batch's files expire."""
 
     anchor: str
     seconds: int
 
 
-class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class BatchRequest(RequestModel):
     """POST /v1/batches."""
 
     input_file_id: str
@@ -34,7 +33,7 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     completion_window: str
     metadata: dict[str, Any] | None = None
     output_expires_after: ExpiresAfter | None = None
-    durability: Durability | None = None
+    durability: DurabilityLevel | None = None
 
 
 def window_s(text: str) -> int:

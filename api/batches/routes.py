@@ -18,7 +18,7 @@ from api.errors import (
     UnavailableError,
     overloaded,
     unavailable,
-    unsupported,
+    unknown_parameter,
 )
 from api.files.service import file_not_found, parse_life_s, unavailable_files
 from api.http.json_response import json_answer
@@ -52,7 +52,7 @@ FULL_RETRY_S = 60.0
 async def create_batch(request: Request) -> Response:
     """Accepted when there is a file to read; what is wrong with its lines is said later."""
     services = services_of(request)
-    asked = await read_request(request, "batch", BatchRequest)
+    asked = await read_request(request, BatchRequest)
     if asked.endpoint not in ENDPOINT_PATHS:
         raise InvalidParameter("endpoint", f"must be one of {', '.join(ENDPOINT_PATHS)}")
     settings = services.settings
@@ -106,7 +106,7 @@ async def list_batches(request: Request) -> Response:
 async def get_batch(request: Request, batch_id: str) -> Response:
     """Status, counts, and the files as soon as there are any."""
     for name in request.query_params:
-        raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
+        raise unknown_parameter(name)
     return json_answer(batch_payload(await _find(request, batch_id)))
 
 

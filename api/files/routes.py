@@ -11,7 +11,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.dependencies import caller_of, services_of
-from api.errors import MAX_ECHO_CHARS, ServerError, unsupported
+from api.errors import (
+    ServerError,
+    unknown_parameter,
+)
 from api.files.service import Files, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.http.json_response import json_answer
@@ -94,7 +97,7 @@ def file_payload(record: FileRecord) -> dict[str, Any]:
 
 def _nothing_asked(request: Request) -> None:
     for name in request.query_params:
-        raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
+        raise unknown_parameter(name)
 
 
 # ContentResponse: a file's bytes, once it is certain that all of them are here.

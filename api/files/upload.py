@@ -13,7 +13,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from api.errors import MAX_ECHO_CHARS, CallerError, going_down, unsupported
+from api.errors import MAX_ECHO_CHARS, CallerError, going_down, unknown_parameter
 from api.files.storage import BlobWriter
 from shared.messages import InvalidParameter
 
@@ -92,7 +92,7 @@ class _Form:
             shown = "".join(char for char in name if char.isprintable())
             self.file_name = shown[:MAX_NAME_CHARS] or "file"
         elif self._field not in FIELDS:
-            raise unsupported(self._field[:MAX_ECHO_CHARS] or "form", "it is not known here")
+            raise unknown_parameter(self._field or "form")
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._field == "file":

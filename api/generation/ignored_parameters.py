@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.types import Scope
-
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import unknown_parameter, unsupported
 from api.generation.unused_parameters import LIST, UNUSED_MEMBERS, UnusedMember
-from api.http.request_id import set_headers
 
 HEADER = "x-penstock-ignored"
 
@@ -89,12 +86,6 @@ class IgnoredMembers:
             self.names.append(name)
 
 
-def set_ignored_header(scope: Scope, ignored: IgnoredMembers) -> None:
-    """Sets the answer's header, if anything was ignored."""
-    if ignored.text is not None:
-        set_headers(scope, {HEADER: ignored.text})
-
-
 # Members without a field: they change nothing (`api.generation.unused_parameters`), or are refused.
 
 _CACHE = "the prefix cache finds every repeated prefix by itself"
@@ -165,7 +156,7 @@ def without_unused(
             if value is None:
                 continue
         if name not in known:
-            why = members_without_field(kind).get(name, "it is not known here")
-            raise unsupported(name[:MAX_ECHO_CHARS], why)
+            why = members_without_field(kind).get(name)
+            raise unknown_parameter(name) if why is None else unsupported(name, why)
         kept[name] = value
     return kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import MAX_ECHO_CHARS, missing_parameter, unknown_parameter, unsupported
 from shared.messages import InvalidParameter
 
 # OpenAI's newer name for the system role; chat templates know only the older.
@@ -78,7 +78,7 @@ def _message(message: Mapping[str, Any], path: str, called: dict[str, str]) -> d
 
 def _role(role: object, path: str) -> str:
     if role is None:
-        raise _missing(f"{path}.role")
+        raise missing_parameter(f"{path}.role")
     if role == "function":
         raise unsupported(f"{path}.role", "it is deprecated, use 'tool'")
     if not isinstance(role, str) or role not in ROLES:
@@ -131,7 +131,7 @@ def _calls(calls: object, path: str, called: dict[str, str]) -> list[dict[str, A
 
 def _function(function: object, path: str) -> tuple[str, str]:
     if function is None:
-        raise _missing(path)
+        raise missing_parameter(path)
     if not isinstance(function, dict):
         raise InvalidParameter(path, "must be an object")
     name = _string(function.get("name"), f"{path}.name")
@@ -153,7 +153,7 @@ def _content(content: object, path: str, role: str) -> Any:
     if isinstance(content, str):
         return content
     if content is None:
-        raise _missing(path)
+        raise missing_parameter(path)
     if content == []:
         raise InvalidParameter(path, "must not be an empty list")
     if not isinstance(content, list):
@@ -180,18 +180,12 @@ def _part(part: object, path: str, kinds: Mapping[str, str]) -> dict[str, str]:
 
 def _string(value: object, path: str) -> str:
     if value is None:
-        raise _missing(path)
+        raise missing_parameter(path)
     if not isinstance(value, str):
         raise InvalidParameter(path, "must be a string")
     return value
 
 
-def _missing(path: str) -> InvalidParameter:
-    return InvalidParameter(
-        path, f"Missing required parameter: '{path}'.", "missing_required_parameter"
-    )
-
-
 def _nothing_else(rest: Mapping[str, Any], path: str) -> None:
     for name in rest:
-        raise unsupported(f"{path}.{str(name)[:MAX_ECHO_CHARS]}", "it is not known here")
+        raise unknown_parameter(f"{path}.{name!s}")

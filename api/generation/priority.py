@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.errors import unsupported
-from api.generation.protocol import SamplingRequest
+from api.generation.protocol import TierFields
 from shared.keys import NUM_LANES
 from shared.messages import InvalidParameter
 
@@ -12,7 +12,7 @@ FLEX_LANE = 4
 _TIERS = {"auto": 0, "default": 0, "flex": FLEX_LANE}
 
 
-def job_lane(request: SamplingRequest) -> int:
+def job_lane(request: TierFields) -> int:
     """By `priority` (0, the default, goes first) or `service_tier`. Raises InvalidParameter."""
     tier, priority = request.service_tier, request.priority
     if tier is not None and tier not in _TIERS:
@@ -26,7 +26,7 @@ def job_lane(request: SamplingRequest) -> int:
     return priority
 
 
-def served_tier(request: SamplingRequest) -> str | None:
+def served_tier(request: TierFields) -> str | None:
     """What an answer says of its tier; None where the request says nothing of it."""
     if request.service_tier is None:
         return None

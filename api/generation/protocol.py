@@ -1,139 +1,212 @@
-"""The requests that are understood, member by member.
+"""Base models of the requests: pydantic models that are strict and refuse unknown parameters.
 
-A member whose value is null counts as absent. Where `temperature`, `top_p`, `top_k`, `min_p` and
-`repetition_penalty` are None the model's sampling defaults hold. Ranges are checked where
-SamplingParams is made (see `sampling`); members without a field are in `refusals`.
+A parameter whose value is null counts as absent (see `api.generation.validation.parse_request`).
+Where `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` are None the model's
+sampling defaults hold. SamplingParams checks their ranges, whatever the dialect.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-import msgspec
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
-from shared.messages import Durability, OnDisconnect
+from api.generation.ignored_parameters import members_without_field
+from shared.messages import MAX_LOGIT_BIAS, Durability, InvalidParameter, OnDisconnect
+
+MAX_ENTRIES = MAX_LOGIT_BIAS  # of an object with keys of the client's choice
+_AT_OBJECT = "object_value"
+_NULL = {"type": "null"}
+
+
+class RequestModel(BaseModel):
+    """An object of a request; unknown parameters are refused.
+
+    `kind` is the dialect whose parameters without effect are accepted as well.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    kind: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_one_unknown(cls, value: Any) -> Any:
+        """Keeps one of many unknown parameters, which the error names: the cost of an error is
+        bounded whatever the request is."""
+        if isinstance(value, dict) and len(value) > len(cls.model_fields):
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            unknown = next(name for name in value if name not in known)
+            return {name: value[name] for name in value if name in known or name == unknown}
+        return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Returns the schema of what is accepted: null for every optional parameter, and the
+        parameters without a field."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        required = schema.get("required", ())
+        properties = schema.setdefault("properties", {})
+        for name, parameter in properties.items():
+            if name not in required:
+                properties[name] = _or_null(parameter)
+        for name, why in members_without_field(cls.kind).items():
+            properties.setdefault(
+                name, {"description": f"Accepted where it changes nothing; else refused: {why}."}
+            )
+        return reference
+
+
+def _or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
+    if _NULL in parameter.get("anyOf", ()):
+        return parameter
+    outer: JsonSchemaValue = {
+        name: parameter[name] for name in ("default", "title") if name in parameter
+    }
+    inner = {name: value for name, value in parameter.items() if name not in outer}
+    return {"anyOf": [inner, _NULL], **outer}
+
+
+def _at_the_object(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Validates an object with keys of the client's choice; errors name the object alone."""
+    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
+        raise PydanticCustomError(_AT_OBJECT, f"at most {MAX_ENTRIES} entries")
+    try:
+        return handler(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        if not first["loc"]:
+            raise
+        raise PydanticCustomError(_AT_OBJECT, "{reason}", {"reason": first["msg"]}) from None
+
 
 # Seconds until a worker must have begun the job.
-QueueTimeout = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
-
+QueueTimeout = Annotated[float, Field(ge=0.1, le=86_400)]
 # Tokens of a choice to an event of a stream.
-StreamInterval = Annotated[int, msgspec.Meta(ge=1, le=4096)]
-# Tokens of reasoning.
-ThinkingBudget = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+StreamInterval = Annotated[int, Field(ge=1, le=4096)]
+# Lists end at their first fault: the cost of an error is bounded.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+# Text, token ids, or a list of texts or of token ids.
+Prompt = (
+    str
+    | Annotated[
+        list[Annotated[int | str | TokenIds, Field(union_mode="left_to_right")]],
+        Field(fail_fast=True),
+    ]
+)
+LogitBias = Annotated[dict[str, float], WrapValidator(_at_the_object)]
+Labels = Annotated[dict[str, str], WrapValidator(_at_the_object)]
+# Enumerations come as their strings.
+DisconnectPolicy = Annotated[OnDisconnect, Field(strict=False)]
+DurabilityLevel = Annotated[Durability, Field(strict=False)]
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class StreamOptions(RequestModel):
     """No padding is ever sent: `include_obfuscation` changes nothing."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class SamplingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Members of both OpenAI dialects.
+class JobParameters(RequestModel):
+    """Extensions of every dialect: how long a job may wait, and how it is stored."""
 
-    From `top_k` on they are extensions, but `service_tier` and chat's `response_format`.
-    """
+    queue_timeout: QueueTimeout | None = None
+    durability: DurabilityLevel | None = None
 
-    model: str
-    n: int = 1
+
+class StreamParameters(RequestModel):
+    """Extensions of the dialects that stream over a connection of their own."""
+
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
+    stream_interval: StreamInterval | None = None
+    on_disconnect: DisconnectPolicy = OnDisconnect.CANCEL
+
+    @model_validator(mode="after")
+    def _check_stream_interval(self) -> StreamParameters:
+        if self.stream_interval is not None and not self.stream:
+            raise InvalidParameter("stream_interval", "only allowed when 'stream' is true")
+        return self
+
+
+class SamplingFields(RequestModel):
+    """Sampling parameters of the OpenAI dialects; from `top_k` on they are extensions."""
+
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = {}
+    logit_bias: LogitBias = {}
     seed: int | None = None
-    stop: str | list[str] = []
+    stop: str | Texts = []
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int = 0
-    stop_token_ids: list[int] = []
+    stop_token_ids: TokenIds = []
     ignore_eos: bool = False
+
+
+class TierFields(RequestModel):
+    """The queue priority of the OpenAI dialects; `priority` is an extension."""
+
+    priority: int | None = None
+    service_tier: str | None = None
+
+
+class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParameters):
+    """Parameters of both chat completions and legacy completions.
+
+    From `prompt_logprobs` on they are extensions, but chat's `response_format`.
+    """
+
+    model: str
+    n: int = 1
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     return_metrics: bool = False
-    stream_interval: StreamInterval | None = None
-    priority: int | None = None
-    service_tier: str | None = None
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     structured_outputs: dict[str, Any] | None = None
-    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
-    queue_timeout: QueueTimeout | None = None
-    durability: Durability | None = None
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> CompletionFields:
+        if self.stream_options is not None:
+            check_stream_options(self.stream, self.stream_options.include_obfuscation)
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with an event of its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions."""
-
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] = []
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool = True
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] = {}
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    thinking_token_budget: ThinkingBudget | None = None
-
-
-class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. `prompt`: text, token ids, or a list of texts or of token ids."""
-
-    prompt: str | list[str | int | list[int]]
-    best_of: int | None = None
-    echo: bool = False
-    logprobs: int | None = None
-
-
-class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /generate: the native dialect."""
-
-    prompt: str | list[str | int | list[int]]
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    rep_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    prompt_logprobs: int | None = None
-    stream: bool = True
-    stream_interval: StreamInterval | None = None
-    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
-    queue_timeout: QueueTimeout | None = None
-    durability: Durability | None = None
-
-
-class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize: exactly one of `prompt` and `messages`."""
-
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    model: str | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = {}
-    return_token_strs: bool = False
-
-
-class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /detokenize."""
-
-    tokens: list[int]
-    model: str | None = None
+def check_stream_options(is_streamed: bool, include_obfuscation: bool | None) -> None:
+    """Raises InvalidParameter for options of a response that is not streamed, and for padding."""
+    if not is_streamed:
+        raise InvalidParameter("stream_options", "only allowed when 'stream' is true")
+    if include_obfuscation:
+        raise InvalidParameter(
+            "stream_options.include_obfuscation", "no padding is sent: it can only be false"
+        )

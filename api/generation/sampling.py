@@ -6,30 +6,19 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from api.errors import MAX_ECHO_CHARS, unsupported
-from api.generation.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    GenerateRequest,
-    SamplingRequest,
-)
+from api.generation.protocol import SamplingFields
 from shared.messages import (
-    MAX_CHOICES,
-    MAX_LOGIT_BIAS,
     MAX_TOP_LOGPROBS,
     InvalidParameter,
     SamplingParams,
 )
 from shared.text.sampling_defaults import KEEP_ALL_TOP_K, SamplingDefaults
 
-COMPLETION_MAX_TOKENS = 16
-GENERATE_MAX_TOKENS = 64
-GENERATE_TEMPERATURE = 0.0  # of a model that has no default of its own
 MAX_STOPS = 4
 MAX_TOKENS = 2**31 - 1
-MAX_COMPLETION_LOGPROBS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,141 +88,75 @@ def check_prompt_logprobs(asked: int | None, *, streamed: bool) -> None:
         raise unsupported("prompt_logprobs", "they are told in whole answers: leave out 'stream'")
 
 
-def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
-    """Raises InvalidParameter. The default of max_tokens is all that the context has left."""
-    logprobs = None
-    if request.logprobs:
-        logprobs = request.top_logprobs or 0
-    elif request.top_logprobs:
-        raise InvalidParameter("top_logprobs", "needs 'logprobs' to be true")
-    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
-    name, asked = asked_tokens(request)
-    with _renaming({"logprobs": "top_logprobs", "max_tokens": name}):
-        max_tokens = room.max_tokens(asked, room.left)
-        return _sampling(request, max_tokens, logprobs, request.prompt_logprobs, room)
-
-
-def asked_tokens(request: ChatRequest) -> tuple[str, int | None]:
-    """The member that bounds the answer, and its value."""
-    if request.max_completion_tokens is not None:
-        return "max_completion_tokens", request.max_completion_tokens
-    return "max_tokens", request.max_tokens
-
-
-def completion_sampling(request: CompletionRequest, room: Room) -> SamplingParams:
-    """Raises InvalidParameter. 16 tokens where the request does not say, or what fits.
-
-    With `echo` the prompt is scored as the answer is, and the answer may have no token.
-    """
-    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
-    prompt_logprobs = request.prompt_logprobs
-    logprobs = request.logprobs
-    if logprobs is not None and not 0 <= logprobs <= MAX_COMPLETION_LOGPROBS:
-        raise InvalidParameter("logprobs", f"must be between 0 and {MAX_COMPLETION_LOGPROBS}")
-    if request.echo and logprobs is not None:
-        prompt_logprobs = max(prompt_logprobs or 0, logprobs)
-    least = 0 if request.echo else 1
-    max_tokens = room.max_tokens(request.max_tokens, COMPLETION_MAX_TOKENS, least=least)
-    return _sampling(request, max_tokens, logprobs, prompt_logprobs, room)
-
-
-def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
-    """How many choices are run for each prompt. Raises InvalidParameter."""
-    n, best_of = request.n, request.best_of
-    if not 1 <= n <= MAX_CHOICES:
-        raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}")
-    if best_of is not None:
-        if not n <= best_of <= MAX_CHOICES:
-            raise InvalidParameter("best_of", f"must be between 'n' and {MAX_CHOICES}")
-        if request.stream and best_of > n:
-            raise InvalidParameter("best_of", "cannot be larger than 'n' in a stream")
-    num_choices = best_of or n
-    if num_prompts * num_choices > MAX_CHOICES:
-        raise InvalidParameter(
-            "prompt",
-            f"{num_prompts} prompts with {num_choices} choices each are more than {MAX_CHOICES} "
-            f"choices. Please ask for fewer.",
-        )
-    return num_choices
-
-
-def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:
-    """Raises InvalidParameter. 64 tokens where the request does not say, or what fits."""
-    check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
-    with _renaming({"repetition_penalty": "rep_penalty"}):
-        return SamplingParams(
-            max_tokens=room.max_tokens(request.max_tokens, GENERATE_MAX_TOKENS),
-            min_tokens=request.min_tokens,
-            **_chosen(request, request.rep_penalty, room.defaults, GENERATE_TEMPERATURE),
-            seed=_seed(request.seed),
-            stop=_stops(request.stop),
-            stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
-            ignore_eos=request.ignore_eos,
-            prompt_logprobs=request.prompt_logprobs,
-        )
-
-
-def _sampling(
-    request: SamplingRequest,
+def sampling_params(
+    request: SamplingFields,
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
     room: Room,
 ) -> SamplingParams:
+    """Returns the parameters of a job. Raises InvalidParameter."""
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        **_chosen(request, request.repetition_penalty, room.defaults),
+        **with_defaults(request, request.repetition_penalty, room.defaults),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=_logit_bias(request.logit_bias, room.vocab_size),
-        seed=_seed(request.seed),
-        stop=_stops(request.stop),
-        stop_token_ids=_token_ids("stop_token_ids", request.stop_token_ids, room),
+        seed=resolved_seed(request.seed),
+        stop=stop_strings(request.stop),
+        stop_token_ids=stop_token_ids("stop_token_ids", request.stop_token_ids, room),
         ignore_eos=request.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
 
 
-def _chosen(
-    request: SamplingRequest | GenerateRequest,
+class _Defaulted(Protocol):
+    """Parameters that the model has defaults for."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+
+
+def with_defaults(
+    request: _Defaulted,
     repetition_penalty: float | None,
     defaults: SamplingDefaults,
     neutral_temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """The members that the model has defaults for, each with a value."""
-    asked = {
+    """Returns the parameters that the model has defaults for, each with a value."""
+    requested = {
         "temperature": request.temperature,
         "top_k": 0 if request.top_k == KEEP_ALL_TOP_K else request.top_k,
         "top_p": request.top_p,
         "min_p": request.min_p,
         "repetition_penalty": repetition_penalty,
     }
-    return defaults.fill(asked, neutral_temperature=neutral_temperature)
+    return defaults.fill(requested, neutral_temperature=neutral_temperature)
 
 
-def _seed(asked: int | None) -> int:
+def resolved_seed(asked: int | None) -> int:
     # Resolved here, so that every attempt on every worker continues the same stream.
     return secrets.randbits(63) if asked is None else asked
 
 
-def _stops(asked: str | list[str]) -> tuple[str, ...]:
+def stop_strings(asked: str | list[str]) -> tuple[str, ...]:
     stops = (asked,) if isinstance(asked, str) else tuple(asked)
     if len(stops) > MAX_STOPS:
         raise InvalidParameter("stop", f"at most {MAX_STOPS} stop strings")
     return stops
 
 
-def _token_ids(param: str, asked: list[int], room: Room) -> tuple[int, ...]:
+def stop_token_ids(param: str, asked: list[int], room: Room) -> tuple[int, ...]:
     if asked and not 0 <= min(asked) <= max(asked) < room.vocab_size:
         raise InvalidParameter(param, f"token ids are between 0 and {room.vocab_size - 1}")
     return tuple(asked)
 
 
 def _logit_bias(asked: Mapping[str, float], vocab_size: int) -> dict[int, float]:
-    if len(asked) > MAX_LOGIT_BIAS:
-        raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} entries")
     bias = {}
     for key, value in asked.items():
         is_id = key.isascii() and key.isdigit() and len(key) <= 10
@@ -247,7 +170,7 @@ def _logit_bias(asked: Mapping[str, float], vocab_size: int) -> dict[int, float]
 
 
 @contextmanager
-def _renaming(names: Mapping[str, str]) -> Iterator[None]:
+def renamed_parameters(names: Mapping[str, str]) -> Iterator[None]:
     """Errors name the member that the caller sent, not the field it became."""
     try:
         yield

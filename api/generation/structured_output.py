@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import MAX_ECHO_CHARS, unknown_parameter
 from api.generation.models import ServedModel
-from api.generation.protocol import SamplingRequest
+from api.generation.protocol import CompletionFields
 from shared.messages import Grammar, InvalidParameter
 from shared.text.grammar import (
     choice_grammar,
@@ -39,7 +39,7 @@ class AskedGrammar:
     param: str
 
 
-def structured_members(request: SamplingRequest) -> dict[str, Any]:
+def structured_members(request: CompletionFields) -> dict[str, Any]:
     """Those of a request's members that grammar_of reads."""
     found = {name: getattr(request, name) for name in _READERS}
     return {name: value for name, value in found.items() if value is not None}
@@ -185,4 +185,4 @@ def _text(value: Any, param: str) -> str:
 def _only(value: Mapping[str, Any], param: str, *names: str) -> None:
     for name in value:
         if name not in names:
-            raise unsupported(f"{param}.{name[:MAX_ECHO_CHARS]}", "it is not known here")
+            raise unknown_parameter(f"{param}.{name}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import MAX_ECHO_CHARS, unknown_parameter, unsupported
 from shared.messages import InvalidParameter
 
 MAX_TOOLS = 128
@@ -173,4 +173,35 @@ def _allowed(allowed: object, tools: tuple[Tool, ...], parallel: bool) -> ToolUs
 def _only(value: Mapping[str, Any], path: str, names: Sequence[str]) -> None:
     for name, member in value.items():
         if name not in names and member is not None:
-            raise unsupported(f"{path}.{str(name)[:MAX_ECHO_CHARS]}", "it is not known here")
+            raise unknown_parameter(f"{path}.{name!s}")
+
+
+# With one of these an object may have properties that are not in its `properties`.
+_ADMIT_OTHERS = (
+    *("additionalProperties", "patternProperties", "minProperties"),
+    *("allOf", "anyOf", "oneOf", "$ref"),
+)
+
+
+def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON schema that the arguments of an enforced call are kept to."""
+    schema = {"type": "object", **parameters}
+    if parameters is NO_PARAMETERS or _names_all(schema):
+        schema["additionalProperties"] = False
+    return schema
+
+
+def _names_all(schema: Mapping[str, Any]) -> bool:
+    """Returns whether a schema names its properties and does not mention others.
+
+    JSON schema admits others then, but a function does not take them: a call with one fails.
+    """
+    properties = schema.get("properties")
+    required = schema.get("required", [])
+    return (
+        isinstance(properties, Mapping)
+        and bool(properties)
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+        and not any(keyword in schema for keyword in _ADMIT_OTHERS)
+    )

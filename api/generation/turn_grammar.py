@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from api.generation.tools import Tool, ToolUse
-from api.generation.validation import arguments_schema
+from api.generation.tools import Tool, ToolUse, arguments_schema
 from api.output_parsers.formats import (
     HERMES_CLOSE,
     HERMES_OPEN,

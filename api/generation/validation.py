@@ -1,27 +1,36 @@
-"""From the bytes of a body to a typed request; every error names the member at fault."""
+"""Parses the bytes of a body into a request model; errors name the parameter at fault."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
+from api.errors import MAX_ECHO_CHARS, CallerError, missing_parameter, unknown_parameter
 from api.generation.ignored_parameters import IgnoredMembers, without_unused
-from api.generation.tools import NO_PARAMETERS
+from api.generation.protocol import RequestModel
 from shared.messages import InvalidParameter
 
-RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+RequestT = TypeVar("RequestT", bound=RequestModel)
 
-_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `([^`]*)`")
-_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
+# type of pydantic's error -> what the value should have been
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+_SHOULD_BE = "Input should be "
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """The body as an object. Raises CallerError (400) for anything that is not one."""
+    """Returns the body as an object. Raises CallerError (400) for anything that is not one."""
     try:
         body = msgspec.json.decode(raw)
     except RecursionError:
@@ -36,69 +45,70 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 
 def parse_request(
-    body: Mapping[str, Any],
-    kind: str,
-    schema: type[RequestT],
-    ignored: IgnoredMembers | None = None,
+    body: Mapping[str, Any], model: type[RequestT], ignored: IgnoredMembers | None = None
 ) -> RequestT:
-    """A request of the given schema; `ignored` gets what of it is. Raises InvalidParameter."""
-    known = frozenset(schema.__struct_fields__)
-    members = without_unused(body, kind, known, ignored or IgnoredMembers())
+    """Returns the body as a request; `ignored` collects its parameters without effect.
+
+    Raises InvalidParameter.
+    """
+    known = frozenset(model.model_fields)
+    members = without_unused(body, model.kind, known, ignored or IgnoredMembers())
     try:
-        return msgspec.convert(members, schema)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise _named(str(error)) from None
-    except RecursionError:
-        raise InvalidParameter("body", "is nested too deeply") from None
+        return model.model_validate(members)
+    except ValidationError as error:
+        raise _invalid(error, members) from None
 
 
-def _named(said: str) -> InvalidParameter:
-    match = _PATH.match(said)
-    assert match is not None
-    what, path = match["what"], match["path"] or "$"
-    if missing := _MISSING.match(what):
-        name = _param(f"{path}.{missing[1]}")
-        return InvalidParameter(
-            name, f"Missing required parameter: '{name}'.", "missing_required_parameter"
-        )
-    if unknown := _UNKNOWN.match(what):
-        return unsupported(_param(f"{path}.{unknown[1]}"), "it is not known here")
-    plain = what.replace("`", "")
-    return InvalidParameter(_param(path), plain[:1].lower() + plain[1:])
+def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParameter:
+    """Returns the first fault; of a value that is none of several types, the one deepest in it."""
+    details = error.errors(include_url=False, include_input=False)
+    first = details[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidParameter):  # raised by a validator of ours
+        return cause
+    member = first["loc"][:1]
+    found = [(_path(detail, body), detail) for detail in details if detail["loc"][:1] == member]
+    depth = max(len(path) for path, _ in found)
+    deepest = [(path, detail) for path, detail in found if len(path) == depth]
+    path, detail = deepest[0]
+    param = ".".join(path)[:MAX_ECHO_CHARS] or "body"
+    if detail["type"] in ("missing", "union_tag_not_found"):
+        return missing_parameter(param)
+    if detail["type"] == "extra_forbidden":
+        return unknown_parameter(param)
+    return InvalidParameter(param, _sentence([detail for at, detail in deepest if at == path]))
 
 
-def _param(path: str) -> str:
-    """`$.messages[0].role` -> `messages.0.role`; a key that msgspec hides is left out."""
-    dotted = path.removeprefix("$").replace("[...]", "").replace("[", ".").replace("]", "")
-    return dotted.strip(".")[:MAX_ECHO_CHARS] or "body"
+def _path(detail: ErrorDetails, body: Any) -> list[str]:
+    """Returns the path of a fault in the body: pydantic's without the names of union members."""
+    path: list[str] = []
+    value, has_tag = body, False
+    for index, part in enumerate(detail["loc"], start=1):
+        is_last = index == len(detail["loc"])
+        if not is_last and not has_tag and _is_tag(part, value):
+            has_tag = True
+        elif isinstance(part, int) or (isinstance(value, Mapping) and part in value):
+            value, has_tag = value[part], False
+            path.append(str(part))
+        elif is_last and detail["type"] == "missing":
+            path.append(part)
+    if detail["type"].startswith("union_tag"):
+        path.append(str(detail["ctx"]["discriminator"]).strip("'"))
+    return path
 
 
-# What the arguments of an enforced call may be: those that the function's parameters name.
-
-# With one of these an object may have properties that are not in its `properties`.
-_NAMING_OTHERS = (
-    *("additionalProperties", "patternProperties", "minProperties"),
-    *("allOf", "anyOf", "oneOf", "$ref"),
-)
+def _is_tag(part: int | str, value: Any) -> bool:
+    """Returns whether a part of a path names the member of a union that `value` is."""
+    return isinstance(value, Mapping) and part in (value.get("type"), value.get("role"))
 
 
-def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON schema that the arguments of a call are kept to."""
-    schema = {"type": "object", **parameters}
-    if parameters is NO_PARAMETERS or _names_all(schema):
-        schema["additionalProperties"] = False
-    return schema
-
-
-def _names_all(schema: Mapping[str, Any]) -> bool:
-    """Returns whether a schema names some properties and says nothing of others. JSON schema would
-    let others pass, but a function takes none: a call with one fails."""
-    named = schema.get("properties")
-    required = schema.get("required", [])
-    return (
-        isinstance(named, Mapping)
-        and bool(named)
-        and isinstance(required, list)
-        and all(isinstance(name, str) and name in named for name in required)
-        and not any(keyword in schema for keyword in _NAMING_OTHERS)
-    )
+def _sentence(details: Sequence[ErrorDetails]) -> str:
+    expected = [
+        _EXPECTED.get(detail["type"]) or detail["msg"].removeprefix(_SHOULD_BE)
+        for detail in details
+        if detail["type"] in _EXPECTED or detail["msg"].startswith(_SHOULD_BE)
+    ]
+    if expected:
+        return "must be " + " or ".join(dict.fromkeys(expected))
+    message = details[0]["msg"]
+    return message[:1].lower() + message[1:]

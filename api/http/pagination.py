@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import unknown_parameter
 from api.http.json_response import json_answer
 from shared.messages import InvalidParameter
 
@@ -29,7 +29,7 @@ def page_of(request: Request, default: int, most: int, also: Sequence[str] = ())
     query = request.query_params
     for name in query:
         if name not in ("after", "limit", *also):
-            raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
+            raise unknown_parameter(name)
     text = query.get("limit", str(default))
     limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
     if not 1 <= limit <= most:

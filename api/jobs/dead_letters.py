@@ -10,7 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import CallerDep, DeadLettersDep, JobsDep
-from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, letter_not_found, unsupported
+from api.errors import (
+    MAX_ECHO_CHARS,
+    CallerError,
+    job_not_found,
+    letter_not_found,
+    unknown_parameter,
+)
 from api.http.caller import Caller
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
@@ -33,7 +39,7 @@ async def list_dead_letters(
     query = request.query_params
     for name in query:
         if name != "limit":
-            raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
+            raise unknown_parameter(name)
     limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
     letters = await dead_letters.list(caller.scope, limit)
     return json_answer({"object": "list", "data": [_payload(letter) for letter in letters]})

@@ -6,16 +6,14 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from api.dialects.messages.protocol import MessageRequest
 from api.generation.dialect import Dialect
 from api.generation.prompt_logprobs import ScoredPrompt
-from api.generation.protocol import GenerateRequest, SamplingRequest
 from api.generation.service import JobDefaults
 from api.generation.timing import Timing
 from api.http.caller import Caller
 from api.jobs.idempotency import sibling_id
 from shared.keys import new_job_id
-from shared.messages import Durability, InvalidParameter, Job, OnDisconnect, SamplingParams
+from shared.messages import Durability, Job, OnDisconnect, SamplingParams
 
 KEYED_RETAIN_MS = 600_000  # how long an answer can be asked for again by its key
 
@@ -28,26 +26,6 @@ class Prepared:
     dialect: Dialect
     timing: Timing = field(default_factory=Timing)
     prompt: ScoredPrompt | None = None  # filled for the dialect, where the job scores its prompt
-
-
-def check_stream_options(request: SamplingRequest) -> bool:
-    """Whether usage is to be streamed. Raises InvalidParameter."""
-    options = request.stream_options
-    if options is None:
-        return False
-    if not request.stream:
-        raise InvalidParameter("stream_options", "only allowed when 'stream' is true")
-    if options.include_obfuscation:
-        raise InvalidParameter(
-            "stream_options.include_obfuscation", "no padding is sent: it can only be false"
-        )
-    return bool(options.include_usage)
-
-
-def check_stream_interval(asked: SamplingRequest | GenerateRequest | MessageRequest) -> None:
-    """Raises InvalidParameter where there is no stream to tell in larger events."""
-    if asked.stream_interval is not None and not asked.stream:
-        raise InvalidParameter("stream_interval", "only allowed when 'stream' is true")
 
 
 def new_job(

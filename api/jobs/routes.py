@@ -7,7 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import CallerDep, JobsDep, StreamTokensDep
-from api.errors import MAX_ECHO_CHARS, CallerError, job_not_found, unsupported
+from api.errors import (
+    CallerError,
+    job_not_found,
+    unknown_parameter,
+)
 from api.http.caller import Caller
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
@@ -30,7 +34,7 @@ async def list_jobs(request: Request, caller: CallerDep, jobs: JobsDep) -> Respo
     query = request.query_params
     for name in query:
         if name not in ("state", "limit"):
-            raise unsupported(name[:MAX_ECHO_CHARS], "it is not known here")
+            raise unknown_parameter(name)
     state = parse_status(query["state"]) if "state" in query else None
     limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
     records = await jobs.store.list_jobs(state, limit, caller.scope)

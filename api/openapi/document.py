@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dialects.messages.errors import error_status
-from api.generation.ignored_parameters import members_without_field
+from api.generation.protocol import RequestModel
 from api.openapi.answers import MessagesError
 from api.openapi.operation import JSON, STREAM, Operation, Parameter
 from api.openapi.operations import OPERATIONS, Table
@@ -24,7 +24,6 @@ from api.sse import json_bytes
 
 VERSION = "1"
 _REF = "#/components/schemas/{name}"
-_NULL = {"type": "null"}
 _NAMES = {529: "Overloaded"}
 _UNTOLD = Operation(tag="Undescribed")
 
@@ -34,14 +33,16 @@ Schema = dict[str, Any]
 def openapi_document(routers: Sequence[APIRouter], table: Table = OPERATIONS) -> Schema:
     """All routes of `routers` that are not hidden; of one without a line little can be said."""
     types = {kind for row in table.values() for kind in (row.body, row.answer, row.error) if kind}
-    ordered = sorted(types - {dict}, key=lambda kind: kind.__name__)
+    bodies = [kind for kind in types if issubclass(kind, RequestModel)]
+    ordered = sorted(types - {dict, *bodies}, key=lambda kind: kind.__name__)
     references, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     refs: dict[type, Schema] = dict(zip(ordered, references, strict=True))
     refs[dict] = {"type": "object"}
-    for row in table.values():
-        if row.body is not None:
-            name = refs[row.body]["$ref"].rpartition("/")[2]
-            components[name] = _request_schema(components[name], row.kind)
+    for model in bodies:
+        schema = model.model_json_schema(ref_template=_REF.replace("{name}", "{model}"))
+        components |= schema.pop("$defs", {})
+        components[model.__name__] = schema
+        refs[model] = {"$ref": _REF.format(name=model.__name__)}
     paths: Schema = {}
     names = Counter(endpoint.__name__ for _, _, endpoint in routes_of(routers))
     for method, path, endpoint in routes_of(routers):
@@ -138,27 +139,6 @@ def _parameter(one: Parameter) -> Schema:
     if one.why:
         described["description"] = one.why
     return described
-
-
-def _request_schema(schema: Schema, kind: str) -> Schema:
-    """A request's schema as it is read: a null counts as absent, and some members do nothing."""
-    required = schema.get("required", [])
-    properties = {
-        name: member if name in required else _or_null(member)
-        for name, member in schema.get("properties", {}).items()
-    }
-    for name, why in members_without_field(kind).items():
-        properties.setdefault(
-            name, {"description": f"Accepted where it changes nothing; else refused: {why}."}
-        )
-    return {**schema, "properties": properties}
-
-
-def _or_null(member: Schema) -> Schema:
-    if _NULL in member.get("anyOf", ()):
-        return member
-    default = {"default": member["default"]} if "default" in member else {}
-    return {"anyOf": [{k: v for k, v in member.items() if k != "default"}, _NULL], **default}
 
 
 # GET /openapi.json: the description of every route, for people's tools.

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from api.batches import protocol as batch_schemas
 from api.batches import routes as batches
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.completions.protocol import CompletionRequest
+from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.messages import protocol as anthropic
 from api.dialects.responses import items as item_list
 from api.dialects.responses import protocol as responses
 from api.files import routes as files
-from api.generation import protocol as openai
 from api.jobs import routes as jobs
 from api.openapi import answers, batch_answers
 from api.openapi.operation import (
@@ -30,6 +32,7 @@ from api.openapi.operation import (
     generates,
     reads,
 )
+from api.system.protocol import DetokenizeRequest, TokenizeRequest
 from shared.messages import JobState
 
 _STATE = Parameter(name="state", schema={"type": "string", "enum": list(JobState)})
@@ -130,10 +133,10 @@ Table = Mapping[str, Operation]  # by method and path
 
 OPERATIONS: Table = {
     "POST /v1/chat/completions": generates(
-        "OpenAI", openai.ChatRequest, answers.ChatCompletion, kind="chat"
+        "OpenAI", ChatRequest, answers.ChatCompletion, kind="chat"
     ),
     "POST /v1/completions": generates(
-        "OpenAI", openai.CompletionRequest, answers.Completion, kind="completion"
+        "OpenAI", CompletionRequest, answers.Completion, kind="completion"
     ),
     "POST /v1/responses": generates(
         "OpenAI", responses.ResponseRequest, answers.ResponseObject, kind="response"
@@ -172,9 +175,9 @@ OPERATIONS: Table = {
     "POST /v1/messages/count_tokens": reads(
         "Anthropic", anthropic.CountTokensRequest, answers.InputTokens, error=_MESSAGE
     ),
-    "POST /generate": generates("Native", openai.GenerateRequest, answers.Generated),
-    "POST /tokenize": reads("Models", openai.TokenizeRequest, answers.Tokens),
-    "POST /detokenize": reads("Models", openai.DetokenizeRequest, answers.Detokenized),
+    "POST /generate": generates("Native", GenerateRequest, answers.Generated),
+    "POST /tokenize": reads("Models", TokenizeRequest, answers.Tokens),
+    "POST /detokenize": reads("Models", DetokenizeRequest, answers.Detokenized),
     "GET /v1/models": Operation(tag="Models", answer=answers.ModelList, errors=ANY),
     "GET /v1/models/{model_id}": finds("Models", answers.Model),
     "GET /v1/jobs": Operation(tag="Jobs", answer=answers.JobList, parameters=(_STATE, _LIMIT)),

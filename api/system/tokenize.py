@@ -12,9 +12,8 @@ from starlette.responses import Response
 from api.dependencies import read_request, services_of
 from api.generation.models import ServedModel
 from api.generation.prompt import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
-from api.generation.protocol import DetokenizeRequest, TokenizeRequest
 from api.http.json_response import LongJsonAnswer
-from shared.messages import InvalidParameter
+from api.system.protocol import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
 
@@ -23,9 +22,7 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     """The token ids of a text, or of a conversation through the model's template."""
     services = services_of(request)
-    asked = await read_request(request, "tokenize", TokenizeRequest)
-    if (asked.prompt is None) == (asked.messages is None):
-        raise InvalidParameter("prompt", "exactly one of 'prompt' and 'messages' must be given")
+    asked = await read_request(request, TokenizeRequest)
     model = await services.catalog.only(asked.model)
     return LongJsonAnswer(await services.pool.run(_tokenized, model, asked), services.slices)
 
@@ -34,7 +31,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     services = services_of(request)
-    asked = await read_request(request, "detokenize", DetokenizeRequest)
+    asked = await read_request(request, DetokenizeRequest)
     model = await services.catalog.only(asked.model)
     text = await services.pool.run(_detokenized, model, asked.tokens)
     return LongJsonAnswer({"prompt": text}, services.slices)

@@ -10,20 +10,21 @@ from starlette.responses import Response
 
 from api.dependencies import caller_of, read_request, services_of
 from api.dialects.chat.formatter import ChatDialect
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.chat.request import chat_sampling
 from api.generation.chat_prompt import ChatAsk, plan_chat
 from api.generation.choices import AnswerFacts
 from api.generation.priority import job_lane, served_tier
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
-from api.generation.protocol import ChatRequest
 from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
-from api.generation.sampling import Room, asked_tokens, chat_sampling
+from api.generation.sampling import Room
 from api.generation.service import GenerationService
 from api.generation.structured_output import structured_members
 from api.generation.timing import Timing
 from api.http.caller import Caller
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
-from api.jobs.new_job import Prepared, check_stream_interval, check_stream_options, new_job, now_s
+from api.jobs.new_job import Prepared, new_job, now_s
 from api.jobs.stream_response import GenerationResponse
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
@@ -35,7 +36,7 @@ async def create_chat_completion(request: Request) -> Response:
     """The next message of a conversation, whole or as a stream of chunks."""
     services = services_of(request)
     generation = services.generation
-    chat = await read_request(request, "chat", ChatRequest)
+    chat = await read_request(request, ChatRequest)
     await expect_job(request.scope, services.jobs.relay)
     prepared = await prepare_chat(generation, caller_of(request), chat)
     return GenerationResponse(
@@ -54,8 +55,6 @@ async def prepare_chat(
 ) -> Prepared:
     """Everything but the answer; also for the rows of a batch. Raises ApiError and
     InvalidParameter."""
-    include_usage = check_stream_options(chat)
-    check_stream_interval(chat)
     model = await generation.models.require(chat.model)
     _sampling(generation, chat, model.room())  # what is wrong whatever the prompt is comes first
     if chat.continue_final_message and chat.add_generation_prompt:
@@ -98,7 +97,7 @@ async def prepare_chat(
         model=model.card.name,
         created_s=now_s(),
         num_choices=job.num_choices,
-        include_usage=include_usage,
+        include_usage=chat.include_usage,
         num_logprobs=job.sampling.logprobs,
         prompt_token_ids=plan.token_ids if chat.return_token_ids else None,
         service_tier=served_tier(chat),
@@ -123,7 +122,7 @@ def _sampling(generation: GenerationService, chat: ChatRequest, room: Room) -> S
     sampling = chat_sampling(chat, room)
     size = AnswerSize(
         choices=(("n", chat.n),),
-        max_tokens=asked_tokens(chat),
+        max_tokens=chat.requested_tokens,
         logprobs=("top_logprobs", sampling.logprobs),
         has_token_ids=chat.return_token_ids,
         prompts=(

@@ -10,13 +10,14 @@ from starlette.responses import Response
 
 from api.dependencies import caller_of, read_request, services_of
 from api.dialects.completions.formatter import CompletionDialect, CompletionShape
+from api.dialects.completions.protocol import CompletionRequest
+from api.dialects.completions.request import check_choices, completion_sampling
 from api.errors import unsupported
 from api.generation.choices import AnswerFacts
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane, served_tier
 from api.generation.prompt import EncodedPrompt, encoded_prompts, is_quick
 from api.generation.prompt_logprobs import ScoredPrompt, scored_prompt
-from api.generation.protocol import CompletionRequest
 from api.generation.response_size import (
     COMPLETION_ENTRY_BYTES,
     TOKEN_BYTES,
@@ -24,21 +25,13 @@ from api.generation.response_size import (
     AnswerSize,
     prompt_logprobs_bytes,
 )
-from api.generation.sampling import check_choices, completion_sampling
 from api.generation.service import GenerationService
 from api.generation.structured_output import checked_grammar, structured_members
 from api.generation.timing import Timing
 from api.http.caller import Caller
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
-from api.jobs.new_job import (
-    Prepared,
-    check_stream_interval,
-    check_stream_options,
-    new_job,
-    now_s,
-    sibling,
-)
+from api.jobs.new_job import Prepared, new_job, now_s, sibling
 from api.jobs.several_response import SeveralResponse
 from api.jobs.stream_response import GenerationResponse
 from api.sse import json_bytes
@@ -62,7 +55,7 @@ async def create_completion(request: Request) -> Response:
     """What follows a prompt, or each of several, whole or as a stream of chunks."""
     services = services_of(request)
     generation = services.generation
-    completion = await read_request(request, "completion", CompletionRequest)
+    completion = await read_request(request, CompletionRequest)
     await expect_job(request.scope, services.jobs.relay)
     prepared = await prepare_completions(generation, caller_of(request), completion)
     jobs, dialect, timing = prepared.jobs, prepared.dialect, prepared.timing
@@ -104,8 +97,6 @@ async def prepare_completions(
     generation: GenerationService, caller: Caller, completion: CompletionRequest
 ) -> PreparedCompletion:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
-    include_usage = check_stream_options(completion)
-    check_stream_interval(completion)
     model = await generation.models.require(completion.model)
     is_at_once = is_quick(completion.prompt) and not completion.echo
     best_of = check_choices(completion)
@@ -154,7 +145,7 @@ async def prepare_completions(
         model=model.card.name,
         created_s=now_s(),
         num_choices=len(jobs) * best_of,
-        include_usage=include_usage,
+        include_usage=completion.include_usage,
         num_logprobs=completion.logprobs,
         prompt_token_ids=prompts[0].token_ids if completion.return_token_ids else None,
         service_tier=served_tier(completion),

@@ -8,16 +8,17 @@ from starlette.responses import Response
 
 from api.dependencies import caller_of, read_request, services_of
 from api.dialects.generate.formatter import GenerateDialect
+from api.dialects.generate.protocol import GenerateRequest
+from api.dialects.generate.request import generate_sampling
 from api.generation.prompt import prompt_token_ids
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
-from api.generation.protocol import GenerateRequest
 from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
-from api.generation.sampling import Room, generate_sampling
+from api.generation.sampling import Room
 from api.generation.service import GenerationService
 from api.generation.timing import Timing
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
-from api.jobs.new_job import check_stream_interval, new_job
+from api.jobs.new_job import new_job
 from api.jobs.stream_response import GenerationResponse
 from shared.messages import SamplingParams
 
@@ -29,8 +30,7 @@ async def generate(request: Request) -> Response:
     """What follows a prompt; `model` may be left out while one model is served."""
     services = services_of(request)
     generation = services.generation
-    asked = await read_request(request, GenerateDialect.kind, GenerateRequest)
-    check_stream_interval(asked)
+    asked = await read_request(request, GenerateRequest)
     await expect_job(request.scope, services.jobs.relay)
     model = await generation.models.only(asked.model)
     _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
+from pydantic import Field
 
 from api.generation.models import ServedModel
-from api.generation.protocol import QueueTimeout, StreamInterval
-from shared.messages import Durability, InvalidParameter, OnDisconnect
+from api.generation.protocol import JobParameters, RequestModel, StreamParameters, Texts
+from shared.messages import InvalidParameter
 
 MAX_USER_ID_CHARS = 512
 
 
-class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CacheControl(RequestModel):
     """Accepted everywhere, without effect: nothing needs to be marked to be cached."""
 
     type: Literal["ephemeral"]
@@ -28,30 +28,37 @@ class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     scope: Literal["global"] | None = None  # agents send it; a tenant's prefixes stay its own
 
 
-class DirectCaller(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class DirectCaller(RequestModel):
     """Who called a tool: the model itself."""
 
     type: Literal["direct"]
 
 
-class TextBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="text"):
+class TextBlock(RequestModel):
     """Text of a message, of the system prompt or of a tool's result."""
 
+    type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
     citations: None = None
 
 
-class ThinkingBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="thinking"):
+# Lists end at their first fault: the cost of an error is bounded.
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
+
+
+class ThinkingBlock(RequestModel):
     """What the model thought before; goes to the template, which decides whether it is shown."""
 
+    type: Literal["thinking"]
     thinking: str
     signature: str = ""
 
 
-class ToolUseBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="tool_use"):
+class ToolUseBlock(RequestModel):
     """A call that the model made before."""
 
+    type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
@@ -59,49 +66,54 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag
     caller: DirectCaller | None = None
 
 
-class ToolResultBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="tool_result"):
+class ToolResultBlock(RequestModel):
     """What a call gave; the result of one that failed (`is_error`) is told as such."""
 
+    type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | TextBlocks | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
-class UserMessage(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="user"
-):
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+UserBlocks = Annotated[list[UserBlock], Field(fail_fast=True)]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+AssistantBlocks = Annotated[list[AssistantBlock], Field(fail_fast=True)]
+
+
+class UserMessage(RequestModel):
     """Text is short for one text block."""
 
-    content: str | list[TextBlock | ToolResultBlock]
+    role: Literal["user"]
+    content: str | UserBlocks
 
 
-class AssistantMessage(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="assistant"
-):
+class AssistantMessage(RequestModel):
     """An earlier answer, as it was given."""
 
-    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock]
+    role: Literal["assistant"]
+    content: str | AssistantBlocks
 
 
-class SystemMessage(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="role", tag="system"
-):
+class SystemMessage(RequestModel):
     """Instructions in the course of a conversation."""
 
-    content: str | list[TextBlock]
+    role: Literal["system"]
+    content: str | TextBlocks
 
 
-Message = UserMessage | AssistantMessage | SystemMessage
+Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+Messages = Annotated[list[Message], Field(fail_fast=True)]
 
 
-class CustomTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CustomTool(RequestModel):
     """A tool of the caller's. Tools that run at a server are not served."""
 
+    type: Literal["custom"] | None = None  # first: its error is the one to read
     name: str
     input_schema: dict[str, Any]
     description: str | None = None
-    type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
@@ -110,79 +122,95 @@ class CustomTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input_examples: None = None
 
 
-class ToolChoiceAuto(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="auto"):
+class ToolChoiceAuto(RequestModel):
     """The model decides."""
 
+    type: Literal["auto"]
     disable_parallel_tool_use: bool = False
 
 
-class ToolChoiceAny(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="any"):
+class ToolChoiceAny(RequestModel):
     """At least one call."""
 
+    type: Literal["any"]
     disable_parallel_tool_use: bool = False
 
 
-class ToolChoiceTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="tool"):
+class ToolChoiceTool(RequestModel):
     """A call of this one."""
 
+    type: Literal["tool"]
     name: str
     disable_parallel_tool_use: bool = False
 
 
-class ToolChoiceNone(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="none"):
+class ToolChoiceNone(RequestModel):
     """No call."""
 
+    type: Literal["none"]
 
-ToolChoice = ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone
+
+ToolChoice = Annotated[
+    ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone,
+    Field(discriminator="type"),
+]
 
 
-class ThinkingAdaptive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="adaptive"):
+class ThinkingAdaptive(RequestModel):
     """The model thinks as long as it likes: the template's `enable_thinking`."""
 
+    type: Literal["adaptive"]
     display: Literal["summarized"] | None = None
 
 
-class ThinkingEnabled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="enabled"):
+class ThinkingEnabled(RequestModel):
     """As adaptive, with at most so many tokens of it, where the model can be kept to that."""
 
-    budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
     display: Literal["summarized"] | None = None
 
 
-class ThinkingDisabled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag="disabled"):
+class ThinkingDisabled(RequestModel):
     """The template is told that there is no thinking."""
 
+    type: Literal["disabled"]
 
-Thinking = ThinkingAdaptive | ThinkingEnabled | ThinkingDisabled
+
+Thinking = Annotated[
+    ThinkingAdaptive | ThinkingEnabled | ThinkingDisabled, Field(discriminator="type")
+]
 
 
-class JsonFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class JsonFormat(RequestModel):
     """The answer's text is JSON of this schema."""
 
     type: Literal["json_schema"]
-    schema: dict[str, Any]
+    json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OutputConfig(RequestModel):
     """How the answer has to look."""
 
     format: JsonFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Metadata(RequestModel):
     """A label without effect."""
 
-    user_id: Annotated[str, msgspec.Meta(max_length=MAX_USER_ID_CHARS)] | None = None
+    user_id: Annotated[str, Field(max_length=MAX_USER_ID_CHARS)] | None = None
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CountTokensRequest(RequestModel):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
+    kind: ClassVar[str] = "message"
+
     model: str
-    messages: list[Message]
-    system: str | list[TextBlock] | None = None
-    tools: list[CustomTool] = []
+    messages: Messages
+    system: str | TextBlocks | None = None
+    tools: Annotated[list[CustomTool], Field(fail_fast=True)] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -190,21 +218,16 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     speed: Literal["standard"] | None = None
 
 
-class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/messages. From `stream_interval` on extensions, as in the others."""
+class MessageRequest(CountTokensRequest, StreamParameters, JobParameters):
+    """POST /v1/messages. Its bases have the extensions, as in the other dialects."""
 
     max_tokens: int
-    stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] = []
+    stop_sequences: Texts = []
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    stream_interval: StreamInterval | None = None
-    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
-    queue_timeout: QueueTimeout | None = None
-    durability: Durability | None = None
 
 
 # GET /v1/models in Anthropic's shape: a page of models, by cursor.

@@ -240,7 +240,7 @@ def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
     config = request.output_config
     if config is None or config.format is None:
         return None
-    named = {"name": "answer", "schema": config.format.schema, "strict": True}
+    named = {"name": "answer", "schema": config.format.json_schema, "strict": True}
     return {"type": "json_schema", "json_schema": named}
 
 

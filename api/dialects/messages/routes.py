@@ -29,7 +29,7 @@ from api.http.caller import Caller
 from api.http.json_response import json_answer
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
-from api.jobs.new_job import Prepared, check_stream_interval, new_job
+from api.jobs.new_job import Prepared, new_job
 from api.jobs.stream_response import GenerationResponse
 from shared.messages import SamplingParams
 
@@ -42,7 +42,7 @@ async def create_message(request: Request) -> Response:
     services = services_of(request)
     generation = services.generation
     with explaining():
-        asked = await read_request(request, MessageDialect.kind, MessageRequest)
+        asked = await read_request(request, MessageRequest)
     await expect_job(request.scope, services.jobs.relay)
     prepared = await prepare_message(generation, caller_of(request), asked)
     return GenerationResponse(
@@ -61,7 +61,7 @@ async def count_tokens(request: Request) -> Response:
     services = services_of(request)
     generation = services.generation
     with explaining():
-        asked = await read_request(request, MessageDialect.kind, CountTokensRequest)
+        asked = await read_request(request, CountTokensRequest)
     model = await generation.models.require(asked.model)
     plan = await generation.pool.run(_planned, model, asked, "", False)
     return json_answer({"input_tokens": len(plan.token_ids)})
@@ -71,7 +71,6 @@ async def prepare_message(
     generation: GenerationService, caller: Caller, asked: MessageRequest
 ) -> Prepared:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
-    check_stream_interval(asked)
     model = await generation.models.require(asked.model)
     _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
     plan = await generation.pool.run(_planned, model, asked, caller.request_id)

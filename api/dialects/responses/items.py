@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import (
+    MAX_ECHO_CHARS,
+    missing_parameter,
+    unknown_parameter,
+    unsupported,
+)
 from api.generation.messages import MAX_MESSAGES, PartCount
 from api.http.pagination import Page
 from shared.messages import InvalidParameter
@@ -152,16 +157,12 @@ def _present(value: object, path: str) -> Mapping[str, Any]:
 def _only(item: Mapping[str, Any], path: str, *names: str) -> None:
     for name in item:
         if name not in names and name not in _LABELS:
-            raise unsupported(f"{path}.{name[:MAX_ECHO_CHARS]}", "it is not known here")
+            raise unknown_parameter(f"{path}.{name}")
 
 
 def _given(item: Mapping[str, Any], name: str, path: str) -> Any:
     if name not in item:
-        raise InvalidParameter(
-            f"{path}.{name}",
-            f"Missing required parameter: '{path}.{name}'.",
-            "missing_required_parameter",
-        )
+        raise missing_parameter(f"{path}.{name}")
     return item[name]
 
 

@@ -6,13 +6,21 @@ changes nothing is taken out before (`api.generation.unused_parameters`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-import msgspec
+from pydantic import Field
 
 from api.errors import MAX_ECHO_CHARS, unsupported
-from api.generation.protocol import QueueTimeout
-from shared.messages import Durability, InvalidParameter
+from api.generation.protocol import (
+    JobParameters,
+    Labels,
+    Objects,
+    RequestModel,
+    SamplingFields,
+    Texts,
+    TierFields,
+)
+from shared.messages import InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -21,14 +29,14 @@ MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 
 
-class ResponseText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseText(RequestModel):
     """`text`. `format` has the members of OpenAI's text formats; planning checks the schema."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
-class ResponseReasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseReasoning(RequestModel):
     """`reasoning`: nothing of it can be chosen here, except that there is none."""
 
     effort: str | None = None
@@ -38,29 +46,29 @@ class ResponseReasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     mode: str | None = None
 
 
-class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseStreamOptions(RequestModel):
     """No padding is ever sent: `include_obfuscation` changes nothing."""
 
     include_obfuscation: bool | None = None
 
 
-class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/responses. From `priority` on the members are extensions, as in chat completions."""
+class ResponseRequest(SamplingFields, TierFields, JobParameters):
+    """POST /v1/responses. Its bases have the extensions, as in chat completions."""
+
+    kind: ClassVar[str] = "response"
 
     model: str
     input: str | list[Any]
     instructions: str | None = None
-    tools: list[dict[str, Any]] = []
+    tools: Objects = []
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    text: ResponseText = msgspec.field(default_factory=ResponseText)
-    reasoning: ResponseReasoning = msgspec.field(default_factory=ResponseReasoning)
+    text: ResponseText = Field(default_factory=ResponseText)
+    reasoning: ResponseReasoning = Field(default_factory=ResponseReasoning)
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
-    include: list[str] = []
-    metadata: dict[str, str] = {}
+    include: Texts = []
+    metadata: Labels = {}
     store: bool = True
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
@@ -69,22 +77,6 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    service_tier: str | None = None
-
-    priority: int | None = None
-    queue_timeout: QueueTimeout | None = None
-    durability: Durability | None = None
-    seed: int | None = None
-    stop: str | list[str] = []
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] = {}
-    min_tokens: int = 0
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
     chat_template_kwargs: dict[str, Any] = {}
 
     @property

@@ -11,7 +11,6 @@ import msgspec
 
 from api.dialects.responses.items import Item
 from api.dialects.responses.protocol import ResponseRequest
-from api.dialects.responses.request import as_chat
 from api.generation.priority import served_tier
 from api.output_parsers.parser import TurnParser
 from api.output_parsers.reading import Thinking, TurnReading
@@ -114,7 +113,7 @@ def facts_of(
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
         reasoning_effort=request.reasoning.effort,
-        service_tier=served_tier(as_chat(request)) or "default",
+        service_tier=served_tier(request) or "default",
     )
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 from api.dialects.responses.items import Item
 from api.dialects.responses.protocol import ResponseReasoning, ResponseRequest
-from api.errors import MAX_ECHO_CHARS, renaming, unsupported
+from api.errors import MAX_ECHO_CHARS, renaming, unknown_parameter, unsupported
 from api.generation.chat_prompt import ChatAsk
-from api.generation.protocol import ChatRequest
-from api.generation.sampling import Room, chat_sampling
+from api.generation.sampling import Room, renamed_parameters, sampling_params
 from shared.messages import InvalidParameter, SamplingParams
 
 Tool = Mapping[str, Any]
@@ -88,7 +87,7 @@ def _chat_tool(tool: Tool, path: str) -> dict[str, Any]:
             if value is not None:
                 function[name] = value
         elif name != "type" and value is not None and value != _INERT.get(name):
-            raise unsupported(f"{path}.{name[:MAX_ECHO_CHARS]}", "it is not known here")
+            raise unknown_parameter(f"{path}.{name}")
     return {"type": "function", "function": function}
 
 
@@ -136,7 +135,7 @@ def _response_format(text_format: Mapping[str, Any] | None) -> dict[str, Any] | 
 def _only(value: Mapping[str, Any], path: str, *names: str) -> None:
     for name in value:
         if name not in names:
-            raise unsupported(f"{path}.{name[:MAX_ECHO_CHARS]}", "it is not known here")
+            raise unknown_parameter(f"{path}.{name}")
 
 
 # From items to the messages that chat templates know.
@@ -241,35 +240,7 @@ def _content(content: str | Sequence[Item]) -> str | list[dict[str, str]]:
 
 def response_sampling(request: ResponseRequest, room: Room) -> SamplingParams:
     """Raises InvalidParameter. The default of max_output_tokens is all the context has left."""
-    try:
-        return chat_sampling(as_chat(request), room)
-    except InvalidParameter as error:
-        if error.param not in ("max_tokens", "max_completion_tokens"):
-            raise
-        raise InvalidParameter("max_output_tokens", error.message, error.code) from None
-
-
-def as_chat(request: ResponseRequest) -> ChatRequest:
-    """The members that say how to answer, not what, of a request of chat completions."""
-    return ChatRequest(
-        model=request.model,
-        messages=[],
-        max_completion_tokens=request.max_output_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        logprobs=request.wants_logprobs,
-        top_logprobs=request.top_logprobs if request.wants_logprobs else None,
-        service_tier=request.service_tier,
-        priority=request.priority,
-        seed=request.seed,
-        stop=request.stop,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=request.logit_bias,
-        min_tokens=request.min_tokens,
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-    )
+    logprobs = request.top_logprobs or 0 if request.wants_logprobs else None
+    with renamed_parameters({"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}):
+        max_tokens = room.max_tokens(request.max_output_tokens, room.left)
+        return sampling_params(request, max_tokens, logprobs, None, room)

@@ -23,7 +23,6 @@ from api.dialects.responses.items import (
 from api.dialects.responses.protocol import ResponseRequest, check_includes, check_request
 from api.dialects.responses.record import encode_facts, facts_of
 from api.dialects.responses.request import (
-    as_chat,
     chat_ask,
     check_calls,
     in_this_dialect,
@@ -34,7 +33,11 @@ from api.dialects.responses.store import (
     response_not_found,
 )
 from api.dialects.responses.stream_response import ResponseAnswer, ResponseTail
-from api.errors import MAX_ECHO_CHARS, CallerError, unsupported
+from api.errors import (
+    CallerError,
+    unknown_parameter,
+    unsupported,
+)
 from api.generation.chat_prompt import ChatPlan, plan_chat
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane
@@ -58,7 +61,7 @@ INCLUDES = ("include", "include[]")  # the SDK's way to write a list, and others
 async def create_response(request: Request) -> Response:
     """The next turn of a conversation: whole, as a stream of events, or in the background."""
     services = services_of(request)
-    asked = await read_request(request, ResponseDialect.kind, ResponseRequest)
+    asked = await read_request(request, ResponseRequest)
     job, dialect = await prepare_response(
         services.generation, services.responses, caller_of(request), asked
     )
@@ -74,7 +77,7 @@ async def prepare_response(
     check_request(asked)
     model = await generation.models.require(asked.model)
     _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
-    lane = job_lane(as_chat(asked))
+    lane = job_lane(asked)
     assert caller.job_id is not None, "this route makes jobs"
     earlier = await responses.earlier_items(caller.tenant, asked.previous_response_id)
     items, plan = await generation.pool.run(_planned, model, asked, earlier, caller.job_id)
@@ -106,7 +109,7 @@ async def get_response(
     query = request.query_params
     for member in query:
         if member not in ("stream", "starting_after", "include_obfuscation", *INCLUDES):
-            raise unsupported(member[:MAX_ECHO_CHARS], "it is not known here")
+            raise unknown_parameter(member)
     _check_includes(query)
     if _flag(query, "include_obfuscation"):
         raise unsupported("include_obfuscation", "no padding is sent")

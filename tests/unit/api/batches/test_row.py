@@ -16,8 +16,8 @@ from api.batches.input import Row
 from api.batches.lease import StopEvent
 from api.batches.protocol import ENDPOINT_PATHS
 from api.batches.row import RowContext, RowTask, halved_limits
+from api.dialects.completions.protocol import CompletionRequest
 from api.errors import CallerError, unavailable
-from api.generation.protocol import CompletionRequest
 from api.generation.thread_pool import TextPool, request_bytes
 from shared.transport.ports.jobs import AdmissionLimits
 

@@ -39,7 +39,7 @@ TOOL = {"name": "depth", "input_schema": {"type": "object"}}
 def parsed(**members: Any) -> MessageRequest:
     base = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
     with explaining():
-        return parse_request({**base, **members}, "message", MessageRequest)
+        return parse_request({**base, **members}, MessageRequest)
 
 
 class ScriptedParser:

@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from api.dialects.messages.protocol import MessageRequest
 from api.dialects.messages.request import chat_ask
 from api.dialects.responses.items import input_items
 from api.generation.messages import MAX_PARTS, template_messages
+from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
 
 
 def message_request(messages: list[dict[str, Any]], **members: Any) -> MessageRequest:
     body = {"model": "m", "max_tokens": 1, "messages": messages, **members}
-    return msgspec.json.decode(msgspec.json.encode(body), type=MessageRequest)
+    return parse_request(body, MessageRequest)
 
 
 def text_blocks(num: int) -> list[dict[str, str]]:

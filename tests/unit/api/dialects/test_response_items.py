@@ -31,7 +31,7 @@ TOOL = {"type": "function", "name": "get", "parameters": {"type": "object"}, "st
 
 
 def request(**members: Any) -> ResponseRequest:
-    return parse_request({"model": "m", "input": "hi", **members}, "response", ResponseRequest)
+    return parse_request({"model": "m", "input": "hi", **members}, ResponseRequest)
 
 
 def asked(*items: Any, **members: Any) -> ChatAsk:

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.chat.request import chat_sampling
+from api.dialects.completions.protocol import CompletionRequest
+from api.dialects.completions.request import completion_sampling
+from api.dialects.generate.protocol import GenerateRequest
+from api.dialects.generate.request import generate_sampling
 from api.errors import CallerError, invalid_parameter, unsupported
 from api.generation.messages import template_messages
-from api.generation.protocol import ChatRequest, CompletionRequest, GenerateRequest
-from api.generation.sampling import Room, chat_sampling, completion_sampling, generate_sampling
+from api.generation.sampling import Room
 from api.generation.validation import parse_json, parse_request
 from shared.messages import InvalidParameter, OnDisconnect
 
@@ -20,7 +25,7 @@ ROOM = Room(context_tokens=100, vocab_size=50, prompt_tokens=10)
 
 
 def chat(**members: Any) -> ChatRequest:
-    return parse_request({**CHAT, **members}, "chat", ChatRequest)
+    return parse_request({**CHAT, **members}, ChatRequest)
 
 
 @given(raw=st.binary(max_size=200))
@@ -59,15 +64,15 @@ def test_defaults_are_openais() -> None:
     sampling = chat_sampling(chat(), ROOM)
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (1.0, 1.0, 90)
     assert chat().on_disconnect is OnDisconnect.CANCEL
-    completion = parse_request({"model": "m", "prompt": "a"}, "completion", CompletionRequest)
+    completion = parse_request({"model": "m", "prompt": "a"}, CompletionRequest)
     assert completion_sampling(completion, ROOM).max_tokens == 16
-    native = generate_sampling(parse_request({"prompt": "a"}, "generate", GenerateRequest), ROOM)
+    native = generate_sampling(parse_request({"prompt": "a"}, GenerateRequest), ROOM)
     assert (native.max_tokens, native.temperature, native.repetition_penalty) == (64, 0.0, 1.0)
 
 
 def test_a_default_shrinks_to_the_room_but_a_wish_is_refused() -> None:
     tight = Room(context_tokens=12, vocab_size=50, prompt_tokens=10)
-    completion = parse_request({"model": "m", "prompt": "a"}, "completion", CompletionRequest)
+    completion = parse_request({"model": "m", "prompt": "a"}, CompletionRequest)
     assert completion_sampling(completion, tight).max_tokens == 2
     with pytest.raises(InvalidParameter) as caught:
         chat_sampling(chat(max_tokens=3), tight)
@@ -111,7 +116,7 @@ def test_a_seed_is_always_resolved() -> None:
 
 
 def test_renamed_members_are_named_as_the_caller_knows_them() -> None:
-    native = parse_request({"prompt": "a", "rep_penalty": 0}, "generate", GenerateRequest)
+    native = parse_request({"prompt": "a", "rep_penalty": 0}, GenerateRequest)
     with pytest.raises(InvalidParameter) as caught:
         generate_sampling(native, ROOM)
     assert caught.value.param == "rep_penalty"

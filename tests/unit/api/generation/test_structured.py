@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.completions.protocol import CompletionRequest
 from api.generation.models import ServedModel
-from api.generation.protocol import ChatRequest, CompletionRequest
 from api.generation.structured_output import (
     AskedGrammar,
     check_grammar,
@@ -105,7 +106,7 @@ def test_so_are_other_forms(members: dict[str, Any], kind: GrammarKind) -> None:
         (
             {"response_format": {"type": "text", "schema": {}}},
             "response_format.schema",
-            "not known",
+            "Unknown parameter",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "an object"),
         ({"response_format": named(name=None)}, "response_format.json_schema.name", "1 to 64"),
@@ -116,7 +117,11 @@ def test_so_are_other_forms(members: dict[str, Any], kind: GrammarKind) -> None:
             "response_format.json_schema.description",
             "a string",
         ),
-        ({"response_format": named(mode="x")}, "response_format.json_schema.mode", "not known"),
+        (
+            {"response_format": named(mode="x")},
+            "response_format.json_schema.mode",
+            "Unknown parameter",
+        ),
         ({"response_format": named(schema=False)}, "response_format.json_schema.schema", "false"),
         ({"response_format": named(schema="{}")}, "response_format.json_schema.schema", "object"),
         (
@@ -139,7 +144,7 @@ def test_so_are_other_forms(members: dict[str, Any], kind: GrammarKind) -> None:
         (
             {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
             "structured_outputs.whitespace_pattern",
-            "not known",
+            "Unknown parameter",
         ),
         ({"response_format": STRICT, "guided_regex": "a"}, "guided_regex", "'response_format'"),
         ({"guided_json": {}, "guided_choice": ["a"]}, "guided_choice", "'guided_json'"),
@@ -159,8 +164,8 @@ def test_what_is_wrong_is_named(members: dict[str, Any], param: str, words: str)
 
 def test_both_dialects_have_the_members_and_null_is_absent() -> None:
     body: dict[str, Any] = {"model": "m", "guided_regex": "a+", "guided_json": None}
-    chat = parse_request({**body, "messages": []}, "chat", ChatRequest)
-    completion = parse_request({**body, "prompt": "p"}, "completion", CompletionRequest)
+    chat = parse_request({**body, "messages": []}, ChatRequest)
+    completion = parse_request({**body, "prompt": "p"}, CompletionRequest)
     for request in (chat, completion):
         assert structured_members(request) == {"guided_regex": "a+"}
 

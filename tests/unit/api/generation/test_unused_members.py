@@ -7,15 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from api.batches.endpoints import make_endpoints
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.messages.protocol import MessageRequest
 from api.dialects.responses.protocol import ResponseRequest, check_request
 from api.dialects.responses.request import chat_ask
 from api.generation.ignored_parameters import IgnoredMembers
-from api.generation.protocol import ChatRequest, CompletionRequest
+from api.generation.protocol import RequestModel
 from api.generation.unused_parameters import LIST, UNUSED_MEMBERS
 from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
@@ -28,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "response": {"model": "m", "input": "hi", "stream": True},
     "message": {"model": "m", "messages": [USER], "max_tokens": 5, "stream": True},
 }
-SCHEMAS: dict[str, type[msgspec.Struct]] = {
+SCHEMAS: dict[str, type[RequestModel]] = {
     "chat": ChatRequest,
     "completion": CompletionRequest,
     "response": ResponseRequest,
@@ -74,8 +75,8 @@ def having(dialect: str, path: str, value: Any) -> dict[str, Any]:
     return body
 
 
-def parsed(dialect: str, body: dict[str, Any], ignored: IgnoredMembers) -> msgspec.Struct:
-    request = parse_request(body, dialect, SCHEMAS[dialect], ignored)
+def parsed(dialect: str, body: dict[str, Any], ignored: IgnoredMembers) -> RequestModel:
+    request = parse_request(body, SCHEMAS[dialect], ignored)
     if isinstance(request, ResponseRequest):
         check_request(request)
         chat_ask(request, [], "job")
@@ -92,7 +93,7 @@ def test_each_value_of_the_list_changes_nothing(dialect: str, row: Any) -> None:
         request = parsed(dialect, body, ignored)
         assert body == before
         if "stream_options" in body:
-            request = msgspec.structs.replace(request, stream_options=None)
+            request = request.model_copy(update={"stream_options": None})
         assert request == plain
         assert ignored.names == ([row.path.removesuffix(LIST)] if row.is_told else [])
 
