@@ -1,4 +1,4 @@
-"""Public ids: a job's id with a prefix that says which dialect asked for it."""
+"""Public ids: a job's id with the prefix of its dialect; and the ids of tool calls."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PREFIXES = {
 
 
 def public_id(kind: str, job_id: str) -> str:
-    """`id` of the response and value of `x-request-id`."""
+    """Returns the `id` of the response, which is also the value of `x-request-id`."""
     return PREFIXES.get(kind, "") + job_id
 
 
 def parse_job_id(text: str) -> str | None:
-    """The job id of a public id, with or without its prefix; None when it is not one."""
+    """Returns the job id of a public id, with or without its prefix; None for anything else."""
     for prefix in PREFIXES.values():
         text = text.removeprefix(prefix)
     try:
@@ -32,17 +32,15 @@ def parse_job_id(text: str) -> str | None:
     return text
 
 
-# Ids of tool calls: unique, and the same whenever the same answer is told again.
-
 _BYTES = 12
 
 
 def call_id(seed: str, choice: int, call: int) -> str:
-    """`call_` and 24 hexadecimal digits."""
-    told = hashlib.blake2b(f"{seed}/{choice}/{call}".encode(), digest_size=_BYTES)
-    return f"call_{told.hexdigest()}"
+    """Returns `call_` and 24 hexadecimal digits: the same for the same arguments."""
+    digest = hashlib.blake2b(f"{seed}/{choice}/{call}".encode(), digest_size=_BYTES)
+    return f"call_{digest.hexdigest()}"
 
 
 def random_seed() -> str:
-    """For an answer that is told once."""
+    """Returns a seed for a response that is formatted once."""
     return secrets.token_hex(_BYTES)

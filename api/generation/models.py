@@ -1,8 +1,7 @@
-"""ModelCatalog: the models that requests can name, with their cards and text sides.
+"""ModelCatalog: the models that requests can name, with their cards, tokenizers and templates.
 
-Those that live workers serve, those that were served lately, and those that are to be kept: their
-jobs wait in the queue. Everything comes out of the store, where workers publish it; a text side is
-loaded once per content.
+These are the models of live workers, those that were served lately, and those of KEEP_MODELS, whose
+jobs wait in the queue. Workers publish cards and text files in Redis; each content is loaded once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 
 MAX_TEXTS = 16  # text sides kept, served or not
 MAX_SEEN = 256  # names remembered after their workers left
-MIN_REFRESH_S = 0.2  # between looks that requests ask for
+MIN_REFRESH_S = 0.2  # between refreshes that requests cause
 UNSERVED_RETRY_S = 5.0  # Retry-After while no worker serves: when one comes is unknown
 LOAD_RETRY_S = 5.0  # until a text that could not be loaded now is loaded again
 MAX_WAIT_S = 10.0  # that a request waits for a model's text to load
@@ -51,7 +50,7 @@ class ServedModel:
 
     @property
     def context_tokens(self) -> int:
-        """Prompt and answer together: what the model and the cache of its worker hold."""
+        """The most tokens of prompt and answer that the model and its worker's KV cache hold."""
         capacity = self.card.kv_capacity_tokens or self.card.max_model_len
         return min(self.card.max_model_len, capacity)
 
@@ -81,7 +80,7 @@ class ModelCatalog:
         self._known: dict[str, ServedModel] = {}
         self._texts: OrderedDict[object, TextModel] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
-        self._refused: dict[str, bytes] = {}  # cards that could not be used, to say it once
+        self._refused: dict[str, bytes] = {}  # cards that could not be used, to log each once
         self._load_again_s: dict[str, float] = {}  # by name: when to load what could not be loaded
         self._looking: asyncio.Task[None] | None = None
         self._looked_s = -MIN_REFRESH_S
@@ -172,13 +171,13 @@ class ModelCatalog:
         except TimeoutError:
             raise unavailable("The models are being loaded. Try again soon.") from None
         except TransportError:
-            pass  # `_reachable` says it
+            pass  # `_reachable` is False now
 
     def _looked(self, task: asyncio.Task[None]) -> None:
         self._looking = None
         self._looked_s = time.monotonic()
         if not task.cancelled():
-            task.exception()  # whoever waited has it
+            task.exception()  # raised where the refresh is awaited
 
     async def _look(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Timing of one answer, by this frontend's clock."""
+"""Timing: when a response reached its stages, by this frontend's clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Timing:
     """Seconds of the monotonic clock; None: not yet."""
 
     submitted_s: float = field(default_factory=time.monotonic)
-    started_s: float | None = None  # a worker said that it took the job
+    started_s: float | None = None  # a worker reported that it took the job
     first_token_s: float | None = None
     last_token_s: float | None = None
 
@@ -32,11 +32,10 @@ class Timing:
         return round((self.first_token_s - self.submitted_s) * 1000, 1)
 
     def metrics(self, num_tokens: int) -> dict[str, float | None]:
-        """Of an answer of one choice with `num_tokens`, under the names that vLLM gives them; what
-        was not observed is None. Milliseconds, and tokens per second, with one decimal.
+        """Returns the figures of a response of one choice with `num_tokens`, by vLLM's names.
 
-        A worker says that it took a job without making sure that it is heard. When it was not, the
-        figures that count from there are missing.
+        Milliseconds, and tokens per second, with one decimal. None for what was not observed: a
+        worker's report that it took the job may be lost.
         """
         decoding_s = _between(self.first_token_s, self.last_token_s)
         working_s = _between(self.started_s, self.last_token_s)

@@ -73,7 +73,7 @@ def tool_grammar(
 
 
 def answer_grammar(answer: Grammar, reasoning: ReasoningRule, token_id: TokenId) -> Grammar:
-    """What `answer` says of the text, said of what follows the reasoning."""
+    """Returns the grammar `answer` for the text that follows the reasoning."""
     if reasoning.thinking is Thinking.NO:
         return answer
     writer = _Writer(token_id)

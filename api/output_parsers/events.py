@@ -1,4 +1,4 @@
-"""TurnEvent: what a piece of an assistant's turn is, told apart from the raw text of the model."""
+"""Events of generated text: answer, reasoning, tool calls; and the raw text they are read from."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """More of the answer."""
+    """A piece of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thinks before it answers."""
+    """A piece of the reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call begins. `index` counts the turn's calls from 0; `call_id` is ours and unique."""
+    """The begin of a tool call. `index` counts a choice's calls from 0; `call_id` is unique."""
 
     index: int
     call_id: str
@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """More of the JSON text of a call's arguments."""
+    """A piece of the JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -42,22 +42,20 @@ class ToolArguments:
 TurnEvent = Text | Reasoning | ToolCall | ToolArguments
 
 
-# Source: a choice's raw text as it arrives, and what has been made of it so far.
-
 Result = TypeVar("Result")
 
 
 class Span(Enum):
-    """What a piece of raw text turned out to be."""
+    """Kinds of raw text, once it is decided."""
 
     TEXT = "text"  # part of the answer, as it stands
     REASONING = "reasoning"  # with its markers
     CALL = "call"  # with its markers
-    SPACE = "space"  # around calls and behind reasoning: their format's, shown nowhere
+    SPACE = "space"  # around calls and behind reasoning: part of the format, never shown
 
 
 class TextSpans:
-    """The places of a raw text, in UTF-8 bytes, that became text of the answer."""
+    """The ranges of a choice's raw text, in UTF-8 bytes, that became text of the answer."""
 
     def __init__(self) -> None:
         self.num_bytes = 0  # of raw text that is decided
@@ -73,8 +71,10 @@ class TextSpans:
         self._spans.append((start, self.num_bytes))
 
     def holds(self, start: int, end: int) -> bool:
-        """Whether a byte of [start, end) is text of the answer. An empty range counts as the byte
-        before it. Ranges are asked for in their order."""
+        """Returns whether a byte of [start, end) is text of the answer.
+
+        An empty range counts as the byte before it. Callers pass ranges in ascending order.
+        """
         if start == end:
             start, end = max(0, start - 1), max(1, end)
         while self._first < len(self._spans) and self._spans[self._first][1] <= start:
@@ -83,7 +83,7 @@ class TextSpans:
 
 
 class Source:
-    """Text that is not decided yet: the front of it is taken when it is."""
+    """Raw text of a choice that is not decided yet. Parsers take it from the front."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -92,7 +92,7 @@ class Source:
         self.spans = TextSpans()
 
     def take(self, num_chars: int, span: Span) -> str:
-        """Removes the first characters, which are a `span`, and returns them."""
+        """Removes and returns the first characters, which are of the kind `span`."""
         taken, self.text = self.text[:num_chars], self.text[num_chars:]
         self.spans.add(len(taken.encode()), span)
         if span is Span.REASONING:
@@ -100,17 +100,17 @@ class Source:
         return taken
 
 
-# A reading of a Source: events, and None where it needs more text to go on.
+# Yields events, and None where it needs more text to go on.
 Reading = Iterator[TurnEvent | None]
 
 
 def text_before(
     source: Source, marker: str, make: Callable[[str], TurnEvent], span: Span
 ) -> Iterator[TurnEvent | None]:
-    """Says what comes before the next `marker`; what may become one is held back.
+    """Yields the text before the next `marker`, and holds back what may become one.
 
-    Ends with the source at the marker or at the white space in front of it, or, where no marker
-    came, with nothing left.
+    Ends with the source at the marker or at the white space in front of it; without a marker, at
+    the end of the text.
     """
     while True:
         at = source.text.find(marker)
@@ -128,7 +128,7 @@ def text_before(
 
 
 def space_dropped(source: Source) -> Iterator[None]:
-    """White space at the front, which belongs to no content."""
+    """Drops the white space at the front, which belongs to no content."""
     while True:
         num_chars = len(source.text) - len(source.text.lstrip())
         if num_chars:
@@ -139,7 +139,7 @@ def space_dropped(source: Source) -> Iterator[None]:
 
 
 def num_held(text: str, marker: str) -> int:
-    """The length of the longest end of `text` that `marker` begins with, and is not all of it."""
+    """Returns the length of the longest end of `text` that is a proper prefix of `marker`."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-length:]):
             return length

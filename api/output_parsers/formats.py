@@ -1,4 +1,4 @@
-"""How models write calls of tools and their reasoning into their text, read as it arrives."""
+"""Formats of tool calls and reasoning in generated text, parsed while it arrives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYTHON_TAG = "<|python_tag|>"  # where a tokenizer does not have it as a special
 
 
 def plain_text(source: Source) -> Reading:
-    """All of it is the answer."""
+    """Yields all text as the answer."""
     while True:
         if source.text:
             yield Text(source.take(len(source.text), Span.TEXT))
@@ -31,10 +31,9 @@ def plain_text(source: Source) -> Reading:
 
 
 def hermes_calls(source: Source, tools: ToolBox) -> Reading:
-    """Text and calls in any order, each call an object between <tool_call> and </tool_call>.
+    """Parses text and calls in any order, each call an object in <tool_call> and </tool_call>.
 
-    An opening marker that no call follows is text, and what follows it is read as if it were not
-    there. A closing marker may be missing.
+    An opening marker that no call follows is text. A closing marker may be missing.
     """
     while True:
         yield from text_before(source, HERMES_OPEN, Text, Span.TEXT)
@@ -51,7 +50,7 @@ def hermes_calls(source: Source, tools: ToolBox) -> Reading:
 
 
 def _closing_marker(source: Source) -> Iterator[None]:
-    """Takes the marker, if it is next behind white space."""
+    """Takes the closing marker, if it follows, with white space before it."""
     while True:
         space = len(source.text) - len(source.text.lstrip())
         rest = source.text[space : space + len(HERMES_CLOSE)]
@@ -64,9 +63,9 @@ def _closing_marker(source: Source) -> Iterator[None]:
 
 
 def llama3_json_calls(source: Source, tools: ToolBox) -> Reading:
-    """Calls from the first character on, with `;` or white space between them, then text.
+    """Parses calls from the first character on, separated by `;` or white space, then text.
 
-    A text that does not begin with the object of a call is text to its end.
+    Text that does not begin with the object of a call is text to its end.
     """
     yield from _python_tag(source)
     lead = yield from _before_object(source, "")
@@ -92,7 +91,7 @@ def _python_tag(source: Source) -> Iterator[None]:
 
 
 def _before_object(source: Source, separator: str) -> Generator[None, None, int | None]:
-    """The index of a brace behind white space and at most one separator; None: there is none."""
+    """Returns the index of a brace behind white space and at most one separator, or None."""
     index, separators = 0, separator
     while True:
         if index == len(source.text):
@@ -111,10 +110,9 @@ def _before_object(source: Source, separator: str) -> Generator[None, None, int 
 
 
 def reasoning_first(source: Source, *, is_open: bool) -> Reading:
-    """Reasoning at the start of the text, up to </think>; without that, to the end of the text.
+    """Parses reasoning at the start of the text, up to </think> or the end of the text.
 
-    `is_open`: the prompt has opened it already. Otherwise only a text that begins with <think> has
-    any.
+    `is_open`: the prompt has opened it. Otherwise only text that begins with <think> has any.
     """
     while True:
         text = source.text.lstrip()

@@ -1,4 +1,4 @@
-"""TurnParser: the port of whoever tells a model's text apart, and the two there are."""
+"""TurnParser: parses a choice's text into events while it arrives."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from api.output_parsers.events import (
 
 
 class TurnParser(Protocol):
-    """One choice's text in, its events out. Splitting the text differently changes no content."""
+    """Parses one choice. How its text is split into pushes changes no content."""
 
     @property
     def has_calls(self) -> bool:
-        """A tool call has begun."""
+        """Whether a tool call has begun."""
         ...
 
     @property
     def reasoning_bytes(self) -> int:
-        """UTF-8 bytes of raw text, from its start, that are reasoning so far, with its markers."""
+        """UTF-8 bytes of the raw text that are reasoning so far, markers included."""
         ...
 
     @property
     def spans(self) -> TextSpans | None:
-        """Where the raw text is text of the answer; None: everywhere."""
+        """The ranges of raw text that are text of the answer; None: all of it."""
         ...
 
     def push(self, text: str) -> Sequence[TurnEvent]:
-        """What this text completes; what may still become something else is held back."""
+        """Returns the events that `text` completes; holds back what may become a marker."""
         ...
 
     def finish(self) -> Sequence[TurnEvent]:
-        """The rest, when the text has ended. Nothing is pushed afterwards."""
+        """Returns the last events. Nothing is pushed afterwards."""
         ...
 
 
 class PlainParser:
-    """All of it is the answer."""
+    """Passes all text on as the answer."""
 
     has_calls = False
     reasoning_bytes = 0
@@ -59,7 +59,7 @@ class PlainParser:
 
 
 class FormatParser:
-    """Reads a format of `api.output_parsers.formats`. Never raises, whatever the text is."""
+    """Runs a format of `api.output_parsers.formats`. Never raises, whatever the text is."""
 
     def __init__(self, read: Callable[[Source], Reading]) -> None:
         self.has_calls = False
@@ -90,7 +90,7 @@ class FormatParser:
 
 
 def merged(events: Iterable[TurnEvent]) -> list[TurnEvent]:
-    """Neighbours that continue one another as one event, and none that says nothing."""
+    """Returns the events with consecutive pieces joined and empty ones dropped."""
     found: list[TurnEvent] = []
     for event in events:
         last = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""TurnReading: how the text of a request's choices is to be read."""
+"""TurnReading: makes the parsers of a request's choices."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from shared.text.tool_formats import ReasoningFormat, ToolFormat
 
 
 class Thinking(Enum):
-    """Where a prompt leaves a model that may write its reasoning first."""
+    """Whether generated text begins with reasoning, as the prompt leaves it."""
 
-    NO = "no"  # it writes none, or the prompt has closed it
+    NO = "no"  # the model writes none, or the prompt has closed it
     MAYBE = "maybe"  # the text may begin with it
     OPEN = "open"  # the prompt has opened it
 
 
 def thinking_after(prompt: str, reasoning_format: ReasoningFormat | None) -> Thinking:
-    """What a model with this format does next, going by how the prompt ends."""
+    """Returns how text of a model with this format begins, by the end of the prompt."""
     if reasoning_format is None:
         return Thinking.NO
     end = prompt[-200:].rstrip()
@@ -42,10 +42,10 @@ def thinking_after(prompt: str, reasoning_format: ReasoningFormat | None) -> Thi
 
 @dataclass(slots=True)
 class TurnReading:
-    """A NewParser: call it once for each choice, in their order.
+    """A NewParser: called once for each choice, in their order.
 
-    `names`: the tools that may be called; calls of others are text. `seed`: what the ids of the
-    calls are made from; the same seed gives the same ids.
+    `names`: the tools that may be called; calls of others are text. `seed`: the ids of the calls
+    derive from it; the same seed gives the same ids.
     """
 
     tool_format: ToolFormat | None = None

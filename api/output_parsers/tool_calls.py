@@ -1,6 +1,6 @@
-"""Calls of tools in a model's text: `{"name": ..., "arguments": {...}}`, as it arrives.
+"""Tool calls in generated text, `{"name": ..., "arguments": {...}}`, parsed while they arrive.
 
-Shared by the formats that put a call into one JSON object, whatever they put around it.
+Shared by the formats that write a call as one JSON object, whatever they put around it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from api.output_parsers.events import Source, Span, ToolArguments, ToolCall, TurnEvent, num_held
 from api.output_parsers.json_scanner import JsonScanner
 
-ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's word; each is read in both
+ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats accept each
 _SPACES = " \t\n\r"
 
 
 class NotACall(Exception):
-    """What was read is no call of a tool. Nothing of it was taken."""
+    """Raised for text that is no tool call. Nothing of it was taken."""
 
 
 @dataclass(slots=True)
 class ToolBox:
-    """The tools that a choice may call, and the numbers of its calls."""
+    """The tools that a choice may call; numbers the calls."""
 
     names: Collection[str]
     new_call_id: Callable[[int], str]
     num_calls: int = 0
 
     def begin(self, name: str) -> ToolCall:
-        """The event of the next call."""
+        """Returns the event of the next call."""
         index = self.num_calls
         self.num_calls += 1
         return ToolCall(index, self.new_call_id(index), name)
@@ -38,12 +38,12 @@ class ToolBox:
 def read_call(
     source: Source, start: int, tools: ToolBox, closing: str | None
 ) -> Generator[TurnEvent | None, None, None]:
-    """Reads the object that begins at `source.text[start]`, or behind white space there.
+    """Parses the object that begins at `source.text[start]`, or behind white space there.
 
-    As soon as the name is known and the arguments begin they are passed on as they come, and there
-    is no way back: arguments that break off being JSON are passed on as they stand, up to `closing`
-    or the end of the text. Before that, raises NotACall and takes nothing. Arguments that stand
-    before the name, or are the text of an object, or null, or missing, come in one piece.
+    Raises NotACall and takes nothing until the name is known and the arguments begin. From then on
+    arguments are passed on while they arrive; arguments that stop being JSON are passed on as they
+    are, up to `closing` or the end of the text. Arguments that stand before the name, or are a
+    string, null or missing, come in one piece.
     """
     index = yield from _expect(source, start, "{")
     name: str | None = None
@@ -109,7 +109,7 @@ def _stream_arguments(
 
 
 def _rest_of_object(source: Source) -> Generator[None, None, None]:
-    """What follows the arguments, up to and with the brace; left alone if there is no brace."""
+    """Takes what follows the arguments, including the brace; nothing if there is no brace."""
     index = 0
     try:
         while True:
@@ -165,7 +165,7 @@ def _string(source: Source, index: int) -> Generator[None, None, tuple[str, int]
 
 
 def _value(source: Source, index: int) -> Generator[None, None, int]:
-    """The index behind the value."""
+    """Returns the index behind the value."""
     scanner = JsonScanner()
     while True:
         index = scanner.scan(source.text, index)
@@ -177,7 +177,7 @@ def _value(source: Source, index: int) -> Generator[None, None, int]:
 
 
 def _object_text(value: str) -> str:
-    """The arguments' JSON text: of an object, of the text of one, or of nothing."""
+    """Returns the arguments' JSON text; `{}` for null. Raises NotACall for no object."""
     if value.startswith("{"):
         return value
     try:
