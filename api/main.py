@@ -209,7 +209,7 @@ async def _check_durability(settings: ApiSettings, transport: RedisTransport) ->
     durability = settings.accept_durability
     if durability is Durability.NONE:
         return None
-    fault = await transport.store.durability_fault(durability, settings.accept_replicas)
+    fault = await transport.durability.durability_fault(durability, settings.accept_replicas)
     if fault is None:
         return None
     why = f"ACCEPT_DURABILITY cannot be {durability}: {fault.sentence}"

@@ -29,6 +29,7 @@ from api.system.state_collector import StateCollector
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.bus import EventBus
 from shared.transport.ports.dead_letters import DeadLetters
+from shared.transport.ports.durability import DurabilityChecks
 from shared.transport.ports.files import FileIndex, FileLimits
 from shared.transport.ports.jobs import AdmissionLimits, JobStore
 from shared.transport.ports.registry import WorkerRegistry
@@ -41,6 +42,8 @@ class Transport(Protocol):
     def store(self) -> JobStore: ...
     @property
     def registry(self) -> WorkerRegistry: ...
+    @property
+    def durability(self) -> DurabilityChecks: ...
     @property
     def bus(self) -> EventBus: ...
     @property
@@ -82,7 +85,7 @@ class Services:
         limits = admission_limits(settings)
         accepted = AcceptedJobs(store)
         self.durable = DurableAccept(
-            store,
+            transport.durability,
             settings.accept_durability,
             settings.accept_replicas,
             settings.accept_timeout_s,

@@ -12,6 +12,7 @@ from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreac
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.disconnects import Departures
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
+from shared.transport.ports.durability import DurabilityChecks
 from shared.transport.ports.jobs import (
     AdmissionLimits,
     JobStore,
@@ -156,9 +157,9 @@ class DurableAccept:
     """`default`: for requests that set none. `num_replicas`: confirm `Durability.REPLICAS`."""
 
     def __init__(
-        self, store: JobStore, default: Durability, num_replicas: int, timeout_s: float
+        self, checks: DurabilityChecks, default: Durability, num_replicas: int, timeout_s: float
     ) -> None:
-        self._store = store
+        self._checks = checks
         self.default = default
         self._num_replicas = num_replicas
         self._timeout_s = timeout_s
@@ -169,7 +170,7 @@ class DurableAccept:
         requires it."""
         if durability is Durability.NONE:
             return
-        fault = await self._store.durability_fault(durability, self._num_replicas)
+        fault = await self._checks.durability_fault(durability, self._num_replicas)
         if fault is None:
             return
         if fault.is_lasting and durability is not self.default:
@@ -181,7 +182,7 @@ class DurableAccept:
         was not in time, and TransportError."""
         if durability is Durability.NONE:
             return
-        is_there = await self._store.confirm(
+        is_there = await self._checks.confirm(
             kind, names, durability, self._num_replicas, self._timeout_s
         )
         if not is_there:

@@ -16,6 +16,7 @@ from shared.redis.url import redacted
 from shared.transport.batch_store import RedisBatchStore
 from shared.transport.dead_letters import RedisDeadLetters
 from shared.transport.drain_rate import DrainRates
+from shared.transport.durability import RedisDurability
 from shared.transport.event_bus import RedisEventBus
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import RedisFileIndex
@@ -44,6 +45,7 @@ class RedisTransport:
         scripts = Scripts(keys, retain_ms, is_sharded=is_sharded)
         subscriber = Subscriber(self.connections.new_sub, is_sharded=is_sharded)
         drains = DrainRates()
+        self.durability = RedisDurability(self.connections, scripts)
         self.store = RedisJobStore(keys, self.connections, scripts, policy, drains)
         self.registry = RedisWorkerRegistry(keys, self.connections, scripts, drains)
         self.queue = RedisJobQueue(keys, self.connections, scripts, subscriber)

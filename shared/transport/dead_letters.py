@@ -29,7 +29,6 @@ class RedisDeadLetters:
         self._scripts = scripts
 
     async def list(self, tenant: str | None, limit: int) -> Sequence[DeadLetter]:
-        """As DeadLetters; `limit` is capped at MAX_LISTED."""
         limit = max(0, min(limit, MAX_LISTED))
         found: list[DeadLetter] = []
         before = "+"

@@ -32,7 +32,6 @@ class RedisSubscription:
         self._waiting = LongWait()
 
     async def get(self, timeout_s: float) -> JobEvent | Resync | None:
-        """As Subscription.get. One task at a time."""
         if not self._resync and not self._events:
             await self._waiting.wait(timeout_s)
         if self._resync:
@@ -45,11 +44,10 @@ class RedisSubscription:
         return len(self._events)
 
     def wake(self) -> None:
-        """As Subscription."""
         self._waiting.wake()
 
     def close(self) -> None:
-        """Nobody will wait any more."""
+        """Ends the waits for good; releases the timer."""
         self._waiting.close()
 
     def on_confirmed(self) -> None:
@@ -81,7 +79,7 @@ class RedisEventBus:
         self._subscriber = subscriber
 
     async def start(self) -> None:
-        """Begins to connect; a server that is away is tried again and again."""
+        """Begins to connect; retries until there is a connection."""
         self._subscriber.start()
 
     async def aclose(self) -> None:

@@ -12,29 +12,30 @@ from shared.transport.ports.jobs import TransportError
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether the server refused a write above its maxmemory."""
     return isinstance(error, ResponseError) and "maxmemory" in str(error)
 
 
 def group_is_missing(error: BaseException) -> bool:
-    """The stream or its group went (a flush, an expiry, a failover): create it again."""
+    """Returns whether the stream or its group is gone (a flush, an expiry, a failover)."""
     text = str(error)
     return isinstance(error, ResponseError) and ("NOGROUP" in text or "UNBLOCKED" in text)
 
 
 @contextmanager
 def translated(action: str) -> Iterator[None]:
-    """Raises TransportError for whatever keeps the store from answering `action`.
+    """Raises TransportError for every error of `action` that the server or the network causes.
 
     The sentence names the kind of error and never repeats an address or a password.
     """
     try:
         yield
     except RedisError as error:
-        # The client library wraps what kept it from connecting.
+        # redis-py wraps what kept it from connecting.
         if isinstance(error.__cause__, HomeUnknown | WrongTopology):
             error = error.__cause__
         kind = type(error).__name__
-        # A server's own words hold no credentials; a connection error's may hold the address.
+        # A server's message holds no credentials; a connection error's may hold the address.
         is_safe = isinstance(error, ResponseError | HomeUnknown | WrongTopology)
         detail = f": {error}" if is_safe else ""
         raise TransportError(f"{action} failed ({kind}{detail})"[:400]) from error

@@ -1,4 +1,4 @@
-"""JobQueue over Redis: what a worker takes and says."""
+"""JobQueue over Redis: streams with a consumer group, one for each lane of each model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,10 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoScriptError, ResponseError
 
 from shared.keys import GROUP, Keys
-from shared.messages import (
-    Cursor,
-    Delta,
-    ErrorCode,
-    JobState,
-    PromptSlice,
-    Segment,
-    TokenLogprob,
-)
 from shared.redis.connections import BLOCK_MS, Connections
 from shared.redis.pool import Command
 from shared.redis.pubsub import Subscriber
+from shared.transport.deliveries import DeliveryReader
 from shared.transport.failures import group_is_missing, is_out_of_memory, translated
 from shared.transport.ports.jobs import Restored
 from shared.transport.ports.queue import (
@@ -40,31 +32,27 @@ from shared.transport.ports.queue import (
 from shared.transport.records import WORKER_FIELDS
 from shared.transport.scripts import Argument, Scripts
 from shared.transport.wire import (
-    PayloadInvalid,
     append_arguments,
     append_result,
-    decode_entry,
-    decode_job,
 )
 
 log = logging.getLogger(__name__)
 
 CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
-MAX_CRASHES = 4  # the last two of them while it was tried alone
+MAX_CRASHES = 4  # the last two of them while it ran alone
 PENDING_PAGE = 100
-LOG_PAGE = 1000
 POLL_S = 0.02
 RETRY_S = 0.05
 MAX_HINTS = 1024
 
-# For how long `pull` defers jobs beyond its worker's portion to others that asked for work within
-# the last ASKING_MS. Who waits for work asks again after BLOCK_MS.
+# For how long `pull` defers jobs beyond its worker's portion to workers that pulled within the
+# last ASKING_MS. A worker that waits for work pulls again after BLOCK_MS.
 DEFER_MS = 50
 ASKING_MS = BLOCK_MS + 500
 
 
 class _Pulled(NamedTuple):
-    """What came of one `pull`."""
+    """The reply to one `pull`."""
 
     claims: Sequence[Any] = ()
     more: bool = False  # there may be more to take at once
@@ -74,7 +62,7 @@ class _Pulled(NamedTuple):
 
 
 class RedisJobQueue:
-    """Implements JobQueue for one partition and the models that `setup` was told."""
+    """Implements JobQueue for one partition and the models given to `setup`."""
 
     def __init__(
         self,
@@ -86,8 +74,8 @@ class RedisJobQueue:
         defer_ms: int = DEFER_MS,
         asking_ms: int = ASKING_MS,
     ) -> None:
-        """`defer_ms`: for how long `pull` leaves jobs beyond its worker's portion to others, 0: not
-        at all; `asking_ms`: others are those whose last pull is no older."""
+        """`defer_ms`: for how long `pull` leaves jobs beyond its worker's portion to others (0: not
+        at all); `asking_ms`: the age of the last pull up to which a worker is one of them."""
         self._keys = keys
         self._connections = connections
         self._redis = connections.cmd
@@ -95,12 +83,12 @@ class RedisJobQueue:
         self._subscriber = subscriber
         self._defer_ms = defer_ms
         self._asking_ms = asking_ms
+        self._reader = DeliveryReader(keys, connections, scripts)
         self._models: tuple[str, ...] = ()
-        self._queues: tuple[str, ...] = ()  # lane by lane, those that go first at the front
+        self._queues: tuple[str, ...] = ()  # lane by lane, the first lane at the front
         self._delivered: Sequence[bytes] = ()  # up to where nothing waits in these queues, if known
 
     async def setup(self, models: Sequence[str]) -> None:
-        """As JobQueue; models add up."""
         self._serve((*self._models, *models))
         with translated("setup"):
             pipe = self._redis.pipeline(transaction=False)
@@ -143,7 +131,6 @@ class RedisJobQueue:
         return BeatReply(dropped, lost)
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
-        """As JobQueue. A reply that is lost may hold claims: `reconcile` finds them."""
         if count < 1:
             return []
         deadline = time.monotonic() + block_ms / 1000
@@ -152,7 +139,7 @@ class RedisJobQueue:
             if not pulled.last or block_ms <= 0:
                 pulled = await self._pull_once(worker_id, count)
             while True:
-                deliveries = await self._deliveries(worker_id, pulled.claims)
+                deliveries = await self._reader.deliveries(worker_id, pulled.claims)
                 left_s = deadline - time.monotonic()
                 if deliveries or left_s <= 0:
                     return deliveries
@@ -160,8 +147,8 @@ class RedisJobQueue:
                     pulled = await self._pull_once(worker_id, count)
                     continue
                 if pulled.deferred_ms:
-                    # Not a wait in the server: an idle one looks ten times a second for those that
-                    # have ended.
+                    # Not a wait in the server: an idle one checks its blocked clients only ten
+                    # times a second.
                     await asyncio.sleep(min(POLL_S, left_s, pulled.deferred_ms / 1000))
                     pulled = await self._pull_once(worker_id, count)
                 else:
@@ -180,13 +167,13 @@ class RedisJobQueue:
                 if group_is_missing(error) or is_out_of_memory(error):
                     return []  # `pull` sets up what is missing
                 raise
-            return await self._deliveries(worker_id, claims)
+            return await self._reader.deliveries(worker_id, claims)
 
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         claims: list[Any] = []
         with translated("reconcile"):
-            # Without a lease nothing could be claimed, and the mere reading would bring back a
-            # consumer that was buried, for whom nobody would look again.
+            # Without a lease nothing could be claimed, and the read alone would create the
+            # consumer again after its removal.
             if not await self._redis.exists(self._keys.worker(worker_id)):
                 return []
             for queue in self._queues:
@@ -199,7 +186,7 @@ class RedisJobQueue:
                             claims.append(claim)
                     if len(rows) < PENDING_PAGE:
                         break
-            return await self._deliveries(worker_id, claims)
+            return await self._reader.deliveries(worker_id, claims)
 
     async def recover(
         self, worker_id: str, count: int, *, suspects: bool = True
@@ -216,7 +203,7 @@ class RedisJobQueue:
                     raise
                 await self.setup(self._models)
                 return []
-            return await self._deliveries(worker_id, claims)
+            return await self._reader.deliveries(worker_id, claims)
 
     async def append(
         self, worker_id: str, lease_ms: int, items: Sequence[Append]
@@ -266,12 +253,11 @@ class RedisJobQueue:
             await self._call("crashed", *arguments)
 
     async def retire(self, worker_id: str) -> None:
-        """As JobQueue: what this worker still holds is given back without blame."""
         with translated("retire"):
             await self._call("retire", worker_id, *self._queues)
 
     async def declare_dead(self, worker_id: str) -> None:
-        """For whoever saw the worker's process die: its jobs may be recovered at once."""
+        """Ends the lease of a worker whose process has died: its jobs may be recovered at once."""
         with translated("declare_dead"):
             await self._redis.delete(self._keys.worker(worker_id))
 
@@ -286,7 +272,6 @@ class RedisJobQueue:
             await self._subscriber.remove(channel, hints)
 
     async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
-        """As JobQueue. What is announced lives for CARD_LIFE_MS; blobs are sent once."""
         queues = self._keys.queues(model)
         with translated("announce"):
             missing = await self._call(
@@ -306,10 +291,9 @@ class RedisJobQueue:
     async def _wait_and_pull(
         self, worker_id: str, count: int, last: Sequence[bytes], left_s: float
     ) -> _Pulled:
-        """When something was queued after `last`, or a part of `left_s` has passed.
+        """Pulls once something is queued after `last`, or a part of `left_s` has passed.
 
-        The server is given both commands at once: it pulls in the moment in which the wait ends,
-        instead of after a way here and back.
+        Both commands are sent at once: no round trip lies between the wait and the pull.
         """
         if not last:
             await asyncio.sleep(min(RETRY_S, left_s))
@@ -325,14 +309,14 @@ class RedisJobQueue:
             return await self._pull_once(worker_id, count)
         pulled = await self._pulled(reply)
         if isinstance(waited, ResponseError) and not (pulled.claims or pulled.more):
-            raise waited  # else this would go round and round without waiting
+            raise waited  # else the loop would not wait at all
         return pulled
 
     def _pull_arguments(self, worker_id: str, count: int) -> tuple[Argument, ...]:
         return (worker_id, count, MAX_CRASHES, self._defer_ms, self._asking_ms, *self._queues)
 
     async def _pulled(self, reply: Any) -> _Pulled:
-        """What a pull's reply, or the error in its place, says. Raises ResponseError."""
+        """Decodes a pull's reply, or the error in its place. Raises ResponseError."""
         if isinstance(reply, ResponseError):
             if group_is_missing(reply):
                 await self.setup(self._models)
@@ -380,91 +364,8 @@ class RedisJobQueue:
         reply = await self._call("claim", worker_id, queue, entry, job_id, MAX_CRASHES)
         return reply if reply[0] == b"OK" else None
 
-    async def _deliveries(self, worker_id: str, claims: Sequence[Any]) -> list[Delivery]:
-        deliveries = []
-        claimed_s = self._connections.clock.now_s()
-        for claim in claims:
-            delivery = await self._delivery(worker_id, claim, claimed_s)
-            if delivery is not None:
-                deliveries.append(delivery)
-        return deliveries
-
-    async def _delivery(self, worker_id: str, claim: Any, claimed_s: float) -> Delivery | None:
-        """None when the job cannot be run: it has been failed."""
-        _, raw_id, attempt, n, b, _, crashes, cached, request, facts, fields, *_ = claim
-        job_id, end = raw_id.decode(), Cursor(int(n), int(b))
-        try:
-            job = decode_job(request)
-            if job.job_id != job_id:
-                raise PayloadInvalid("The stored request belongs to another job.")
-        except PayloadInvalid as error:
-            await self._fail(worker_id, job_id, attempt, error.code, str(error))
-            return None
-        slices, deltas = await self._logged(job_id, end) if end.num_tokens else ([], [])
-        token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
-        segments = _segments_of(deltas)
-        is_whole = len(token_ids) == end.num_tokens and all(
-            segment.choice < job.num_choices for segment in segments or ()
-        )
-        if not is_whole:
-            message = "The job cannot be resumed: its log is incomplete."
-            await self._fail(worker_id, job_id, attempt, ErrorCode.JOB_LOST, message)
-            return None
-        logprobs: tuple[TokenLogprob, ...] = tuple(
-            entry for delta in deltas for entry in delta.logprobs or ()
-        )
-        return Delivery(
-            job,
-            int(attempt),
-            output_token_ids=token_ids,
-            output_logprobs=logprobs,
-            end=end,
-            cached_tokens=int(cached),
-            crashes=int(crashes),
-            segments=segments,
-            logged=tuple(deltas),
-            snapshot=JobSnapshot(request, facts, tuple(fields), claimed_s),
-            prompt_slices=tuple(slices),
-        )
-
-    async def _logged(self, job_id: str, end: Cursor) -> tuple[list[PromptSlice], list[Delta]]:
-        slices: list[PromptSlice] = []
-        deltas: list[Delta] = []
-        start, log_key = "-", self._keys.log(job_id)
-        while True:
-            rows: Any = await self._redis.xrange(log_key, start, str(end), count=LOG_PAGE)
-            for entry_id, fields in rows:
-                event = decode_entry(entry_id, fields)
-                if isinstance(event, Delta):
-                    deltas.append(event)
-                elif isinstance(event, PromptSlice):
-                    slices.append(event)
-            if len(rows) < LOG_PAGE:
-                return slices, deltas
-            start = "(" + rows[-1][0].decode()
-
-    async def _fail(
-        self, worker_id: str, job_id: str, attempt: bytes, code: ErrorCode, message: str
-    ) -> None:
-        log.error("delivered job cannot run", extra={"job_id": job_id, "code": str(code)})
-        await self._call(
-            "finish", job_id, worker_id, attempt, JobState.FAILED, code, message[:1000]
-        )
-
     async def _call(self, name: str, *arguments: Argument) -> Any:
         return await self._scripts.call(self._connections.calls, name, *arguments)
-
-
-def _segments_of(deltas: Sequence[Delta]) -> tuple[Segment, ...] | None:
-    """Of all deltas in a row; None when none of them has any."""
-    if all(delta.segments is None for delta in deltas):
-        return None
-    segments: list[Segment] = []
-    for delta in deltas:
-        num_bytes = delta.end.num_bytes - delta.start.num_bytes
-        whole = (Segment(0, len(delta.token_ids), num_bytes),)
-        segments += whole if delta.segments is None else delta.segments
-    return tuple(segments)
 
 
 def _left_ms(snapshot: JobSnapshot, now_s: float) -> int:
@@ -475,7 +376,7 @@ def _left_ms(snapshot: JobSnapshot, now_s: float) -> int:
 
 
 class _Hints:
-    """Job ids from the control channel, the oldest dropped when nobody listens."""
+    """Job ids from the control channel; the oldest are dropped when they are not read."""
 
     def __init__(self) -> None:
         self._ids: deque[str] = deque(maxlen=MAX_HINTS)
@@ -488,7 +389,7 @@ class _Hints:
         return self._ids.popleft()
 
     def on_confirmed(self) -> None:
-        """Hints may be lost: append and beat tell the same."""
+        """Hints may be lost: append and heartbeat report the same."""
 
     def on_message(self, data: bytes) -> None:
         self._ids.append(data.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""JobStore over Redis: what a frontend asks and says."""
+"""JobStore over Redis: one script or pipeline for each call."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from shared.keys import Keys, partition_of
 from shared.messages import (
     START,
-    TERMINAL_STATES,
     Cursor,
     Delta,
-    Durability,
     ErrorCode,
     Failed,
     Finished,
@@ -27,14 +25,13 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
-from shared.redis.connections import MAX_ACCEPT_WAIT_S, Connections
-from shared.redis.pool import Command
+from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import is_out_of_memory, translated
+from shared.transport.job_listing import JobListing
 from shared.transport.ports.jobs import (
     AdmissionLimits,
     CancelResult,
-    DurabilityFault,
     JobLook,
     JobRecord,
     KeptKey,
@@ -45,19 +42,14 @@ from shared.transport.ports.jobs import (
     Submitted,
     TransportError,
 )
-from shared.transport.records import end_of, job_record
+from shared.transport.records import end_of
 from shared.transport.scripts import Scripts
 from shared.transport.submission import allowances, check_answer, check_job, submit_arguments
 from shared.transport.wire import decode_entry, lost_output
 
 MAX_LOG_READ = 4096  # events of one read_log
-MAX_LISTED = 1000  # records of one list_jobs
-LIST_PAGE = 200
-LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
 ATTACH_PAGE = 256  # readers per script call
 LOOK_PAGE = 256  # jobs per script call
-MAX_SCANNED = 10_000  # entries of an index looked at by one list_jobs
-POSITION_MAX = 1000  # entries counted per lane
 MEMORY_RETRY_S = 5.0
 SECRET_LIFE_MS = 7 * 24 * 3_600_000
 DECODE_S = 0.004  # of decoding without a pause
@@ -69,7 +61,7 @@ Fields = dict[bytes, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePolicy:
-    """How long things live that no contract parameter says."""
+    """Lifetimes in milliseconds that no parameter of a port gives."""
 
     grace_ms: int = 10_000  # OnDisconnect.GRACE: how long a job waits for a reader
     frontend_lease_ms: int = 10_000  # granted by submit and attach until the next beat
@@ -92,72 +84,30 @@ class RedisJobStore:
         self._redis = connections.cmd
         self._calls = connections.calls
         self._beats = connections.beat
-        self._accept = connections.accept
         self._scripts = scripts
         self._policy = policy
         self._server_clock = connections.clock
         self._drains = drains
+        self._listing = JobListing(keys, connections, scripts)
 
     async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
-        """As JobStore. ValueError for a job id, lane, model or timeout that cannot be queued."""
         word, _, left = await self._submit(job, limits, reader_id)
         outcome = Submitted.DUPLICATE if word == b"DUP" else Submitted.ACCEPTED
         return Submission(outcome, allowances(left))
 
-    async def requeue(self, letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
-        """As JobStore; ValueError as `submit`."""
-        reply = await self._submit(job, limits, "", letter=letter_id)
+    async def requeue(self, dead_letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
+        reply = await self._submit(job, limits, "", letter=dead_letter_id)
         if reply[0] == b"NOLETTER":
             return None
         return reply[1].decode() if reply[0] == b"REQUEUED" else job.job_id
 
     async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
-        """As JobStore. Raises QueueFull above maxmemory alone."""
         job = replace(job, timeout_ms=max(1, timeout_ms))
         try:
             reply = await self._submit(job, AdmissionLimits(), reader_id, again=True)
         except KeyTaken:  # by an equal request that came later
             return Restored.OVER
         return Restored.OVER if reply[0] == b"OVER" else Restored.RESTORED
-
-    async def durability_fault(
-        self, durability: Durability, num_replicas: int
-    ) -> DurabilityFault | None:
-        probe: Command = ("ROLE",) if durability is Durability.REPLICAS else ("WAITAOF", 1, 0, 1)
-        with translated("durability"):
-            (reply,) = await self._accept.exchange(probe)
-        if isinstance(reply, ResponseError):
-            return _why_not(reply)
-        if durability is Durability.REPLICAS:
-            return _fault_of_role(reply, num_replicas)
-        return None
-
-    async def confirm(
-        self,
-        kind: str,
-        names: Sequence[str],
-        durability: Durability,
-        num_replicas: int,
-        timeout_s: float,
-    ) -> bool:
-        """As JobStore; `timeout_s` is at most MAX_ACCEPT_WAIT_S."""
-        wait_ms = max(1, round(min(timeout_s, MAX_ACCEPT_WAIT_S) * 1000))
-        wait: Command = ("WAITAOF", 1, 0, wait_ms)
-        if durability is Durability.REPLICAS:
-            wait = ("WAIT", num_replicas, wait_ms)
-        all_words = [("confirm", kind, name, str(durability)) for name in names]
-        commands = [self._scripts.command(*words) for words in all_words]
-        with translated("confirm"):
-            *found, reply = await self._accept.exchange(*commands, wait)
-            if any(isinstance(answer, NoScriptError) for answer in found):
-                commands[0] = self._scripts.text_command(*all_words[0])  # the others then know it
-                *found, reply = await self._accept.exchange(*commands, wait)
-            for answer in (*found, reply):
-                if isinstance(answer, ResponseError):
-                    raise answer
-        if durability is Durability.REPLICAS:
-            return all(found) and reply >= num_replicas
-        return all(found) and reply[0] >= 1
 
     async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
         with translated("states"):
@@ -180,7 +130,7 @@ class RedisJobStore:
         letter: str = "",
         again: bool = False,
     ) -> Any:
-        """The transition's answer. Raises ValueError, QueueFull and KeyTaken."""
+        """Returns the transition's reply. Raises ValueError, QueueFull and KeyTaken."""
         check_job(job, self._keys.partition)
         drain = self._drains.of(job.model)
         arguments = submit_arguments(
@@ -215,8 +165,6 @@ class RedisJobStore:
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:
-        """As JobStore. A job that has ended always ends: when nothing lies after `after`, its end
-        is given again, and Failed(job_lost) to a reader whose text is no longer stored."""
         if not self._is_ours(job_id):
             return []
         log_key = self._keys.log(job_id)
@@ -264,10 +212,8 @@ class RedisJobStore:
             fields: Any = await self._redis.hgetall(self._keys.job(job_id))
             if not fields:
                 return None
-            position = None
-            if fields.get(b"state") == b"queued":
-                (position,) = await self._positions([job_id])
-        return _record(job_id, fields, position)
+            (record,) = await self._listing.records([(job_id, fields)])
+        return record
 
     async def facts(self, job_id: str) -> str | None:
         if not self._is_ours(job_id):
@@ -279,26 +225,9 @@ class RedisJobStore:
     async def list_jobs(
         self, state: JobState | None, limit: int, tenant: str | None = None
     ) -> Sequence[JobRecord]:
-        """Newest first: live jobs by deadline, queued ones with their positions, then ended ones
-        (the last thousand of each state) by their end. `limit` is capped at MAX_LISTED."""
-        limit = max(0, min(limit, MAX_LISTED))
-        found: list[JobRecord] = []
-        if state not in TERMINAL_STATES:
-            states = LIVE_STATES if state is None else (state,)
-            found = await self._list_live(states, tenant, limit)
-        if state is None or state in TERMINAL_STATES:
-            ended: list[JobRecord] = []
-            for one in sorted(TERMINAL_STATES) if state is None else (state,):
-                part: list[JobRecord] = []
-                await self._list_index(self._keys.ended(one), one, tenant, limit, part)
-                ended += part
-            ended.sort(key=lambda record: record.ended_ms or 0, reverse=True)
-            live = {record.job_id for record in found}  # one may have ended between two looks
-            found += [record for record in ended if record.job_id not in live]
-        return found[:limit]
+        return await self._listing.list_jobs(state, limit, tenant)
 
     async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
-        """As JobStore. `reason` is a code of small letters and '_'."""
         if not _is_code(reason):
             raise ValueError(f"a reason is a code: {reason[:80]!r}")
         if not self._is_ours(job_id):
@@ -361,7 +290,7 @@ class RedisJobStore:
         return num_ended
 
     async def _reap(self) -> tuple[int, bool]:
-        """The number of jobs it ended; whether the server's time stands still."""
+        """Returns how many jobs it ended, and whether the server's time stands still."""
         begun_s = self._server_clock.now_s()
         with translated("reap"):
             seen, num_ended = await self._call("reap", self._server_clock.testimony)
@@ -382,79 +311,6 @@ class RedisJobStore:
             await self._redis.ping()
             return time.perf_counter() - begin_s
 
-    async def _list_live(
-        self, states: Sequence[JobState], tenant: str | None, limit: int
-    ) -> list[JobRecord]:
-        """Of the indexes of these states, merged; what they list by mistake is left out."""
-        indexes = [self._keys.listed(state, tenant) for state in states]
-        count = limit
-        while True:
-            with translated("list_jobs"):
-                # MULTI: a job that is claimed between two looks would be in neither index.
-                pipe = self._redis.pipeline(transaction=True)
-                for index in indexes:
-                    pipe.zrevrange(index, 0, count - 1, withscores=True)
-                listed = await pipe.execute() if count else []
-            newest = sorted(
-                {entry for entries in listed for entry in entries},
-                key=lambda entry: (entry[1], entry[0]),
-                reverse=True,
-            )
-            found: list[JobRecord] = []
-            for at in range(0, len(newest), LIST_PAGE):
-                page = [job_id for job_id, _ in newest[at : at + LIST_PAGE]]
-                found += await self._records(page, states, tenant)
-                if len(found) >= limit:
-                    return found[:limit]
-            is_whole = all(len(entries) < count for entries in listed)
-            if is_whole or count >= MAX_SCANNED:
-                return found
-            count = min(2 * count, MAX_SCANNED)  # some were listed by mistake: look further
-
-    async def _list_index(
-        self,
-        index: str,
-        state: JobState,
-        tenant: str | None,
-        limit: int,
-        found: list[JobRecord],
-    ) -> None:
-        for at in range(0, MAX_SCANNED, LIST_PAGE):
-            if len(found) >= limit:
-                return
-            with translated("list_jobs"):
-                ids: Any = await self._redis.zrevrange(index, at, at + LIST_PAGE - 1)
-            found += (await self._records(ids, (state,), tenant))[: limit - len(found)]
-            if len(ids) < LIST_PAGE:
-                return
-
-    async def _records(
-        self, ids: Sequence[bytes], states: Sequence[JobState], tenant: str | None
-    ) -> list[JobRecord]:
-        """Those of the jobs that are in one of the states and the tenant's, in their order."""
-        if not ids:
-            return []
-        wanted = {state.encode() for state in states}
-        with translated("list_jobs"):
-            pipe = self._redis.pipeline(transaction=False)
-            for job_id in ids:
-                pipe.hgetall(self._keys.job(job_id.decode()))
-            rows = [
-                (job_id.decode(), fields)
-                for job_id, fields in zip(ids, await pipe.execute(), strict=True)
-                if fields.get(b"state") in wanted
-                and (tenant is None or fields.get(b"tenant") == tenant.encode())
-            ]
-            queued = [job_id for job_id, fields in rows if fields[b"state"] == b"queued"]
-            positions = dict(zip(queued, await self._positions(queued), strict=True))
-        return [_record(job_id, fields, positions.get(job_id)) for job_id, fields in rows]
-
-    async def _positions(self, job_ids: Sequence[str]) -> list[int | None]:
-        if not job_ids:
-            return []
-        places = await self._call("position", POSITION_MAX, *job_ids)
-        return [place if place >= 0 else None for place in places]
-
     async def _call(self, name: str, *arguments: str | bytes | int) -> Any:
         return await self._scripts.call(self._calls, name, *arguments)
 
@@ -471,7 +327,7 @@ class RedisJobStore:
 
 
 async def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Delta | JobEvent]:
-    """Decodes entries, giving way to the loop's other work: a page may be megabytes."""
+    """Decodes entries; yields to the event loop in between: a page may be megabytes."""
     decoded = []
     ends_s = time.monotonic() + DECODE_S
     try:
@@ -485,40 +341,13 @@ async def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Del
     return [event for event in decoded if event is not None]
 
 
-def _record(job_id: str, fields: Fields, position: int | None) -> JobRecord:
-    try:
-        return job_record(job_id, fields, position)
-    except ValueError as error:
-        raise TransportError(str(error)) from error
-
-
-@functools.lru_cache(maxsize=1024)  # jobs that wait all stand where they began
+@functools.lru_cache(maxsize=1024)  # all waiting jobs have the same words
 def _job_look(word: bytes) -> JobLook | None:
-    """Of one word of the transition's reply."""
+    """Decodes one word of the transition's reply."""
     state, _, end = word.partition(b" ")
     num_tokens, _, num_bytes = end.partition(b"-")
     known = _STATES[state]
     return None if known is None else JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
-
-
-def _why_not(error: ResponseError) -> DurabilityFault:
-    text = str(error)
-    if "appendonly" in text:
-        return DurabilityFault("the server's append-only file is off.", is_lasting=True)
-    if "unknown command" in text.lower():
-        sentence = "the server is older than Redis 7.2 and has no WAITAOF."
-        return DurabilityFault(sentence, is_lasting=True)
-    return DurabilityFault(f"the server refuses it ({text[:120]}).", is_lasting=False)
-
-
-def _fault_of_role(role: Sequence[Any], num_replicas: int) -> DurabilityFault | None:
-    if role[0] != b"master":
-        return DurabilityFault("the server is itself a replica at the moment.", is_lasting=False)
-    num_here = len(role[2])
-    if num_here >= num_replicas:
-        return None
-    sentence = f"the server has {num_here} of {num_replicas} replicas."
-    return DurabilityFault(sentence, is_lasting=False)
 
 
 def _is_code(reason: str) -> bool:
@@ -526,6 +355,6 @@ def _is_code(reason: str) -> bool:
 
 
 def _cancel_message(reason: str) -> str:
-    """'' where the transition has a sentence of its own."""
+    """Returns '' where the transition has its own sentence."""
     known = {ErrorCode.CANCELLED, ErrorCode.DISCONNECTED, ErrorCode.ORPHANED}
     return "" if reason in known else f"The job was cancelled ({reason})."

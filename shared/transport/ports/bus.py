@@ -10,14 +10,15 @@ from shared.messages import (
 
 
 class Subscription(Protocol):
-    """Live events of one job for one reader. At most once: gaps are the reader's to fill.
+    """Live events of one job for one reader. At most once: the reader fills gaps.
 
     Every confirmation of the subscription by the server (first or after a reconnect) is delivered
     as RESYNC: the reader must then read the log from its cursor.
     """
 
     async def get(self, timeout_s: float) -> JobEvent | Resync | None:
-        """The next event; RESYNC; or None when nothing came within `timeout_s`.
+        """Returns the next event; RESYNC; or None when nothing came within `timeout_s`. One task at
+        a time.
 
         A subscription's queue is bounded: what does not fit is dropped, RESYNC comes instead.
         """
@@ -25,11 +26,11 @@ class Subscription(Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Events that `get` would give at once."""
+        """The number of events that `get` would return at once."""
         ...
 
     def wake(self) -> None:
-        """Ends the wait of a `get`, which returns None if there is nothing to give."""
+        """Ends the wait of a `get`, which returns None if there is no event."""
         ...
 
 
@@ -46,16 +47,16 @@ class EventBus(Protocol):
     async def start(self) -> None: ...
     async def aclose(self) -> None: ...
     async def subscribe(self, job_id: str) -> Subscription:
-        """Returns once the server confirmed, or raises TransportError. First get() is RESYNC."""
+        """Returns once the server confirmed; the first get() is RESYNC. Raises TransportError."""
         ...
 
     async def begin(self, job_id: str) -> Subscription:
-        """As `subscribe`, without the wait: `confirmed` comes before the first get()."""
+        """Subscribes without the wait; await `confirmed` before the first get()."""
         ...
 
     async def confirmed(self, subscription: Subscription) -> None:
-        """Returns once the server confirmed what `begin` gave. Raises TransportError, and ends the
-        subscription then."""
+        """Waits until the server confirmed what `begin` returned. Ends the subscription where it
+        raises TransportError."""
         ...
 
     async def unsubscribe(self, subscription: Subscription) -> None: ...

@@ -23,12 +23,12 @@ from shared.messages import (
 
 
 class TransportError(Exception):
-    """The store cannot be reached or cannot answer now; the caller may retry."""
+    """The server cannot be reached or cannot answer now; the caller may retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a tenant may use in a minute, and what was left of that at a submit."""
+    """A tenant's allowance for a minute, and what a submit left of it."""
 
     name: str  # "requests" or "tokens"
     per_minute: int
@@ -37,9 +37,9 @@ class Allowance:
 
 
 class QueueFull(TransportError):
-    """Admission said no; nothing was written.
+    """Admission refused a job; nothing was written.
 
-    `scope` says which limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
+    `scope` names the limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
     (Redis is full), "deadline" (it would wait past its own), "queue_timeout" (it would not be
     begun within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
     (waiting or running), "requests_per_minute" and "tokens_per_minute". `allowances`: of the job's
@@ -58,7 +58,7 @@ class QueueFull(TransportError):
 class KeyTaken(Exception):
     """The job's idempotency key belongs to another job; nothing was written.
 
-    `same_request` says whether that one came of an equal request.
+    `same_request`: the other job came of an equal request.
     """
 
     def __init__(self, job_id: str, *, same_request: bool) -> None:
@@ -69,7 +69,7 @@ class KeyTaken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KeptKey:
-    """Which job an idempotency key belongs to, and how that is. `state` None: it is forgotten."""
+    """The job that an idempotency key belongs to; its record has expired where `state` is None."""
 
     job_id: str
     body: str
@@ -83,7 +83,7 @@ class KeptKey:
 
 
 class Submitted(StrEnum):
-    """What became of a submit: DUPLICATE means that the same job id is there already."""
+    """The outcome of a submit. DUPLICATE: the same job id is there already."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -91,36 +91,36 @@ class Submitted(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A submit that was not refused, and what it left of the tenant's allowances.
+    """An accepted submit.
 
-    `allowances`: those that have a limit. A DUPLICATE is told and charged nothing.
+    `allowances`: the tenant's that have a limit, after it; () for a DUPLICATE, which is free.
     """
 
     outcome: Submitted
     allowances: tuple[Allowance, ...] = ()
 
 
-# How long an ended job has a record or at least a tombstone (lua/lib/common.lua has the same). Only
-# who was sure of a job within this time may put it back.
+# How long an ended job has a record or at least a tombstone (lua/lib/common.lua has the same). A
+# job that was last seen alive within this time may be put back.
 TOMBSTONE_MS = 600_000
 
 
 class Restored(StrEnum):
-    """What became of putting a job back that the server has lost."""
+    """The outcome of putting a job back that the server has lost."""
 
     RESTORED = "restored"  # it is there again, or still is
     OVER = "over"  # it has ended, or may have ended
     FENCED = "fenced"  # another attempt owns it
-    NO_LEASE = "nolease"  # a worker must beat first
+    NO_LEASE = "nolease"  # a worker must send a heartbeat first
     NO_MEMORY = "nomemory"  # the server is above maxmemory: it may be tried again
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Bounds that `submit` checks atomically, at the check itself. None: no bound.
+    """Bounds that `submit` checks and applies in one atomic step. None: no bound.
 
-    Minutes are buckets that fill up evenly. Tokens are those of the prompt and, until the job has
-    ended, all that it may give; then those that it gave.
+    Allowances per minute are buckets that refill evenly. Tokens are those of the prompt and, until
+    the job has ended, all that it may generate; then those that it generated.
     """
 
     max_queued_jobs: int = 1000
@@ -157,7 +157,7 @@ class JobRecord:
     first_token_ms: int | None
     ended_ms: int | None
     deadline_ms: int
-    queue_deadline_ms: int | None = None  # until when it had to be begun; None: no such bound
+    queue_deadline_ms: int | None = None  # by when it had to be claimed; None: no such bound
     queue_position: int | None = None  # 0 is next; only while queued
     extra: Mapping[str, str] = field(default_factory=dict)  # hash fields of a newer release
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
@@ -168,7 +168,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """The latched state after a cancel: the cancel's own, or that of whoever came first."""
+    """The latched state after a cancel: CANCELLED, or the state in which the job had ended."""
 
     state: JobState
     num_tokens: int
@@ -177,135 +177,127 @@ class CancelResult:
 
 @dataclass(frozen=True, slots=True)
 class JobLook:
-    """Where a job stands: enough to know whether a reader has missed something."""
+    """How far a job is: enough to know whether its reader has missed something."""
 
     state: JobState
     end: Cursor  # of what was logged
 
 
-@dataclass(frozen=True, slots=True)
-class DurabilityFault:
-    """Why a server cannot confirm a durability."""
-
-    sentence: str
-    is_lasting: bool  # False: it may pass by itself, as a failover or a replica's reconnect does
-
-
 class JobStore(Protocol):
-    """The frontend's view: submit, read, cancel, look. Every call may raise TransportError."""
+    """The frontend's view of jobs. Every call may raise TransportError."""
 
     async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
-        """Raises QueueFull and KeyTaken before anything is written. Idempotent by job id.
+        """Queues a job. Idempotent by job id.
 
-        `reader_id`: who reads the job, "<frontend>#<n>"; "" for nobody, "<frontend>" for whichever
-        reader of that frontend.
+        `reader_id`: the job's reader, "<frontend>#<n>"; "" for none, "<frontend>" for any reader of
+        that frontend. Raises, before anything is written, QueueFull, KeyTaken, and ValueError for
+        a job id, lane, model or timeout that cannot be queued.
         """
         ...
 
     async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
         """Queues a job that was accepted before and that the server has lost; no limit holds.
 
-        `timeout_ms`: what is left of its timeout. `reader_id`: as in `submit`. RESTORED also where
-        it is there already. To be called only by who has seen the job's record, or its acceptance,
-        within TOMBSTONE_MS.
+        `timeout_ms`: what is left of its timeout. `reader_id`: as in `submit`. Returns RESTORED
+        also where it is there already. Call it only for a job whose record, or acceptance, was seen
+        within TOMBSTONE_MS. Raises QueueFull above maxmemory alone.
         """
         ...
 
-    async def durability_fault(
-        self, durability: Durability, num_replicas: int
-    ) -> DurabilityFault | None:
-        """Why the server cannot confirm this durability now; None when it can."""
-        ...
-
-    async def confirm(
-        self,
-        kind: str,
-        names: Sequence[str],
-        durability: Durability,
-        num_replicas: int,
-        timeout_s: float,
-    ) -> bool:
-        """Waits once until the records of these of one kind ("job" or "batch"), and all that was
-        written before, are as durable as that; False when that was not in time, or a record is
-        missing."""
-        ...
-
     async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
-        """The state of each job; None: no such job. One that has ended and whose record was removed
+        """Returns the state of each job; None: no such job. An ended job whose record was removed
         counts as cancelled."""
         ...
 
     async def kept_key(self, key: str) -> KeptKey | None:
-        """By the digest in Job.idempotency; None: no job has it (any more)."""
+        """Returns the job of a key, by the digest in Job.idempotency; None: no job has it."""
         ...
 
-    async def requeue(self, letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
-        """Submits `job`, which nobody waits for, in the place of a dead letter, which goes.
+    async def requeue(self, dead_letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
+        """Replaces a dead letter by a new job without a reader.
 
-        The id of the job that took the letter: `job`'s, or another's that was first. None: there is
-        no such letter. Raises QueueFull before anything is written.
+        Returns the id of the job that took the letter: `job`'s, or that of an earlier requeue.
+        None: no such letter. Raises QueueFull and ValueError as `submit`.
         """
         ...
 
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:
-        """Durable events strictly after `after`, in order: PromptSlice, of a job that asks for
-        them, Delta, then one Finished or Failed. Slice i lies at Cursor(0, i + 1). Fewer than
-        `count` only where nothing follows: entries of unknown kinds are passed over."""
+        """Returns durable events strictly after `after`, in order: PromptSlice, of a job that
+        requests them, Delta, then one Finished or Failed. Slice i lies at Cursor(0, i + 1).
+
+        Fewer than `count` only where nothing follows: entries of unknown kinds are skipped. The log
+        of an ended job always ends: where nothing lies after `after`, its end is returned again,
+        and Failed(job_lost) to a reader whose text is no longer stored.
+        """
         ...
 
     async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
-        """Where each job stands, of many at little cost; None: no such job."""
+        """Returns how far each job is, many in one call; None: no such job."""
         ...
 
-    async def get(self, job_id: str) -> JobRecord | None: ...
+    async def get(self, job_id: str) -> JobRecord | None:
+        """Returns the job's record; None: no such job."""
+        ...
+
     async def facts(self, job_id: str) -> str | None:
-        """`facts` of the job as submitted; None where it has none, or is not known any more."""
+        """Returns `facts` of the job as submitted; None where it has none or has expired."""
         ...
 
     async def list_jobs(
         self, state: JobState | None, limit: int, tenant: str | None = None
     ) -> Sequence[JobRecord]:
-        """Newest first; of all states and of all tenants where they are None."""
-        ...
+        """Returns records newest first, of all states and of all tenants where they are None.
 
-    async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
-        """Latches CANCELLED unless the job has ended. None: no such job."""
-        ...
-
-    async def forget(self, job_id: str) -> bool:
-        """Drops what is kept of an ended job. False: it has not ended. True also without a job."""
-        ...
-
-    async def renew(self, job_ids: Sequence[str]) -> None:
-        """Keeps ended jobs that have a `retain_ms` for so long from now."""
-        ...
-
-    async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
-        """Each (job id, reader id) is there, or still there. The jobs' states; None: no such job.
-
-        Repeat it every two seconds: a job whose marked reader has left, or whose frontend has
-        died, then knows of another reader in time.
+        Live jobs come first, by deadline, the queued with their positions; then ended ones (the
+        last thousand of each state) by their end. `limit` is capped at 1000.
         """
         ...
 
-    async def detach(self, job_id: str, reader_id: str) -> None: ...
+    async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
+        """Latches CANCELLED unless the job has ended; None: no such job.
+
+        `reason`: a code of small letters and '_'. Raises ValueError for others.
+        """
+        ...
+
+    async def forget(self, job_id: str) -> bool:
+        """Deletes what is kept of an ended job; False: it has not ended. Idempotent."""
+        ...
+
+    async def renew(self, job_ids: Sequence[str]) -> None:
+        """Keeps ended jobs that have a `retain_ms` for as long again from now."""
+        ...
+
+    async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
+        """Registers readers, each a (job id, reader id). Returns the jobs' states; None: no such
+        job.
+
+        Repeat it every two seconds: a job whose marked reader has left, or whose frontend has died,
+        then has another reader in time.
+        """
+        ...
+
+    async def detach(self, job_id: str, reader_id: str) -> None:
+        """Removes a reader; without another one the job's grace begins."""
+        ...
+
     async def beat_frontend(self, frontend_id: str, lease_ms: int) -> bool:
-        """Renews a frontend's lease. False: it had ended, or there was none. Its jobs may count as
-        orphans soon: all its readers attach before it reaps."""
+        """Renews a frontend's lease. False: it had ended, or there was none; all its readers must
+        attach before it reaps, or their jobs count as orphans."""
         ...
 
     async def reap(self) -> int:
-        """Ends jobs past their deadline and, a page of them at a time, those that nobody reads any
-        more; returns how many. Anybody may call it at any time, everybody each second."""
+        """Ends jobs past their deadline and, a page at a time, jobs whose readers are gone; returns
+        how many. Every frontend calls it each second; concurrent calls are safe."""
         ...
 
     async def shared_secret(self, purpose: str) -> bytes:
-        """Random bytes that all frontends have in common; made by the first that asks, kept for a
+        """Returns 32 random bytes that all frontends share; created by the first call, kept for a
         week after the last."""
         ...
 
     async def ping(self) -> float:
-        """Round trip in seconds."""
+        """Returns the round trip time in seconds."""
         ...

@@ -23,10 +23,10 @@ from shared.transport.ports.jobs import Restored
 
 
 class AppendStatus(StrEnum):
-    """What the log said to an append. GAP and DIVERGED carry the log's length in AppendResult."""
+    """The verdict on an append. GAP and DIVERGED carry the log's length in AppendResult."""
 
     OK = "ok"
-    GAP = "gap"  # the log is shorter than we thought: send again from there
+    GAP = "gap"  # the log is shorter than the worker assumed: append again from there
     DIVERGED = "diverged"  # same length, other tokens: reload from the log
     FENCED = "fenced"  # another attempt owns the job
     GONE = "gone"  # no such job, or not this claim of it: it ended long ago, or was lost
@@ -44,7 +44,7 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ends, said by its worker together with its last delta."""
+    """How a job ends, sent by its worker together with its last delta."""
 
     state: JobState  # FINISHED or FAILED
     reason: str  # FinishReason for FINISHED, ErrorCode for FAILED
@@ -55,14 +55,14 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One job's part of a step: log (start..end], then end the job if `end_of_job` is given.
+    """One job's part of a step: logs (start..end], then ends the job if `end_of_job` is given.
 
     `start_hash` and `end_hash` chain over the token ids up to `start` and `end` (see chain_hash;
     over their links, see chain_links, where the delta has segments).
     A job that ends without new tokens has `start == end` and no token ids; any text that was still
     held back travels in `delta.text` (then `end.num_bytes` grows alone).
 
-    With a `prompt_slice` it says that and nothing else: the delta is empty and lies at the start.
+    With a `prompt_slice` it holds nothing else: the delta is empty and lies at the start.
     The first delta behind `num_prompt_slices` of them, and the end in its place, meet a gap where
     the log has fewer; a slice that is there already is left as it is.
     """
@@ -100,7 +100,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class LoggedChoice:
-    """What a log holds of one choice. With a finish reason it has ended and is not run again."""
+    """One choice's part of a log. With a finish reason it has ended and is not run again."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -121,10 +121,10 @@ class JobSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A claimed job: run each of its choices from where its log ends and speak under `attempt`.
+    """A claimed job: run each of its choices from where its log ends, and append as `attempt`.
 
     After a first claim the outputs are empty; after a recovery they are what the log holds, in its
-    order, and `segments` say whose they are (None: all of it is choice 0's).
+    order, and `segments` divide them among the choices (None: all of it is choice 0's).
     """
 
     job: Job
@@ -141,9 +141,9 @@ class Delivery:
 
     @property
     def choices(self) -> tuple[LoggedChoice, ...]:
-        """The log by choice, one for each of the job's.
+        """The log divided by choice.
 
-        A job of one choice ends with its log, so a single choice is never given as ended.
+        A job of one choice ends with its log, so a single choice has never ended here.
         """
         if self.segments is None:
             first = LoggedChoice(self.output_token_ids, self.output_logprobs, self.end.num_bytes)
@@ -153,7 +153,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a worker says of itself, every few hundred milliseconds."""
+    """A worker's state, reported every few hundred milliseconds."""
 
     worker_id: str
     lease_ms: int
@@ -184,18 +184,24 @@ class JobQueue(Protocol):
     """The worker's view. Every call may raise TransportError; every call is safe to repeat."""
 
     async def setup(self, models: Sequence[str]) -> None:
-        """Creates the streams and their group (from id 0) where they are missing."""
+        """Creates the streams and their group (from id 0) where they are missing; models add up."""
         ...
 
     async def beat(self, beat: Beat) -> BeatReply:
-        """Renews the lease; returns which of the listed jobs are no longer this worker's."""
+        """Renews the lease; returns which of the listed jobs are no longer this worker's.
+
+        Raises ValueError for a statistic with a reserved name.
+        """
         ...
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
-        """Takes new jobs for `count` free places, waiting up to `block_ms` for the first; claims
-        each. A job takes a place for each of its choices; one is taken while a place is free, so
-        the last may have more choices than places were left. Of jobs that have just come it takes
-        this worker's portion and leaves the rest to others for a moment."""
+        """Claims new jobs for `count` free places, waiting up to `block_ms` for the first.
+
+        A job takes a place for each of its choices; one is claimed while a place is free, so the
+        last may have more choices than places were left. Of jobs that were just queued it claims
+        this worker's portion and leaves the rest to others for a moment. A reply that is lost may
+        hold claims: `reconcile` finds them.
+        """
         ...
 
     async def oversubscribe(
@@ -209,7 +215,7 @@ class JobQueue(Protocol):
         ...
 
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
-        """Claims again what the group says is ours and memory does not know (a lost reply)."""
+        """Returns jobs that this worker has claimed and does not know (a reply was lost)."""
         ...
 
     async def recover(
@@ -222,7 +228,7 @@ class JobQueue(Protocol):
     async def append(
         self, worker_id: str, lease_ms: int, items: Sequence[Append]
     ) -> Sequence[AppendResult]:
-        """One round trip for a whole step; one result per item, in order."""
+        """Appends a whole step in one round trip; returns one result per item, in order."""
         ...
 
     async def restore(
@@ -236,7 +242,7 @@ class JobQueue(Protocol):
         ...
 
     async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
-        """Gives a running job back to the queue with its log. False: it was not ours any more."""
+        """Gives a running job back to the queue with its log. False: another attempt owns it."""
         ...
 
     async def crashed(
@@ -252,15 +258,15 @@ class JobQueue(Protocol):
         ...
 
     async def retire(self, worker_id: str) -> None:
-        """Drops the lease: whatever is still ours may be recovered at once."""
+        """Ends the lease: the worker's jobs may be recovered at once, without blame."""
         ...
 
     def cancellations(self, worker_id: str) -> AsyncIterator[str]:
-        """Job ids to drop, as hints (append and beat tell the same truth)."""
+        """Yields ids of jobs to drop, as hints (append and heartbeat report the same)."""
         ...
 
     async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
-        """Publishes the model's card and its blobs (by digest); repeat to keep them alive."""
+        """Publishes the model's card and its blobs (by digest) for a day; repeat to keep them."""
         ...
 
 

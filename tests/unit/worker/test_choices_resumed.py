@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from shared.messages import START, ChoiceDelta, Cursor, Delta, Job, segment_deltas
-from shared.transport.job_queue import _segments_of
+from shared.transport.deliveries import segments_of
 from shared.transport.ports.queue import Append, Delivery, JobEnd
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job
@@ -86,7 +86,7 @@ class Log:
             tuple(token_id for delta in self.deltas for token_id in delta.token_ids),
             (),
             self.cursor,
-            segments=_segments_of(self.deltas) if self.deltas else None,
+            segments=segments_of(self.deltas) if self.deltas else None,
             logged=tuple(self.deltas),
         )
 

@@ -14,7 +14,7 @@ import pytest
 
 from shared.messages import Durability
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import DurabilityFault
+from shared.transport.ports.durability import DurabilityFault
 from tests.contract.shared.transport.steps import Steps, until
 from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
 
@@ -48,7 +48,7 @@ def new_server() -> Iterator[object]:
 async def confirmed(
     transport: RedisTransport, job_id: str, durability: Durability, timeout_s: float = 5.0
 ) -> bool:
-    return await transport.store.confirm("job", [job_id], durability, 1, timeout_s)
+    return await transport.durability.confirm("job", [job_id], durability, 1, timeout_s)
 
 
 @needs_waitaof
@@ -58,7 +58,7 @@ async def test_a_confirmed_job_says_so_and_one_that_is_not_there_is_not_confirme
     steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit()
-    assert await transport.store.durability_fault(FSYNC, 1) is None
+    assert await transport.durability.durability_fault(FSYNC, 1) is None
     await transport.connections.cmd.script_flush()
     assert await confirmed(transport, job.job_id, FSYNC)
     record = await transport.store.get(job.job_id)
@@ -76,12 +76,12 @@ async def test_many_jobs_are_confirmed_with_one_wait(transport: RedisTransport) 
     await transport.connections.cmd.script_flush()
     info = transport.connections.cmd.info
     calls = (await info("commandstats")).get("cmdstat_waitaof", {"calls": 0})["calls"]
-    assert await transport.store.confirm("job", jobs, FSYNC, 1, 5.0)
+    assert await transport.durability.confirm("job", jobs, FSYNC, 1, 5.0)
     # Twice: the server had forgotten the script at the first time.
     assert (await info("commandstats"))["cmdstat_waitaof"]["calls"] == calls + 2
     for job_id in jobs:
         assert (await steps.hash(job_id))["durability"] == "fsync"
-    assert not await transport.store.confirm("job", [*jobs, "0-nobody"], FSYNC, 1, 5.0)
+    assert not await transport.durability.confirm("job", [*jobs, "0-nobody"], FSYNC, 1, 5.0)
 
 
 @needs_waitaof
@@ -128,7 +128,7 @@ async def test_a_server_that_cannot_sync_says_why(
     server = new_server(*options)  # type: ignore[operator]
     async with opened(server) as transport:
         fault = DurabilityFault(why, is_lasting=True)
-        assert await transport.store.durability_fault(FSYNC, 1) == fault
+        assert await transport.durability.durability_fault(FSYNC, 1) == fault
 
 
 @pytest.mark.parametrize("durability", [REPLICAS, pytest.param(FSYNC, marks=needs_waitaof)])
@@ -138,11 +138,11 @@ async def test_a_server_that_is_a_replica_during_a_failover_may_become_a_primary
     primary, replica = new_server(), new_server()  # type: ignore[operator]
     replica.client.replicaof("127.0.0.1", primary.port)
     async with opened(replica) as transport:
-        fault = await transport.store.durability_fault(durability, 0)
+        fault = await transport.durability.durability_fault(durability, 0)
         assert fault is not None
         assert not fault.is_lasting
         replica.client.replicaof("NO", "ONE")
-        assert await transport.store.durability_fault(durability, 0) is None
+        assert await transport.durability.durability_fault(durability, 0) is None
 
 
 async def test_replicas_are_waited_for(new_server: object) -> None:
@@ -150,15 +150,15 @@ async def test_replicas_are_waited_for(new_server: object) -> None:
     async with opened(primary) as transport:
         steps = Steps(transport)
         none = DurabilityFault("the server has 0 of 1 replicas.", is_lasting=False)
-        assert await transport.store.durability_fault(REPLICAS, 1) == none
+        assert await transport.durability.durability_fault(REPLICAS, 1) == none
         replica.client.replicaof("127.0.0.1", primary.port)
 
         async def has_replica() -> bool:
-            return await transport.store.durability_fault(REPLICAS, 1) is None
+            return await transport.durability.durability_fault(REPLICAS, 1) is None
 
         await until(has_replica)
         two = DurabilityFault("the server has 1 of 2 replicas.", is_lasting=False)
-        assert await transport.store.durability_fault(REPLICAS, 2) == two
+        assert await transport.durability.durability_fault(REPLICAS, 2) == two
         job = await steps.submit()
         assert await confirmed(transport, job.job_id, REPLICAS)
         assert replica.client.hget(steps.keys.job(job.job_id), "durability") == b"replicas"
