@@ -45,33 +45,35 @@ NO_ARM := $(call missing,aarch64-linux-gnu-g++ qemu-aarch64)
 FAKETIME := $(firstword $(wildcard $(addsuffix /libfaketime.so.1,/usr/lib/*/faketime /usr/lib/faketime /usr/local/lib/faketime)))
 left_out = @echo "penstock: not installed: $(1). The tests $(2) are left out; apt-get install $(1) brings them back"
 space := $(subst ,, )
-# Two files at a time: first those that compute, then those that start and break processes and wait
-# for most of their time. What looks at times and at the processor's share has the machine to itself.
+# First what starts and breaks processes: it waits for most of its time. What only computes runs
+# beside it at the lowest priority. Then, alone, what looks at times and at shares of the processor.
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
 ALONE := $(patsubst %,tests/e2e/test_promises_%.py,computing engine health load streaming) tests/neighbours
-LEFT_OUT := $(strip $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm))
-TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
+# `packages` are tests that fetch packages: they have a target of their own.
+MISSING := $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
+but_not = not ($(subst $(space), or ,$(strip $(1))))
+FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no GPU; 20 to 30 minutes on two cores
+test: $(VENV)/.dev ## every test that needs no GPU and no network; 9 minutes on two cores
 	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
-	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
 	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
-	@$(BIN)/python -m tests.suite run $(if $(LEFT_OUT),-m 'not ($(subst $(space), or ,$(LEFT_OUT)))') \
-		'$(TWO_AT_A_TIME) $(COMPUTING)' \
-		'$(TWO_AT_A_TIME) $(addprefix --ignore=,$(COMPUTING) $(ALONE))' '$(ALONE)'
+	@$(BIN)/python -m tests.suite run -m '$(call but_not,packages $(MISSING))' \
+		--beside '-n 2 $(FILES_AT_A_TIME) $(COMPUTING)' \
+		'-n 4 $(FILES_AT_A_TIME) $(addprefix --ignore=,$(COMPUTING) $(ALONE))' '$(ALONE)'
 
-.PHONY: test-quick
-test-quick: $(VENV)/.dev ## the tests of single parts (tests/unit), and of the documents
-	@$(BIN)/python -m tests.suite run '$(TWO_AT_A_TIME) tests/unit tests/arch/test_docs.py tests/arch/test_imports.py'
+.PHONY: test-fast
+test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the documents; a minute
+	@$(BIN)/python -m tests.suite run \
+		'-n 2 $(FILES_AT_A_TIME) -p no:schemathesis tests/unit tests/arch/test_docs.py'
 
-.PHONY: test-agents
-test-agents: $(VENV)/.dev ## agent frameworks against the demo model; fetches their packages once
+.PHONY: test-packages
+test-packages: $(VENV)/.dev ## clean installs, agent frameworks, clients in Node; fetches packages
 	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
-	@$(BIN)/python -m tests.suite run $(if $(NO_NODE),-m 'not node') \
-		'$(TWO_AT_A_TIME) $(wildcard tests/clients/test_*agents*.py)'
+	@$(BIN)/python -m tests.suite run -m 'packages and $(call but_not,gpu $(MISSING))' \
+		'-n 2 $(FILES_AT_A_TIME) tests/clients tests/arch/test_packaging.py'
 
 .PHONY: test-failed
 test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more

@@ -16,6 +16,18 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# The rooms whose files take longest, which begin first: what begins last is not waited for alone.
+LONGEST = ("tests/integration/worker", "tests/chaos", "tests/e2e", "tests/clients")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(config.rootpath).as_posix()
+        return next((rank for rank, room in enumerate(LONGEST) if path.startswith(room)), 9)
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Iterator[None]:
     """Each HTTP client would read all authorities of the system for itself: 25 ms, thousands of

@@ -1,9 +1,11 @@
 """`make test`: pytest runs one after the other, in a temporary folder of this run, and one summary.
 
-    python -m tests.suite run [-m EXPRESSION] 'ARGUMENTS OF THE FIRST RUN' 'OF THE SECOND' ...
+    python -m tests.suite run [-m EXPRESSION] [--beside ARGUMENTS] ARGUMENTS [ARGUMENTS ...]
     python -m tests.suite failed
 
-Both run in the repository's root.
+Both work in the repository's root. Each ARGUMENTS is one word, pytest's arguments for one run. The
+run `beside` the first one has the lowest priority: it gets the processor time that the first
+leaves, and its output follows the first's. The second run begins when both have ended.
 
 The last lines are the counts of all runs and the names of the tests that failed. `failed` runs
 those once more. What is left in the temporary folder is named and counts as a failure.
@@ -12,9 +14,11 @@ those once more. What is left in the temporary folder is named and counts as a f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,11 +27,13 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 FAILED = Path(".pytest_cache/failed-tests")  # a name in each line, of the last `run` here
 LAST_RUN = Path(".pytest_cache/last-run")  # its counts and time, for tools.stats
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
 MOST_NAMES = 50
+LOWEST_PRIORITY = 19
 
 
 @dataclass
@@ -75,21 +81,31 @@ class Outcome:
         return lines
 
 
-def run(argument_lists: Sequence[Sequence[str]]) -> Outcome:
-    """Runs pytest once for each list of arguments. An interrupted run is the last one."""
+def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = None) -> Outcome:
+    """Runs pytest once for each list of arguments. An interrupted run is the last one.
+
+    `beside` are the arguments of one more run, at the lowest priority, which begins with the first.
+    """
     outcome, begin_s = Outcome(), time.monotonic()
     # Short: the paths of Unix sockets below it have about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="pst-"))
     try:
+        low = Pytest(folder, "b", beside, is_low=True) if beside is not None else None
         for number, arguments in enumerate(argument_lists):
-            report = folder / f"report-{number}.xml"
-            status, is_interrupted = _pytest(folder, arguments, report)
-            outcome.num_runs += 1
-            outcome.status = max(outcome.status, status)
-            if report.exists():
-                outcome.take_report(report)
-                report.unlink()
-            if is_interrupted:
+            began = [Pytest(folder, str(number), arguments)]
+            if low is not None:
+                began.append(low)
+                low = None
+            for ended in began:
+                if began[0].is_interrupted:
+                    ended.interrupt()
+                ended.wait()
+                outcome.num_runs += 1
+                outcome.status = max(outcome.status, ended.status)
+                if ended.report.exists():
+                    outcome.take_report(ended.report)
+                    ended.report.unlink()
+            if any(ended.is_interrupted for ended in began):
                 break
         outcome.left = sorted(path.name for path in folder.iterdir())
     finally:
@@ -100,28 +116,66 @@ def run(argument_lists: Sequence[Sequence[str]]) -> Outcome:
     return outcome
 
 
-def _pytest(folder: Path, arguments: Sequence[str], report: Path) -> tuple[int, bool]:
-    """Returns pytest's status, and whether Ctrl-C ended it."""
-    is_interrupted = False
-    tests = folder / "t"
-    words = [f"--basetemp={tests}", f"--junitxml={report}", "-o", "junit_family=xunit1"]
-    ended = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", *words, *arguments],
-        # torch makes a folder for compiled graphs when a part of it is imported.
-        env={
-            **os.environ,
-            "TMPDIR": str(folder),
-            "TORCHINDUCTOR_CACHE_DIR": str(tests / "torchinductor"),
-        },
-    )
-    while True:
-        try:
-            status = ended.wait()
-            break
-        except KeyboardInterrupt:  # pytest has it too, and ends by itself
-            is_interrupted = True
-    shutil.rmtree(tests, ignore_errors=True)  # pytest's own, kept for failed tests
-    return status, is_interrupted
+class Pytest:
+    """A run of pytest, with its own folder in the suite's folder for what tests write.
+
+    With `is_low` it has the lowest priority, and `wait` prints its output.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, arguments: Sequence[str], *, is_low: bool = False
+    ) -> None:
+        self.report = folder / f"report-{name}.xml"
+        self.status = 0
+        self.is_interrupted = False
+        self._written = folder / f"t{name}"
+        self._output: IO[str] | None = None
+        if is_low:
+            self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._is_low = is_low
+        options = [f"--basetemp={self._written}", f"--junitxml={self.report}"]
+        options += ["-o", "junit_family=xunit1"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-q", *options, *arguments],
+            # torch makes a folder for compiled graphs when a part of it is imported.
+            env={
+                **os.environ,
+                "TMPDIR": str(folder),
+                "TORCHINDUCTOR_CACHE_DIR": str(self._written / "torchinductor"),
+            },
+            stdout=self._output,
+            # Linux shares the processor among sessions before it looks at priorities within one.
+            start_new_session=is_low,
+        )
+        if is_low:
+            _lower_priority(self._process.pid)
+
+    def interrupt(self) -> None:
+        """Passes Ctrl-C on to a session of its own, which does not hear it from the terminal."""
+        if self._is_low:
+            self._process.send_signal(signal.SIGINT)
+
+    def wait(self) -> None:
+        """Sets `status`, and `is_interrupted` where Ctrl-C ended it."""
+        while True:
+            try:
+                self.status = self._process.wait()
+                break
+            except KeyboardInterrupt:  # pytest has it too, and ends by itself
+                self.is_interrupted = True
+                self.interrupt()
+        if self._output is not None:
+            with self._output as output:
+                output.seek(0)
+                print(output.read(), end="", flush=True)
+        shutil.rmtree(self._written, ignore_errors=True)  # pytest's own, kept for failed tests
+
+
+def _lower_priority(pid: int) -> None:
+    """Gives a process, all that it starts, and its session the lowest priority."""
+    os.setpriority(os.PRIO_PROCESS, pid, LOWEST_PRIORITY)
+    with contextlib.suppress(OSError):  # a kernel without autogroups
+        Path(f"/proc/{pid}/autogroup").write_text(str(LOWEST_PRIORITY))
 
 
 def main() -> int:
@@ -129,13 +183,17 @@ def main() -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     all_tests = actions.add_parser("run")
     all_tests.add_argument("-m", dest="marks", default="")
+    all_tests.add_argument("--beside")
     all_tests.add_argument("arguments", nargs="+")
     actions.add_parser("failed")
     asked = parser.parse_args()
     if asked.action == "failed":
         return _run_failed()
     marks = ["-m", asked.marks] if asked.marks else []
-    outcome = run([[*marks, *shlex.split(arguments)] for arguments in asked.arguments])
+    outcome = run(
+        [[*marks, *shlex.split(arguments)] for arguments in asked.arguments],
+        [*marks, *shlex.split(asked.beside)] if asked.beside else None,
+    )
     FAILED.parent.mkdir(exist_ok=True)
     # Where more went wrong than tests, running some of them again would show nothing.
     names = outcome.failed if outcome.status == 1 and not outcome.left else []

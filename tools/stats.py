@@ -21,7 +21,7 @@ FRONTEND = ("api", "shared")  # what a route can import
 HTTP_METHODS = {"get", "post", "put", "patch", "delete", "head", "options", "api_route"}
 COMPILED = {".lua", ".cpp", ".h"}
 LONG_FUNCTION = 70  # lines
-LAST_TEST_RUN = ".pytest_cache/last-run"  # a line, written by `make test` and `make test-quick`
+LAST_TEST_RUN = ".pytest_cache/last-run"  # a line, written by `make test` and `make test-fast`
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -113,6 +114,7 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.packages  # the build system
 def test_the_wheel_holds_the_three_rooms_and_their_data(wheel_names: set[str]) -> None:
     tops = {name.partition("/")[0] for name in wheel_names if ".dist-info" not in name}
     assert tops == {"api", "worker", "shared"}
@@ -144,6 +146,7 @@ class Image:
                     ["bash", "-c", f"{self._venv}/bin/{command}"],
                     check=True,
                     cwd=self._context,
+                    env={**os.environ, "PIP_NO_COMPILE": "1"},  # torch's files take half a minute
                     timeout=800,
                 )
         shutil.rmtree(self._context)  # what was installed must stand alone
@@ -189,6 +192,7 @@ def api_image() -> Iterator[Image]:
         yield image
 
 
+@pytest.mark.packages
 def test_the_api_extra_alone_imports_the_app_and_brings_no_torch(api_image: Image) -> None:
     code = (
         "import importlib.util as u, sys, api.main;"
@@ -199,6 +203,7 @@ def test_the_api_extra_alone_imports_the_app_and_brings_no_torch(api_image: Imag
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.packages
 def test_the_api_image_starts_and_says_what_is_wrong_with_a_setting(api_image: Image) -> None:
     ended = api_image.python(*api_image.start_command(), REDIS_URL="nonsense://", PORT="8000")
     assert ended.returncode == 2, ended.stderr
@@ -212,6 +217,7 @@ def worker_image() -> Iterator[Image]:
         yield image
 
 
+@pytest.mark.packages
 def test_the_worker_image_installs_and_says_what_is_wrong_with_a_setting(
     worker_image: Image,
 ) -> None:

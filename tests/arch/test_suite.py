@@ -35,6 +35,28 @@ LEAVES = "import tempfile\n\ndef test_leaves():\n    tempfile.mkdtemp(prefix='fo
 BROKEN = "import no_such_module\n"
 
 
+FIRST = """
+import os, pathlib, time
+
+def test_first():
+    begin_s = time.monotonic()
+    while not pathlib.Path("ran-beside").exists():
+        assert time.monotonic() - begin_s < 100
+        time.sleep(0.05)
+    assert os.getpriority(os.PRIO_PROCESS, 0) < 19
+"""
+BESIDE = """
+import os, pathlib
+
+def test_beside():
+    pathlib.Path("ran-beside").touch()
+    assert os.getpriority(os.PRIO_PROCESS, 0) == 19
+    assert not pathlib.Path("ran-second").exists()
+    raise ValueError("what it printed comes whole")
+"""
+SECOND = "import pathlib\n\ndef test_second():\n    pathlib.Path('ran-second').touch()\n"
+
+
 def suite(directory: Path, *arguments: str) -> tuple[int, list[str]]:
     """The exit status and the lines of output of the suite in a directory of tests."""
     temporary = directory / "tmp"
@@ -113,3 +135,17 @@ def test_everything_passed(tmp_path: Path) -> None:
     status, lines = suite(tmp_path, "run", "-m", "not browser", "-p no:cacheprovider test_good.py")
     assert status == 0
     assert lines[-1].endswith(": 1 passed, 0 failed")
+
+
+def test_a_run_beside_the_first_has_the_lowest_priority_and_its_failures_are_named(
+    tmp_path: Path,
+) -> None:
+    for name, text in (("first", FIRST), ("beside", BESIDE), ("second", SECOND)):
+        (tmp_path / f"test_{name}.py").write_text(text)
+    status, lines = suite(
+        tmp_path, "run", "--beside", "test_beside.py", "test_first.py", "test_second.py"
+    )
+    assert status == 1
+    assert any("what it printed comes whole" in line for line in lines)
+    assert lines[-2].startswith("3 tests in 3 runs, ")
+    assert lines[-1] == "failed: test_beside.py::test_beside"

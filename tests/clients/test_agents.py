@@ -13,7 +13,7 @@ import pytest
 from tests.clients.agent_checks import DEMO, LEVEL, check_calls, check_reading, check_tokens
 from tests.support.frameworks import complaints_about_pins, framework_says, outcome
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.packages, pytest.mark.timeout(900)]
 ENVIRONMENT = "openai-3"
 OPENAI = ["chat", "responses"]
 ALL = [*OPENAI, "anthropic"]

@@ -210,6 +210,7 @@ def test_an_event_source_follows_a_job_of_another_origin(page: Page, stage: Stag
 
 
 @pytest.mark.node
+@pytest.mark.packages
 def test_openai_s_sdk_runs_in_the_page_itself(page: Page, stage: Stage) -> None:
     page.evaluate(
         "([base, asked]) => { sdk('it', base, asked) }",

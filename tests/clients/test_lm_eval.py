@@ -16,7 +16,7 @@ from tests.support.service_processes import MODEL, service_processes
 from tools.demo_model.checkpoint import CHECKPOINT_DIR
 from tools.demo_model.questions import load_facts
 
-pytestmark = pytest.mark.lm_eval
+pytestmark = pytest.mark.packages
 NUM_QUESTIONS = 8
 TURNS = "<|im_start|>user\n{}?<|im_end|>\n<|im_start|>assistant\n"
 

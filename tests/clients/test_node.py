@@ -13,7 +13,7 @@ from shared.transport.ports.queue import JobEnd
 from tests.integration.api.stage import MODEL, Stage, wait_until
 from tests.support.node import NodeProgram, node_says
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.packages]
 
 SHORT = {"max_tokens": 40, "ignore_eos": True}
 LONG = {"max_tokens": 400, "ignore_eos": True}

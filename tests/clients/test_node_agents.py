@@ -10,7 +10,7 @@ from tests.clients.agent_checks import DEMO, LEVEL, check_calls, check_reading, 
 from tests.support.frameworks import outcome
 from tests.support.node import node_says
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.node, pytest.mark.packages, pytest.mark.timeout(600)]
 PROVIDERS = ["compatible", "chat", "responses", "anthropic"]
 
 

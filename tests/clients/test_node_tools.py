@@ -12,7 +12,7 @@ from tests.integration.api.chat_service import ECHO_HERMES, STOP, chat_service, 
 from tests.support.node import node_says
 from tests.support.redis_server import redis_url  # noqa: F401
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.packages]
 
 CALL = hermes_call("depth", '{"gate": 3}')
 
