@@ -399,25 +399,6 @@ def test_without_keys_a_host_is_a_loopback_name_or_an_address(
         assert "ALLOWED_HOSTS" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("target", "host", "status"),
-    [
-        ("http://localhost/health", "evil.example", b"200"),
-        ("http://127.0.0.1:8000/health", "evil.example", b"200"),
-        ("http://[::1]:8000/health", "evil.example", b"200"),
-        ("http://evil.example/health", "localhost", b"421"),
-        ("HTTP://EVIL.EXAMPLE:80/health", "localhost", b"421"),
-        ("http://localhost@evil.example/health", "localhost", b"421"),
-        ("//evil.example/health", "localhost", b"404"),
-    ],
-)
-def test_the_host_of_an_absolute_target_counts(
-    strict: Stage, target: str, host: str, status: bytes
-) -> None:
-    """RFC 9112: not that of the header, which proxies may have kept from elsewhere."""
-    assert host_answer(strict, f"Host: {host}", target=target).split()[1] == status
-
-
 def test_a_refused_host_is_answered_in_its_turn(strict: Stage) -> None:
     stranger = b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n"
     last = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -1,14 +1,20 @@
-"""Who takes nothing for a whole limit is cut off; who takes a little now and then is not."""
+"""HttpProtocol: what it uses of uvicorn, and when a client counts as stalled."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from api.http.stalled_writes import LOOKS, StalledWrites
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from api.http.protocol import CHECKS, HttpProtocol, StalledWrites
 
 LIMIT_S = 80.0
-LOOK_S = LIMIT_S / LOOKS
+LOOK_S = LIMIT_S / CHECKS
 
 
 class FakeLoop:
@@ -60,7 +66,7 @@ def test_a_client_that_takes_nothing_is_told_of_once_at_the_limit() -> None:
     bench = Bench()
     bench.writes.watch()
     bench.writes.watch()
-    for _ in range(LOOKS - 1):
+    for _ in range(CHECKS - 1):
         bench.loop.next()
     assert bench.num_stalls == 0
     bench.loop.next()
@@ -71,12 +77,12 @@ def test_a_client_that_takes_nothing_is_told_of_once_at_the_limit() -> None:
 def test_every_byte_taken_begins_the_limit_again() -> None:
     bench = Bench()
     bench.writes.watch()
-    for _ in range(10 * LOOKS):
+    for _ in range(10 * CHECKS):
         bench.loop.next()
         if bench.loop.now_s % (LIMIT_S / 2) == 0:
             bench.transport.num_bytes -= 1
     assert bench.num_stalls == 0
-    for _ in range(LOOKS + 1):
+    for _ in range(CHECKS + 1):
         bench.loop.next()
     assert bench.num_stalls == 1
 
@@ -106,3 +112,53 @@ def test_without_a_limit_nobody_is_watched() -> None:
     bench = Bench(limit_s=0)
     bench.writes.watch()
     assert bench.loop.due is None
+
+
+# --- what is used of uvicorn ----------------------------------------------------------------------
+
+OVERRIDDEN = {
+    "connection_made": ["self", "transport"],
+    "connection_lost": ["self", "exc"],
+    "pause_writing": ["self"],
+    "resume_writing": ["self"],
+    "data_received": ["self", "data"],
+    "on_message_begin": ["self"],
+    "on_url": ["self", "url"],
+    "on_header": ["self", "name", "value"],
+    "on_headers_complete": ["self"],
+    "on_body": ["self", "body"],
+    "on_message_complete": ["self"],
+    "on_response_complete": ["self"],
+    "send_400_response": ["self", "msg"],
+    "_start_asgi_task": ["self", "cycle", "app"],
+}
+USED = {"loop", "transport", "parser", "headers", "cycle", "_unset_keepalive_if_required"}
+USED_OF_CYCLE = {
+    "scope",
+    "response_started",
+    "response_complete",
+    "chunked_encoding",
+    "expected_content_length",
+}
+
+
+def test_every_method_that_is_overridden_is_uvicorn_s() -> None:
+    for name, parameters in OVERRIDDEN.items():
+        assert list(inspect.signature(getattr(HttpToolsProtocol, name)).parameters) == parameters
+    others = {name for name, made in vars(HttpProtocol).items() if inspect.isfunction(made)}
+    shadowed = {name for name in others if hasattr(HttpToolsProtocol, name)}
+    assert shadowed == {"__init__", *OVERRIDDEN}
+
+
+async def test_every_member_that_is_used_is_uvicorn_s() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    config = Config(app, http="httptools", ws="none", log_config=None)
+    config.load()
+    protocol = HttpToolsProtocol(config, ServerState(), {})
+    assert all(hasattr(protocol, name) for name in USED)
+    parameters = dict.fromkeys(inspect.signature(RequestResponseCycle).parameters)
+    cycle = RequestResponseCycle(**{**parameters, "message_event": asyncio.Event()})
+    assert all(hasattr(cycle, name) for name in USED_OF_CYCLE)
+    assert cycle.chunked_encoding is None
+    assert cycle.expected_content_length == 0
