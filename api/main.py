@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from api.auth.access import AccessMiddleware
 from api.auth.keys import KeyRing
@@ -26,7 +27,7 @@ from api.files.upload import FORM_BYTES
 from api.http.error_responses import ErrorAnswersMiddleware, answer_framework_errors
 from api.http.middleware import BodyLimitMiddleware, TrailingSlashMiddleware
 from api.http.open_requests import OpenRequests
-from api.http.origins import AllowedHostsMiddleware, CorsMiddleware, OriginMiddleware
+from api.http.origins import AllowedHostsMiddleware, OriginMiddleware, cors_options
 from api.http.plain_route import PlainRoutesMiddleware
 from api.http.request_id import RequestIdMiddleware
 from api.jobs import dead_letters
@@ -120,13 +121,13 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         monitoring_without_keys=settings.monitoring_without_keys,
     )
     origins = settings.origins_for(has_keys=not ring.is_open)
-    app.add_middleware(OriginMiddleware, origins=origins)
     app.add_middleware(
         AllowedHostsMiddleware, allowed=settings.hosts_for(has_keys=not ring.is_open)
     )
     app.add_middleware(ErrorAnswersMiddleware)
+    app.add_middleware(CORSMiddleware, **cors_options(origins))
+    app.add_middleware(OriginMiddleware, origins=origins)
     app.add_middleware(AnthropicAnswersMiddleware)
-    app.add_middleware(CorsMiddleware, origins=origins)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TrailingSlashMiddleware)
     for router in (*routers, openapi_router(routers), pages_router()):

@@ -1,7 +1,8 @@
-"""Origins: which sites' pages may call this server from a browser, and read its answers.
+"""Origins and hosts: which sites' pages may call this server, and under which names.
 
-CorsMiddleware adds the headers with which a browser lets a page read. OriginMiddleware refuses the
-other pages' requests: those that need no preflight arrive whether or not the answer can be read.
+Starlette's CORSMiddleware adds the headers with which a browser lets a page read a response.
+OriginMiddleware refuses the requests of other pages: some arrive without a preflight, even if
+the page cannot read the response.
 """
 
 from __future__ import annotations
@@ -10,115 +11,62 @@ import ipaddress
 import re
 from collections.abc import Collection
 from functools import lru_cache
+from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import MAX_ECHO_CHARS, CallerError
 from api.http.response_headers import RATE_LIMIT_HEADERS
 
-METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
-ALLOWED_HEADERS = (
-    "accept",
-    "authorization",
-    "content-type",
-    "idempotency-key",
-    "last-event-id",
-    "user-agent",  # OpenAI's SDK sets it; some browsers then ask for it
-    "x-api-key",
-    "x-client-request-id",
+EXPOSED_HEADERS = (
     "x-request-id",
+    "request-id",
+    "retry-after",
+    "x-should-retry",
+    "x-penstock-durability",
+    "x-penstock-ignored",
+    *RATE_LIMIT_HEADERS,
 )
-ALLOWED_PREFIXES = ("x-stainless-", "openai-", "anthropic-")  # what the SDKs say of themselves
-EXPOSED_HEADERS = ", ".join(
-    (
-        "x-request-id",
-        "request-id",
-        "retry-after",
-        "x-should-retry",
-        "x-penstock-durability",
-        "x-penstock-ignored",
-        *RATE_LIMIT_HEADERS,
-    )
-)
-MAX_AGE_S = 600
-MAX_ASKED_HEADERS = 64
 _WEB = ("http", "https")
+_LOOPBACK_ORIGIN = (
+    r"(?i:https?://(([a-z0-9-]+\.)*localhost\.?|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?)"
+)
 
 
 class AllowedOrigins:
-    """A list of origins as browsers send them, `*` for any; `loopback` adds those of this machine:
-    http and https, on every port."""
+    """Origins as browsers send them, `*` for any.
+
+    `loopback` adds the origins of this machine: http and https, on every port.
+    """
 
     def __init__(self, origins: Collection[str], *, loopback: bool = False) -> None:
         self.any = "*" in origins
-        self._origins = frozenset(origins)
-        self._loopback = loopback
+        self.origins = frozenset(origins)
+        self.regex = _LOOPBACK_ORIGIN if loopback else None
 
     def allows(self, origin: str) -> bool:
-        return self.any or origin in self._origins or (self._loopback and _is_loopback(origin))
+        is_loopback = self.regex is not None and re.fullmatch(self.regex, origin) is not None
+        return self.any or origin in self.origins or is_loopback
 
 
-class CorsMiddleware:
-    """Pure ASGI. Stands outside of the error answers, so that those carry its headers as well."""
-
-    def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
-        self._app = app
-        self._origins = origins
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        if origin is None:
-            await self._app(scope, receive, send)
-            return
-        allowed = self._allowed(origin)
-        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await self._preflight(headers, allowed)(scope, receive, send)
-            return
-
-        async def open_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._open(MutableHeaders(scope=message), allowed)
-            await send(message)
-
-        await self._app(scope, receive, open_send)
-
-    def _allowed(self, origin: str) -> str | None:
-        if self._origins.any:
-            return "*"
-        return origin if self._origins.allows(origin) else None
-
-    def _open(self, headers: MutableHeaders, allowed: str | None) -> None:
-        if not self._origins.any:
-            headers.add_vary_header("Origin")
-        if allowed is not None:
-            headers["access-control-allow-origin"] = allowed
-            headers["access-control-expose-headers"] = EXPOSED_HEADERS
-
-    def _preflight(self, headers: Headers, allowed: str | None) -> Response:
-        if allowed is None:
-            return _not_allowed(headers["origin"]).response()
-        asked = headers.get("access-control-request-headers", "").lower().split(",")
-        names = [name.strip() for name in asked[:MAX_ASKED_HEADERS]]
-        ours = [name for name in names if name.startswith(ALLOWED_PREFIXES) and _is_token(name)]
-        response = Response(status_code=204)
-        self._open(response.headers, allowed)
-        response.headers["access-control-allow-methods"] = METHODS
-        response.headers["access-control-allow-headers"] = ", ".join((*ALLOWED_HEADERS, *ours))
-        response.headers["access-control-max-age"] = str(MAX_AGE_S)
-        return response
+def cors_options(origins: AllowedOrigins) -> dict[str, Any]:
+    """Returns the arguments of starlette's CORSMiddleware."""
+    return {
+        "allow_origins": origins.origins,
+        "allow_origin_regex": origins.regex,
+        "allow_methods": ("GET", "HEAD", "POST", "DELETE", "OPTIONS"),
+        "allow_headers": ("*",),  # SDKs send many of their own; no header is a credential here
+        "expose_headers": EXPOSED_HEADERS,
+    }
 
 
 class OriginMiddleware:
-    """Pure ASGI. Raises CallerError (403) for a request of a page whose origin is not allowed.
+    """Pure ASGI. Responds 403 to a page whose origin is not allowed, preflights included.
 
     The server's own pages are always allowed: a browser calls them same-origin, or their origin is
     the request's host. A request without an origin comes from no page, or can change nothing.
+    Stands outside CORSMiddleware, which would answer such a preflight without an error object.
     """
 
     def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
@@ -130,23 +78,20 @@ class OriginMiddleware:
             headers = Headers(scope=scope)
             origin = headers.get("origin")
             if origin is not None and not self._origins.allows(origin) and not _is_own(headers):
-                raise _not_allowed(origin)
+                response = _not_allowed(origin).response()
+                response.headers.add_vary_header("Origin")
+                await response(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 
 def _is_own(headers: Headers) -> bool:
-    # Behind a proxy the host may be another one than the browser's, so the browser's word counts
-    # too; no page can write this header.
+    # Behind a proxy the host may differ from the browser's. So its Sec-Fetch-Site counts, too: no
+    # page can set this header.
     if headers.get("sec-fetch-site") == "same-origin":
         return True
     scheme, _, authority = headers["origin"].lower().partition("://")
     return scheme in _WEB and authority == headers.get("host", "").lower()
-
-
-def _is_loopback(origin: str) -> bool:
-    scheme, _, authority = origin.partition("://")
-    host = host_of(authority)
-    return scheme in _WEB and host is not None and is_loopback(host)
 
 
 def _not_allowed(origin: str) -> CallerError:
@@ -159,12 +104,6 @@ def _not_allowed(origin: str) -> CallerError:
         should_retry=False,
     )
 
-
-def _is_token(name: str) -> bool:
-    return len(name) <= 64 and name.replace("-", "").isalnum() and name.isascii()
-
-
-# Authority: the `host[:port]` of a Host header or of an origin, taken apart.
 
 MAX_AUTHORITY_CHARS = 300  # a DNS name has up to 253
 
@@ -211,16 +150,14 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or host.endswith(".localhost")
 
 
-# AllowedHostsMiddleware: the names under which a request may reach the server.
-
 ANY = "*"
 
 
 class AllowedHosts:
-    """A list of names. `*.example.com` stands for all names below example.com, `*` for any.
+    """Host names. `*.example.com` stands for all names below example.com, `*` for any.
 
-    Loopback names and IP addresses are always allowed. DNS rebinding makes a name of a foreign
-    site resolve to this server, so that its pages count as the server's own: it needs a name.
+    Loopback names and IP addresses are always allowed. DNS rebinding makes a name of a foreign site
+    resolve to this server, so that its pages count as the server's own: it needs a name.
     """
 
     def __init__(self, names: Collection[str]) -> None:
