@@ -1,4 +1,4 @@
-"""ServedModel: the one model of a worker, as its service knows it: card, text, bounds."""
+"""LoadedModel: the one model of a worker, as its service knows it: card, text, bounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JobRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
+class LoadedModel:
     """Facts of the checkpoint and of the engine that serves it."""
 
     name: str
@@ -47,7 +47,7 @@ class ServedModel:
         reasoning_format: str = AUTO,
         generation_config: str = AUTO,
         override_generation_config: Mapping[str, float] = MappingProxyType({}),
-    ) -> ServedModel:
+    ) -> LoadedModel:
         """Reads the checkpoint's text files; what has a default is as for `card_from_checkpoint`.
 
         Raises ValueError or OSError with a sentence.

@@ -15,8 +15,9 @@ from dataclasses import replace
 from shared.messages import MIN_SEED, START, Cursor, ErrorCode, FinishReason, Job, JobState, Segment
 from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd, LoggedChoice
 from shared.transport.wire import chain_links
-from worker.checkpoint import JobRefused, ServedModel
-from worker.engine.engine import EngineOutput, EngineRequest
+from worker.checkpoint import JobRefused, LoadedModel
+from worker.engine.request import EngineOutput, EngineRequest
+from worker.engine.stop import find_stop
 from worker.engine_process.messages import (
     AddChoices,
     AddRequest,
@@ -26,9 +27,10 @@ from worker.engine_process.messages import (
     StepOutputs,
     ToEngine,
 )
-from worker.output import OutputProcessor, Piece, ReplayMismatch, ended_already
+from worker.outbox import Settled
+from worker.output import OutputProcessor, Piece, ReplayMismatch
 from worker.prompt_log import PromptLog
-from worker.publisher import Publisher, Settled
+from worker.publisher import Publisher
 from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class JobRunner:
     def __init__(
         self,
         jobs: RunningJobs,
-        model: ServedModel,
+        model: LoadedModel,
         publisher: Publisher,
         send: Callable[[ToEngine], None],
     ) -> None:
@@ -136,18 +138,19 @@ class JobRunner:
         if logged.finish_reason is not None:
             return None, None
         token_ids = logged.token_ids
-        ended = ended_already(token_ids, job.sampling, self._model.eos_token_ids)
+        ended = find_stop(
+            token_ids, job.sampling, self._model.eos_token_ids, job.sampling.max_tokens
+        )
         processor = OutputProcessor(self._model.tokenizer, job.sampling)
         replayed = processor.replay(
             token_ids,
             Cursor(len(token_ids), logged.num_bytes),
-            ends_by_token=ended is not None and ended[0] is FinishReason.STOP,
+            ends_by_token=ended is not None and ended.reason is FinishReason.STOP,
         )
         if replayed.finish_reason is not None:
             return processor, replayed
         if ended is not None:
-            reason, stop_reason = ended
-            return processor, Piece((), processor.abort(), None, reason, stop_reason)
+            return processor, Piece((), processor.abort(), None, ended.reason, ended.token_id)
         return processor, None
 
     def _start_others(self, running: RunningJob) -> None:
@@ -239,19 +242,19 @@ class JobRunner:
         else:
             _log_end(running, settled.status.value, settled.detail)
 
-    def halt(self) -> None:
+    def stop_all(self) -> None:
         """The engine drops everything; what it has said so far can still be published."""
         for running in self._jobs:
             self._leave_engine(*running.choices)
 
-    def surrender(self) -> list[RunningJob]:
+    def take_all(self) -> list[RunningJob]:
         """Empties the table: the claims that somebody must give back to the queue."""
         jobs = list(self._jobs)
         for running in jobs:
             self._forget(running)
         return jobs
 
-    def surrender_engine(self) -> list[RunningJob]:
+    def take_from_engine(self) -> list[RunningJob]:
         """The same for the jobs in the engine, which is gone; ended ones stay to be written."""
         jobs = [running for running in self._jobs if running.in_engine]
         for running in jobs:

@@ -35,8 +35,9 @@ from shared.messages import (
 from shared.text.base import TextInvalid, Tokenizer
 from shared.text.model_card import card_from_checkpoint, load_card_tokenizer
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
-from worker.engine.engine import Engine, EngineOutput, EngineRequest, EngineStats
+from worker.engine.engine import Engine
 from worker.engine.errors import EngineFull, RequestRefused
+from worker.engine.request import EngineOutput, EngineRequest, EngineStats
 from worker.engine_options import EngineOptions
 from worker.job_runner import choice_seed
 from worker.model.errors import ModelError

@@ -1,4 +1,4 @@
-"""Mailbox: messages to the one task that owns the running jobs."""
+"""Mailbox: messages to the task that owns the running jobs, and their handling."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from dataclasses import dataclass
 
 from shared.transport.ports.queue import Delivery
 from worker.engine_process.messages import RequestRejected, StepOutputs
-from worker.publisher import Settled
+from worker.job_runner import JobRunner
+from worker.outbox import Settled
 from worker.running_jobs import RunningJob
 
 FULL = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
-    """Claimed jobs; `done` is set when they are in the table."""
+class Add:
+    """Adds claimed jobs to the table; then sets `done`."""
 
     deliveries: tuple[Delivery, ...]
     done: asyncio.Event
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """A job that ended elsewhere or is another worker's. `attempt` None: whichever runs."""
+class Cancel:
+    """Drops a job that ended elsewhere or is another worker's; `attempt` None: any attempt."""
 
     job_id: str
     attempt: int | None
@@ -33,32 +34,32 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class StopTokens:
-    """The publisher ends this job as failed."""
+    """Cancels a job in the engine, because the publisher ends it as failed."""
 
     job_id: str
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
-    """No more tokens of any job, please; `done` is set when the engine was told."""
+class StopAll:
+    """Cancels all jobs in the engine; sets `done` when the cancels are sent."""
 
     done: asyncio.Event
 
 
 @dataclass(frozen=True, slots=True)
-class Surrender:
-    """Take jobs out of the table and hand them over: all, or those of an engine that died."""
+class TakeAll:
+    """Removes jobs from the table and returns them: all, or those of an engine that died."""
 
     all_jobs: bool
     reply: asyncio.Future[list[RunningJob]]
 
 
-Message = Admit | Drop | StopTokens | Halt | Surrender | Settled | StepOutputs | RequestRejected
+Message = Add | Cancel | StopTokens | StopAll | TakeAll | Settled | StepOutputs | RequestRejected
 
 
 class Mailbox:
-    """First in, first out. Only the engine can flood it, so only the engine's reader waits."""
+    """A first-in, first-out queue. Only the engine can flood it, so only its reader waits."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
@@ -67,19 +68,19 @@ class Mailbox:
         self._low.set()
 
     def post(self, message: Message) -> None:
-        """Never waits; these are at most a few per job."""
+        """Adds a message without waiting; for those that are at most a few per job."""
         self._messages.append(message)
         self._filled.set()
         if len(self._messages) >= FULL:
             self._low.clear()
 
     async def post_when_low(self, message: Message) -> None:
-        """Waits while FULL messages are there."""
+        """Adds a message, waiting while there are FULL."""
         await self._low.wait()
         self.post(message)
 
     async def get(self) -> Message:
-        """The oldest message, waiting for one."""
+        """Returns the oldest message; waits for one."""
         while not self._messages:
             self._filled.clear()
             await self._filled.wait()
@@ -87,3 +88,27 @@ class Mailbox:
         if len(self._messages) < FULL:
             self._low.set()
         return message
+
+
+def handle(runner: JobRunner, message: Message) -> None:
+    """Applies one message to the running jobs."""
+    match message:
+        case StepOutputs():
+            runner.take(message)
+        case Settled():
+            runner.settle(message)
+        case Add(deliveries, done):
+            for delivery in deliveries:
+                runner.admit(delivery)
+            done.set()
+        case Cancel(job_id, attempt, why):
+            runner.cancel(job_id, attempt, why)
+        case StopTokens(job_id, attempt):
+            runner.stop_engine_work(job_id, attempt)
+        case RequestRejected():
+            runner.refuse(message)
+        case StopAll(done):
+            runner.stop_all()
+            done.set()
+        case TakeAll(all_jobs, reply):
+            reply.set_result(runner.take_all() if all_jobs else runner.take_from_engine())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
@@ -17,14 +18,48 @@ from shared.messages import (
     TokenLogprob,
     segment_deltas,
 )
-from shared.transport.ports.queue import Append, JobEnd, JobSnapshot
+from shared.transport.ports.queue import Append, AppendStatus, JobEnd, JobSnapshot
 from shared.transport.wire import chain_links
 from worker.prompt_log import PromptLog
 
 ChainHash = Callable[[str, Sequence[int]], str]
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
-MAX_PIECES = 128  # told apart in one append; of more than that, neighbours go together
+MAX_PIECES = 128  # kept apart in one append; beyond that, neighbours are joined
+MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushPolicy:
+    """Bounds of an outbox's waiting and memory; see worker.publisher."""
+
+    flush_interval_s: float
+    flush_tokens: int
+    max_unflushed_tokens: int
+
+    def rest_s(self, append_s: float) -> float:
+        """Returns the seconds to rest after an append that took `append_s`."""
+        rest_s = min(append_s, self.flush_interval_s)
+        return rest_s if rest_s >= MIN_REST_S else 0.0
+
+    def is_urgent(self, outbox: Outbox) -> bool:
+        """True for a job's first token, its end and `flush_tokens` waiting tokens."""
+        return outbox.is_first or outbox.ending or outbox.num_unsent >= self.flush_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The publisher's last message about a job.
+
+    OK: its end is durable. ENDED: it had ended before. FENCED: another attempt runs. GONE: it has
+    ended, or was lost and cannot be put back. DIVERGED: this worker's copy is not the log's; the
+    job must be taken up again. REJECTED: its end could not be written.
+    """
+
+    job_id: str
+    attempt: int
+    status: AppendStatus
+    detail: str = ""
 
 
 class Outbox:

@@ -137,22 +137,3 @@ class OutputProcessor:
     def _take_owed(self) -> str:
         owed, self._owed = self._owed, ""
         return owed
-
-
-def ended_already(
-    token_ids: Sequence[int], sampling: SamplingParams, eos_token_ids: frozenset[int]
-) -> tuple[FinishReason, int | None] | None:
-    """The finish that a logged history has reached; None: there is more to come."""
-    if not token_ids:
-        return None
-    last = token_ids[-1]
-    wants_more = len(token_ids) < sampling.min_tokens
-    if last in eos_token_ids:
-        held_back = wants_more or sampling.ignore_eos
-        if sampling.grammar is not None or not held_back:  # as worker.engine.stop has it
-            return FinishReason.STOP, None
-    if last in sampling.stop_token_ids and not wants_more:
-        return FinishReason.STOP, last
-    if len(token_ids) >= sampling.max_tokens:
-        return FinishReason.LENGTH, None
-    return None

@@ -5,8 +5,8 @@ something: no timer at low load. When appends are slow the publisher rests as lo
 took, at most `flush_interval_s`, and tokens wait for company. A job's first token, its end, and
 `flush_tokens` waiting tokens do not wait.
 
-While the store is away, output is kept; `room` closes when one job has `max_unflushed_tokens`
-unsaid, and whoever reads the engine waits for it.
+While the store is unreachable, output is buffered; `has_capacity` is cleared when one job has
+`max_unflushed_tokens` unsent, and the engine's reader waits for it.
 
 Slices of prompts go a few at a time, job by job in turn; no other job's tokens wait for their turn.
 """
@@ -17,8 +17,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from shared.backoff import Backoff
 from shared.messages import (
     START,
     Cursor,
@@ -39,48 +39,17 @@ from shared.transport.ports.queue import (
     JobQueue,
     JobSnapshot,
 )
-from worker.outbox import ChainHash, Outbox
+from worker.outbox import ChainHash, FlushPolicy, Outbox, Settled
 from worker.prompt_log import PromptLog
 
-MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
 MAX_GAPS = 3  # in a row, of one job
 MAX_SLICES = 4  # of prompts, in one append: each may have 220 KiB, and everybody's tokens wait
-BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 LEASE_WAIT_S = 0.05  # for the beat that must come before a job is put back
 MEMORY_WAIT_S = 1.0  # for a server above maxmemory to have room for a job that it has lost
 
 RESTORE_WAITS_S = {Restored.NO_LEASE: LEASE_WAIT_S, Restored.NO_MEMORY: MEMORY_WAIT_S}
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushPolicy:
-    """Bounds of waiting and of memory."""
-
-    flush_interval_s: float
-    flush_tokens: int
-    max_unflushed_tokens: int
-
-    def rest_s(self, append_s: float) -> float:
-        """How long to rest after an append that took `append_s`."""
-        rest_s = min(append_s, self.flush_interval_s)
-        return rest_s if rest_s >= MIN_REST_S else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A job needs the publisher no more.
-
-    OK: its end is durable. ENDED: already latched. FENCED: it is not ours. GONE: it has ended,
-    or was lost and cannot be put back. DIVERGED: our copy is not the log's; it must be taken up
-    again. REJECTED: its end could not be written.
-    """
-
-    job_id: str
-    attempt: int
-    status: AppendStatus
-    detail: str = ""
 
 
 class Publisher:
@@ -121,8 +90,8 @@ class Publisher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._rest_until_s = 0.0
-        self.room = asyncio.Event()
-        self.room.set()
+        self.has_capacity = asyncio.Event()
+        self.has_capacity.set()
         self.away = False  # the last append could not be delivered
 
     def open(
@@ -221,7 +190,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Until cancelled."""
-        failures = 0
+        backoff = Backoff(0.05, 1.0)
         while True:
             await self._wake.wait()
             try:
@@ -231,7 +200,7 @@ class Publisher:
                 rested = await self._rest()
                 outboxes = self._due(everything=rested)
                 if not outboxes:
-                    failures = 0
+                    backoff.reset()
                     self._update()
                     continue
                 begin_s = time.monotonic()
@@ -240,10 +209,9 @@ class Publisher:
             except TransportError as error:
                 self._restore_due = bool(self._lost)
                 self._note_away(error)
-                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
-                failures += 1
+                await backoff.wait()
                 continue
-            failures = 0
+            backoff.reset()
             self._note_back()
             for outbox, item, result in zip(outboxes, items, results, strict=True):
                 self._settle(outbox, item, result, begin_s)
@@ -326,15 +294,12 @@ class Publisher:
         due = []
         num_slices = 0
         for outbox in self._waiting.values():
-            if not (everything or self._is_urgent(outbox)):
+            if not (everything or self._policy.is_urgent(outbox)):
                 continue
             num_slices += outbox.has_slice
             if not outbox.has_slice or num_slices <= MAX_SLICES:
                 due.append(outbox)
         return due
-
-    def _is_urgent(self, outbox: Outbox) -> bool:
-        return outbox.is_first or outbox.ending or outbox.num_unsent >= self._policy.flush_tokens
 
     def _notice(self, outbox: Outbox) -> None:
         if not outbox.has_something or outbox.job_id in self._lost:
@@ -342,10 +307,10 @@ class Publisher:
         self._waiting.setdefault(outbox.job_id, outbox)
         self._wake.set()
         self._idle.clear()
-        if self._is_urgent(outbox):
+        if self._policy.is_urgent(outbox):
             self._urgent.set()
         if outbox.num_unsent >= self._policy.max_unflushed_tokens:
-            self.room.clear()
+            self.has_capacity.clear()
 
     def _update(self) -> None:
         if not (self._waiting or self._restore_due):
@@ -353,10 +318,10 @@ class Publisher:
         if not (self._waiting or self._lost):
             self._idle.set()
         limit = self._policy.max_unflushed_tokens
-        if not self.room.is_set() and all(
+        if not self.has_capacity.is_set() and all(
             outbox.num_unsent < limit for outbox in self._waiting.values()
         ):
-            self.room.set()
+            self.has_capacity.set()
 
     def _settle(self, outbox: Outbox, item: Append, result: AppendResult, begin_s: float) -> None:
         if self._outboxes.get(outbox.job_id) is not outbox:

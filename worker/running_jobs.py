@@ -110,7 +110,7 @@ class RunningJobs:
         return frozenset(self._jobs)
 
     @property
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """Choices that may be taken now: free places in the engine; jobs that have ended and wait
         for the store take a place in the table, which holds twice as many."""
         in_engine = self.max_num_seqs - self.num_in_engine

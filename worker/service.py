@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from shared.backoff import Backoff
 from shared.huge_pages import collapse_heap
 from shared.logs import RateLimitedOutageLog, host_name
 from shared.tasks import cancel_and_wait, first_of
@@ -25,15 +26,15 @@ from shared.text.sampling_defaults import parse_override
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
 from shared.transport.wire import chain_hash
-from worker.checkpoint import Checkpoint, ServedModel
+from worker.checkpoint import Checkpoint, LoadedModel
 from worker.engine_process.link import EngineDied, EngineNotLoaded
-from worker.engine_process.messages import RequestRejected, StepOutputs
 from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
 from worker.heartbeat import Heartbeat, LoadReport
-from worker.intake import Intake, IntakeRoom
+from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
-from worker.mailbox import Admit, Drop, Halt, Mailbox, Message, StopTokens, Surrender
-from worker.publisher import FlushPolicy, Publisher, Settled
+from worker.mailbox import Add, Cancel, Mailbox, StopAll, StopTokens, TakeAll, handle
+from worker.outbox import FlushPolicy
+from worker.publisher import Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.settings import WorkerSettings
 
@@ -41,7 +42,6 @@ EXIT_OK = 0
 EXIT_BAD_MODEL = 2
 EXIT_GAVE_UP = 70
 
-CONNECT_BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 ANNOUNCE_INTERVAL_S = 2.0  # a store that lost everything knows the model again so soon
 HAND_BACK_S = 3.0  # for the last words to a store that may be away
 FLUSH_BEFORE_RELEASE_S = 1.0
@@ -101,26 +101,26 @@ class WorkerService:
             stats=LoadReport(settings, self._jobs, self._supervisor, self._publisher),
             is_stalled=lambda: self._supervisor.stalled,
             is_lost=lambda: self._supervisor.is_lost,
-            on_drop=lambda job_id, attempt: self._mailbox.post(Drop(job_id, attempt, "dropped")),
+            on_drop=lambda job_id, attempt: self._mailbox.post(Cancel(job_id, attempt, "dropped")),
             on_lost=self._publisher.lost,
             on_sure=self._publisher.sure,
             on_trouble=self._suspect,
         )
-        self._room = IntakeRoom(self._jobs, self._supervisor)
+        self._estimator = AdmissionEstimator(self._jobs, self._supervisor)
         self._intake = Intake(
             queue,
             self.worker_id,
             self._jobs,
             self._admit,
             self._repair,
-            room=self._room,
-            oversubscription=self._room.oversubscription,
+            num_admissible=self._estimator,
+            oversubscription=self._estimator.oversubscription,
             engine_up=self._supervisor.up,
             engine_failing=lambda: self._supervisor.is_failing,
             pull_block_ms=settings.pull_block_ms,
             reconcile_interval_s=settings.reconcile_interval_s,
         )
-        self._model: ServedModel | None = None
+        self._model: LoadedModel | None = None
 
     def stop(self) -> None:
         """Once: finish what fits in the drain timeout, hand back the rest. Twice: at once."""
@@ -163,7 +163,7 @@ class WorkerService:
     async def _load(self) -> None:
         ready = await self._supervisor.start()
         self._model = await asyncio.to_thread(
-            ServedModel.load,
+            LoadedModel.load,
             self._checkpoint.path,
             self._checkpoint.name,
             ready,
@@ -190,7 +190,7 @@ class WorkerService:
             log.warning("the store is not set up well", extra={"detail": warning})
 
     async def _retrying(self, what: str, action: Callable[[], Awaitable[Any]]) -> Any:
-        num_failures = 0
+        backoff = Backoff(0.1, 2.0)
         outage = RateLimitedOutageLog(
             log, failing="waiting for the store", recovered="the store is here"
         )
@@ -201,10 +201,7 @@ class WorkerService:
                 return result
             except TransportError as error:
                 outage.failed(action=what, error=str(error))
-                await asyncio.sleep(
-                    CONNECT_BACKOFF_S[min(num_failures, len(CONNECT_BACKOFF_S) - 1)]
-                )
-                num_failures += 1
+                await backoff.wait()
 
     async def _repair(self) -> None:
         """Everything of ours that a store may have lost. Raises TransportError."""
@@ -225,7 +222,7 @@ class WorkerService:
             for name, job in {
                 "owner": self._own(runner),
                 "engine": self._supervisor.serve(
-                    self._mailbox.post_when_low, self._on_death, self._publisher.room
+                    self._mailbox.post_when_low, self._on_death, self._publisher.has_capacity
                 ),
                 "watch": self._supervisor.watch(),
                 "publisher": self._publisher.run(),
@@ -261,16 +258,16 @@ class WorkerService:
 
     async def _own(self, runner: JobRunner) -> None:
         while True:
-            _handle(runner, await self._mailbox.get())
+            handle(runner, await self._mailbox.get())
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> None:
-        self._room.took(deliveries)
-        message = Admit(tuple(deliveries), asyncio.Event())
+        self._estimator.took(deliveries)
+        message = Add(tuple(deliveries), asyncio.Event())
         self._mailbox.post(message)
         await message.done.wait()
 
-    async def _surrendered(self, *, all_jobs: bool) -> list[RunningJob]:
-        message = Surrender(all_jobs, asyncio.get_running_loop().create_future())
+    async def _take_jobs(self, *, all_jobs: bool) -> list[RunningJob]:
+        message = TakeAll(all_jobs, asyncio.get_running_loop().create_future())
         self._mailbox.post(message)
         return await message.reply
 
@@ -280,7 +277,7 @@ class WorkerService:
         The store notes the death against them, by its cause: a job that does it again and again is
         found and ended.
         """
-        jobs = await self._surrendered(all_jobs=False)
+        jobs = await self._take_jobs(all_jobs=False)
         try:
             if jobs:
                 log.warning("jobs go back to the queue", extra={"num_jobs": len(jobs)})
@@ -299,16 +296,15 @@ class WorkerService:
         self._intake.suspect()
 
     async def _listen(self) -> None:
-        num_failures = 0
+        backoff = Backoff(0.1, 2.0)
         while True:
             try:
                 async for job_id in self._queue.cancellations(self.worker_id):
-                    num_failures = 0
-                    self._mailbox.post(Drop(job_id, None, "cancelled"))
+                    backoff.reset()
+                    self._mailbox.post(Cancel(job_id, None, "cancelled"))
             except TransportError as error:
                 log.debug("cancellations cannot be heard", extra={"error": str(error)})
-            await asyncio.sleep(CONNECT_BACKOFF_S[min(num_failures, len(CONNECT_BACKOFF_S) - 1)])
-            num_failures += 1
+            await backoff.wait()
 
     async def _announce_often(self) -> None:
         while True:
@@ -337,12 +333,12 @@ class WorkerService:
             await first_of(self._jobs.changed.wait(), self._stop_now.wait(), timeout_s=left_s)
         if not len(self._jobs):
             return []
-        halt = Halt(asyncio.Event())
-        self._mailbox.post(halt)
-        await halt.done.wait()
+        stop_all = StopAll(asyncio.Event())
+        self._mailbox.post(stop_all)
+        await stop_all.done.wait()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._publisher.flushed(), FLUSH_BEFORE_RELEASE_S)
-        return await self._surrendered(all_jobs=True)
+        return await self._take_jobs(all_jobs=True)
 
     async def _hand_back(self, jobs: list[RunningJob]) -> None:
         """Releases these and what was delivered unheard; then the lease ends."""
@@ -358,29 +354,6 @@ class WorkerService:
             )
         if jobs:
             log.info("jobs handed back", extra={"num_jobs": len(jobs)})
-
-
-def _handle(runner: JobRunner, message: Message) -> None:
-    match message:
-        case StepOutputs():
-            runner.take(message)
-        case Settled():
-            runner.settle(message)
-        case Admit(deliveries, done):
-            for delivery in deliveries:
-                runner.admit(delivery)
-            done.set()
-        case Drop(job_id, attempt, why):
-            runner.cancel(job_id, attempt, why)
-        case StopTokens(job_id, attempt):
-            runner.stop_engine_work(job_id, attempt)
-        case RequestRejected():
-            runner.refuse(message)
-        case Halt(done):
-            runner.halt()
-            done.set()
-        case Surrender(all_jobs, reply):
-            reply.set_result(runner.surrender() if all_jobs else runner.surrender_engine())
 
 
 def _raise_the_first(*tasks: asyncio.Task[None]) -> None:

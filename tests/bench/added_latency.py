@@ -26,7 +26,8 @@ from tests.bench.load_client import completions
 from tests.bench.machine import cpu_name
 from tests.bench.workloads import Seen, Work, percentile
 from tests.support.launched import REPOSITORY, Launched
-from worker.engine.engine import Engine, EngineRequest
+from worker.engine.engine import Engine
+from worker.engine.request import EngineRequest
 from worker.engine_options import EngineOptions
 from worker.model.build import build_model
 

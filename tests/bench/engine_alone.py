@@ -27,7 +27,8 @@ from tests.bench.forward_steps import COMMON
 from tests.bench.machine import busy_s, cpu_name
 from tests.bench.shapes import SHAPES
 from tests.bench.workloads import percentile
-from worker.engine.engine import Engine, EngineRequest
+from worker.engine.engine import Engine
+from worker.engine.request import EngineRequest
 from worker.engine_options import EngineOptions
 from worker.model.build import BuiltModel, build_model
 

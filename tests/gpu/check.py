@@ -154,7 +154,8 @@ def sampler_distance() -> tuple[bool, str]:
 def throughput() -> tuple[bool, str]:
     """Tokens per second through the Engine, 32 sequences at once, over the reference attention."""
     from shared.messages import SamplingParams
-    from worker.engine.engine import Engine, EngineRequest
+    from worker.engine.engine import Engine
+    from worker.engine.request import EngineRequest
     from worker.engine_options import EngineOptions
     from worker.model.build import build_model
 

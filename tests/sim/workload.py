@@ -14,8 +14,9 @@ import pytest
 from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind, SamplingParams
 from tests.sim.fake_device import EOS, FakeDevice, FaultRates, next_token
 from worker.engine.config import EngineConfig
-from worker.engine.engine import Engine, EngineOutput, EngineRequest
+from worker.engine.engine import Engine
 from worker.engine.errors import EngineFailed, EngineFull, RequestRefused
+from worker.engine.request import EngineOutput, EngineRequest
 
 MAX_IDLE_STEPS = 3
 MAX_STEPS = 20_000

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.messages import ErrorCode, FinishReason, PromptLogprob, SamplingParams, TokenLogprob
-from worker.engine.engine import Engine, EngineRequest
+from worker.engine.engine import Engine
+from worker.engine.request import EngineRequest
 from worker.model.build import BuiltModel
 
 _MAX_STEPS = 20_000

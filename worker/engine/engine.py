@@ -18,16 +18,13 @@ Not safe for several threads: whoever made the engine calls it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from shared.messages import (
     ErrorCode,
     FinishReason,
     PromptLogprob,
-    SamplingParams,
-    TokenLogprob,
 )
 from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
@@ -41,69 +38,20 @@ from worker.engine.errors import (
 )
 from worker.engine.pacer import ChunkPacer
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
-from worker.engine.prompt_scores import new_prompt_logprobs
 from worker.engine.recovery import MAX_FAILED_STEPS, StepRecovery, failure_of, self_test
+from worker.engine.request import (
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    check_request,
+    grown_output,
+    stopped_output,
+)
 from worker.engine.scheduler import PlannedSequence, Schedule, Scheduler
 from worker.engine.sequence import Sequence
-from worker.engine.stop import Stop, find_stop
+from worker.engine.stop import StopMatch
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """What to generate. `params.seed` is a number unless `params` are greedy.
-
-    `output_token_ids` resumes: tokens that an earlier attempt has emitted. They count towards every
-    limit and penalty and are never emitted again.
-    """
-
-    request_id: str  # unique among live requests
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    output_token_ids: tuple[int, ...] = ()
-    tenant: str = "default"  # prefixes are shared within a tenant only, seats among tenants
-    job_id: str = ""  # choices of one job share its part of the seats; empty: a job of its own
-    priority: int = 0  # smaller goes first, under a policy that looks at it
-    scores_prompt: bool = True  # False: what `params.prompt_logprobs` asks for is known elsewhere
-
-
-class EngineOutput(NamedTuple):
-    """New tokens of one request in one step, and its end if `finish_reason` is given.
-
-    An output with `prompt_logprobs` has nothing else. A named tuple, because each token
-    makes one and sends it to another process as an array.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]  # new since its last output; a stop token is among them
-    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, when requested
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None  # the stop token id that matched; None for EOS
-    error: ErrorCode | None = None  # with finish reason ERROR
-    message: str = ""  # a sentence about the error
-    num_cached_tokens: int = 0  # of its prompt, found in the prefix cache
-    prompt_logprobs: tuple[PromptLogprob, ...] = ()  # new since its last output
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Gauges of now, then counters since the start."""
-
-    step: int  # launched so far
-    waiting: int  # preempted ones included
-    prefilling: int
-    active: int  # decoding
-    running: int  # prefilling + active
-    preemptions: int
-    free_blocks: int  # held by no sequence, the cached ones included
-    cached_blocks: int  # held by no sequence, content can still be hit
-    total_blocks: int
-    prompt_tokens: int  # prefilled or hit, each once: recomputing after preemption adds nothing
-    generated_tokens: int
-    prefix_hit_tokens: int  # not computed thanks to the prefix cache, at every admission
-    mixed_steps: int  # launched with decodes and chunks in one batch
-    failed_steps: int  # raised, and were computed again
 
 
 NOTHING_PLANNED = Schedule((), ScheduledBatch(()), ())
@@ -145,40 +93,7 @@ class Engine:
 
     def check(self, request: EngineRequest) -> None:
         """Raises RequestRefused when the request could never run here. Changes nothing."""
-        config = self.config
-        params = request.params
-        if not request.prompt_token_ids:
-            raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "the prompt has no tokens")
-        if params.seed is None and not params.greedy:
-            raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "sampling needs a seed")
-        if params.grammar is not None and not config.structured_output:
-            raise RequestRefused(
-                ErrorCode.GRAMMAR_FAILED, "this engine cannot keep an output to a grammar"
-            )
-        num_prompt = len(request.prompt_token_ids)
-        num_known = num_prompt + len(request.output_token_ids)
-        if num_prompt >= config.max_model_len:
-            raise RequestRefused(
-                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-                f"the prompt has {num_prompt} tokens; the context is {config.max_model_len} "
-                f"and has to hold an output token as well",
-            )
-        capacity = config.capacity_tokens
-        if num_known > capacity:
-            raise RequestRefused(
-                ErrorCode.KV_CAPACITY_EXCEEDED,
-                f"{num_known} tokens can never fit the KV cache of {capacity}",
-            )
-        for name, token_ids in (
-            ("prompt", request.prompt_token_ids),
-            ("output", request.output_token_ids),
-            ("logit_bias", tuple(params.logit_bias)),
-        ):
-            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._runner.vocab_size:
-                raise RequestRefused(
-                    ErrorCode.PAYLOAD_INVALID,
-                    f"{name} names a token outside the vocabulary of {self._runner.vocab_size}",
-                )
+        check_request(request, self.config, self._runner.vocab_size)
 
     def add(self, request: EngineRequest) -> None:
         """Takes a request in; `step` will say how it goes. Raises RequestRefused."""
@@ -205,8 +120,8 @@ class Engine:
         )
         self._next_seq_id += 1
         # The attempt before may have died between its last token and saying that it was the last.
-        if stop := find_stop(sequence, self.config.eos_token_ids):
-            self._ended_on_arrival[request_id] = _stopped(sequence, stop)
+        if stop := sequence.find_stop(self.config.eos_token_ids):
+            self._ended_on_arrival[request_id] = stopped_output(sequence, stop)
             return
         self._live[request_id] = sequence
         self._scheduler.add(sequence)
@@ -335,21 +250,24 @@ class Engine:
         self._count(launched.planned, len(grown))
         for sequence in grown:
             self._recovery.rejoin(sequence)
-            stop = find_stop(sequence, self.config.eos_token_ids)
+            stop = sequence.find_stop(self.config.eos_token_ids)
             if stop is not None:
                 self._end(sequence)
-            outputs.append(_grew(sequence, stop, result.logprobs))
+            outputs.append(grown_output(sequence, stop, result.logprobs))
         return outputs + self._end_computed_prompts(launched.planned)
 
     def _score_prompts(
         self, planned: tuple[PlannedSequence, ...], result: StepResult
     ) -> list[EngineOutput]:
-        """Says what a step that is not committed yet adds to the log probabilities of prompts."""
+        """Returns what a step that is not committed yet adds to the log probabilities of prompts.
+
+        Scores are taken at the commit of the step that computed them, like tokens: a step that
+        failed gave none.
+        """
         outputs = []
         for item in planned:
-            if scores := new_prompt_logprobs(item, result):
-                said = EngineOutput(item.sequence.request_id, (), prompt_logprobs=scores)
-                outputs.append(said)
+            if scores := _new_prompt_logprobs(item, result):
+                outputs.append(EngineOutput(item.sequence.request_id, (), prompt_logprobs=scores))
         return outputs
 
     def _end_computed_prompts(self, planned: tuple[PlannedSequence, ...]) -> list[EngineOutput]:
@@ -361,7 +279,7 @@ class Engine:
                 continue
             if sequence.num_computed_tokens == sequence.num_prompt_tokens:
                 self._end(sequence)
-                outputs.append(_stopped(sequence, Stop(FinishReason.LENGTH)))
+                outputs.append(stopped_output(sequence, StopMatch(FinishReason.LENGTH)))
         return outputs
 
     def _discard_in_flight(self) -> None:
@@ -460,28 +378,17 @@ class Engine:
                 sequence.num_counted_prompt_tokens = num_done
 
 
-def _grew(
-    sequence: Sequence, stop: Stop | None, logprobs: Mapping[int, TokenLogprob]
-) -> EngineOutput:
-    wants_logprobs = sequence.params.logprobs is not None
-    return EngineOutput(
-        sequence.request_id,
-        (sequence.token_ids[-1],),
-        logprobs=(logprobs[sequence.seq_id],) if wants_logprobs else None,
-        finish_reason=stop.reason if stop else None,
-        stop_reason=stop.token_id if stop else None,
-        num_cached_tokens=sequence.num_cached_tokens,
-    )
+def _new_prompt_logprobs(item: PlannedSequence, result: StepResult) -> tuple[PromptLogprob, ...]:
+    """Returns what a step adds to the log probabilities of one prompt.
 
-
-def _stopped(sequence: Sequence, stop: Stop) -> EngineOutput:
-    """An end without a new token."""
-    wants_logprobs = sequence.params.logprobs is not None
-    return EngineOutput(
-        sequence.request_id,
-        (),
-        logprobs=() if wants_logprobs else None,
-        finish_reason=stop.reason,
-        stop_reason=stop.token_id,
-        num_cached_tokens=sequence.num_cached_tokens,
-    )
+    The token at position p is scored by the logits of position p - 1. A prompt that lost its blocks
+    is computed again; what it gives twice is dropped here. Raises IntegrityError when some are
+    missing before the new ones.
+    """
+    sequence = item.sequence
+    num_known = sequence.num_scored_tokens - item.scores.start
+    if sequence.is_finished or num_known >= len(item.scores):
+        return ()
+    if num_known < 0:
+        raise IntegrityError("a prompt's log probabilities have a gap")
+    return tuple(result.prompt_logprobs[sequence.seq_id][num_known:])

@@ -17,7 +17,6 @@ from worker.engine.errors import EngineFailed, StepsFailed
 from worker.engine.ports import ModelRunner, StepResult
 from worker.engine.scheduler import PlannedSequence, Scheduler
 from worker.engine.sequence import Sequence, SequenceStatus
-from worker.engine.stop import find_stop
 
 # One step that raises may be a job's fault, and so may its repeat alone. Two jobs at fault, one
 # right behind the other, are rarer than an engine at fault.
@@ -107,7 +106,7 @@ def self_test(seq_id: int, config: EngineConfig, scheduler: Scheduler, runner: M
     Distinguishes an engine that fails from a sequence that makes its steps fail. Nothing may be
     in flight. When all blocks are taken, other sequences are preempted.
     """
-    room = min(config.num_blocks * config.block_size, config.max_model_len) - 2
+    room = min(config.capacity_tokens, config.max_model_len) - 2
     num_prompt_tokens = max(1, min(SELF_TEST_PROMPT_TOKENS, room))
     sequence = Sequence(
         seq_id=seq_id,
@@ -119,7 +118,7 @@ def self_test(seq_id: int, config: EngineConfig, scheduler: Scheduler, runner: M
     )
     scheduler.admit_at_once(sequence)
     try:
-        while find_stop(sequence, config.eos_token_ids) is None:
+        while sequence.find_stop(config.eos_token_ids) is None:
             schedule = scheduler.schedule(only=sequence)
             if not schedule.planned:
                 return  # a pool of one block has no room for the decode

@@ -10,10 +10,12 @@ launched steps that are not committed yet. A sequence needs computing until both
 
 from __future__ import annotations
 
+from collections.abc import Set
 from enum import StrEnum
 
 from shared.messages import SamplingParams
 from worker.engine.block_hash import BlockHash
+from worker.engine.stop import StopMatch, find_stop
 
 
 class SequenceStatus(StrEnum):
@@ -165,6 +167,11 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
+
+    def find_stop(self, eos_token_ids: Set[int]) -> StopMatch | None:
+        """Returns the stop that its newest token has reached. Call it after every token."""
+        max_output_tokens = self.max_num_tokens - len(self.prompt_token_ids)
+        return find_stop(self.output_token_ids, self.params, eos_token_ids, max_output_tokens)
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)

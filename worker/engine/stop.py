@@ -1,44 +1,47 @@
-"""When a sequence has said enough: stops that tokens alone can decide.
+"""The stop rules that token ids alone can decide.
 
-Stop strings need text, which the engine does not have: whoever detokenizes looks for them and
-cancels.
+Stop strings need text, which the engine does not have: the code that detokenizes looks for them and
+cancels the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from shared.messages import FinishReason
-from worker.engine.sequence import Sequence
+from shared.messages import FinishReason, SamplingParams
 
 
-class Stop(NamedTuple):
-    """Why a sequence ends. `token_id` is the stop token that matched; None for EOS and length."""
+class StopMatch(NamedTuple):
+    """Why an output ends. `token_id` is the stop token that matched; None for EOS and length."""
 
     reason: FinishReason
     token_id: int | None = None
 
 
-def find_stop(sequence: Sequence, eos_token_ids: Set[int]) -> Stop | None:
-    """Looks at the newest output token only: call it after every token.
+def find_stop(
+    output_token_ids: Sequence[int],
+    params: SamplingParams,
+    eos_token_ids: Set[int],
+    max_output_tokens: int,
+) -> StopMatch | None:
+    """Returns the stop that the newest output token has reached; None: the output goes on.
 
-    EOS goes before stop token ids, both before length. Neither of the first two ends a sequence
-    that has fewer than `min_tokens` outputs (the sampler keeps them from being drawn until then).
-    EOS behind a whole grammar always ends it: the sampler draws it there when nothing else is left.
+    EOS takes precedence over stop token ids, both over length. Neither of the first two ends an
+    output of fewer than `min_tokens` tokens (the sampler does not draw them until then). EOS after
+    a complete grammar always ends it: the sampler draws it there when nothing else is left.
     """
-    params = sequence.params
-    num_outputs = sequence.num_output_tokens
+    num_outputs = len(output_token_ids)
     if num_outputs == 0:
         return None
-    token_id = sequence.output_token_ids[-1]
-    wants_more = num_outputs < params.min_tokens
+    token_id = output_token_ids[-1]
+    is_below_minimum = num_outputs < params.min_tokens
     if token_id in eos_token_ids:
-        held_back = wants_more or params.ignore_eos
-        if params.grammar is not None or not held_back:
-            return Stop(FinishReason.STOP)
-    if token_id in params.stop_token_ids and not wants_more:
-        return Stop(FinishReason.STOP, token_id)
-    if sequence.num_tokens >= sequence.max_num_tokens:
-        return Stop(FinishReason.LENGTH)
+        is_ignored = is_below_minimum or params.ignore_eos
+        if params.grammar is not None or not is_ignored:
+            return StopMatch(FinishReason.STOP)
+    if token_id in params.stop_token_ids and not is_below_minimum:
+        return StopMatch(FinishReason.STOP, token_id)
+    if num_outputs >= max_output_tokens:
+        return StopMatch(FinishReason.LENGTH)
     return None

@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from worker.engine.engine import Engine, EngineOutput, EngineRequest
+from worker.engine.engine import Engine
 from worker.engine.errors import RequestRefused
+from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_process.messages import (
     AddChoices,
     AddRequest,

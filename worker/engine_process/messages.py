@@ -14,7 +14,7 @@ import msgspec
 
 from shared.messages import ErrorCode
 from worker.engine.config import EngineConfig
-from worker.engine.engine import EngineOutput, EngineRequest
+from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions
 
 HEADER = struct.Struct(">I")

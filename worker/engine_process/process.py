@@ -9,7 +9,6 @@ exception, 71 when no further step can succeed in this process (EngineEnds is se
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import logging
@@ -23,6 +22,7 @@ from pathlib import Path
 from shared.cores import default_threads
 from shared.huge_pages import collapse_heap
 from shared.logs import start_logs
+from shared.process import die_with_parent
 from shared.settings import LogFormat, LogLevel
 from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
@@ -51,15 +51,15 @@ ECHO_BLOCK_SIZE = 16
 ECHO_MAX_MODEL_LEN = 4096
 PROGRESS_STEP = 0.01
 
-_PR_SET_PDEATHSIG = 1
-
 log = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Returns the exit status; see the module's docstring."""
     fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    _die_with(parent_pid)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the service decides when to end
+    die_with_parent(parent_pid, signal.SIGKILL)  # whatever is being computed then
     link = EngineSocket(socket.socket(fileno=fd))
     try:
         configure, *others = link.receive(wait=True)
@@ -168,16 +168,6 @@ class _Progress:
             return
         self._stage, self._fraction = stage, fraction
         self._link.send(LoadProgress(stage, fraction))
-
-
-def _die_with(parent_pid: int) -> None:
-    """The kernel kills this process when the service's dies, whatever it is computing then."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the service decides when to end
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the kernel knew
-        sys.exit(0)
 
 
 # PacedRunner: a ModelRunner whose steps take a set time, as a device's would.

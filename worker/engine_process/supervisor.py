@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from shared.backoff import Backoff
 from shared.settings import LogFormat, LogLevel
 from shared.transport.ports.queue import CrashCause
 from worker.engine_options import EngineOptions
@@ -22,7 +23,6 @@ from worker.engine_process.messages import (
 from worker.running_jobs import RunningJobs
 
 RESTART_WINDOW_S = 600.0
-RESTART_BACKOFF_S = (0.1, 0.5, 2.0, 5.0, 10.0)
 WATCH_INTERVAL_S = 0.25
 PROGRESS_LOG_S = 2.0
 
@@ -36,9 +36,9 @@ class EngineGaveUp(Exception):
 class EngineSupervisor:
     """One engine process at a time.
 
-    `serve` hands every message to `on_message`, waiting for `room` first: when the store is away
-    and enough output is kept, the engine is not read any more and pauses by itself. `watch` kills
-    an engine that makes no progress.
+    `serve` passes every message to `on_message` and waits for `has_capacity` before each: while the
+    store is unreachable and enough output is buffered, the engine is not read and pauses by itself.
+    `watch` kills an engine that makes no progress.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class EngineSupervisor:
         self._stall_limit_s = stall_limit_s
         self._max_restarts = max_restarts
         self._deaths_s: deque[float] = deque()
+        self._backoff = Backoff(0.1, 10.0, factor=4.0)
         self._link: EngineLink | None = None
         self._paused = False
         self._quiet_s = 0.0
@@ -67,7 +68,7 @@ class EngineSupervisor:
         self.num_restarts = 0
         self.num_device_failures = 0
         self.is_failing = False  # the device failed, and no token has come since
-        self._has_answered = False  # this engine process gave a token
+        self._has_output = False  # this engine process has given a token
         self.stats: dict[str, int] = {}
         self.ready: EngineReady | None = None
 
@@ -82,44 +83,47 @@ class EngineSupervisor:
         self,
         on_message: Callable[[StepOutputs | RequestRejected], Awaitable[None]],
         on_death: Callable[[CrashCause], Awaitable[None]],
-        room: asyncio.Event,
+        has_capacity: asyncio.Event,
     ) -> None:
-        """Until cancelled. `on_death` gives back the jobs that were in the engine; then a new one
-        is started. Raises EngineGaveUp.
+        """Runs until cancelled. Raises EngineGaveUp.
+
+        When an engine dies, `on_death` gives its jobs back to the queue and a new one is started.
         """
-        last_words = ""
+        last_error = ""
         while True:
             try:
-                await self._read(on_message, room)
+                await self._read(on_message, has_capacity)
             except EngineDied as died:
                 self.up.clear()
-                self.stats = dict.fromkeys(self.stats, 0)  # nothing runs until its successor speaks
+                self.stats = dict.fromkeys(
+                    self.stats, 0
+                )  # nothing runs until its successor reports
                 log.error("the engine process died", extra={"pid": self.pid, "detail": str(died)})
                 await self.close()
                 cause = CrashCause.ENGINE
                 if died.by_device:
                     self.num_device_failures += 1
                     self.is_failing = True
-                    cause = CrashCause.PROVEN_DEVICE if self._has_answered else CrashCause.DEVICE
+                    cause = CrashCause.PROVEN_DEVICE if self._has_output else CrashCause.DEVICE
                 await on_death(cause)
-                last_words = str(died)
-            await self._restart(last_words)
+                last_error = str(died)
+            await self._restart(last_error)
 
     async def _read(
         self,
         on_message: Callable[[StepOutputs | RequestRejected], Awaitable[None]],
-        room: asyncio.Event,
+        has_capacity: asyncio.Event,
     ) -> None:
         assert self._link is not None, "serve follows start"
         while True:
-            if not room.is_set():
-                await self._pause(room)
+            if not has_capacity.is_set():
+                await self._pause(has_capacity)
             match await self._link.receive():
                 case StepOutputs() as step:
                     if step.stats is not None:
                         self.stats = step.stats
-                    if not self._has_answered and any(o.token_ids for o in step.outputs):
-                        self._has_answered, self.is_failing = True, False
+                    if not self._has_output and any(o.token_ids for o in step.outputs):
+                        self._has_output, self.is_failing = True, False
                     await on_message(step)
                 case EngineEnds(message):
                     raise EngineDied(None, message, by_device=True)
@@ -128,17 +132,17 @@ class EngineSupervisor:
                 case other:
                     raise EngineDied(None, f"unexpected {type(other).__name__}")
 
-    async def _pause(self, room: asyncio.Event) -> None:
+    async def _pause(self, has_capacity: asyncio.Event) -> None:
         log.warning("the engine pauses until its output can be stored")
         self._paused = True
         try:
-            await room.wait()
+            await has_capacity.wait()
         finally:
             self._paused = False
-        log.info("the engine goes on")
+        log.info("the engine continues")
 
     def send(self, message: ToEngine) -> None:
-        """To the engine of now; lost when it is dead, which `on_death` then repairs."""
+        """Sends to the current engine. Lost when that is dead; `on_death` repairs this."""
         if self._link is not None:
             self._link.send(message)
 
@@ -148,22 +152,22 @@ class EngineSupervisor:
 
     @property
     def step_age_s(self) -> float:
-        """Seconds without a word from the engine although it has work; 0 when idle or paused.
+        """Seconds without a message from the engine although it has work; 0 when idle or paused.
 
-        Counted by `watch` while this process runs: one that was itself stopped blames nobody.
+        Counted by `watch`, so that time in which this process itself was stopped does not count.
         """
         return self._quiet_s
 
     @property
     def stalled(self) -> bool:
-        """Reported from half the limit on, at which the engine is killed; and while an engine whose
-        device failed has no successor."""
+        """True from half of the stall limit on, at which the engine is killed, and while an engine
+        whose device failed has no successor."""
         is_down = self.is_failing and not self.up.is_set()
         return is_down or self.step_age_s > self._stall_limit_s / 2
 
     @property
     def is_lost(self) -> bool:
-        """Past the limit: the worker's jobs are better off elsewhere."""
+        """True beyond the stall limit: other workers should take the jobs."""
         return self.step_age_s > self._stall_limit_s
 
     async def close(self) -> None:
@@ -174,8 +178,8 @@ class EngineSupervisor:
             await link.stop()
 
     async def watch(self) -> None:
-        """Until cancelled."""
-        num_heard = 0
+        """Runs until cancelled."""
+        num_seen = 0
         killed: EngineLink | None = None
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
@@ -183,12 +187,12 @@ class EngineSupervisor:
             if link is None or self._paused or self._jobs.num_in_engine == 0:
                 self._quiet_s = 0.0
                 continue
-            if link.num_received != num_heard:
-                num_heard = link.num_received
+            if link.num_received != num_seen:
+                num_seen = link.num_received
                 self._quiet_s = 0.0
                 continue
             self._quiet_s += WATCH_INTERVAL_S
-            if self.is_lost and link is not killed:  # its end may take a moment to be heard of
+            if self.is_lost and link is not killed:  # its end may be reported later
                 log.error(
                     "the engine makes no progress and is killed",
                     extra={"pid": link.pid, "step_age_s": self._quiet_s},
@@ -196,7 +200,7 @@ class EngineSupervisor:
                 link.kill()
                 killed = link
 
-    async def _restart(self, last_words: str) -> None:
+    async def _restart(self, last_error: str) -> None:
         while True:
             now_s = time.monotonic()
             self._deaths_s.append(now_s)
@@ -205,35 +209,34 @@ class EngineSupervisor:
             if len(self._deaths_s) > self._max_restarts:
                 raise EngineGaveUp(
                     f"the engine died or could not be started {len(self._deaths_s)} times within "
-                    f"{RESTART_WINDOW_S:.0f} seconds, the last time with: {last_words}"
+                    f"{RESTART_WINDOW_S:.0f} seconds, the last time with: {last_error}"
                 )
-            backoff_s = RESTART_BACKOFF_S[min(len(self._deaths_s), len(RESTART_BACKOFF_S)) - 1]
-            await asyncio.sleep(backoff_s)
+            await asyncio.sleep(self._backoff.delay_s(len(self._deaths_s)))
             self.num_restarts += 1
             try:
                 await self._load(await self._open_link())
             except (EngineDied, EngineNotLoaded) as error:
                 log.error("the engine could not be restarted", extra={"error": str(error)})
-                last_words = str(error)
+                last_error = str(error)
                 await self.close()
                 continue
             self.up.set()
-            log.info("the engine is back", extra={"num_restarts": self.num_restarts})
+            log.info("the engine was restarted", extra={"num_restarts": self.num_restarts})
             return
 
     async def _open_link(self) -> EngineLink:
-        self._has_answered = False
+        self._has_output = False
         self._link = await EngineLink.start(self._options, self._log_level, self._log_format)
         return self._link
 
     async def _load(self, link: EngineLink) -> EngineReady:
-        said_s = 0.0
+        logged_s = 0.0
 
         def on_progress(stage: str, fraction: float) -> None:
-            nonlocal said_s
+            nonlocal logged_s
             now_s = time.monotonic()
-            if now_s - said_s >= PROGRESS_LOG_S or fraction >= 1.0:
-                said_s = now_s
+            if now_s - logged_s >= PROGRESS_LOG_S or fraction >= 1.0:
+                logged_s = now_s
                 log.info("loading", extra={"stage": stage, "percent": round(100 * fraction)})
 
         try:
@@ -242,5 +245,5 @@ class EngineSupervisor:
             raise EngineDied(
                 None, f"the model was not loaded within {self._load_timeout_s:g} seconds"
             ) from None
-        self.stats = self.ready.stats  # a beat that comes before the first step has them all
+        self.stats = self.ready.stats  # a heartbeat before the first step has them all
         return self.ready

@@ -77,11 +77,11 @@ def _fit_brake(path: str) -> None:
     """A step that gave some answer more than so many tokens (of this attempt) takes longer."""
     from worker.engine_process.loop import EngineLoop
 
-    say = EngineLoop._say
+    send = EngineLoop._send
     num_tokens: Counter[str] = Counter()
 
     def braked(self: EngineLoop, outputs: Any, *, with_stats: bool = False) -> None:
-        say(self, outputs, with_stats=with_stats)
+        send(self, outputs, with_stats=with_stats)
         longest = 0
         for output in outputs:
             num_tokens[output.request_id] += len(output.token_ids)
@@ -96,7 +96,7 @@ def _fit_brake(path: str) -> None:
         if longest >= int(after):
             time.sleep(float(seconds))
 
-    EngineLoop._say = braked  # type: ignore[method-assign]
+    EngineLoop._send = braked  # type: ignore[method-assign]
 
 
 def _shift_clock(offset_s: float) -> None:

@@ -10,14 +10,15 @@ from shared.text.model_card import ModelCard
 from shared.transport.ports.queue import Delivery, JobEnd
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue
-from worker.checkpoint import ServedModel
-from worker.engine.engine import EngineOutput
+from worker.checkpoint import LoadedModel
+from worker.engine.request import EngineOutput
 from worker.engine_process.messages import StepOutputs, ToEngine
 from worker.job_runner import JobRunner
-from worker.publisher import FlushPolicy, Publisher
+from worker.outbox import FlushPolicy
+from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs, request_id_of
 
-MODEL = ServedModel(
+MODEL = LoadedModel(
     name="m",
     card=ModelCard(
         name="m",

@@ -133,11 +133,11 @@ async def test_every_append_chains_over_tokens_and_choices() -> None:
 async def test_places_are_counted_by_choice() -> None:
     bench = Bench()
     bench.admit(make_job(num_choices=3))
-    assert (bench.jobs.num_in_engine, bench.jobs.room) == (3, 1)
+    assert (bench.jobs.num_in_engine, bench.jobs.free_slots) == (3, 1)
     bench.says(name(0), b"a", LENGTH)
-    assert bench.jobs.room == 2
+    assert bench.jobs.free_slots == 2
     bench.admit(make_job("0-b", num_choices=8))
-    assert bench.jobs.room == 0
+    assert bench.jobs.free_slots == 0
 
 
 async def test_a_fault_of_one_choice_ends_the_job_with_what_the_others_held_back() -> None:
@@ -187,7 +187,7 @@ async def test_a_dead_engines_job_is_handed_over_while_a_choice_of_it_runs() -> 
     bench = Bench()
     bench.admit(make_job(num_choices=2))
     bench.says(name(0), b"a", LENGTH)
-    assert [running.job.job_id for running in bench.runner.surrender_engine()] == ["0-a"]
+    assert [running.job.job_id for running in bench.runner.take_from_engine()] == ["0-a"]
     assert bench.jobs.num_in_engine == 0
 
 

@@ -11,7 +11,8 @@ import pytest
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
-from worker.engine.engine import Engine, EngineOutput, EngineRequest
+from worker.engine.engine import Engine
+from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_process.loop import EngineLoop, EngineSocket, LinkClosed
 from worker.engine_process.messages import (
     HEADER,

@@ -26,7 +26,7 @@ class Bench:
             self.jobs,
             self._admit,
             self._repair,
-            room=lambda: self.jobs.room,
+            num_admissible=lambda: self.jobs.free_slots,
             engine_up=self.engine_up,
             engine_failing=lambda: self.engine_failing,
             pull_block_ms=10,
@@ -63,7 +63,7 @@ async def test_a_job_takes_a_place_for_each_of_its_choices() -> None:
     async with running(max_num_seqs=4) as bench:
         bench.queue.deliveries.extend(delivery(f"0-{i}", num_choices=3) for i in range(3))
         await until(lambda: len(bench.jobs) == 2)
-        assert bench.jobs.room == 0
+        assert bench.jobs.free_slots == 0
         bench.jobs.remove(next(iter(bench.jobs)))
         await until(lambda: not bench.queue.deliveries)
 

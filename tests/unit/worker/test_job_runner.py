@@ -177,7 +177,7 @@ async def test_a_dead_engines_jobs_are_handed_over_and_ended_ones_are_still_writ
     ended = bench.admit(make_job("0-a"))
     bench.admit(make_job("0-b"), attempt=3)
     bench.says(ended, b"a", FinishReason.LENGTH)
-    handed = bench.runner.surrender_engine()
+    handed = bench.runner.take_from_engine()
     assert [(running.job.job_id, running.attempt) for running in handed] == [("0-b", 3)]
     text, _, end = await bench.log_of("0-a")
     assert text == "a"
@@ -190,13 +190,13 @@ async def test_room_counts_what_is_in_the_engine_and_is_bounded_by_what_waits_fo
 ):
     bench = Bench()
     names = [bench.admit(make_job(f"0-{i}")) for i in range(4)]
-    assert bench.jobs.room == 0
+    assert bench.jobs.free_slots == 0
     for name in names:
         bench.says(name, b"a", FinishReason.LENGTH)
-    assert bench.jobs.room == 4
+    assert bench.jobs.free_slots == 4
     for i in range(4, 8):
         bench.says(bench.admit(make_job(f"0-{i}")), b"a", FinishReason.LENGTH)
-    assert bench.jobs.room == 0
+    assert bench.jobs.free_slots == 0
     bench.publisher.drop("0-0")
     await bench.log_of("0-1")
-    await until(lambda: bench.jobs.room > 0)
+    await until(lambda: bench.jobs.free_slots > 0)

@@ -14,7 +14,8 @@ from shared.messages import (
     TokenLogprob,
 )
 from tests.unit.worker.fakes import EOS, ByteTokenizer
-from worker.output import OutputProcessor, Piece, ReplayMismatch, ended_already
+from worker.engine.stop import find_stop
+from worker.output import OutputProcessor, Piece, ReplayMismatch
 
 TOKENIZER = ByteTokenizer()
 KEPT = {"grammar": Grammar(GrammarKind.REGEX, "a*")}
@@ -203,7 +204,7 @@ def test_an_end_that_the_log_already_holds_is_seen(
     token_ids: list[int], sampling: dict[str, object], expected: object
 ) -> None:
     params = SamplingParams(**({"max_tokens": 10, "seed": 1} | sampling))  # type: ignore[arg-type]
-    assert ended_already(token_ids, params, frozenset({EOS})) == expected
+    assert find_stop(token_ids, params, frozenset({EOS}), params.max_tokens) == expected
 
 
 def test_an_empty_history_is_the_beginning() -> None:

@@ -12,7 +12,8 @@ from shared.transport.ports.jobs import Restored
 from shared.transport.ports.queue import Append, AppendResult, AppendStatus, JobEnd, JobSnapshot
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import FakeQueue, accepted, until
-from worker.publisher import FlushPolicy, Publisher, Settled
+from worker.outbox import FlushPolicy, Settled
+from worker.publisher import Publisher
 
 END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1))
 
@@ -150,11 +151,11 @@ async def test_room_closes_at_the_limit_and_opens_when_the_store_is_back() -> No
         bench.publisher.open("0-a", 1, START, ())
         bench.queue.away = True
         bench.say("0-a", (1, 2), "ab")
-        assert bench.publisher.room.is_set()
+        assert bench.publisher.has_capacity.is_set()
         bench.say("0-a", (3,), "c")
-        assert not bench.publisher.room.is_set()
+        assert not bench.publisher.has_capacity.is_set()
         bench.queue.away = False
-        await asyncio.wait_for(bench.publisher.room.wait(), 5)
+        await asyncio.wait_for(bench.publisher.has_capacity.wait(), 5)
 
 
 async def test_dropping_the_job_that_closed_the_room_opens_it() -> None:
@@ -162,9 +163,9 @@ async def test_dropping_the_job_that_closed_the_room_opens_it() -> None:
         bench.queue.away = True
         bench.publisher.open("0-a", 1, START, ())
         bench.say("0-a", (1,), "a")
-        assert not bench.publisher.room.is_set()
+        assert not bench.publisher.has_capacity.is_set()
         bench.publisher.drop("0-a")
-        assert bench.publisher.room.is_set()
+        assert bench.publisher.has_capacity.is_set()
         await asyncio.wait_for(bench.publisher.flushed(), 5)
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from shared.messages import SamplingParams, TokenLogprob
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
-from worker.engine.engine import Engine, EngineOutput, EngineRequest
+from worker.engine.engine import Engine
 from worker.engine.ports import StepResult
+from worker.engine.request import EngineOutput, EngineRequest
 
 VOCAB_SIZE = 1000
 EOS = 999

@@ -15,9 +15,10 @@ from tests.unit.worker.engine.scripted_runner import (
     run_to_end,
     tell,
 )
-from worker.engine.engine import Engine, EngineRequest
+from worker.engine.engine import Engine
 from worker.engine.errors import EngineFull, IntegrityError, RequestRefused
 from worker.engine.ports import StepResult
+from worker.engine.request import EngineRequest
 
 LOOKAHEADS = pytest.mark.parametrize("lookahead", [0, 1])
 

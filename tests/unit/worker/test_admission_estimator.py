@@ -11,7 +11,7 @@ from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import make_job
 from worker.engine.config import EngineConfig
 from worker.engine_process.messages import EngineReady
-from worker.intake import MAX_NOT_BEGUN, IntakeRoom
+from worker.intake import MAX_NOT_BEGUN, AdmissionEstimator
 from worker.running_jobs import RunningJob, RunningJobs
 
 BLOCK_SIZE = 16
@@ -45,8 +45,8 @@ def delivery(job_id: str, num_prompt_tokens: int) -> Delivery:
     return Delivery(make_job(job_id, prompt=(1,) * num_prompt_tokens), 1)
 
 
-def take(jobs: RunningJobs, room: IntakeRoom, taken: Delivery) -> RunningJob:
-    room.took([taken])
+def take(jobs: RunningJobs, estimator: AdmissionEstimator, taken: Delivery) -> RunningJob:
+    estimator.took([taken])
     running = RunningJob.of(taken)
     jobs.add(running)
     for choice in running.choices:
@@ -62,69 +62,69 @@ def begin(running: RunningJob, engine: Engine) -> None:
 
 def test_short_prompts_are_limited_by_places_alone(jobs: RunningJobs) -> None:
     engine = Engine()
-    room = IntakeRoom(jobs, engine)
-    assert room() == 1  # nothing is known of the prompts yet
+    estimator = AdmissionEstimator(jobs, engine)
+    assert estimator() == 1  # nothing is known of the prompts yet
     for index in range(8):
-        begin(take(jobs, room, delivery(f"0-{index}", 20)), engine)
-        assert room() == 7 - index
+        begin(take(jobs, estimator, delivery(f"0-{index}", 20)), engine)
+        assert estimator() == 7 - index
 
 
 def test_long_prompts_are_taken_as_far_as_their_blocks_reach(jobs: RunningJobs) -> None:
     engine = Engine()
-    room = IntakeRoom(jobs, engine)
-    begin(take(jobs, room, delivery("0-1", 640)), engine)  # 40 of 100 blocks
-    assert room() == 1
-    begin(take(jobs, room, delivery("0-2", 640)), engine)
-    assert room() == 1  # it will not fit, but the engine shall have it when a block comes free
-    take(jobs, room, delivery("0-3", 640))
-    assert room() == 0  # one of these is enough; other workers may have blocks
+    estimator = AdmissionEstimator(jobs, engine)
+    begin(take(jobs, estimator, delivery("0-1", 640)), engine)  # 40 of 100 blocks
+    assert estimator() == 1
+    begin(take(jobs, estimator, delivery("0-2", 640)), engine)
+    assert estimator() == 1  # it will not fit, but the engine shall have it when a block comes free
+    take(jobs, estimator, delivery("0-3", 640))
+    assert estimator() == 0  # one of these is enough; other workers may have blocks
 
 
 def test_what_has_not_begun_counts_before_the_engine_says_so(jobs: RunningJobs) -> None:
     engine = Engine()
-    room = IntakeRoom(jobs, engine)
-    take(jobs, room, delivery("0-1", 800))
-    assert room() == 1
-    take(jobs, room, delivery("0-2", 800))
-    assert room() == 0
+    estimator = AdmissionEstimator(jobs, engine)
+    take(jobs, estimator, delivery("0-1", 800))
+    assert estimator() == 1
+    take(jobs, estimator, delivery("0-2", 800))
+    assert estimator() == 0
 
 
 def test_no_more_is_taken_than_begins_soon_however_many_places_there_are() -> None:
     jobs, engine = RunningJobs(256), Engine(ready(10_000), {"free_blocks": 10_000})
-    room = IntakeRoom(jobs, engine)
-    begin(take(jobs, room, delivery("0-0", 20)), engine)
-    waiting = [take(jobs, room, delivery(f"1-{index}", 20)) for index in range(room())]
+    estimator = AdmissionEstimator(jobs, engine)
+    begin(take(jobs, estimator, delivery("0-0", 20)), engine)
+    waiting = [take(jobs, estimator, delivery(f"1-{index}", 20)) for index in range(estimator())]
     assert len(waiting) == MAX_NOT_BEGUN
-    assert room() == 0, "another worker may begin the next one sooner"
-    held_back = room.oversubscription()
+    assert estimator() == 0, "another worker may begin the next one sooner"
+    held_back = estimator.oversubscription()
     assert held_back is not None, "others have places"
     assert held_back.leave_out == ("default",)
     begin(waiting[0], engine)
     begin(waiting[1], engine)
-    assert room() == 2
+    assert estimator() == 2
 
 
 def test_a_finished_job_makes_room(jobs: RunningJobs) -> None:
     engine = Engine()
-    room = IntakeRoom(jobs, engine)
+    estimator = AdmissionEstimator(jobs, engine)
     for index in range(2):
-        running = take(jobs, room, delivery(f"0-{index}", 800))
-    assert room() == 0
+        running = take(jobs, estimator, delivery(f"0-{index}", 800))
+    assert estimator() == 0
     jobs.remove(running)
-    assert room() == 1
+    assert estimator() == 1
 
 
 def test_an_engine_that_has_not_spoken_is_asked_for_nothing_more_than_places(
     jobs: RunningJobs,
 ) -> None:
-    assert IntakeRoom(jobs, Engine(ready=None))() == 8
+    assert AdmissionEstimator(jobs, Engine(ready=None))() == 8
 
 
 def place(
     jobs: RunningJobs, engine: Engine, job_id: str, tenant: str, num_choices: int = 1
 ) -> None:
     job = dataclasses.replace(make_job(job_id, num_choices=num_choices), tenant=tenant)
-    begin(take(jobs, IntakeRoom(jobs, engine), Delivery(job, 1)), engine)
+    begin(take(jobs, AdmissionEstimator(jobs, engine), Delivery(job, 1)), engine)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_without_a_free_place_jobs_are_taken_that_get_a_seat_of_somebody(
     engine = Engine()
     for job_id, tenant, num_choices in held:
         place(jobs, engine, f"0-{job_id}", tenant, num_choices)
-    assert jobs.room == 0
-    more = IntakeRoom(jobs, engine).oversubscription()
+    assert jobs.free_slots == 0
+    more = AdmissionEstimator(jobs, engine).oversubscription()
     assert more is not None
     assert (more.count, more.leave_out) == (1, left_out)
 
@@ -152,7 +152,7 @@ def test_nothing_is_taken_without_a_place_when_nobody_could_give_one(jobs: Runni
     engine = Engine()
     for index in range(8):
         place(jobs, engine, f"0-{index}", f"tenant-{index}")
-    assert IntakeRoom(jobs, engine).oversubscription() is None
+    assert AdmissionEstimator(jobs, engine).oversubscription() is None
 
 
 def test_no_more_is_taken_without_a_place_than_has_begun_and_one_without_blocks(
@@ -160,28 +160,28 @@ def test_no_more_is_taken_without_a_place_than_has_begun_and_one_without_blocks(
 ) -> None:
     engine = Engine()
     place(jobs, engine, "0-wide", "a", num_choices=8)
-    room = IntakeRoom(jobs, engine)
-    assert room.oversubscription() is not None
-    running = take(jobs, room, delivery("0-1", 16))
-    assert room.oversubscription() is None  # the last one has not begun
+    estimator = AdmissionEstimator(jobs, engine)
+    assert estimator.oversubscription() is not None
+    running = take(jobs, estimator, delivery("0-1", 16))
+    assert estimator.oversubscription() is None  # the last one has not begun
     begin(running, engine)
-    assert room.oversubscription() is not None
+    assert estimator.oversubscription() is not None
     engine.stats["free_blocks"] = 0
-    one = room.oversubscription()
+    one = estimator.oversubscription()
     assert one is not None
     assert one.count == 1, "it gets blocks of whoever holds many seats"
-    take(jobs, room, delivery("0-2", 16))
-    assert room.oversubscription() is None
+    take(jobs, estimator, delivery("0-2", 16))
+    assert estimator.oversubscription() is None
 
 
 def test_waiting_jobs_of_a_large_holder_keep_no_others_out(jobs: RunningJobs) -> None:
     engine = Engine()
     for index in range(8):
         place(jobs, engine, f"0-{index}", "large")
-    room = IntakeRoom(jobs, engine)
+    estimator = AdmissionEstimator(jobs, engine)
     for index in range(8, 12):  # taken with others behind them
         waits = dataclasses.replace(make_job(f"0-{index}"), tenant="large")
-        take(jobs, room, Delivery(waits, 1))
-    more = room.oversubscription()
+        take(jobs, estimator, Delivery(waits, 1))
+    more = estimator.oversubscription()
     assert more is not None
     assert (more.count, more.leave_out) == (1, ("large",))
