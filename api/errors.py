@@ -117,6 +117,11 @@ class ServerError(ApiError):
         super().__init__(500, message, kind="server_error", code=code)
 
 
+def internal_error() -> ServerError:
+    """Returns the error of an exception that nothing handles; it is logged."""
+    return ServerError("Internal server error.")
+
+
 def invalid_parameter(error: InvalidParameter) -> CallerError:
     """400 that names the member at fault."""
     return CallerError(

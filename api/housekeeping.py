@@ -11,7 +11,7 @@ from api.auth.keys import KeyRing
 from api.files.service import Files
 from api.generation.models import ModelCatalog
 from api.jobs.accepted_jobs import AcceptedJobs
-from api.jobs.disconnects import ATTACH_ROUNDS, Departures
+from api.jobs.disconnects import ATTACH_ROUNDS, DisconnectTracker
 from api.system.health_monitor import HealthMonitor
 from shared.logs import RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
@@ -39,7 +39,7 @@ class Housekeeping:
     def __init__(
         self,
         store: JobStore,
-        departures: Departures,
+        disconnects: DisconnectTracker,
         accepted: AcceptedJobs,
         health: HealthMonitor,
         catalog: ModelCatalog,
@@ -51,7 +51,7 @@ class Housekeeping:
         health_interval_s: float,
     ) -> None:
         self._store = store
-        self._departures = departures
+        self._disconnects = disconnects
         self._accepted = accepted
         self._health = health
         self._catalog = catalog
@@ -68,8 +68,8 @@ class Housekeeping:
         rounds: list[tuple[str, float, Callable[[], Awaitable[object]]]] = [
             ("beat", BEAT_S, self._beat),
             ("reap", BEAT_S, self._reap),
-            ("readers", ATTACH_S / ATTACH_ROUNDS, self._departures.attach_some),
-            ("departures", BEAT_S, self._departures.retry),
+            ("readers", ATTACH_S / ATTACH_ROUNDS, self._disconnects.attach_some),
+            ("disconnects", BEAT_S, self._disconnects.retry),
             ("accepted jobs", BEAT_S, self._accepted.look),
             ("health", self._health_interval_s, self._health.refresh),
             ("models", self._health_interval_s, self._catalog.refresh),
@@ -98,7 +98,7 @@ class Housekeeping:
         """Reaps once this frontend's own lease runs and its readers have attached."""
         await self._beat()
         if self._has_lapsed:
-            await self._departures.attach_all()
+            await self._disconnects.attach_all()
             self._has_lapsed = False
         await self._store.reap()
 

@@ -19,7 +19,7 @@ from api.http.open_requests import OpenRequests
 from api.http.time_slices import TimeSlices
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
-from api.jobs.disconnects import Departures
+from api.jobs.disconnects import DisconnectTracker
 from api.jobs.relay import EventRelay
 from api.jobs.service import JobService
 from api.metrics import Metrics
@@ -79,7 +79,7 @@ class Services:
             transport.registry, self.pool, settings.model_retention_s, settings.kept_models
         )
         self.health = HealthMonitor(store, transport.registry)
-        self.departures = Departures(store)
+        self.disconnects = DisconnectTracker(store)
         self.relay = EventRelay(store, bus, outage_s=settings.outage_s)
         self.stream_tokens = StreamTokens(store, settings.stream_token_s)
         limits = admission_limits(settings)
@@ -93,7 +93,7 @@ class Services:
         self.admission = Admission(
             store,
             lambda tenant: ring.limits_of(tenant, limits),
-            self.departures,
+            self.disconnects,
             accepted,
             self.durable,
         )
@@ -120,7 +120,7 @@ class Services:
             store=store,
             admission=self.admission,
             relay=self.relay,
-            departures=self.departures,
+            disconnects=self.disconnects,
             open_requests=open_requests,
             slices=self.slices,
             metrics=metrics,
@@ -129,7 +129,7 @@ class Services:
         self._bus = bus
         self._housekeeping = Housekeeping(
             store,
-            self.departures,
+            self.disconnects,
             accepted,
             self.health,
             self.catalog,
@@ -143,7 +143,7 @@ class Services:
             self.health,
             self.catalog,
             open_requests,
-            self.departures,
+            self.disconnects,
             self.relay.counts,
             lambda: metrics.cancels_by_request,
         )

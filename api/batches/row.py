@@ -16,13 +16,13 @@ from api.batches.endpoints import Endpoint
 from api.batches.input import Row
 from api.batches.lease import StopEvent, StopReason
 from api.batches.results import RowResult, error_line, expiry_line, output_pieces
-from api.errors import ApiError, ServerError, UnavailableError, invalid_parameter, job_failed
+from api.errors import ApiError, UnavailableError, internal_error, invalid_parameter, job_failed
 from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.thread_pool import TextPool, request_bytes
 from api.http.caller import Caller
 from api.ids import public_id
-from api.jobs.delta_parts import parts_of
+from api.jobs.delta_parts import split_long
 from api.jobs.event_stream import JobStream, StreamInterrupted
 from api.jobs.new_job import Prepared
 from api.jobs.service import JobService
@@ -94,7 +94,7 @@ class RowTask:
             return self._refused(invalid_parameter(error))
         except Exception:
             log.exception("row failed", extra={"job_id": self._job_id})
-            return self._refused(ServerError("Internal server error."))
+            return self._refused(internal_error())
 
     def expired(self) -> RowResult:
         """Returns the result of a row that did not run before the batch expired."""
@@ -174,7 +174,7 @@ class RowTask:
                 event = await stream.get(STOP_CHECK_S)
                 if isinstance(event, Delta):
                     prepared.timing.token_came()
-                    parts = parts_of(event)
+                    parts = split_long(event)
                     await self._context.jobs.slices.run(map(prepared.dialect.collect, parts))
                 elif event is not None:
                     return event

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from api.errors import ApiError
-from api.generation.dialect import usage_payload
+from api.generation.formatter import Formatter, usage_payload
 from api.generation.logprobs import EntryForm, EntryT, LogprobAligner, PlacedLogprob
 from api.generation.timing import Timing
 from api.output_parsers.events import TextSpans
-from api.sse import PLAIN
 from shared.messages import ChoiceDelta, Delta, Finished, FinishReason, Usage, choice_deltas
 from shared.text.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFacts:
+class ResponseContext:
     """What every chunk of an answer repeats, and what the caller asked to see."""
 
     id: str  # public id
@@ -49,7 +48,7 @@ class ChoiceAnswer(Generic[EntryT]):
     """One choice in the making: what is known of it and not shown yet."""
 
     def __init__(
-        self, index: int, facts: AnswerFacts, tokenizer: Tokenizer, form: EntryForm[EntryT]
+        self, index: int, facts: ResponseContext, tokenizer: Tokenizer, form: EntryForm[EntryT]
     ) -> None:
         self.index = index
         self.ending: ChoiceEnd | None = None
@@ -115,27 +114,21 @@ class ChoiceAnswer(Generic[EntryT]):
         ]
 
 
-class OpenAIAnswer(Generic[EntryT]):
+class OpenAIAnswer(Formatter, Generic[EntryT]):
     """Base of the two dialects. A subclass says what a choice's text looks like."""
 
-    kind: str
-    framing = PLAIN
     chunk_object: str
     whole_object: str
 
-    def __init__(self, facts: AnswerFacts, tokenizer: Tokenizer, form: EntryForm[EntryT]) -> None:
+    def __init__(
+        self, facts: ResponseContext, tokenizer: Tokenizer, form: EntryForm[EntryT]
+    ) -> None:
         """`form`: how the entries of log probabilities are kept."""
         self._facts = facts
         self._tokenizer = tokenizer
         self._choices = [
             ChoiceAnswer(index, facts, tokenizer, form) for index in range(facts.num_choices)
         ]
-
-    def opening(self) -> Sequence[Any]:
-        raise NotImplementedError
-
-    def before_choice(self, choice: int) -> Iterable[Any]:
-        return ()
 
     def delta(self, delta: Delta) -> Sequence[Any]:
         members: list[dict[str, Any]] = []
@@ -163,7 +156,7 @@ class OpenAIAnswer(Generic[EntryT]):
             chunks[-1].update(self._metrics(end.usage))
         return chunks
 
-    def failed(self, error: ApiError) -> Any:
+    def failed(self, error: ApiError, last_sent: Any = None) -> Any:
         return error.body()
 
     def collect(self, delta: Delta) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import (
     ApiError,
     CallerError,
-    ServerError,
+    internal_error,
     invalid_parameter,
     queue_full,
     store_unreachable,
@@ -76,7 +76,7 @@ def error_of(error: Exception) -> ApiError:
             return store_unreachable(error)
         case _:
             log.error("request failed", exc_info=error)
-            return ServerError("The server made a mistake. It has been logged.")
+            return internal_error()
 
 
 def answer_framework_errors(app: FastAPI) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreachable, unavailable
 from api.jobs.accepted_jobs import AcceptedJobs
-from api.jobs.disconnects import Departures
+from api.jobs.disconnects import DisconnectTracker
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
 from shared.transport.ports.durability import DurabilityChecks
 from shared.transport.ports.jobs import (
@@ -38,13 +38,13 @@ class Admission:
         self,
         store: JobStore,
         limits_of: Callable[[str], AdmissionLimits],
-        departures: Departures,
+        disconnects: DisconnectTracker,
         accepted: AcceptedJobs,
         durable: DurableAccept,
     ) -> None:
         self._store = store
         self.limits_of = limits_of
-        self._departures = departures
+        self._disconnects = disconnects
         self._accepted = accepted
         self._durable = durable
 
@@ -101,7 +101,7 @@ class Admission:
         log.warning("submit failed", extra={"job_id": job.job_id, "reason": str(error)})
         # By its key it can be asked for again, and others may be reading it.
         if job.idempotency is None:
-            await self._departures.cancel(job.job_id)
+            await self._disconnects.cancel(job.job_id)
         return (
             unavailable(str(error)) if isinstance(error, NotConfirmed) else store_unreachable(error)
         )

@@ -1,28 +1,28 @@
-"""Pieces: a delta told as the worker's steps gave it, however many of them one log entry holds.
+"""Splits and batches deltas between the log and a formatter.
 
-Under load a worker gathers the tokens of several steps into one entry: one round trip, one frame.
-The entry's segments say where each step's part ends, so a client still gets an event for each.
+Under load a worker appends the tokens of several steps as one log entry: one round trip, one frame.
+The entry's segments show where each step's part ends, so a client still gets an event per step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from shared.messages import Cursor, Delta, Segment
+from shared.messages import START, ChoiceDelta, Cursor, Delta, Segment, segment_deltas
 from shared.transport.wire import sums_of
 
-FEW_EVENTS = 8  # that may wait for a reader who keeps up
-MANY_TOKENS = 128  # of a delta that is written in one go
+FEW_EVENTS = 8  # that may wait for a reader that keeps up
+MANY_TOKENS = 128  # of a delta that is encoded in one go
 
 
-def told(delta: Delta, num_waiting: int) -> Sequence[Delta]:
-    """How a reader for whom so many events wait is told a delta: piece by piece while it keeps up,
-    else as whole as it may be, which is less work and fewer bytes for both sides."""
-    return pieces_of(delta) if num_waiting <= FEW_EVENTS else parts_of(delta)
+def split_by_step(delta: Delta, num_waiting: int) -> Sequence[Delta]:
+    """Returns a delta per step while the reader keeps up, else as few as possible, which is less
+    work and fewer bytes for both sides. `num_waiting`: events that the reader has not read."""
+    return split_by_segment(delta) if num_waiting <= FEW_EVENTS else split_long(delta)
 
 
-def pieces_of(delta: Delta) -> Sequence[Delta]:
-    """One delta for each of its segments, in order: the log as if it had been cut there.
+def split_by_segment(delta: Delta) -> Sequence[Delta]:
+    """Returns one delta per segment, in order: the log as if it had been cut there.
 
     Raises ValueError when a segment ends within a character.
     """
@@ -32,8 +32,8 @@ def pieces_of(delta: Delta) -> Sequence[Delta]:
     return _cut(delta, [(segment,) for segment in segments])
 
 
-def parts_of(delta: Delta) -> Sequence[Delta]:
-    """The delta cut between segments into parts of about MANY_TOKENS; itself where it is short.
+def split_long(delta: Delta) -> Sequence[Delta]:
+    """Returns the delta cut between segments into parts of about MANY_TOKENS.
 
     Raises ValueError when a segment ends within a character.
     """
@@ -52,12 +52,12 @@ def parts_of(delta: Delta) -> Sequence[Delta]:
 
 
 def is_short(delta: Delta) -> bool:
-    """Whether it can be written in one go: its tokens may have twenty alternatives each."""
+    """Whether it can be encoded in one go: its tokens may have twenty alternatives each."""
     return len(delta.token_ids) <= MANY_TOKENS
 
 
 def _cut(delta: Delta, runs: Sequence[Sequence[Segment]]) -> Sequence[Delta]:
-    """One delta for each run of its segments."""
+    """Returns one delta per run of its segments."""
     text, cursor = delta.text, delta.start
     is_ascii = text.isascii()  # then bytes are characters
     encoded = b"" if is_ascii else text.encode()
@@ -81,5 +81,62 @@ def _cut(delta: Delta, runs: Sequence[Sequence[Segment]]) -> Sequence[Delta]:
 
 
 def _is_plain(segment: Segment) -> bool:
-    """What a delta without segments says too."""
+    """Whether a delta without segments means the same."""
     return segment.choice == 0 and segment.finish_reason is None
+
+
+class BatchedDeltas:
+    """Joins a choice's tokens to one delta per `interval` of them: its first text at once, and the
+    rest with its end. As vLLM's `--stream-interval`.
+
+    The joined deltas have one segment each and no place in the log: for formatters alone.
+    """
+
+    def __init__(self, interval: int) -> None:
+        """`interval`: tokens, at least 1."""
+        self._interval = interval
+        self._held: dict[int, list[ChoiceDelta]] = {}  # by choice
+        self._num_held: dict[int, int] = {}
+        self._begun: set[int] = set()
+
+    def push(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
+        """Yields what these complete. Raises ValueError as `segment_deltas`."""
+        for delta in deltas:
+            for part in segment_deltas(delta):
+                yield from self._take(part)
+
+    def rest(self) -> Iterator[Delta]:
+        """Yields everything that is held, at the end of the stream."""
+        for choice in sorted(self._held):
+            yield self._joined(choice)
+
+    def _take(self, part: ChoiceDelta) -> Iterator[Delta]:
+        choice = part.choice
+        self._held.setdefault(choice, []).append(part)
+        held = self._num_held[choice] = self._num_held.get(choice, 0) + len(part.token_ids)
+        is_first = choice not in self._begun
+        if is_first or held >= self._interval or part.finish_reason is not None:
+            if part.text:
+                self._begun.add(choice)
+            yield self._joined(choice)
+
+    def _joined(self, choice: int) -> Delta:
+        parts = self._held.pop(choice)
+        del self._num_held[choice]
+        token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
+        text = "".join(part.text for part in parts)
+        logprobs = tuple(one for part in parts for one in part.logprobs or ())
+        has_logprobs = any(part.logprobs is not None for part in parts)
+        return delta_of(
+            parts[-1]._replace(
+                token_ids=token_ids, text=text, logprobs=logprobs if has_logprobs else None
+            )
+        )
+
+
+def delta_of(part: ChoiceDelta) -> Delta:
+    """Returns `part` as a delta of one segment without a place in the log: for formatters alone."""
+    num_tokens, num_bytes = len(part.token_ids), len(part.text.encode())
+    segment = Segment(part.choice, num_tokens, num_bytes, part.finish_reason, part.stop_reason)
+    end = Cursor(num_tokens, num_bytes)
+    return Delta(START, end, part.token_ids, part.text, part.logprobs, (segment,))

@@ -1,4 +1,7 @@
-"""Departures: what becomes of a job when a reader leaves it, made sure of when Redis is away."""
+"""DisconnectTracker: cancels or detaches jobs on client disconnect.
+
+It retries while Redis is unreachable.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ ATTACH_ROUNDS = 4  # calls of `attach_some` in which each reader attaches once
 Reader = tuple[str, str]  # job id, reader id
 
 
-class Departures:
+class DisconnectTracker:
     """Cancels are tried at once and again until they were heard or are too old to matter."""
 
     def __init__(self, store: JobStore) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.jobs.accepted_jobs import MAX_BLIND_S, PATIENCE_S
-from api.jobs.reader_position import Delivered, Diverged
+from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (
     START,
     TERMINAL_STATES,
@@ -96,7 +96,7 @@ class JobStream:
         self.ended = False
         self.has_started = False  # a worker said so, or sent something
         self.started_s: float | None = None  # when a worker said so, if that was heard
-        self._delivered = Delivered(after)
+        self._delivered = ReaderPosition(after)
         self._prompt = prompt
         self._num_slices = 0  # of the prompt, passed in the log
         self._store = store

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from api.generation.dialect import Dialect
+from api.generation.formatter import Formatter
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.service import JobDefaults
 from api.generation.timing import Timing
@@ -23,7 +23,7 @@ class Prepared:
     """A request that was understood: the job to submit, and how its answer is said."""
 
     job: Job
-    dialect: Dialect
+    dialect: Formatter
     timing: Timing = field(default_factory=Timing)
     prompt: ScoredPrompt | None = None  # filled for the dialect, where the job scores its prompt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.generation.dialect import usage_payload
+from api.generation.formatter import usage_payload
 from api.ids import public_id
 from shared.messages import InvalidParameter, JobState, Usage
 from shared.transport.ports.jobs import JobRecord

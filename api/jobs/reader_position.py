@@ -1,4 +1,4 @@
-"""Delivered: where one reader of a stream is, and what it got last.
+"""ReaderPosition: where one reader of a stream is, and what it got last.
 
 The log and the channel may repeat what a reader has (a worker sends again after a lost reply, a log
 was rolled back and grows anew). Repetitions are trimmed by cursor arithmetic; the kept tail of what
@@ -21,7 +21,7 @@ class Diverged(Exception):
     """The log says something else than what this reader was given."""
 
 
-class Delivered:
+class ReaderPosition:
     """The reader's cursor and a bounded tail of the tokens and text before it."""
 
     def __init__(self, cursor: Cursor) -> None:

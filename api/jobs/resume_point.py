@@ -100,7 +100,7 @@ class AheadTrimmer:
         return rest if rest.token_ids or rest.text or rest.finish_reason is not None else None
 
 
-def where_to_go_on(job_id: str, resume_point: ResumePoint) -> str:
+def resume_hint(job_id: str, resume_point: ResumePoint) -> str:
     """A sentence for a reader whose stream ends before its job does."""
     return (
         f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {resume_point}' goes on "

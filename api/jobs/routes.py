@@ -18,7 +18,7 @@ from api.ids import parse_job_id, public_id
 from api.jobs.protocol import job_payload, parse_status
 from api.jobs.resume_point import ResumePoint
 from api.jobs.service import JobService
-from api.jobs.tail_response import TailResponse
+from api.jobs.tail import tail_response
 from shared.messages import TERMINAL_STATES, InvalidParameter
 from shared.transport.ports.jobs import JobRecord
 
@@ -64,7 +64,7 @@ async def stream_job(request: Request, name: str, caller: CallerDep, jobs: JobsD
     record = await _find(jobs, caller, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
-    return TailResponse(jobs, record, after)
+    return tail_response(jobs, record, after)
 
 
 @router.post("/v1/jobs/{name}/stream-token")

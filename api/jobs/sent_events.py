@@ -1,49 +1,57 @@
-"""ToldEvents: a stream's events, and where its reader goes on.
+"""SentEvents: a stream's events in its dialect, and where a reader of what was sent resumes.
 
-A stream may be cut while a write waits for a slow client, who never gets it then. So a reader goes
-on behind what was written, not behind what was made or read from the log.
+A stream may be cut while a write waits for a slow client, which never gets it then. So a reader
+resumes behind what was sent, not behind what was encoded or read from the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from api.generation.dialect import Dialect
-from api.jobs.delta_parts import told
-from api.jobs.gathered import GatheredDeltas, delta_of
-from api.jobs.resume_point import ResumePoint
-from api.jobs.sent_choices import ToldChoices, extent_of
+from api.errors import ApiError
+from api.generation.formatter import Formatter
+from api.jobs.delta_parts import BatchedDeltas, delta_of, split_by_step
+from api.jobs.resume_point import NOTHING, Extent, ResumePoint, resume_hint
 from api.sse import whole_events
-from shared.messages import Delta, Failed, Finished, choice_deltas
+from shared.messages import START, Cursor, Delta, Failed, Finished, choice_deltas
 
 
-class ToldEvents:
-    """The events of one answer in its dialect. Every item is whole events, or empty where the
-    next one is not complete: between any two of them the stream may be cut. All events of what a
-    choice is given at once are one item, so that none of its tokens is told in part."""
+class SentEvents:
+    """An EventEncoder over a dialect's formatter.
 
-    def __init__(self, dialect: Dialect, stream_interval: int | None) -> None:
-        """`stream_interval`: as GenerationResponse's."""
-        self._dialect = dialect
-        self._gathered = None if stream_interval is None else GatheredDeltas(stream_interval)
-        self._choices = ToldChoices()
-        self._counts_by_cursor = False  # choice 0 has begun, and nothing is gathered
-        self._last_made: Any = None
-        self.last_payload: Any = None  # that was written
+    All events of one part of a choice are one item, so that none of its tokens is sent in part.
+    """
+
+    has_ids = False
+
+    def __init__(self, formatter: Formatter, stream_interval: int | None = None) -> None:
+        """`stream_interval`: tokens of a choice per event; None: an event per step."""
+        self.framing = formatter.framing
+        self._formatter = formatter
+        self._batched = None if stream_interval is None else BatchedDeltas(stream_interval)
+        self._choices = SentChoices()
+        self._counts_by_cursor = False  # choice 0 has begun, and nothing is batched
+        self._has_delta = False
+        self._last_encoded: Any = None
+        self._last_sent: Any = None  # payload
 
     @property
     def resume_point(self) -> ResumePoint:
-        """Where a reader goes on who has what was written: nothing is missing or comes twice."""
+        """Where a reader of what was sent resumes: nothing is missing or repeated."""
         return self._choices.resume_point
 
+    def resume_hint(self, job_id: str) -> str:
+        hint = self._formatter.resume_hint(self._last_sent)
+        return resume_hint(job_id, self.resume_point) if hint is None else hint
+
     def opening(self) -> Iterator[bytes]:
-        """Yields the events before any token."""
-        return self._events(self._dialect.opening())
+        return self._events(self._formatter.opening())
 
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
-        """Yields the events that a delta completes."""
-        for piece in told(delta, num_waiting):
+        self._has_delta = True
+        for piece in split_by_step(delta, num_waiting):
             if self._counts_by_cursor and piece.segments is None and self._choices.in_order:
                 if payloads := self._payloads_of(piece):
                     yield self._event_of(payloads)
@@ -52,80 +60,221 @@ class ToldEvents:
             for part in self._parts(piece):
                 yield from self._events_of_part(part)
 
-    def wrote(self) -> None:
-        """Everything that was made has been written."""
-        self._choices.wrote()
-        self.last_payload = self._last_made
-
-    def ending(
-        self,
-        end: Finished | Failed,
-        last_payloads: Callable[[Finished | Failed], Sequence[Any]],
-    ) -> Iterator[bytes]:
-        """Yields the events of what is held, then those of the end, which may be as long as the
-        answer: a response's repeat it."""
-        if self._gathered is not None:
-            for part in self._gathered.rest():
+    def ending(self, end: Finished | Failed) -> Iterator[bytes]:
+        """Yields the events of what is held back, then those of the end, which may be as long as
+        the whole output: a response's repeat it."""
+        if self._batched is not None:
+            for part in self._batched.rest():
                 yield from self._events_of_part(part)
         is_finished = isinstance(end, Finished)
         if is_finished:
-            yield from self._events(self._dialect.before_choice(0))
-        # What the dialect holds is in one of the last events: a cut must not fall between them.
-        is_one, events = is_finished and self._choices.has_untold, []
-        for payload in last_payloads(end):
-            for event in whole_events(self._dialect.framing, payload):
+            yield from self._events(self._formatter.before_choice(0))
+        # What the formatter holds back is in one of the last events: no cut between them.
+        is_one, events = is_finished and self._choices.has_pending, []
+        for payload in self._last_payloads(end):
+            for event in whole_events(self.framing, payload):
                 if event:
-                    self._last_made = payload
+                    self._last_encoded = payload
                 if event and is_one:
                     events.append(event)
                 yield b"" if is_one else event
         if is_one:
-            self._choices.tell_all()
+            self._choices.include_all()
             yield b"".join(events)
+
+    def failed(self, error: ApiError) -> bytes:
+        return self.framing.event(self._formatter.failed(error, self._last_sent))
+
+    def mark_sent(self) -> None:
+        self._choices.mark_sent()
+        self._last_sent = self._last_encoded
+
+    def _last_payloads(self, end: Finished | Failed) -> Sequence[Any]:
+        if isinstance(end, Finished):
+            return self._formatter.finished(end)
+        return self._formatter.job_failed(end, delivered=self._has_delta)
 
     def _parts(self, piece: Delta) -> Iterator[Delta]:
         """Yields deltas of one choice each."""
-        if self._gathered is not None:
-            yield from self._gathered.push((piece,))
+        if self._batched is not None:
+            yield from self._batched.push((piece,))
         elif len({segment.choice for segment in piece.segments or ()}) <= 1:
             yield piece
         else:
             yield from map(delta_of, choice_deltas(piece))
 
     def _payloads_of(self, piece: Delta) -> Sequence[Any]:
-        """Returns the payloads of a piece of choice 0, before which all has been told."""
-        payloads = self._dialect.delta(piece)
-        held_bytes = self._dialect.held_bytes(0)
+        """Returns the payloads of a piece of choice 0, before which everything was encoded."""
+        payloads = self._formatter.delta(piece)
+        held_bytes = self._formatter.held_bytes(0)
         if payloads and not held_bytes:
-            self._choices.tell_in_order(piece.end)
+            self._choices.include_in_order(piece.end)
             return payloads
         self._choices.log(piece)
         self._choices.take(0, extent_of(piece))
         if payloads:
-            self._choices.tell(0, held_bytes)
+            self._choices.include(0, held_bytes)
         return payloads
 
     def _events_of_part(self, part: Delta) -> Iterator[bytes]:
         """Yields the events of a delta of one choice."""
         choice = part.segments[0].choice if part.segments else 0
-        yield from self._events(self._dialect.before_choice(choice))
+        yield from self._events(self._formatter.before_choice(choice))
         extent = extent_of(part)
         self._choices.take(choice, extent)
-        payloads = self._dialect.delta(part)
+        payloads = self._formatter.delta(part)
         if choice == 0:
-            self._counts_by_cursor = self._gathered is None
+            self._counts_by_cursor = self._batched is None
         if payloads:
-            self._choices.tell(choice, 0 if extent.has_end else self._dialect.held_bytes(choice))
+            held_bytes = 0 if extent.has_end else self._formatter.held_bytes(choice)
+            self._choices.include(choice, held_bytes)
             yield self._event_of(payloads)
 
     def _event_of(self, payloads: Sequence[Any]) -> bytes:
-        self._last_made = payloads[-1]
-        event = self._dialect.framing.event
+        self._last_encoded = payloads[-1]
+        event = self.framing.event
         return event(payloads[0]) if len(payloads) == 1 else b"".join(map(event, payloads))
 
     def _events(self, payloads: Iterable[Any]) -> Iterator[bytes]:
-        """Yields an event for each payload, which have no tokens."""
+        """Yields an event for each payload; they have no tokens."""
         for payload in payloads:
-            event = self._dialect.framing.event(payload)
-            self._last_made = payload
+            event = self.framing.event(payload)
+            self._last_encoded = payload
             yield event
+
+
+class _Part(NamedTuple):
+    """A segment of the log."""
+
+    choice: int
+    upto: Extent  # of its choice, from the start of the log
+    end: Cursor
+
+
+class SentChoices:
+    """Counts, for each choice, the tokens and bytes that were logged, taken from the log, included
+    in events, and sent. The stream may be cut between any two of these steps.
+
+    Most streams have one choice, and hold nothing back. While events include everything that was
+    taken, in the log's order (`in_order`), one cursor replaces these counts: cheaper per token.
+    """
+
+    def __init__(self) -> None:
+        self._cursor = START  # everything before it was sent
+        self._ordered_end: Cursor | None = START  # of what events include; None: count by choice
+        self._passed: dict[int, Extent] = {}  # of each choice, before the cursor
+        self._log: deque[_Part] = deque()  # from the cursor on
+        self._logged: dict[int, Extent] = {}  # to the end of `_log`
+        self._taken: dict[int, Extent] = {}
+        self._included: dict[int, Extent] = {}
+        self._sent: dict[int, Extent] = {}
+
+    @property
+    def in_order(self) -> bool:
+        """True while events include everything that was taken, in the log's order."""
+        return self._ordered_end is not None
+
+    @property
+    def has_pending(self) -> bool:
+        """True when tokens or text were taken that no event includes."""
+        return self._taken != self._included
+
+    @property
+    def resume_point(self) -> ResumePoint:
+        """Where a reader of what was sent resumes."""
+        ahead = {
+            choice: Extent(
+                sent.num_tokens - passed.num_tokens,
+                sent.num_bytes - passed.num_bytes,
+                sent.has_end and not passed.has_end,
+            )
+            for choice, sent in self._sent.items()
+            if (passed := self._passed.get(choice, NOTHING)) != sent
+        }
+        return ResumePoint(self._cursor, ahead)
+
+    def include_in_order(self, end: Cursor) -> None:
+        """Records that an event includes everything up to `end`, all of it choice 0's.
+
+        Only while `in_order`.
+        """
+        self._ordered_end = end
+
+    def log(self, delta: Delta) -> None:
+        """Adds the next part of the log."""
+        self._count_choices()
+        if delta.segments is None:
+            self._log.append(_Part(0, self._add(self._logged, 0, extent_of(delta)), delta.end))
+            return
+        num_tokens, num_bytes = delta.start
+        for segment in delta.segments:
+            num_tokens += segment.num_tokens
+            num_bytes += segment.num_bytes
+            has_end = segment.finish_reason is not None
+            extent = Extent(segment.num_tokens, segment.num_bytes, has_end)
+            upto = self._add(self._logged, segment.choice, extent)
+            self._log.append(_Part(segment.choice, upto, Cursor(num_tokens, num_bytes)))
+
+    def take(self, choice: int, extent: Extent) -> None:
+        """Adds what the formatter is given of a choice."""
+        self._add(self._taken, choice, extent)
+
+    def include(self, choice: int, held_bytes: int = 0) -> None:
+        """Records that an event includes what was taken of `choice`, but for the last bytes."""
+        taken = self._taken[choice]
+        self._included[choice] = taken._replace(num_bytes=taken.num_bytes - held_bytes)
+
+    def include_all(self) -> None:
+        """Records that an event includes everything that was taken."""
+        self._included = dict(self._taken)
+
+    def mark_sent(self) -> None:
+        """Records that every event was sent."""
+        if self._ordered_end is not None:
+            self._cursor = self._ordered_end
+            return
+        self._sent.update(self._included)
+        while self._log and self._has(self._log[0]):
+            part = self._log.popleft()
+            self._passed[part.choice] = part.upto
+            self._cursor = part.end
+        if not self._log and self._taken == self._included:
+            for sums in (self._passed, self._logged, self._taken, self._included, self._sent):
+                sums.clear()
+            self._ordered_end = self._cursor
+
+    def _count_choices(self) -> None:
+        """Begins to count by choice: what events include and was not sent is choice 0's."""
+        if self._ordered_end is None:
+            return
+        begin, end = self._cursor, self._ordered_end
+        self._ordered_end = None
+        if begin != end:
+            extent = Extent(end.num_tokens - begin.num_tokens, end.num_bytes - begin.num_bytes)
+            self._log.append(_Part(0, extent, end))
+            self._logged[0] = self._taken[0] = self._included[0] = extent
+
+    def _has(self, part: _Part) -> bool:
+        sent, upto = self._sent.get(part.choice, NOTHING), part.upto
+        return (
+            sent.num_tokens >= upto.num_tokens
+            and sent.num_bytes >= upto.num_bytes
+            and sent.has_end >= upto.has_end
+        )
+
+    @staticmethod
+    def _add(sums: dict[int, Extent], choice: int, extent: Extent) -> Extent:
+        before = sums.get(choice, NOTHING)
+        total = sums[choice] = Extent(
+            before.num_tokens + extent.num_tokens,
+            before.num_bytes + extent.num_bytes,
+            before.has_end or extent.has_end,
+        )
+        return total
+
+
+def extent_of(delta: Delta) -> Extent:
+    """Returns how much of its choice a delta of one choice is."""
+    segments, start, end = delta.segments, delta.start, delta.end
+    has_end = segments is not None and segments[-1].finish_reason is not None
+    return Extent(len(delta.token_ids), end.num_bytes - start.num_bytes, has_end)

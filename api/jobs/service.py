@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import TimeSlices
 from api.jobs.admission import Admission
-from api.jobs.disconnects import Departures
+from api.jobs.disconnects import DisconnectTracker
 from api.jobs.relay import EventRelay
 from api.metrics import Metrics
 from shared.messages import ErrorCode
@@ -32,7 +32,7 @@ class JobService:
     store: JobStore
     admission: Admission
     relay: EventRelay
-    departures: Departures
+    disconnects: DisconnectTracker
     open_requests: OpenRequests
     slices: TimeSlices
     metrics: Metrics

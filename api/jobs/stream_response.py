@@ -1,290 +1,276 @@
-"""GenerationResponse: one accepted request from submit to its last byte, streamed or whole."""
+"""StreamResponse: the one ASGI response of every dialect, for jobs from a source.
+
+    enter -> open the source -> run the body while the client is there -> close the source
+
+The source (api/jobs/sources.py) yields a job's events and settles what becomes of the job. The body
+turns events into bytes: server-sent events, or one JSON object.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import (
-    ApiError,
-    ServerError,
-    going_down,
-    job_failed,
-    store_unreachable,
-    unavailable,
-)
-from api.generation.dialect import Dialect
+from api.errors import ApiError, going_down, internal_error, job_failed, unavailable
+from api.generation.formatter import Formatter
 from api.generation.prompt_logprobs import ScoredPrompt
-from api.generation.response_size import is_small_answer
 from api.generation.timing import Timing
 from api.http.json_response import WholeWriter
-from api.http.open_requests import Ending, OpenRequest
-from api.http.response_headers import set_durability_header, set_rate_limit_headers
-from api.jobs.delta_parts import is_short, parts_of
-from api.jobs.event_source import AnswerStream
+from api.http.open_requests import Ending
+from api.jobs.delta_parts import is_short, split_long
 from api.jobs.event_stream import StreamInterrupted
-from api.jobs.expected_job import take_expected
-from api.jobs.resume_point import where_to_go_on
-from api.jobs.sent_events import ToldEvents
+from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobService
-from api.sse import EventWriter
-from shared.messages import START, Delta, Failed, Finished, Job
-from shared.transport.ports.jobs import Submitted, TransportError
+from api.jobs.sources import EventSource, EventStream, SubmittedJobs
+from api.sse import EventWriter, Framing
+from shared.messages import Delta, Failed, Finished, Job
 
 log = logging.getLogger(__name__)
 
-FAREWELL_S = 2.0  # for last words and last duties when the answer is over
+CLOSE_GRACE_S = 2.0  # for the last event of a response that is cut
 
 
-class GenerationResponse(Response):
-    """An ASGI response that runs a job while its client is there.
+class StreamResponse(Response):
+    """Runs a body over a source's events while the client is connected.
 
-    Until the job is accepted, errors are raised and become ordinary error answers. After that a
-    stream says them as an event, and a whole answer, which has not begun yet, by its status.
+    Until the source is open, errors are raised and become ordinary error responses. After that a
+    stream ends with an error event, and a JSON body that has not begun with an error status.
     """
 
-    def __init__(
-        self,
-        service: JobService,
-        job: Job,
-        dialect: Dialect,
-        timing: Timing,
-        *,
-        streamed: bool,
-        stream_interval: int | None = None,
-        prompt: ScoredPrompt | None = None,
-    ) -> None:
-        """`stream_interval`: tokens of a choice to an event; None: each event as it comes. `prompt`
-        is filled before the dialect gets the first event, where the job scores its own."""
+    def __init__(self, jobs: JobService, source: EventSource, body: Body) -> None:
         super().__init__()
-        self._service = service
-        self._job = job
-        self._dialect = dialect
-        self._timing = timing
-        self._streamed = streamed
-        self._prompt = prompt
-        self._reader_id = service.new_reader_id()
-        self._inter_token_s = service.metrics.inter_token_s.labels(job.kind)
-        self._outcome = "interrupted"
-        self._told = ToldEvents(dialect, stream_interval)
-        framing = dialect.framing
-        self._whole_writer = WholeWriter(service.slices)
-        self._event_writer = EventWriter(framing.keepalive, framing.behind_keepalive)
-        self._end: Finished | Failed | None = None
+        self._jobs = jobs
+        self._source = source
+        self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._service.open_requests.enter() as request:
-            stream = await self._open(scope)
-            set_durability_header(scope, self._job.durability)
+        source, body = self._source, self._body
+        with self._jobs.open_requests.enter() as request:
+            stream = await source.open(scope)
             ending: Ending | None = None
             try:
-                ending = await self._answer(request, stream, receive, send)
+                ending = await request.run(receive, lambda: self._run(stream, send))
+                if ending is Ending.CUT:
+                    await self._cut(send)
+            except asyncio.CancelledError:  # the server's own deadline for open connections
+                if ending is None:
+                    ending = Ending.CUT
+                    with anyio.CancelScope(shield=True):
+                        await self._cut(send)
+                raise
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self._close(stream, ending)
+                    await source.close(ending, is_resumable=body.is_resumable)
 
-    async def _open(self, scope: Scope) -> AnswerStream:
-        job, service = self._job, self._service
-
-        async def submit() -> Submitted:
-            self._timing.submitted_s = time.monotonic()
-            submission = await service.admission.submit(job, self._reader_id)
-            set_rate_limit_headers(scope, submission.allowances)
-            return submission.outcome
-
+    async def _run(self, stream: EventStream, send: Send) -> None:
         try:
-            resubmit = service.admission.resubmit_of(job, self._reader_id)
-            expected = take_expected(scope, job.job_id)
-            stream = await service.relay.open(
-                job.job_id, START, submit, resubmit, self._prompt, expected=expected
-            )
+            await self._body.run(stream, self._source, send)
+        except StreamInterrupted:
+            log.error("stream interrupted", extra={"job_id": self._source.job_id})
+            await self._fail(send, unavailable(f"The job store went away. {self._resume_hint()}"))
         except ApiError as error:
-            self._count(f"refused_{error.status}")
-            raise
-        except TransportError as error:
-            self._count("refused_503")
-            raise store_unreachable(error) from error
-        service.departures.watch(job.job_id, self._reader_id, job.on_disconnect)
-        return stream
+            await self._fail(send, error)
+        except Exception:
+            log.exception("response failed", extra={"job_id": self._source.job_id})
+            await self._fail(send, internal_error())
 
-    async def _answer(
-        self, request: OpenRequest, stream: AnswerStream, receive: Receive, send: Send
-    ) -> Ending:
-        async def work() -> None:
-            try:
-                if self._streamed:
-                    await self._stream(stream, send)
-                else:
-                    await self._whole(stream, send)
-            except StreamInterrupted:
-                log.error("stream interrupted", extra={"job_id": self._job.job_id})
-                message = f"The job store went away. {self._how_to_go_on(stream)}"
-                await self._say_error(send, unavailable(message))
-            except Exception:
-                log.exception("answer failed", extra={"job_id": self._job.job_id})
-                await self._say_error(
-                    send, ServerError("The server made a mistake. It has been logged.")
-                )
+    async def _cut(self, send: Send) -> None:
+        """Sends the last event of a response that this frontend's shutdown ends."""
+        with anyio.move_on_after(CLOSE_GRACE_S):
+            message = f"This frontend is going down. {self._resume_hint()}"
+            await self._fail(send, going_down(message))
 
-        try:
-            ending = await request.run(receive, work)
-        except asyncio.CancelledError:  # the server's own deadline for open connections
-            with anyio.CancelScope(shield=True), anyio.move_on_after(FAREWELL_S):
-                await self._say_cut(stream, send)
-            raise
-        if ending is Ending.CUT:
-            with anyio.move_on_after(FAREWELL_S):
-                await self._say_cut(stream, send)
-        return ending
+    async def _fail(self, send: Send, error: ApiError) -> None:
+        await self._body.fail(error, send)
 
-    async def _stream(self, stream: AnswerStream, send: Send) -> None:
-        await self._event_writer.begin(send)
-        async for piece in self._service.slices.pieces(self._told.opening()):
-            await (self._write_told(send, piece) if piece else self._event_writer.keep_alive(send))
+    def _resume_hint(self) -> str:
+        if not self._body.is_resumable:
+            return "Try again."
+        return self._source.resume_hint or self._body.resume_hint(self._source.job_id)
+
+
+class Body(Protocol):
+    """How a source's events reach the client."""
+
+    is_resumable: bool  # a client that is cut off can go on elsewhere
+
+    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+        """Sends everything up to the job's end."""
+        ...
+
+    async def fail(self, error: ApiError, send: Send) -> None:
+        """Ends the response with an error, where it has not ended."""
+        ...
+
+    def resume_hint(self, job_id: str) -> str:
+        """Returns a sentence that names where the client goes on."""
+        ...
+
+
+class EventEncoder(Protocol):
+    """Events of a job as server-sent events.
+
+    Each item is whole events, or empty where the next one is not complete: between any two items
+    the stream may be cut.
+    """
+
+    framing: Framing
+    has_ids: bool  # events have an `id:` line
+
+    def opening(self) -> Iterator[bytes]:
+        """Yields the events before any token."""
+        ...
+
+    def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
+        """Yields the events that a delta completes; so many further events wait to be read."""
+        ...
+
+    def ending(self, end: Finished | Failed) -> Iterator[bytes]:
+        """Yields the last events."""
+        ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """Returns the last event of a stream that ends before its job does."""
+        ...
+
+    def mark_sent(self) -> None:
+        """Records that everything that was yielded has been sent."""
+        ...
+
+    def resume_hint(self, job_id: str) -> str:
+        """Returns a sentence that names where a reader of what was sent goes on."""
+        ...
+
+
+class EventStreamBody:
+    """Server-sent events."""
+
+    is_resumable = True
+
+    def __init__(self, jobs: JobService, encoder: EventEncoder) -> None:
+        self._slices = jobs.slices
+        self._keepalive_s = jobs.keepalive_s
+        self._encoder = encoder
+        framing = encoder.framing
+        self._done = framing.done
+        self._writer = EventWriter(framing.keepalive, framing.behind_keepalive)
+        self.resume_hint: Callable[[str], str] = encoder.resume_hint
+
+    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+        await self._writer.begin(send)
+        async for events in self._slices.pieces(self._encoder.opening()):
+            await (self._write(send, events) if events else self._writer.keep_alive(send))
         while True:
-            event = await stream.get(self._service.keepalive_s)
+            event = await stream.get(self._keepalive_s)
             if event is None:
-                await self._event_writer.keep_alive(send)
+                await self._writer.keep_alive(send)
             elif isinstance(event, Delta):
-                self._observe(event)
-                await self._tell(event, stream.num_waiting, send)
+                source.observe(event)
+                await self._send_delta(event, stream.num_waiting, source.has_long_events, send)
             else:
-                self._timing.started_s = stream.started_s
-                self._observe_end(event)
-                await self._end_stream(event, send)
+                source.observe_end(event)
+                await self._end(event, source.is_small(event), send)
                 return
 
-    async def _tell(self, delta: Delta, num_waiting: int, send: Send) -> None:
-        events, has_written = self._told.delta(delta, num_waiting), False
-        if is_short(delta) and self._job.sampling.prompt_logprobs is None:
-            if body := b"".join(events):
-                await self._write_told(send, body)
+    async def fail(self, error: ApiError, send: Send) -> None:
+        if not self._writer.has_begun:
+            await self._writer.begin(send)
+        await self._writer.write(send, self._encoder.failed(error) + self._done, more=False)
+
+    async def _send_delta(
+        self, delta: Delta, num_waiting: int, has_long_events: bool, send: Send
+    ) -> None:
+        events, has_written = self._encoder.delta(delta, num_waiting), False
+        if is_short(delta) and not has_long_events:
+            if joined := b"".join(events):
+                await self._write(send, joined)
                 has_written = True
         else:
-            async for body in self._service.slices.pieces(events):
-                if body:
-                    await self._write_told(send, body)
+            async for piece in self._slices.pieces(events):
+                if piece:
+                    await self._write(send, piece)
                     has_written = True
-        if has_written:
-            return
-        if self._event_writer.silence_s >= self._service.keepalive_s:
-            await self._event_writer.keep_alive(send)  # tokens come, and are held
+        if not has_written and self._writer.silence_s >= self._keepalive_s:
+            await self._writer.keep_alive(send)  # tokens arrive and are held back
 
-    def _last_payloads(self, event: Finished | Failed) -> Sequence[Any]:
-        if isinstance(event, Finished):
-            return self._dialect.finished(event)
-        delivered = self._timing.first_token_s is not None
-        return (self._dialect.failed(job_failed(event, delivered=delivered)),)
-
-    def _failed(self, error: ApiError) -> Any:
-        """The last payload of a stream that ends before its job does."""
-        return self._dialect.failed(error)
-
-    async def _whole(self, stream: AnswerStream, send: Send) -> None:
-        while True:
-            event = await stream.get(self._service.keepalive_s)
-            if isinstance(event, Delta):
-                self._observe(event)
-                if is_short(event):
-                    self._dialect.collect(event)
-                else:
-                    await self._service.slices.run(map(self._dialect.collect, parts_of(event)))
-            elif event is not None:
-                break
-        self._timing.started_s = stream.started_s
-        self._observe_end(event)
-        if isinstance(event, Failed):
-            await self._whole_writer.write_error(send, job_failed(event, delivered=False))
-            return
-
-        is_small = is_small_answer(self._job, event)
-        await self._whole_writer.write(send, self._dialect.whole(event), is_small=is_small)
-
-    async def _say_cut(self, stream: AnswerStream, send: Send) -> None:
-        self._outcome = "cut"
-        message = f"This frontend is going down. {self._how_to_go_on(stream)}"
-        await self._say_error(send, going_down(message))
-
-    def _how_to_go_on(self, stream: AnswerStream) -> str:
-        return (
-            where_to_go_on(stream.job_id, self._told.resume_point)
-            if self._streamed
-            else "Try again."
-        )
-
-    async def _say_error(self, send: Send, error: ApiError) -> None:
-        if not self._streamed:
-            if not self._whole_writer.has_begun:
-                await self._whole_writer.write_error(send, error)
-            return
-        if not self._event_writer.has_begun:
-            await self._event_writer.begin(send)
-        framing = self._dialect.framing
-        last = framing.event(self._failed(error)) + framing.done
-        await self._event_writer.write(send, last, more=False)
-
-    async def _end_stream(self, end: Finished | Failed, send: Send) -> None:
-        events = self._told.ending(end, self._last_payloads)
-        last = b""
-        if is_small_answer(self._job, end):
+    async def _end(self, end: Finished | Failed, is_small: bool, send: Send) -> None:
+        events, last = self._encoder.ending(end), b""
+        if is_small:
             last = b"".join(events)
         else:
-            async for piece in self._service.slices.pieces(events):
+            async for piece in self._slices.pieces(events):
                 if piece:
-                    await self._write_told(send, piece)
-        await self._event_writer.write(send, last + self._dialect.framing.done, more=False)
+                    await self._write(send, piece)
+        await self._writer.write(send, last + self._done, more=False)
 
-    async def _write_told(self, send: Send, events: bytes) -> None:
-        await self._event_writer.write(send, events)
-        self._told.wrote()
+    async def _write(self, send: Send, events: bytes) -> None:
+        await self._writer.write(send, events)
+        self._encoder.mark_sent()
+        if self._encoder.has_ids:
+            self._writer.follow_id()
 
-    def _observe(self, delta: Delta) -> None:
-        metrics = self._service.metrics
-        metrics.generation_tokens.inc(len(delta.token_ids))
-        gap_s = self._timing.token_came()
-        if gap_s is not None:
-            self._inter_token_s.observe(gap_s)
-            return
-        ttft_ms = self._timing.ttft_ms
-        assert ttft_ms is not None
-        metrics.ttft_s.labels(self._job.kind).observe(ttft_ms / 1000)
 
-    def _observe_end(self, event: Finished | Failed) -> None:
-        self._end = event
-        metrics, kind = self._service.metrics, self._job.kind
-        metrics.prompt_tokens.inc(len(self._job.prompt_token_ids))
-        self._outcome = event.reason if isinstance(event, Finished) else event.state.value
-        if isinstance(event, Finished):
-            metrics.e2e_s.labels(kind).observe(time.monotonic() - self._timing.submitted_s)
+class JsonBody:
+    """One JSON object, or an error response in its place."""
 
-    async def _close(self, stream: AnswerStream, ending: Ending | None) -> None:
-        """The last duties, whatever happened: none of them raises."""
-        service, job = self._service, self._job
-        service.departures.unwatch(self._reader_id)
-        if self._end is not None:
-            await service.departures.delivered(job.job_id, self._reader_id)
-        elif ending is Ending.LEFT:
-            self._outcome = "disconnected"
-            service.metrics.disconnects.labels(job.kind).inc()
-            await service.departures.left(job.job_id, self._reader_id, job.on_disconnect)
-        elif self._outcome != "cut" or not self._streamed:
-            # Nobody can go on reading this answer: an outage, or a mistake of ours.
-            await service.departures.left(job.job_id, self._reader_id, job.on_disconnect)
-        # A stream that was cut keeps its job for as long as this frontend's lease lasts: its
-        # reader may go on at another frontend.
-        await stream.aclose()
-        self._count(self._outcome)
-        log.info(
-            "answer ended",
-            extra={"job_id": job.job_id, "kind": job.kind, "outcome": self._outcome},
+    is_resumable = False
+
+    def __init__(self, jobs: JobService, formatter: Formatter) -> None:
+        self._slices = jobs.slices
+        self._keepalive_s = jobs.keepalive_s
+        self._formatter = formatter
+        self._writer = WholeWriter(jobs.slices)
+
+    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+        while True:
+            event = await stream.get(self._keepalive_s)
+            if isinstance(event, Delta):
+                source.observe(event)
+                if is_short(event):
+                    self._formatter.collect(event)
+                else:
+                    await self._slices.run(map(self._formatter.collect, split_long(event)))
+            elif event is not None:
+                break
+        source.observe_end(event)
+        if isinstance(event, Failed):
+            await self._writer.write_error(send, job_failed(event, delivered=False))
+        else:
+            payload, is_small = self._formatter.whole(event), source.is_small(event)
+            await self._writer.write(send, payload, is_small=is_small)
+
+    async def fail(self, error: ApiError, send: Send) -> None:
+        if not self._writer.has_begun:
+            await self._writer.write_error(send, error)
+
+    def resume_hint(self, job_id: str) -> str:
+        return "Try again."
+
+
+def generation_response(
+    jobs: JobService,
+    submitted: Sequence[Job],
+    formatter: Formatter,
+    timing: Timing,
+    *,
+    streamed: bool,
+    stream_interval: int | None = None,
+    prompts: Sequence[ScoredPrompt | None] = (),
+) -> StreamResponse:
+    """Returns the response that submits a request's jobs and follows them to their end.
+
+    `stream_interval`: tokens of a choice per event; None: an event per step. `prompts`: of each
+    job that scores its prompt; filled before the formatter gets the first delta.
+    """
+    source = SubmittedJobs(jobs, submitted, timing, prompts)
+    if streamed:
+        return StreamResponse(
+            jobs, source, EventStreamBody(jobs, SentEvents(formatter, stream_interval))
         )
-
-    def _count(self, outcome: str) -> None:
-        self._service.metrics.requests.labels(self._job.kind, outcome).inc()
+    return StreamResponse(jobs, source, JsonBody(jobs, formatter))

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from api.generation.models import ModelCatalog
 from api.http.open_requests import OpenRequests
-from api.jobs.disconnects import Departures
+from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import RelayCounts
 from api.metrics import gauge, labelled, total
 from api.system.health_monitor import HealthMonitor
@@ -23,7 +23,7 @@ class StateCollector(Collector):
     health: HealthMonitor
     catalog: ModelCatalog
     requests: OpenRequests
-    departures: Departures
+    disconnects: DisconnectTracker
     relay: RelayCounts
     cancels_by_request: Callable[[], int]
 
@@ -47,9 +47,9 @@ class StateCollector(Collector):
         yield total("penstock:relay_read_errors_total", relay.read_errors)
         yield labelled(
             "penstock:cancels_total",
-            {"disconnect": self.departures.num_cancelled, "request": self.cancels_by_request()},
+            {"disconnect": self.disconnects.num_cancelled, "request": self.cancels_by_request()},
         )
-        yield gauge("penstock:cancels_pending", self.departures.num_pending)
+        yield gauge("penstock:cancels_pending", self.disconnects.num_pending)
         yield gauge("penstock:redis_latency_seconds", health.redis_latency_s or 0.0)
         yield gauge("penstock:redis_up", int(health.reachable))
 

@@ -1,4 +1,4 @@
-"""ChatDialect: events of a job as `chat.completion.chunk`s, or as one `chat.completion`."""
+"""ChatFormatter: events of a job as `chat.completion.chunk`s, or as one `chat.completion`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from api.generation.choices import (
-    AnswerFacts,
     ChoiceAnswer,
     ChoiceEnd,
     OpenAIAnswer,
     ReasoningTokens,
+    ResponseContext,
 )
-from api.generation.dialect import usage_payload
+from api.generation.formatter import usage_payload
 from api.generation.logprobs import ChatEntryForm, ChatLogprobs, PlacedLogprob, chat_logprobs
 from api.generation.prompt_logprobs import PromptLogprobs
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
@@ -28,7 +28,7 @@ TEXTS_AT_ONCE = 64  # that are read together, where no reader waits for them
 Choice = ChoiceAnswer[msgspec.Raw]
 
 
-class ChatDialect(OpenAIAnswer[msgspec.Raw]):
+class ChatFormatter(OpenAIAnswer[msgspec.Raw]):
     """`new_parser` makes the parser of each choice's text; `counts_reasoning` where it may find
     some."""
 
@@ -38,7 +38,7 @@ class ChatDialect(OpenAIAnswer[msgspec.Raw]):
 
     def __init__(
         self,
-        facts: AnswerFacts,
+        facts: ResponseContext,
         tokenizer: Tokenizer,
         new_parser: NewParser = PlainParser,
         *,

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import caller_of, read_request, services_of
-from api.dialects.chat.formatter import ChatDialect
+from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_sampling
 from api.generation.chat_prompt import ChatAsk, plan_chat
-from api.generation.choices import AnswerFacts
+from api.generation.choices import ResponseContext
 from api.generation.priority import job_lane, served_tier
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
 from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
@@ -25,7 +25,7 @@ from api.http.caller import Caller
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, new_job, now_s
-from api.jobs.stream_response import GenerationResponse
+from api.jobs.stream_response import generation_response
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -39,14 +39,14 @@ async def create_chat_completion(request: Request) -> Response:
     chat = await read_request(request, ChatRequest)
     await expect_job(request.scope, services.jobs.relay)
     prepared = await prepare_chat(generation, caller_of(request), chat)
-    return GenerationResponse(
+    return generation_response(
         services.jobs,
-        prepared.job,
+        (prepared.job,),
         prepared.dialect,
         prepared.timing,
         streamed=chat.stream,
         stream_interval=chat.stream_interval,
-        prompt=prepared.prompt,
+        prompts=(prepared.prompt,),
     )
 
 
@@ -82,7 +82,7 @@ async def prepare_chat(
         caller,
         generation.job_defaults,
         model=model.card.name,
-        kind=ChatDialect.kind,
+        kind=ChatFormatter.kind,
         token_ids=plan.token_ids,
         sampling=replace(_sampling(generation, chat, room), grammar=plan.grammar),
         on_disconnect=chat.on_disconnect,
@@ -92,7 +92,7 @@ async def prepare_chat(
         lane=lane,
     )
     timing = Timing()
-    facts = AnswerFacts(
+    facts = ResponseContext(
         id=caller.request_id,
         model=model.card.name,
         created_s=now_s(),
@@ -106,7 +106,7 @@ async def prepare_chat(
     prompt, shown = scored_prompt(job), None
     if prompt is not None:
         shown = PromptLogprobs(prompt, chat.prompt_logprobs or 0, model.text.tokenizer)
-    dialect = ChatDialect(
+    dialect = ChatFormatter(
         facts,
         model.text.tokenizer,
         plan.new_parser,

@@ -1,4 +1,4 @@
-"""CompletionDialect: events of jobs as `text_completion`s, in chunks or whole.
+"""CompletionFormatter: events of jobs as `text_completion`s, in chunks or whole.
 
 A request may have several prompts, each with several choices. Their choices are numbered through:
 all of the first prompt, then all of the second.
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.generation.choices import AnswerFacts, ChoiceAnswer, ChoiceEnd, OpenAIAnswer
+from api.generation.choices import ChoiceAnswer, ChoiceEnd, OpenAIAnswer, ResponseContext
 from api.generation.logprobs import (
     CompletionEntry,
     CompletionEntryForm,
@@ -28,7 +28,7 @@ from shared.text.base import Tokenizer
 class CompletionShape:
     """What a completion request asks of its answer as a whole.
 
-    AnswerFacts.num_choices is the number of prompts times `best_of`.
+    ResponseContext.num_choices is the number of prompts times `best_of`.
     """
 
     best_of: int = 1  # choices that are run for a prompt
@@ -45,7 +45,7 @@ ONE_CHOICE = CompletionShape()
 Choice = ChoiceAnswer[CompletionEntry]
 
 
-class CompletionDialect(OpenAIAnswer[CompletionEntry]):
+class CompletionFormatter(OpenAIAnswer[CompletionEntry]):
     """`text_completion`, in chunks and whole."""
 
     kind = "completion"
@@ -53,7 +53,7 @@ class CompletionDialect(OpenAIAnswer[CompletionEntry]):
     whole_object = "text_completion"
 
     def __init__(
-        self, facts: AnswerFacts, tokenizer: Tokenizer, shape: CompletionShape = ONE_CHOICE
+        self, facts: ResponseContext, tokenizer: Tokenizer, shape: CompletionShape = ONE_CHOICE
     ) -> None:
         super().__init__(facts, tokenizer, CompletionEntryForm(tokenizer, facts.num_logprobs or 0))
         self._shape = shape

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import caller_of, read_request, services_of
-from api.dialects.completions.formatter import CompletionDialect, CompletionShape
+from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.completions.request import check_choices, completion_sampling
 from api.errors import unsupported
-from api.generation.choices import AnswerFacts
+from api.generation.choices import ResponseContext
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane, served_tier
 from api.generation.prompt import EncodedPrompt, encoded_prompts, is_quick
@@ -32,8 +32,7 @@ from api.http.caller import Caller
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, new_job, now_s, sibling
-from api.jobs.several_response import SeveralResponse
-from api.jobs.stream_response import GenerationResponse
+from api.jobs.stream_response import generation_response
 from api.sse import json_bytes
 from shared.messages import Grammar, Job, SamplingParams
 
@@ -45,7 +44,7 @@ class PreparedCompletion:
     """A completion request that was understood: a job for each of its prompts."""
 
     jobs: tuple[Job, ...]
-    dialect: CompletionDialect
+    dialect: CompletionFormatter
     timing: Timing
     scored: tuple[ScoredPrompt, ...] = ()  # the prompts, where their log probabilities are shown
 
@@ -58,25 +57,13 @@ async def create_completion(request: Request) -> Response:
     completion = await read_request(request, CompletionRequest)
     await expect_job(request.scope, services.jobs.relay)
     prepared = await prepare_completions(generation, caller_of(request), completion)
-    jobs, dialect, timing = prepared.jobs, prepared.dialect, prepared.timing
-    streamed, interval = completion.stream, completion.stream_interval
-    if len(jobs) == 1:
-        return GenerationResponse(
-            services.jobs,
-            jobs[0],
-            dialect,
-            timing,
-            streamed=streamed,
-            stream_interval=interval,
-            prompt=prepared.scored[0] if prepared.scored else None,
-        )
-    return SeveralResponse(
+    return generation_response(
         services.jobs,
-        jobs,
-        dialect,
-        timing,
-        streamed=streamed,
-        stream_interval=interval,
+        prepared.jobs,
+        prepared.dialect,
+        prepared.timing,
+        streamed=completion.stream,
+        stream_interval=completion.stream_interval,
         prompts=prepared.scored,
     )
 
@@ -124,7 +111,7 @@ async def prepare_completions(
         caller,
         generation.job_defaults,
         model=model.card.name,
-        kind=CompletionDialect.kind,
+        kind=CompletionFormatter.kind,
         token_ids=prompts[0].token_ids,
         sampling=samplings[0],
         on_disconnect=completion.on_disconnect,
@@ -140,7 +127,7 @@ async def prepare_completions(
     ]
     jobs = (first, *others)
     timing = Timing()
-    facts = AnswerFacts(
+    facts = ResponseContext(
         id=caller.request_id,
         model=model.card.name,
         created_s=now_s(),
@@ -153,7 +140,7 @@ async def prepare_completions(
     )
     scored = tuple(prompt for prompt in map(scored_prompt, jobs) if prompt is not None)
     shape = _shape(completion, best_of, prompts, jobs, scored)
-    dialect = CompletionDialect(facts, model.text.tokenizer, shape)
+    dialect = CompletionFormatter(facts, model.text.tokenizer, shape)
     return PreparedCompletion(jobs, dialect, timing, scored)
 
 

@@ -1,4 +1,4 @@
-"""The native dialect: POST /generate, and the events of GET /v1/jobs/{id}/stream."""
+"""GenerateFormatter: the events of POST /generate, or one object."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.errors import ApiError
-from api.generation.dialect import usage_payload
+from api.generation.formatter import Formatter, usage_payload
 from api.generation.prompt_logprobs import PromptLogprobs
 from api.generation.timing import Timing
-from api.sse import PLAIN
-from shared.messages import ChoiceDelta, Delta, Finished
+from shared.messages import Delta, Finished
 
 
-class GenerateDialect:
+class GenerateFormatter(Formatter):
     """Events `{"text", "token_ids"}`; every one has a `text`, an error event too.
 
     The first has `is_first` and `ttft_ms`, the last `done`, `full_text`, `finish_reason` and
@@ -21,7 +20,6 @@ class GenerateDialect:
     """
 
     kind = "generate"
-    framing = PLAIN
 
     def __init__(
         self,
@@ -42,20 +40,14 @@ class GenerateDialect:
     def opening(self) -> Sequence[Any]:
         return ()
 
-    def before_choice(self, choice: int) -> Sequence[Any]:
-        return ()
-
     def delta(self, delta: Delta) -> Sequence[Any]:
         self.collect(delta)
         return (self._event(delta.text),) if delta.text else ()
 
-    def held_bytes(self, choice: int) -> int:
-        return 0
-
     def finished(self, end: Finished) -> Sequence[Any]:
         return ({**self._event(""), "id": self._id, **self._end(end)},)
 
-    def failed(self, error: ApiError) -> Any:
+    def failed(self, error: ApiError, last_sent: Any = None) -> Any:
         return {"text": "", "token_ids": [], **error.body()}
 
     def collect(self, delta: Delta) -> None:
@@ -93,40 +85,3 @@ class GenerateDialect:
             "stop_reason": end.stop_reason,
             "usage": usage_payload(end.usage),
         }
-
-
-def tail_delta(text: str, token_ids: Sequence[int]) -> dict[str, Any]:
-    """An event of a job's stream."""
-    return {"text": text, "token_ids": token_ids}
-
-
-def tail_choice(part: ChoiceDelta) -> dict[str, Any]:
-    """An event of the stream of a job with several choices; a choice's last says how it ended."""
-    event = {"index": part.choice, "text": part.text, "token_ids": part.token_ids}
-    if part.finish_reason is None:
-        return event
-    return {
-        **event,
-        "finish_reason": part.finish_reason.value,
-        "stop_reason": part.stop_reason,
-    }
-
-
-def tail_end(end: Finished, token_ids: Sequence[int]) -> dict[str, Any]:
-    """The last event of a job's stream, with the tokens that stand for no text.
-
-    Of a job with several choices: `finish_reason` is `length` when one of them was cut.
-    """
-    return {
-        "text": "",
-        "token_ids": token_ids,
-        "done": True,
-        "finish_reason": end.reason.value,
-        "stop_reason": end.stop_reason,
-        "usage": usage_payload(end.usage),
-    }
-
-
-def tail_error(error: ApiError) -> dict[str, Any]:
-    """The last event of every other job's stream."""
-    return {"text": "", "token_ids": [], **error.body()}

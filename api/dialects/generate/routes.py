@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import caller_of, read_request, services_of
-from api.dialects.generate.formatter import GenerateDialect
+from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.generate.request import generate_sampling
 from api.generation.prompt import prompt_token_ids
@@ -19,7 +19,7 @@ from api.generation.timing import Timing
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import new_job
-from api.jobs.stream_response import GenerationResponse
+from api.jobs.stream_response import generation_response
 from shared.messages import SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -41,7 +41,7 @@ async def generate(request: Request) -> Response:
         caller_of(request),
         generation.job_defaults,
         model=model.card.name,
-        kind=GenerateDialect.kind,
+        kind=GenerateFormatter.kind,
         token_ids=token_ids,
         sampling=_sampling(generation, asked, room),
         on_disconnect=asked.on_disconnect,
@@ -52,15 +52,15 @@ async def generate(request: Request) -> Response:
     prompt, shown = scored_prompt(job), None
     if prompt is not None:
         shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
-    dialect = GenerateDialect(caller_of(request).request_id, model.card.name, timing, shown)
-    return GenerationResponse(
+    dialect = GenerateFormatter(caller_of(request).request_id, model.card.name, timing, shown)
+    return generation_response(
         services.jobs,
-        job,
+        (job,),
         dialect,
         timing,
         streamed=asked.stream,
         stream_interval=asked.stream_interval,
-        prompt=prompt,
+        prompts=(prompt,),
     )
 
 

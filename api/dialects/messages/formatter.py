@@ -1,4 +1,4 @@
-"""MessageDialect: events of a job as a Messages stream, or as one `message`."""
+"""MessageFormatter: events of a job as a Messages stream, or as one `message`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from api.dialects.messages.errors import error_payload
 from api.errors import ApiError
 from api.generation.choices import ReasoningTokens
+from api.generation.formatter import Formatter
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from api.output_parsers.parser import NewParser, PlainParser
 from api.sse import Framing, typed_event, typed_event_pieces
@@ -22,7 +23,7 @@ _NOT_STOPPED = {"stop_reason": None, "stop_sequence": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageFacts:
+class MessageContext:
     """What an answer says of itself before it has begun."""
 
     id: str  # public id
@@ -31,7 +32,7 @@ class MessageFacts:
     is_cut_by_context: bool = False  # where it ends by its length
 
 
-class MessageDialect:
+class MessageFormatter(Formatter):
     """`new_parser` makes the parser of the answer's text; `thinking_tokens` where it may find
     reasoning."""
 
@@ -40,7 +41,7 @@ class MessageDialect:
 
     def __init__(
         self,
-        facts: MessageFacts,
+        facts: MessageContext,
         new_parser: NewParser = PlainParser,
         thinking_tokens: ReasoningTokens | None = None,
     ) -> None:
@@ -58,9 +59,6 @@ class MessageDialect:
         message = {**self._message(), "content": [], **_NOT_STOPPED, "usage": usage}
         return ({"type": "message_start", "message": message},)
 
-    def before_choice(self, choice: int) -> Sequence[Any]:
-        return ()
-
     def delta(self, delta: Delta) -> Sequence[Any]:
         self._count_thinking(delta)
         if not delta.text:
@@ -75,7 +73,7 @@ class MessageDialect:
     def finished(self, end: Finished) -> Sequence[Any]:
         return list(self._ended(end))
 
-    def failed(self, error: ApiError) -> Any:
+    def failed(self, error: ApiError, last_sent: Any = None) -> Any:
         return error_payload(error.status, error.message, error.code, error.param, self._facts.id)
 
     def collect(self, delta: Delta) -> None:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import caller_of, read_request, services_of
-from api.dialects.messages.formatter import MessageDialect, MessageFacts
+from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
 from api.dialects.messages.request import (
     chat_ask,
@@ -30,7 +30,7 @@ from api.http.json_response import json_answer
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, new_job
-from api.jobs.stream_response import GenerationResponse
+from api.jobs.stream_response import generation_response
 from shared.messages import SamplingParams
 
 router = APIRouter(route_class=PlainRoute)
@@ -45,9 +45,9 @@ async def create_message(request: Request) -> Response:
         asked = await read_request(request, MessageRequest)
     await expect_job(request.scope, services.jobs.relay)
     prepared = await prepare_message(generation, caller_of(request), asked)
-    return GenerationResponse(
+    return generation_response(
         services.jobs,
-        prepared.job,
+        (prepared.job,),
         prepared.dialect,
         prepared.timing,
         streamed=asked.stream,
@@ -80,21 +80,21 @@ async def prepare_message(
         caller,
         generation.job_defaults,
         model=model.card.name,
-        kind=MessageDialect.kind,
+        kind=MessageFormatter.kind,
         token_ids=plan.token_ids,
         sampling=replace(_sampling(generation, asked, room), grammar=plan.grammar),
         on_disconnect=asked.on_disconnect,
         queue_timeout_s=asked.queue_timeout,
         durability=asked.durability,
     )
-    facts = MessageFacts(
+    facts = MessageContext(
         id=caller.request_id,
         model=model.card.name,
         prompt_tokens=len(plan.token_ids),
         is_cut_by_context=is_cut_by_context(asked, room),
     )
     counter = ReasoningTokens(model.text.tokenizer) if plan.counts_reasoning else None
-    return Prepared(job, MessageDialect(facts, plan.new_parser, counter))
+    return Prepared(job, MessageFormatter(facts, plan.new_parser, counter))
 
 
 def _sampling(generation: GenerationService, asked: MessageRequest, room: Room) -> SamplingParams:

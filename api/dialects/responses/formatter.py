@@ -1,4 +1,4 @@
-"""ResponseDialect: a job's log as the events of a response, or as one response object.
+"""ResponseFormatter: a job's log as the events of a response, or as one response object.
 
 Events and their numbers are a function of the facts, the tokens and the text alone, not of how the
 log or the bus cut these up: any frontend tells the same stream at any time.
@@ -13,6 +13,7 @@ from api.dialects.responses.output import Logprobs, ResponseOutput
 from api.dialects.responses.pieces import Placed, TokenPieces
 from api.dialects.responses.record import ResponseFacts, response_payload
 from api.errors import ApiError, job_failed
+from api.generation.formatter import Formatter
 from api.ids import public_id
 from api.output_parsers.events import Text, TurnEvent
 from api.sse import TYPED
@@ -27,20 +28,26 @@ READERS_ERRORS = frozenset({ErrorCode.STREAM_DIVERGED, ErrorCode.JOB_LOST})
 _INVALID_PROMPT = frozenset({ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.KV_CAPACITY_EXCEEDED})
 
 
-class ResponseDialect:
+class ResponseFormatter(Formatter):
     """One response in the making.
 
-    `ended` takes the place of `finished` where the job did not end by itself; `failed` says what
-    ends a stream and not the response. That event has the number of the last one that its reader
-    has: whoever asks for what comes after it misses nothing and gets nothing twice.
+    `failed` ends a stream and not the response. Its event has the number of the last one that its
+    reader has: a reader that resumes behind it misses nothing and gets nothing twice.
     """
 
     kind = "response"
     framing = TYPED
 
-    def __init__(self, facts: ResponseFacts, job_id: str, tokenizer: Tokenizer) -> None:
-        self.num_events = 0  # told here
-        self.num_known = 0  # that the reader has from elsewhere
+    def __init__(
+        self,
+        facts: ResponseFacts,
+        job_id: str,
+        tokenizer: Tokenizer,
+        starting_after: int | None = None,
+    ) -> None:
+        """`starting_after`: the number of the last event that the reader has already."""
+        self._num_events = 0  # made so far
+        self._num_known = 0 if starting_after is None else starting_after + 1
         self._facts = facts
         self._id = public_id(self.kind, job_id)
         self._parser = facts.reading.parser(job_id)
@@ -49,21 +56,13 @@ class ResponseDialect:
         self._placed: list[Placed] = []  # of pieces that became no text yet
         self._has_begun = not facts.background
 
-    @property
-    def last_number(self) -> int:
-        """Of the last event that the reader has; -1 before the first."""
-        return max(self.num_events, self.num_known) - 1
-
     def opening(self) -> Sequence[Payload]:
         waiting = ("queued", "in_progress")[self._has_begun]
         names = ("response.created", f"response.{waiting}")
-        return [self._numbered({"type": name, "response": self._said(waiting)}) for name in names]
-
-    def before_choice(self, choice: int) -> Sequence[Payload]:
-        return ()
+        return self._numbered({"type": name, "response": self._said(waiting)} for name in names)
 
     def delta(self, delta: Delta) -> Sequence[Payload]:
-        return [self._numbered(event) for event in self._events(delta)]
+        return self._numbered(self._events(delta))
 
     def held_bytes(self, choice: int) -> int:
         spans, pieces = self._parser.spans, self._pieces
@@ -73,20 +72,35 @@ class ResponseDialect:
         events = list(self._last_events(end))
         response = self._finished_response(end)
         last = {"type": f"response.{response['status']}", "response": response}
-        return [self._numbered(event) for event in (*events, last)]
+        return self._numbered((*events, last))
 
-    def ended(self, end: Failed) -> Sequence[Payload]:
-        """The last event of a response that failed or was cancelled."""
+    def job_failed(self, end: Failed, *, delivered: bool) -> Sequence[Payload]:
         if end.code in READERS_ERRORS:
-            return (self.failed(job_failed(end, delivered=self.num_events > 0)),)
+            last_number = max(self._num_events, self._num_known) - 1
+            return (self._error_event(job_failed(end, delivered=True), last_number),)
         response = self.failed_response(end)
         event = {"type": "response.failed", "response": {**response, "error": _error_of(end)}}
-        return (self._numbered(event),)
+        return self._numbered((event,))
 
-    def failed(self, error: ApiError) -> Payload:
+    def failed(self, error: ApiError, last_sent: Any = None) -> Payload:
+        return self._error_event(error, self._last_number(last_sent))
+
+    def resume_hint(self, last_sent: Any) -> str | None:
+        if not self._facts.store:
+            return None
+        url, number = f"GET /v1/responses/{self._id}?stream=true", self._last_number(last_sent)
+        if number >= 0:
+            url += f"&starting_after={number}"
+        return f"{url} goes on from here."
+
+    def _last_number(self, last_sent: Any) -> int:
+        """Returns the number of the last event that the reader has; -1 before the first."""
+        return self._num_known - 1 if last_sent is None else int(last_sent["sequence_number"])
+
+    def _error_event(self, error: ApiError, last_number: int) -> Payload:
         return {
             "type": "error",
-            "sequence_number": max(0, self.last_number),
+            "sequence_number": max(0, last_number),
             "code": error.code,
             "message": error.message,
             "param": error.param,
@@ -200,9 +214,14 @@ class ResponseDialect:
             incomplete=incomplete,
         )
 
-    def _numbered(self, event: Payload) -> Payload:
-        numbered = {"type": event["type"], "sequence_number": self.num_events, **event}
-        self.num_events += 1
+    def _numbered(self, events: Iterable[Payload]) -> list[Payload]:
+        """Returns the events with their numbers, but for those that the reader has."""
+        numbered = []
+        for event in events:
+            if self._num_events >= self._num_known:
+                number = {"type": event["type"], "sequence_number": self._num_events}
+                numbered.append({**number, **event})
+            self._num_events += 1
         return numbered
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import CallerDep, JobsDep, ResponsesDep, caller_of, read_request, services_of
-from api.dialects.responses.formatter import ResponseDialect
+from api.dialects.responses.formatter import ResponseFormatter
 from api.dialects.responses.items import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -32,7 +32,6 @@ from api.dialects.responses.store import (
     ResponseStore,
     response_not_found,
 )
-from api.dialects.responses.stream_response import ResponseAnswer, ResponseTail
 from api.errors import (
     CallerError,
     unknown_parameter,
@@ -44,11 +43,15 @@ from api.generation.priority import job_lane
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
 from api.generation.service import GenerationService
+from api.generation.timing import Timing
 from api.http.caller import Caller
 from api.http.json_response import LongJsonAnswer, json_answer
 from api.http.pagination import page_answer, page_of
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.new_job import new_job, now_s
+from api.jobs.sent_events import SentEvents
+from api.jobs.sources import AttachedJob
+from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
 router = APIRouter()
@@ -67,12 +70,12 @@ async def create_response(request: Request) -> Response:
     )
     if asked.background and not asked.stream:
         return await _begin(request, job, dialect)
-    return ResponseAnswer(services.jobs, job, dialect, streamed=asked.stream)
+    return generation_response(services.jobs, (job,), dialect, Timing(), streamed=asked.stream)
 
 
 async def prepare_response(
     generation: GenerationService, responses: ResponseStore, caller: Caller, asked: ResponseRequest
-) -> tuple[Job, ResponseDialect]:
+) -> tuple[Job, ResponseFormatter]:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     check_request(asked)
     model = await generation.models.require(asked.model)
@@ -87,7 +90,7 @@ async def prepare_response(
         caller,
         generation.job_defaults,
         model=model.card.name,
-        kind=ResponseDialect.kind,
+        kind=ResponseFormatter.kind,
         token_ids=plan.token_ids,
         sampling=replace(_sampling(generation, asked, room), grammar=plan.grammar),
         on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
@@ -98,7 +101,7 @@ async def prepare_response(
     facts = facts_of(asked, model.card, plan.new_parser, items, now_s(), job.sampling)
     if asked.store:
         job = replace(job, facts=encode_facts(facts), retain_ms=responses.retain_ms)
-    return job, ResponseDialect(facts, job.job_id, model.text.tokenizer)
+    return job, ResponseFormatter(facts, job.job_id, model.text.tokenizer)
 
 
 @router.get("/v1/responses/{name}")
@@ -121,8 +124,10 @@ async def get_response(
     if not is_streamed:
         told = await responses.read(stored)
         return LongJsonAnswer(told.payload, jobs.slices)
-    dialect = await responses.open(stored)
-    return ResponseTail(jobs, stored.record, dialect, starting_after)
+    formatter = await responses.open(stored, starting_after)
+    # Read from the start of the log: an event's number is known by counting alone.
+    body = EventStreamBody(jobs, SentEvents(formatter))
+    return StreamResponse(jobs, AttachedJob(jobs, stored.record), body)
 
 
 @router.post("/v1/responses/{name}/cancel")
@@ -168,7 +173,7 @@ async def list_input_items(
     return page_answer(items, page)
 
 
-async def _begin(request: Request, job: Job, dialect: ResponseDialect) -> Response:
+async def _begin(request: Request, job: Job, dialect: ResponseFormatter) -> Response:
     """Submits a job that nobody waits for."""
     services = services_of(request)
     with services.open_requests.enter():

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from api.dialects.responses.formatter import READERS_ERRORS, ResponseDialect
+from api.dialects.responses.formatter import READERS_ERRORS, ResponseFormatter
 from api.dialects.responses.items import Item
 from api.dialects.responses.record import ResponseFacts, decode_facts
 from api.errors import MAX_ECHO_CHARS, CallerError
@@ -17,7 +17,7 @@ from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
 from api.http.time_slices import TimeSlices
 from api.ids import parse_job_id
-from api.jobs.delta_parts import parts_of
+from api.jobs.delta_parts import split_long
 from shared.messages import START, Delta, Failed, Finished, InvalidParameter
 from shared.text.base import TextInvalid
 from shared.transport.ports.jobs import JobRecord, JobStore
@@ -67,7 +67,7 @@ class ResponseStore:
         """Raises CallerError (404), also for another tenant's, and TransportError."""
         job_id = parse_job_id(name)
         record = None if job_id is None else await self._jobs.get(job_id)
-        if record is None or record.kind != ResponseDialect.kind or record.tenant != tenant:
+        if record is None or record.kind != ResponseFormatter.kind or record.tenant != tenant:
             raise response_not_found(name)
         text = await self._jobs.facts(record.job_id)
         if text is None:  # it was asked not to be stored
@@ -78,14 +78,16 @@ class ResponseStore:
             log.error("facts unreadable", extra={"job_id": record.job_id, "reason": str(error)})
             raise response_not_found(name) from error
 
-    async def open(self, stored: StoredResponse) -> ResponseDialect:
+    async def open(
+        self, stored: StoredResponse, starting_after: int | None = None
+    ) -> ResponseFormatter:
         """Returns a formatter at the start of the response. Raises as `find`."""
         try:
             model = await self._models.of_card(stored.facts.card)
         except TextInvalid as error:  # no worker has announced the model for a day
             log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
             raise response_not_found(stored.name) from error
-        return ResponseDialect(stored.facts, stored.job_id, model.text.tokenizer)
+        return ResponseFormatter(stored.facts, stored.job_id, model.text.tokenizer, starting_after)
 
     async def read(self, stored: StoredResponse, *, text_only: bool = False) -> ToldResponse:
         """Returns the response object as it is now. Raises as `find`.
@@ -168,7 +170,7 @@ class ResponseStore:
         )
 
     async def _collect(
-        self, job_id: str, dialect: ResponseDialect, *, text_only: bool
+        self, job_id: str, dialect: ResponseFormatter, *, text_only: bool
     ) -> Finished | Failed | None:
         """Reads the log into the dialect; the job's end, if it has ended."""
         cursor = START
@@ -180,7 +182,7 @@ class ResponseStore:
                 if text_only:
                     deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
                 await self._slices.run(
-                    map(dialect.collect, chain.from_iterable(map(parts_of, deltas)))
+                    map(dialect.collect, chain.from_iterable(map(split_long, deltas)))
                 )
             for event in events:
                 if isinstance(event, Finished | Failed):

@@ -14,7 +14,7 @@ import pytest
 
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
-from api.jobs.disconnects import Departures
+from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import JobStream
 from api.jobs.quiet_streams import MAX_SILENCES
 from api.jobs.relay import EventRelay
@@ -76,7 +76,9 @@ def admission_over(transport: RedisTransport) -> Admission:
     store = transport.store
     durable = DurableAccept(store, Durability.NONE, 1, 5.0)
     limits = AdmissionLimits(max_queued_jobs=0)  # a job that was accepted is not asked again
-    return Admission(store, lambda _: limits, Departures(store), AcceptedJobs(store), durable)
+    return Admission(
+        store, lambda _: limits, DisconnectTracker(store), AcceptedJobs(store), durable
+    )
 
 
 async def quiet(relay: EventRelay, job_id: str) -> JobStream:

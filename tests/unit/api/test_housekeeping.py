@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.housekeeping import Housekeeping
-from api.jobs.disconnects import ATTACH_ROUNDS, Departures
+from api.jobs.disconnects import ATTACH_ROUNDS, DisconnectTracker
 from shared.messages import JobState, OnDisconnect
 from shared.transport.ports.jobs import TransportError
 
@@ -41,18 +41,18 @@ class FakeStore:
         return 0
 
 
-def watched(store: FakeStore, count: int) -> Departures:
-    departures = Departures(store)  # type: ignore[arg-type]
+def watched(store: FakeStore, count: int) -> DisconnectTracker:
+    disconnects = DisconnectTracker(store)  # type: ignore[arg-type]
     for number in range(count):
-        departures.watch(f"0-{number}", f"fe#{number}", OnDisconnect.CANCEL)
-    return departures
+        disconnects.watch(f"0-{number}", f"fe#{number}", OnDisconnect.CANCEL)
+    return disconnects
 
 
-def housekeeping_of(store: FakeStore, departures: Departures) -> Housekeeping:
+def housekeeping_of(store: FakeStore, disconnects: DisconnectTracker) -> Housekeeping:
     others: Any = None  # of no use to beats
     return Housekeeping(
         store,  # type: ignore[arg-type]
-        departures,
+        disconnects,
         *(others, others, others, others, others),
         frontend_id="fe",
         lease_ms=10_000,
@@ -91,36 +91,36 @@ async def test_a_frontend_whose_readers_could_not_attach_does_not_reap() -> None
 
 async def test_each_reader_attaches_once_in_a_turn_of_rounds_and_the_work_is_spread() -> None:
     store = FakeStore()
-    departures = Departures(store)  # type: ignore[arg-type]
+    disconnects = DisconnectTracker(store)  # type: ignore[arg-type]
     numbers = itertools.count()
     for _ in range(ATTACH_ROUNDS):  # they come over time
         for number in itertools.islice(numbers, 5):
-            departures.watch(f"0-{number}", f"fe#{number}", OnDisconnect.CANCEL)
-        await departures.attach_some()
-    departures.watch("0-x", "fe#x", OnDisconnect.CONTINUE)
+            disconnects.watch(f"0-{number}", f"fe#{number}", OnDisconnect.CANCEL)
+        await disconnects.attach_some()
+    disconnects.watch("0-x", "fe#x", OnDisconnect.CONTINUE)
     store.attached.clear()
     sizes = []
     for _ in range(ATTACH_ROUNDS):
         before = len(store.attached)
-        await departures.attach_some()
+        await disconnects.attach_some()
         sizes.append(len(store.attached) - before)
     assert sizes == [5] * ATTACH_ROUNDS
     assert sorted(store.attached) == sorted(f"fe#{number}" for number in range(20))
-    departures.unwatch("fe#3")
+    disconnects.unwatch("fe#3")
     store.attached.clear()
-    await departures.attach_all()
+    await disconnects.attach_all()
     assert len(store.attached) == 19
 
 
 async def test_after_a_round_that_failed_all_readers_attach() -> None:
     store = FakeStore()
-    departures = watched(store, 8)
+    disconnects = watched(store, 8)
     store.is_away = True
     while True:
         try:
-            await departures.attach_some()
+            await disconnects.attach_some()
         except TransportError:
             break
     store.is_away = False
-    await departures.attach_some()
+    await disconnects.attach_some()
     assert len(store.attached) == 8

@@ -18,7 +18,7 @@ from api.http.open_requests import Ending, OpenRequests
 from api.ids import parse_job_id, public_id
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
-from api.jobs.disconnects import Departures
+from api.jobs.disconnects import DisconnectTracker
 from api.jobs.protocol import job_payload, parse_status
 from api.settings import ApiSettings
 from api.system.health_monitor import HealthMonitor
@@ -100,13 +100,13 @@ def job() -> Job:
     )
 
 
-def admission(store: Store) -> tuple[Admission, Departures]:
-    departures = Departures(store)  # type: ignore[arg-type]
+def admission(store: Store) -> tuple[Admission, DisconnectTracker]:
+    disconnects = DisconnectTracker(store)  # type: ignore[arg-type]
     limits = AdmissionLimits()
     accepted = AcceptedJobs(store)  # type: ignore[arg-type]
     durable = DurableAccept(store, Durability.NONE, 1, 5.0)  # type: ignore[arg-type]
-    admission = Admission(store, lambda tenant: limits, departures, accepted, durable)  # type: ignore[arg-type]
-    return admission, departures
+    admission = Admission(store, lambda tenant: limits, disconnects, accepted, durable)  # type: ignore[arg-type]
+    return admission, disconnects
 
 
 async def test_a_submit_whose_answer_got_lost_is_repeated_under_the_same_id() -> None:
@@ -127,13 +127,13 @@ async def test_a_job_that_is_there_already_gets_its_reader_at_once() -> None:
 async def test_a_submit_that_may_have_been_heard_is_cancelled_until_that_is_heard() -> None:
     store, one = Store(), job()
     store.failures = 3
-    room, departures = admission(store)
+    room, disconnects = admission(store)
     with pytest.raises(UnavailableError) as caught:
         await room.submit(one)
     assert caught.value.status == 503
-    assert departures.num_pending == 1
-    await departures.retry()
-    assert departures.num_pending == 0
+    assert disconnects.num_pending == 1
+    await disconnects.retry()
+    assert disconnects.num_pending == 0
     assert store.calls[-1] == ("cancel", one.job_id, "disconnected")
 
 
@@ -163,20 +163,20 @@ async def test_leaving_does_what_the_request_asked_for(
     policy: OnDisconnect, calls: list[Any]
 ) -> None:
     store = Store()
-    await Departures(store).left("0-j", "fe#1", policy)  # type: ignore[arg-type]
+    await DisconnectTracker(store).left("0-j", "fe#1", policy)  # type: ignore[arg-type]
     assert store.calls == calls
 
 
 async def test_readers_say_that_they_are_there_until_they_leave() -> None:
     store = Store()
-    departures = Departures(store)  # type: ignore[arg-type]
-    departures.watch("0-j", "fe#1", OnDisconnect.CANCEL)
-    departures.watch("0-j", "fe#2", OnDisconnect.GRACE)
-    departures.watch("0-k", "fe#3", OnDisconnect.CONTINUE)  # lives without readers
-    await departures.attach_all()
-    departures.unwatch("fe#1")
-    departures.unwatch("fe#2")
-    await departures.attach_all()
+    disconnects = DisconnectTracker(store)  # type: ignore[arg-type]
+    disconnects.watch("0-j", "fe#1", OnDisconnect.CANCEL)
+    disconnects.watch("0-j", "fe#2", OnDisconnect.GRACE)
+    disconnects.watch("0-k", "fe#3", OnDisconnect.CONTINUE)  # lives without readers
+    await disconnects.attach_all()
+    disconnects.unwatch("fe#1")
+    disconnects.unwatch("fe#2")
+    await disconnects.attach_all()
     assert store.calls == [("attach", ("0-j", "fe#1"), ("0-j", "fe#2"))]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import AsyncMock
 
-from api.jobs.reader_position import Delivered
+from api.jobs.reader_position import ReaderPosition
 from api.jobs.resume_point import ResumePoint
-from api.jobs.tail_response import TailResponse
+from api.jobs.tail import tail_response
 from shared.messages import (
     START,
     Cursor,
@@ -42,7 +42,7 @@ class TrimmedStream(LogStream):
 
     def __init__(self, events: Events, after: Cursor = START) -> None:
         super().__init__(events)
-        self._delivered = Delivered(after)
+        self._delivered = ReaderPosition(after)
 
     async def get(self, timeout_s: float) -> Delta | Finished:
         while isinstance(event := await super().get(timeout_s), Delta):
@@ -65,7 +65,7 @@ def frontend_over(events: Events) -> Any:
 async def tail_of(events: Events, num_choices: int, after: ResumePoint) -> bytes:
     """The bytes of the job's stream from a resume point on."""
     frontend = frontend_over(events)
-    response = TailResponse(frontend, record_with(num_choices), after)
+    response = tail_response(frontend, record_with(num_choices), after)
     return b"".join(message["body"] for message in (await sent_by(response))[1:])
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from api.dialects.responses.formatter import ResponseDialect
+from api.dialects.responses.formatter import ResponseFormatter
 from api.dialects.responses.record import ReadingFacts, ResponseFacts
 from api.output_parsers.reading import Thinking
 from shared.messages import (
@@ -86,8 +86,8 @@ TURNS = ReadingFacts(  # reasoning, then text and calls of the tool `get`
 )
 
 
-def dialect(reading: ReadingFacts = PLAIN, **changes: Any) -> ResponseDialect:
-    return ResponseDialect(facts(reading=reading, **changes), JOB_ID, TOKENIZER)
+def dialect(reading: ReadingFacts = PLAIN, **changes: Any) -> ResponseFormatter:
+    return ResponseFormatter(facts(reading=reading, **changes), JOB_ID, TOKENIZER)
 
 
 def log_of(
@@ -136,10 +136,10 @@ def failed(log: Sequence[Delta], state: JobState = JobState.FAILED, code: str = 
     return Failed(end, state, code, "It went wrong.", Usage(3, end.num_tokens))
 
 
-def told(made: ResponseDialect, log: Sequence[Delta], end: Finished | Failed) -> list[Any]:
+def told(made: ResponseFormatter, log: Sequence[Delta], end: Finished | Failed) -> list[Any]:
     """All events, from first to last."""
     events = [*made.opening()]
     for delta in log:
         events += made.delta(delta)
-    last = made.finished(end) if isinstance(end, Finished) else made.ended(end)
+    last = made.finished(end) if isinstance(end, Finished) else made.job_failed(end, delivered=True)
     return list(as_sent([*events, *last]))

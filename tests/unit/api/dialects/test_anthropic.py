@@ -13,7 +13,12 @@ from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
 from api.dialects.messages.errors import error_payload, error_status
-from api.dialects.messages.formatter import BlockStream, MessageDialect, MessageFacts, WholeBlocks
+from api.dialects.messages.formatter import (
+    BlockStream,
+    MessageContext,
+    MessageFormatter,
+    WholeBlocks,
+)
 from api.dialects.messages.protocol import MessageRequest, model_page
 from api.dialects.messages.request import (
     chat_ask,
@@ -29,7 +34,7 @@ from api.generation.validation import parse_request
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from shared.messages import Cursor, Delta, Finished, FinishReason, InvalidParameter, Usage
 
-FACTS = MessageFacts(id="msg_1", model="m", prompt_tokens=5)
+FACTS = MessageContext(id="msg_1", model="m", prompt_tokens=5)
 USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
 ROOM = Room(context_tokens=100, vocab_size=50, prompt_tokens=40)
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -386,7 +391,7 @@ def test_more_tokens_than_the_context_has_left_end_with_the_context() -> None:
 
 
 def test_a_stream_is_what_the_sdk_types() -> None:
-    dialect = MessageDialect(FACTS)
+    dialect = MessageFormatter(FACTS)
     events = [*dialect.opening()]
     for delta in deltas("abc"):
         events += dialect.delta(delta)
@@ -474,9 +479,9 @@ def test_a_call_that_was_cut_off_has_no_block_of_its_own(arguments: str) -> None
 
 
 def test_a_whole_answer_is_the_message_that_its_stream_makes() -> None:
-    def dialect() -> MessageDialect:
+    def dialect() -> MessageFormatter:
         said = [[Reasoning("h")], [Text("a"), ToolCall(0, "c", "depth")], [ToolArguments(0, "{")]]
-        return MessageDialect(FACTS, lambda: ScriptedParser(said, [ToolArguments(0, "}")]))
+        return MessageFormatter(FACTS, lambda: ScriptedParser(said, [ToolArguments(0, "}")]))
 
     whole = dialect()
     for delta in deltas("abc"):
@@ -507,8 +512,8 @@ def test_a_whole_answer_is_the_message_that_its_stream_makes() -> None:
 def test_the_reason_why_it_stopped(
     end: Finished, by_context: bool, expected: tuple[str, str | None]
 ) -> None:
-    facts = MessageFacts(id="msg_1", model="m", prompt_tokens=5, is_cut_by_context=by_context)
-    message = MessageDialect(facts).whole(end)
+    facts = MessageContext(id="msg_1", model="m", prompt_tokens=5, is_cut_by_context=by_context)
+    message = MessageFormatter(facts).whole(end)
     assert (message["stop_reason"], message["stop_sequence"]) == expected
     assert message["content"] == []
 
@@ -552,12 +557,12 @@ def test_errors_have_anthropics_types(status: int, shown: int, kind: str) -> Non
 
 
 def test_a_stream_that_fails_ends_with_an_error_event() -> None:
-    event = MessageDialect(FACTS).failed(ServerError("no"))
+    event = MessageFormatter(FACTS).failed(ServerError("no"))
     assert event["type"] == "error"
     assert event["error"]["type"] == "api_error"
-    assert b"event: error\ndata: {" in MessageDialect.framing.event(event)
-    assert MessageDialect.framing.keepalive == b'event: ping\ndata: {"type":"ping"}\n\n'
-    assert MessageDialect.framing.done == b""
+    assert b"event: error\ndata: {" in MessageFormatter.framing.event(event)
+    assert MessageFormatter.framing.keepalive == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert MessageFormatter.framing.done == b""
 
 
 def test_models_come_in_pages() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.dialects.chat.formatter import ChatDialect
-from api.generation.choices import AnswerFacts
+from api.dialects.chat.formatter import ChatFormatter
+from api.generation.choices import ResponseContext
 from api.output_parsers.reading import Thinking, TurnReading
 from shared.messages import (
     START,
@@ -31,7 +31,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
 THOUGHT = "<think>hm é</think>\n"
 
 
-def dialect(**facts: Any) -> ChatDialect:
+def dialect(**facts: Any) -> ChatFormatter:
     reading = TurnReading(
         tool_format=ToolFormat.HERMES,
         names=("f",),
@@ -40,7 +40,9 @@ def dialect(**facts: Any) -> ChatDialect:
         seed="s",
     )
     base = {"id": "chatcmpl-1", "model": "m", "created_s": 7}
-    return ChatDialect(AnswerFacts(**{**base, **facts}), TOKENIZER, reading, counts_reasoning=True)
+    return ChatFormatter(
+        ResponseContext(**{**base, **facts}), TOKENIZER, reading, counts_reasoning=True
+    )
 
 
 def tokens(text: str, cuts: Sequence[int] = ()) -> list[Delta]:

@@ -12,14 +12,13 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from api.dialects.completions.formatter import CompletionDialect, CompletionShape
-from api.dialects.responses.stream_response import ResponseAnswer, ResponseTail
-from api.generation.choices import AnswerFacts
+from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
+from api.generation.choices import ResponseContext
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.timing import Timing
 from api.jobs.resume_point import ResumePoint
-from api.jobs.stream_response import GenerationResponse
-from api.jobs.tail_response import TailResponse
+from api.jobs.stream_response import StreamResponse, generation_response
+from api.jobs.tail import tail_response
 from api.sse import BEHIND_KEEPALIVE, KEEPALIVE
 from shared.messages import (
     START,
@@ -39,6 +38,7 @@ from tests.unit.api.dialects.test_sliced_answers import (
     LogStream,
     frontend_with,
     record_with,
+    response_tail,
 )
 from tests.unit.api.jobs.test_relay_prompt import SLICES, TOKEN_IDS
 
@@ -136,15 +136,15 @@ def completion(
 ) -> MakeResponse:
     """Makes streamed answers; a scored prompt is repeated with its log probabilities."""
 
-    def make(frontend: Any, events: Events) -> GenerationResponse:
-        made = AnswerFacts(id="x", model="m", created_s=7, num_choices=num_choices)
+    def make(frontend: Any, events: Events) -> StreamResponse:
+        made = ResponseContext(id="x", model="m", created_s=7, num_choices=num_choices)
         shape, prompt = CompletionShape(best_of=num_choices, n=num_choices), None
         sampling = SamplingParams(max_tokens=400)
         if is_scored:
             prompt, sampling = ScoredPrompt((1,) * len(TOKEN_IDS)), SCORED
             for part in SLICES:
                 prompt.take(part)
-            made = AnswerFacts(
+            made = ResponseContext(
                 id="x", model="m", created_s=7, num_choices=num_choices, num_logprobs=0
             )
             shape = CompletionShape(
@@ -158,14 +158,14 @@ def completion(
             sampling=sampling,
             num_choices=num_choices,
         )
-        return GenerationResponse(
+        return generation_response(
             frontend,
-            job,
-            CompletionDialect(made, TOKENIZER, shape),
+            (job,),
+            CompletionFormatter(made, TOKENIZER, shape),
             Timing(),
             streamed=True,
             stream_interval=interval,
-            prompt=prompt,
+            prompts=(prompt,),
         )
 
     return make
@@ -227,7 +227,7 @@ async def test_an_end_is_cut_between_events() -> None:
         assert all("choices" in payload for payload in said)
 
 
-def response(frontend: Any, events: Events) -> ResponseAnswer:
+def response(frontend: Any, events: Events) -> StreamResponse:
     end = events[-1]
     job = Job(
         job_id=JOB.job_id,
@@ -238,15 +238,15 @@ def response(frontend: Any, events: Events) -> ResponseAnswer:
         facts="{}",
     )
     assert isinstance(end, Finished)
-    return ResponseAnswer(frontend, job, dialect(), streamed=True)
+    return generation_response(frontend, (job,), dialect(), Timing(), streamed=True)
 
 
-def response_tail(frontend: Any, events: Events) -> ResponseTail:
-    return ResponseTail(frontend, record_with(1), dialect(), None)
+def response_again(frontend: Any, events: Events) -> StreamResponse:
+    return response_tail(frontend)
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("make", [response, response_tail])
+@pytest.mark.parametrize("make", [response, response_again])
 async def test_a_response_goes_on_behind_its_last_event_that_was_written(
     make: MakeResponse,
 ) -> None:
@@ -265,8 +265,8 @@ async def test_a_response_goes_on_behind_its_last_event_that_was_written(
 
 @pytest.mark.usefixtures("small_pieces")
 async def test_a_tail_goes_on_behind_its_last_event_that_was_written() -> None:
-    def make(frontend: Any, events: Events) -> TailResponse:
-        return TailResponse(frontend, record_with(1), ResumePoint())
+    def make(frontend: Any, events: Events) -> StreamResponse:
+        return tail_response(frontend, record_with(1), ResumePoint())
 
     for bodies in await cut_everywhere(log_of((1, 130, 2)), make):
         *said, error = payloads_of(bodies)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from api.dialects.chat.formatter import ChatDialect
-from api.dialects.completions.formatter import CompletionDialect
-from api.dialects.generate.formatter import GenerateDialect
+from api.dialects.chat.formatter import ChatFormatter
+from api.dialects.completions.formatter import CompletionFormatter
+from api.dialects.generate.formatter import GenerateFormatter
 from api.errors import ServerError
-from api.generation.choices import AnswerFacts
+from api.generation.choices import ResponseContext
 from api.generation.timing import Timing
 from shared.messages import START, Cursor, Delta, Finished, FinishReason, TokenLogprob, Usage
 from tests.unit.api.dialects.as_sent import as_sent
@@ -37,8 +37,8 @@ def finished(end: Cursor, reason: FinishReason = FinishReason.STOP, **more: Any)
     return Finished(end, reason, USAGE, **more)
 
 
-def chat(**facts: Any) -> ChatDialect:
-    return ChatDialect(AnswerFacts(**{**FACTS, **facts}), TOKENIZER)
+def chat(**facts: Any) -> ChatFormatter:
+    return ChatFormatter(ResponseContext(**{**FACTS, **facts}), TOKENIZER)
 
 
 def test_a_chat_stream_has_the_members_of_openais() -> None:
@@ -81,8 +81,8 @@ def test_nothing_is_said_of_text_that_is_held_back() -> None:
 
 
 def test_a_whole_answer_is_the_stream_put_together() -> None:
-    dialect = CompletionDialect(
-        AnswerFacts(**{**FACTS, "prompt_token_ids": (9,)}),  # type: ignore[arg-type]
+    dialect = CompletionFormatter(
+        ResponseContext(**{**FACTS, "prompt_token_ids": (9,)}),  # type: ignore[arg-type]
         TOKENIZER,
     )
     first = delta(START, (1,), "a")
@@ -106,7 +106,7 @@ def test_a_whole_answer_is_the_stream_put_together() -> None:
 def test_an_error_is_the_object_that_an_answer_would_have() -> None:
     error = ServerError("broken", "engine_error")
     assert chat().failed(error) == error.body()
-    native = GenerateDialect("gen-1", "m", Timing())
+    native = GenerateFormatter("gen-1", "m", Timing())
     assert native.failed(error) == {"text": "", "token_ids": [], **error.body()}
 
 
@@ -160,8 +160,8 @@ def test_json_never_sees_an_infinite_logprob() -> None:
 
 
 def test_the_older_logprobs_have_offsets_and_the_chosen_token() -> None:
-    facts = AnswerFacts(**{**FACTS, "num_logprobs": 1})  # type: ignore[arg-type]
-    dialect = CompletionDialect(facts, TOKENIZER)
+    facts = ResponseContext(**{**FACTS, "num_logprobs": 1})  # type: ignore[arg-type]
+    dialect = CompletionFormatter(facts, TOKENIZER)
     dialect.collect(delta(START, (1, 4, 5, 6, 7, 2), "a😀b", logprobs=True))
     logprobs = as_sent(dialect.whole(finished(Cursor(6, 6))))["choices"][0]["logprobs"]
     assert logprobs["tokens"] == [
@@ -175,7 +175,7 @@ def test_the_older_logprobs_have_offsets_and_the_chosen_token() -> None:
 def test_the_native_dialect_marks_first_and_last() -> None:
     timing = Timing(submitted_s=100.0)
     timing.first_token_s = 100.01234
-    dialect = GenerateDialect("gen-1", "m", timing)
+    dialect = GenerateFormatter("gen-1", "m", timing)
     assert list(dialect.delta(delta(START, (3,), ""))) == []
     (first,) = dialect.delta(delta(Cursor(1, 0), (1,), "ENDa"))
     assert (first["text"], first["token_ids"]) == ("ENDa", [3, 1])

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.dialects.chat.formatter import ChatDialect
-from api.dialects.completions.formatter import CompletionDialect, CompletionShape
-from api.generation.choices import AnswerFacts
+from api.dialects.chat.formatter import ChatFormatter
+from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
+from api.generation.choices import ResponseContext
 from api.generation.response_size import COMPLETION_ENTRY_BYTES, AnswerSize
 from api.http.json_response import send_json
 from api.http.time_slices import TimeSlices
-from api.jobs.delta_parts import MANY_TOKENS, parts_of
+from api.jobs.delta_parts import MANY_TOKENS, split_long
 from api.sse import (
     PLAIN,
     TYPED,
@@ -94,8 +94,8 @@ def ended(delta: Delta, num_choices: int) -> tuple[Delta, Finished]:
     return last, Finished(delta.end, FinishReason.LENGTH, Usage(3, delta.end.num_tokens))
 
 
-def facts(num_choices: int, num_logprobs: int) -> AnswerFacts:
-    return AnswerFacts(
+def facts(num_choices: int, num_logprobs: int) -> ResponseContext:
+    return ResponseContext(
         id="x-1", model="m", created_s=7, num_choices=num_choices, num_logprobs=num_logprobs
     )
 
@@ -112,8 +112,8 @@ def test_a_chat_answer_in_pieces_has_every_entry_as_openai_writes_it() -> None:
     num_choices, num_tokens, num_top = 3, 70, 5
     delta = big_delta(num_choices, num_tokens, num_top)
     last, end = ended(delta, num_choices)
-    dialect = ChatDialect(facts(num_choices, num_top), TOKENIZER)
-    for part in (*parts_of(delta), last):
+    dialect = ChatFormatter(facts(num_choices, num_top), TOKENIZER)
+    for part in (*split_long(delta), last):
         dialect.collect(part)
     entry = logprobs_of(1, num_top)
     expected = {
@@ -138,10 +138,10 @@ def test_a_completion_in_pieces_has_every_entry_as_openai_writes_it() -> None:
     last, end = ended(delta, num_choices)
     answers = []
     for encode in (json_bytes, lambda answer: b"".join(json_pieces(answer))):
-        dialect = CompletionDialect(
+        dialect = CompletionFormatter(
             facts(num_choices, num_top), TOKENIZER, CompletionShape(best_of=3, n=3)
         )
-        for part in (*parts_of(delta), last):
+        for part in (*split_long(delta), last):
             dialect.collect(part)
         answers.append(encode(dialect.whole(end)))
     assert answers[0] == answers[1]
@@ -155,11 +155,11 @@ def test_a_completion_in_pieces_has_every_entry_as_openai_writes_it() -> None:
         }
 
 
-def echoing(num_choices: int, num_bytes: int) -> CompletionDialect:
+def echoing(num_choices: int, num_bytes: int) -> CompletionFormatter:
     """A completion of one prompt that each of its choices repeats."""
     shape = CompletionShape(best_of=num_choices, n=num_choices, echoes=("w\u2028" * num_bytes,))
-    made = AnswerFacts(id="x-1", model="m", created_s=7, num_choices=num_choices)
-    return CompletionDialect(made, TOKENIZER, shape)
+    made = ResponseContext(id="x-1", model="m", created_s=7, num_choices=num_choices)
+    return CompletionFormatter(made, TOKENIZER, shape)
 
 
 def test_choices_that_repeat_their_prompt_share_one_copy_of_it() -> None:
@@ -184,14 +184,14 @@ def test_choices_that_repeat_their_prompt_share_one_copy_of_it() -> None:
 
 def test_parts_of_a_long_delta_say_what_it_says() -> None:
     delta = big_delta(5, MANY_TOKENS // 2, 1)
-    parts = parts_of(delta)
+    parts = split_long(delta)
     assert [len(part.token_ids) for part in parts] == [MANY_TOKENS, MANY_TOKENS, MANY_TOKENS // 2]
     assert "".join(part.text for part in parts) == delta.text
     assert (parts[0].start, parts[-1].end) == (delta.start, delta.end)
     assert [part.end for part in parts[:-1]] == [part.start for part in parts[1:]]
     assert sum((part.segments or () for part in parts), ()) == delta.segments
     whole = Delta(delta.start, delta.end, delta.token_ids, delta.text)
-    assert list(parts_of(whole)) == [whole], "it cannot be cut"
+    assert list(split_long(whole)) == [whole], "it cannot be cut"
 
 
 class Client:
@@ -293,7 +293,7 @@ async def test_a_reader_that_waits_is_waited_for() -> None:
 
 def test_a_long_answer_takes_no_more_memory_than_a_few_of_its_own_size() -> None:
     num_choices, num_top = 16, 20
-    dialect = ChatDialect(facts(num_choices, num_top), TOKENIZER)
+    dialect = ChatFormatter(facts(num_choices, num_top), TOKENIZER)
     delta = big_delta(num_choices, 100, num_top)
     tracemalloc.start()
     try:
@@ -354,7 +354,7 @@ class TestAnswerSize:
         num_top = 20
         tokenizer = LetterTokenizer([b"<end>", *(b" word%d" % k for k in range(40))])
         entry = TokenLogprob(7, -1.2345678901234567, tuple((1 + k, -9.87654321) for k in range(20)))
-        dialect = ChatDialect(facts(1, num_top), tokenizer)
+        dialect = ChatFormatter(facts(1, num_top), tokenizer)
         delta = Delta(START, Cursor(50, 300), (7,) * 50, " word6" * 50, (entry,) * 50)
         dialect.collect(delta)
         answer = dialect.whole(Finished(delta.end, FinishReason.STOP, Usage(3, 50)))

@@ -178,10 +178,10 @@ def test_an_end_that_is_no_finish_tells_why_and_keeps_what_was_said(
 def test_what_ends_a_stream_alone_takes_no_number() -> None:
     made = dialect()
     last = list(made.opening())[-1]
-    error = made.failed(going_down("Elsewhere."))
+    error = made.failed(going_down("Elsewhere."), last)
     assert error["type"] == "error"
     assert error["sequence_number"] == last["sequence_number"]
-    (lost,) = made.ended(failed([], code="job_lost"))
+    (lost,) = made.job_failed(failed([], code="job_lost"), delivered=True)
     assert (lost["type"], lost["code"]) == ("error", "job_lost")
     assert made.delta(next(log_of(tokens("a"))))[0]["sequence_number"] == 2
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from api.dialects.chat.formatter import ChatDialect
-from api.dialects.completions.formatter import CompletionDialect, CompletionShape
-from api.dialects.generate.formatter import GenerateDialect
-from api.dialects.messages.formatter import MessageDialect, MessageFacts
-from api.generation.choices import AnswerFacts
-from api.generation.dialect import Dialect
+from api.dialects.chat.formatter import ChatFormatter
+from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
+from api.dialects.generate.formatter import GenerateFormatter
+from api.dialects.messages.formatter import MessageContext, MessageFormatter
+from api.generation.choices import ResponseContext
+from api.generation.formatter import Formatter
 from api.generation.timing import Timing
 from api.jobs.resume_point import Extent, ResumePoint
-from api.jobs.stream_response import GenerationResponse
+from api.jobs.stream_response import generation_response
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.reading import Thinking, TurnReading
 from shared.messages import MAX_CHOICES, START, Cursor, Delta, Job, SamplingParams, Segment
@@ -35,8 +35,8 @@ def turns() -> TurnReading:
     return TurnReading(ToolFormat.HERMES, ("get",), ReasoningFormat.THINK, Thinking.MAYBE, "s")
 
 
-def facts(num_choices: int) -> AnswerFacts:
-    return AnswerFacts(
+def facts(num_choices: int) -> ResponseContext:
+    return ResponseContext(
         id="x",
         model="m",
         created_s=7,
@@ -47,45 +47,45 @@ def facts(num_choices: int) -> AnswerFacts:
     )
 
 
-def completion(num_choices: int) -> Dialect:
+def completion(num_choices: int) -> Formatter:
     shape = CompletionShape(best_of=num_choices, n=num_choices)
-    return CompletionDialect(facts(num_choices), TOKENIZER, shape)
+    return CompletionFormatter(facts(num_choices), TOKENIZER, shape)
 
 
-def echo(num_choices: int) -> Dialect:
+def echo(num_choices: int) -> Formatter:
     shape = CompletionShape(best_of=num_choices, n=num_choices, echoes=("prompt",))
-    return CompletionDialect(facts(num_choices), TOKENIZER, shape)
+    return CompletionFormatter(facts(num_choices), TOKENIZER, shape)
 
 
-def chat(num_choices: int) -> Dialect:
-    return ChatDialect(facts(num_choices), TOKENIZER)
+def chat(num_choices: int) -> Formatter:
+    return ChatFormatter(facts(num_choices), TOKENIZER)
 
 
-def generate(num_choices: int) -> Dialect:
-    return GenerateDialect("x", "m", Timing())
+def generate(num_choices: int) -> Formatter:
+    return GenerateFormatter("x", "m", Timing())
 
 
-def message(num_choices: int) -> Dialect:
-    return MessageDialect(MessageFacts(id="x", model="m", prompt_tokens=3))
+def message(num_choices: int) -> Formatter:
+    return MessageFormatter(MessageContext(id="x", model="m", prompt_tokens=3))
 
 
-def chat_with_tools(num_choices: int) -> Dialect:
-    return ChatDialect(facts(num_choices), TOKENIZER, turns())
+def chat_with_tools(num_choices: int) -> Formatter:
+    return ChatFormatter(facts(num_choices), TOKENIZER, turns())
 
 
-def message_with_tools(num_choices: int) -> Dialect:
-    return MessageDialect(MessageFacts(id="x", model="m", prompt_tokens=3), turns())
+def message_with_tools(num_choices: int) -> Formatter:
+    return MessageFormatter(MessageContext(id="x", model="m", prompt_tokens=3), turns())
 
 
-def response_with_tools(num_choices: int) -> Dialect:
+def response_with_tools(num_choices: int) -> Formatter:
     return dialect(TURNS, store=False)
 
 
-def response(num_choices: int) -> Dialect:
+def response(num_choices: int) -> Formatter:
     return dialect(store=False)
 
 
-def answer(made: Dialect, num_choices: int, interval: int | None, frontend: Any) -> Any:
+def answer(made: Formatter, num_choices: int, interval: int | None, frontend: Any) -> Any:
     job = Job(
         job_id=JOB.job_id,
         kind=made.kind,
@@ -94,13 +94,13 @@ def answer(made: Dialect, num_choices: int, interval: int | None, frontend: Any)
         sampling=SamplingParams(max_tokens=400),
         num_choices=num_choices,
     )
-    return GenerationResponse(
-        frontend, job, made, Timing(), streamed=True, stream_interval=interval
+    return generation_response(
+        frontend, (job,), made, Timing(), streamed=True, stream_interval=interval
     )
 
 
 async def cut_answers(
-    new_dialect: Callable[[int], Dialect], num_choices: int, interval: int | None, events: Events
+    new_dialect: Callable[[int], Formatter], num_choices: int, interval: int | None, events: Events
 ) -> list[tuple[list[Any], ResumePoint]]:
     """What was told of an answer that is cut at each of its writes (of many at each seventh), and
     where it goes on."""
@@ -165,7 +165,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     [(completion, 1), (completion, 3), (echo, 2), (chat, 1), (chat, 3), (generate, 1)],
 )
 async def test_each_token_is_told_once_whatever_write_is_cut(
-    new_dialect: Callable[[int], Dialect],
+    new_dialect: Callable[[int], Formatter],
     num_choices: int,
     seed: int,
     long_entry: int,
@@ -189,7 +189,7 @@ async def test_each_token_is_told_once_whatever_write_is_cut(
 @pytest.mark.parametrize(("seed", "long_entry"), LOGS)
 @pytest.mark.parametrize("new_dialect", [message, response])
 async def test_each_character_is_told_once_where_token_ids_are_not_shown(
-    new_dialect: Callable[[int], Dialect], seed: int, long_entry: int, interval: int | None
+    new_dialect: Callable[[int], Formatter], seed: int, long_entry: int, interval: int | None
 ) -> None:
     events = log_of_choices(1, seed, long_entry=long_entry)
     whole = await whole_of(events, 1)
@@ -270,7 +270,7 @@ def response_turns(payloads: Sequence[Any], num_choices: int) -> list[list[str]]
     ],
 )
 async def test_what_a_parser_holds_is_neither_lost_nor_told_twice(
-    new_dialect: Callable[[int], Dialect],
+    new_dialect: Callable[[int], Formatter],
     turns_of: Callable[[Sequence[Any], int], list[list[str]]],
     num_choices: int,
     seed: int,

@@ -13,15 +13,16 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from api import sse
-from api.dialects.completions.formatter import CompletionDialect, CompletionShape
-from api.dialects.responses.stream_response import ResponseTail
-from api.generation.choices import AnswerFacts
+from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
+from api.generation.choices import ResponseContext
 from api.generation.timing import Timing
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import PIECE_BYTES, TimeSlices
 from api.jobs.resume_point import ResumePoint
-from api.jobs.stream_response import GenerationResponse
-from api.jobs.tail_response import TailResponse
+from api.jobs.sent_events import SentEvents
+from api.jobs.sources import AttachedJob
+from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
+from api.jobs.tail import tail_response
 from shared.messages import (
     START,
     Cursor,
@@ -69,7 +70,7 @@ class LogStream:
 
 
 def frontend_with(events: Sequence[Delta | Finished]) -> Any:
-    departures = MagicMock(delivered=AsyncMock(), left=AsyncMock())
+    disconnects = MagicMock(delivered=AsyncMock(), left=AsyncMock())
     return SimpleNamespace(
         new_reader_id=lambda: "r",
         admission=MagicMock(),
@@ -78,7 +79,7 @@ def frontend_with(events: Sequence[Delta | Finished]) -> Any:
         slices=TimeSlices(),
         open_requests=OpenRequests(limit=1),
         relay=SimpleNamespace(open=AsyncMock(return_value=LogStream(events))),
-        departures=departures,
+        disconnects=disconnects,
         store=SimpleNamespace(attach=AsyncMock()),
     )
 
@@ -97,15 +98,15 @@ async def sent_by(response: Any) -> list[Any]:
     return messages
 
 
-def echoing() -> CompletionDialect:
+def echoing() -> CompletionFormatter:
     num_choices = JOB.num_choices
-    made = AnswerFacts(id="x-1", model="m", created_s=7, num_choices=num_choices)
+    made = ResponseContext(id="x-1", model="m", created_s=7, num_choices=num_choices)
     shape = CompletionShape(best_of=num_choices, n=num_choices, echoes=(PROMPT,))
-    return CompletionDialect(made, TOKENIZER, shape)
+    return CompletionFormatter(made, TOKENIZER, shape)
 
 
 async def test_prompts_that_a_stream_repeats_are_written_in_pieces() -> None:
-    response = GenerationResponse(frontend_with([END]), JOB, echoing(), Timing(), streamed=True)
+    response = generation_response(frontend_with([END]), (JOB,), echoing(), Timing(), streamed=True)
     bodies = [message["body"] for message in (await sent_by(response))[1:]]
     assert max(map(len, bodies)) < PIECE_BYTES + 2 * len(PROMPT)
     lines = [line for line in b"".join(bodies).split(b"\n") if line.startswith(b"data: {")]
@@ -113,11 +114,13 @@ async def test_prompts_that_a_stream_repeats_are_written_in_pieces() -> None:
     assert texts == [PROMPT] * JOB.num_choices + [""] * JOB.num_choices
 
 
-class Broken(CompletionDialect):
+class Broken(CompletionFormatter):
     """Its answer cannot be made, or cannot be encoded from its first byte on."""
 
     def __init__(self, *, is_made: bool) -> None:
-        super().__init__(AnswerFacts(id="x-1", model="m", created_s=7, num_choices=1), TOKENIZER)
+        super().__init__(
+            ResponseContext(id="x-1", model="m", created_s=7, num_choices=1), TOKENIZER
+        )
         self._is_made = is_made
 
     def whole(self, end: Finished) -> Any:
@@ -133,7 +136,7 @@ async def test_a_whole_answer_that_cannot_be_made_is_an_error_answer(
 ) -> None:
     end = Finished(START, FinishReason.STOP, Usage(prompt_tokens, 0))
     made = Broken(is_made=is_made)
-    response = GenerationResponse(frontend_with([end]), JOB, made, Timing(), streamed=False)
+    response = generation_response(frontend_with([end]), (JOB,), made, Timing(), streamed=False)
     start, body = await sent_by(response)
     assert start["status"] == 500
     assert json.loads(body["body"])["error"]["code"] == "internal_error"
@@ -164,11 +167,17 @@ async def test_a_tail_writes_a_long_entry_in_pieces_with_an_id_for_each_step(
     num_choices: int,
 ) -> None:
     frontend = frontend_with(long_entry(num_choices))
-    response = TailResponse(frontend, record_with(num_choices), ResumePoint())
+    response = tail_response(frontend, record_with(num_choices), ResumePoint())
     bodies = [message["body"] for message in (await sent_by(response))[1:]]
     assert max(map(len, bodies)) < 2 * PIECE_BYTES < sum(map(len, bodies))
     ids = [line for line in b"".join(bodies).split(b"\n") if line.startswith(b"id: ")]
     assert ids[:-1] == [b"id: " + str(Cursor(k, k)).encode() for k in range(1, NUM_TOKENS + 1)]
+
+
+def response_tail(frontend: Any) -> StreamResponse:
+    """A stored response from its first event on."""
+    source = AttachedJob(frontend, record_with(1))
+    return StreamResponse(frontend, source, EventStreamBody(frontend, SentEvents(dialect())))
 
 
 async def test_a_response_that_is_told_again_writes_a_long_entry_in_pieces() -> None:
@@ -176,7 +185,7 @@ async def test_a_response_that_is_told_again_writes_a_long_entry_in_pieces() -> 
     in_one_go = dialect()
     events = [*in_one_go.opening(), *in_one_go.delta(entry)]
     expected = b"".join(map(sse.typed_event, events))
-    response = ResponseTail(frontend_with([entry, end]), record_with(1), dialect(), None)
+    response = response_tail(frontend_with([entry, end]))
     bodies = [message["body"] for message in (await sent_by(response))[1:]]
     assert max(map(len, bodies)) < 2 * PIECE_BYTES < len(expected)
     assert b"".join(bodies).startswith(expected)
@@ -198,10 +207,10 @@ async def test_a_tail_that_is_cut_within_an_entry_names_the_last_event_that_it_w
             await asyncio.sleep(0)  # as uvicorn: it waits before it writes
         bodies.append(message.get("body", b""))
 
-    response: Any = TailResponse(frontend, record, ResumePoint())
+    response: Any = tail_response(frontend, record, ResumePoint())
     name, place = b"id: ", b"'Last-Event-ID: %s'"
     if is_response:
-        response = ResponseTail(frontend, record, dialect(), None)
+        response = response_tail(frontend)
         name, place = b'"sequence_number":', b"&starting_after=%s goes"
     await response({"type": "http", "state": {}}, receive, send)
     *written, farewell = bodies

@@ -1,4 +1,4 @@
-"""Delivered, for jobs of several choices: what comes twice is trimmed choice by choice."""
+"""ReaderPosition, for jobs of several choices: what comes twice is trimmed choice by choice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.jobs.reader_position import Delivered, Diverged
+from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (
     START,
     ChoiceDelta,
@@ -97,7 +97,7 @@ def test_a_log_that_grew_anew_is_told_once_choice_by_choice(
 ) -> None:
     before, after = deltas_of(units, sizes_before), deltas_of(units, sizes_after)
     num_had = data.draw(st.integers(0, len(before)))
-    reader = Delivered(START)
+    reader = ReaderPosition(START)
     got: list[ChoiceDelta] = []
     for delta in (*before[:num_had], *after):
         assert not reader.is_gap(delta)
@@ -117,7 +117,7 @@ def test_a_reader_may_come_back_to_any_segment(
     pieces = [piece for unit in units for piece in unit if piece.token_ids]
     num_had = data.draw(st.integers(0, len(pieces) - 1))
     num_bytes = len("".join(piece.text for piece in pieces[:num_had]).encode())
-    reader = Delivered(Cursor(num_had, num_bytes))
+    reader = ReaderPosition(Cursor(num_had, num_bytes))
     got: list[ChoiceDelta] = []
     for delta in log:
         if delta.end > reader.cursor:
@@ -133,7 +133,7 @@ def one(choice: int, token_id: int = 7, start: Cursor = START) -> Delta:
 
 
 def test_the_same_tokens_of_another_choice_are_another_history() -> None:
-    reader = Delivered(START)
+    reader = ReaderPosition(START)
     reader.take(one(0))
     longer = Delta(START, Cursor(2, 2), (7, 7), "aa", None, (Segment(1, 1, 1), Segment(0, 1, 1)))
     with pytest.raises(Diverged):
@@ -141,7 +141,7 @@ def test_the_same_tokens_of_another_choice_are_another_history() -> None:
 
 
 def test_what_needs_no_trimming_is_handed_on_as_it_is() -> None:
-    reader = Delivered(START)
+    reader = ReaderPosition(START)
     first = one(0)
     second = one(1, start=first.end)
     assert reader.take(first) is first
@@ -149,7 +149,7 @@ def test_what_needs_no_trimming_is_handed_on_as_it_is() -> None:
 
 
 def test_an_end_that_was_delivered_does_not_come_again() -> None:
-    reader = Delivered(START)
+    reader = ReaderPosition(START)
     first = Delta(START, Cursor(1, 1), (7,), "a", None, (Segment(0, 1, 1), Segment(1, 0, 0, STOP)))
     reader.take(first)
     again = Delta(

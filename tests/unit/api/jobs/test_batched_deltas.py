@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.jobs.gathered import GatheredDeltas
+from api.jobs.delta_parts import BatchedDeltas
 from shared.messages import (
     ChoiceDelta,
     Cursor,
@@ -47,7 +47,7 @@ def parts_of(deltas: Sequence[Delta]) -> dict[int, list[ChoiceDelta]]:
 def test_every_choice_keeps_its_tokens_in_their_order(
     steps: list[tuple[int, int]], interval: int
 ) -> None:
-    given_, made, first = GatheredDeltas(interval), [], 0
+    given_, made, first = BatchedDeltas(interval), [], 0
     told: list[Delta] = []
     for choice, num_tokens in steps:
         made.append(delta_of(choice, first, num_tokens))
@@ -69,14 +69,14 @@ def test_every_choice_keeps_its_tokens_in_their_order(
 
 
 def test_a_hundred_tokens_in_eights() -> None:
-    gathered = GatheredDeltas(8)
+    gathered = BatchedDeltas(8)
     told = [d for i in range(100) for d in gathered.push([delta_of(0, i, 1)])]
     told += gathered.rest()
     assert [len(delta.token_ids) for delta in told] == [1, *[8] * 12, 3]
 
 
 def test_the_end_of_a_choice_comes_with_its_last_tokens() -> None:
-    gathered = GatheredDeltas(50)
+    gathered = BatchedDeltas(50)
     assert len(list(gathered.push([delta_of(1, 0, 1)]))) == 1
     assert not list(gathered.push([delta_of(1, 1, 3)]))
     (last,) = gathered.push([delta_of(1, 4, 1, ends=True)])
@@ -86,7 +86,7 @@ def test_the_end_of_a_choice_comes_with_its_last_tokens() -> None:
 
 
 def test_tokens_without_text_do_not_count_as_the_first() -> None:
-    gathered = GatheredDeltas(8)
+    gathered = BatchedDeltas(8)
     silent = Delta(Cursor(0, 0), Cursor(1, 0), (7,), "")
     assert [delta.text for delta in gathered.push([silent, silent])] == ["", ""]
     assert len(list(gathered.push([delta_of(0, 0, 1)]))) == 1

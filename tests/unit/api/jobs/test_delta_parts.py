@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from api.jobs.delta_parts import FEW_EVENTS, pieces_of, told
+from api.jobs.delta_parts import FEW_EVENTS, split_by_segment, split_by_step
 from shared.messages import Cursor, Delta, FinishReason, Segment, TokenLogprob
 
 PIECES = Delta(
@@ -18,7 +18,7 @@ PIECES = Delta(
 
 
 def test_each_piece_is_a_delta_that_goes_on_where_the_last_one_ended() -> None:
-    pieces = pieces_of(PIECES)
+    pieces = split_by_segment(PIECES)
     assert [piece.text for piece in pieces] == ["a", "é", "€"]
     assert [piece.token_ids for piece in pieces] == [(1,), (2, 3), (4,)]
     assert [piece.end for piece in pieces] == [Cursor(6, 8), Cursor(8, 10), Cursor(9, 13)]
@@ -30,18 +30,18 @@ def test_each_piece_is_a_delta_that_goes_on_where_the_last_one_ended() -> None:
     assert [piece.segments for piece in pieces] == [None, None, None]
 
 
-def test_pieces_of_several_choices_say_whose_they_are() -> None:
+def test_split_by_segment_several_choices_say_whose_they_are() -> None:
     last = Segment(0, 1, 1, FinishReason.STOP, "x")
     delta = Delta(Cursor(0, 0), Cursor(2, 2), (1, 2), "ab", None, (Segment(1, 1, 1), last))
-    assert [piece.segments for piece in pieces_of(delta)] == [(Segment(1, 1, 1),), (last,)]
+    assert [piece.segments for piece in split_by_segment(delta)] == [(Segment(1, 1, 1),), (last,)]
 
 
 def test_a_segment_that_ends_within_a_character_is_refused() -> None:
     halves = (Segment(0, 1, 1), Segment(0, 1, 1))
     with pytest.raises(ValueError, match="utf-8"):
-        pieces_of(Delta(Cursor(0, 0), Cursor(2, 2), (1, 2), "é", None, halves))
+        split_by_segment(Delta(Cursor(0, 0), Cursor(2, 2), (1, 2), "é", None, halves))
 
 
 def test_a_reader_who_does_not_keep_up_is_told_the_whole() -> None:
-    assert len(told(PIECES, FEW_EVENTS)) == 3
-    assert told(PIECES, FEW_EVENTS + 1) == (PIECES,)
+    assert len(split_by_step(PIECES, FEW_EVENTS)) == 3
+    assert split_by_step(PIECES, FEW_EVENTS + 1) == (PIECES,)

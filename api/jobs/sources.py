@@ -1,0 +1,292 @@
+"""Sources of a StreamResponse: jobs that its request submits, or one that exists already."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import anyio
+from starlette.types import Scope
+
+from api.errors import ApiError, store_unreachable
+from api.generation.prompt_logprobs import ScoredPrompt
+from api.generation.response_size import is_small_answer
+from api.generation.timing import Timing
+from api.http.open_requests import Ending
+from api.http.response_headers import set_durability_header, set_rate_limit_headers
+from api.jobs.event_stream import JobStream
+from api.jobs.expected_job import take_expected
+from api.jobs.merged_stream import MergedStream
+from api.jobs.service import JobService
+from shared.messages import (
+    START,
+    TERMINAL_STATES,
+    Cursor,
+    Delta,
+    Failed,
+    Finished,
+    Job,
+    OnDisconnect,
+)
+from shared.transport.ports.jobs import JobRecord, Submitted, TransportError
+
+log = logging.getLogger(__name__)
+
+
+class EventStream(Protocol):
+    """A JobStream, or a MergedStream of several."""
+
+    @property
+    def started_s(self) -> float | None:
+        """When a worker reported that it began, if that was received. Monotonic clock."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Events that have arrived and were not read."""
+        ...
+
+    async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
+        """Returns the next event, or None when there is none within `timeout_s`.
+
+        Nothing follows a Finished or Failed. Raises StreamInterrupted.
+        """
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class EventSource(Protocol):
+    """Where a response's events come from, and what becomes of their jobs."""
+
+    job_id: str  # the response is named by it
+    has_long_events: bool  # a short delta may make events of many kilobytes
+    resume_hint: str | None  # a sentence in place of the body's own
+
+    async def open(self, scope: Scope) -> EventStream:
+        """Raises ApiError; then nothing is left open."""
+        ...
+
+    def observe(self, delta: Delta) -> None:
+        """Counts a delta that was received."""
+        ...
+
+    def observe_end(self, end: Finished | Failed) -> None:
+        """Counts the end, which was received."""
+        ...
+
+    def is_small(self, end: Finished | Failed) -> bool:
+        """Whether what a response sends at the end can be encoded in one go."""
+        ...
+
+    async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
+        """Settles what becomes of the jobs, and closes the stream. Never raises TransportError.
+
+        `ending` is None when the response failed. `is_resumable`: a client that was cut off may go
+        on reading at another frontend.
+        """
+        ...
+
+
+class SubmittedJobs:
+    """Submits a request's jobs: one, or one for each of several prompts.
+
+    All are admitted or none. The first that fails ends the response and cancels the others.
+    """
+
+    def __init__(
+        self,
+        jobs: JobService,
+        submitted: Sequence[Job],
+        timing: Timing,
+        prompts: Sequence[ScoredPrompt | None] = (),
+    ) -> None:
+        """`submitted` have the same number of choices. `prompts`: see `generation_response`."""
+        first = submitted[0]
+        self.job_id = first.job_id
+        self.has_long_events = first.sampling.prompt_logprobs is not None
+        self.resume_hint: str | None = None
+        if len(submitted) > 1:
+            self.resume_hint = "GET /v1/jobs/{id}/stream has the text of each of its jobs."
+        self._jobs = jobs
+        self._submitted = submitted
+        self._prompts = prompts or [None] * len(submitted)
+        self._reader_ids = [jobs.new_reader_id() for _ in submitted]
+        self._timing = timing
+        self._kind = first.kind
+        self._inter_token_s = jobs.metrics.inter_token_s.labels(first.kind)
+        self._stream: JobStream | MergedStream | None = None
+        self._end: Finished | Failed | None = None
+
+    async def open(self, scope: Scope) -> JobStream | MergedStream:
+        streams: list[JobStream] = []
+        try:
+            for index in range(len(self._submitted)):
+                streams.append(await self._open_one(scope, index))
+            if len(streams) > 1:
+                await self._jobs.admission.confirm(self._submitted)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self._abandon(streams)
+            self._count(f"refused_{error.status}" if isinstance(error, ApiError) else "interrupted")
+            raise
+        set_durability_header(scope, self._submitted[0].durability)
+        if len(streams) == 1:
+            self._stream = streams[0]
+        else:
+            self._stream = MergedStream(streams, self._submitted[0].num_choices)
+        return self._stream
+
+    async def _open_one(self, scope: Scope, index: int) -> JobStream:
+        jobs, job, reader_id = self._jobs, self._submitted[index], self._reader_ids[index]
+
+        async def submit() -> Submitted:
+            self._timing.submitted_s = time.monotonic()
+            is_only = len(self._submitted) == 1  # several are confirmed together
+            submission = await jobs.admission.submit(job, reader_id, confirms=is_only)
+            set_rate_limit_headers(scope, submission.allowances)
+            return submission.outcome
+
+        try:
+            stream = await jobs.relay.open(
+                job.job_id,
+                START,
+                submit,
+                jobs.admission.resubmit_of(job, reader_id),
+                self._prompts[index],
+                expected=take_expected(scope, job.job_id),
+            )
+        except TransportError as error:
+            raise store_unreachable(error) from error
+        jobs.disconnects.watch(job.job_id, reader_id, job.on_disconnect)
+        return stream
+
+    async def _abandon(self, streams: Sequence[JobStream]) -> None:
+        """Cancels the jobs that were submitted, where one of them could not be."""
+        for stream, reader_id in zip(streams, self._reader_ids, strict=False):
+            self._jobs.disconnects.unwatch(reader_id)
+            await self._jobs.disconnects.cancel(stream.job_id)
+            await stream.aclose()
+
+    def observe(self, delta: Delta) -> None:
+        if not delta.token_ids and len(self._submitted) > 1:
+            return  # the mere end of a choice
+        metrics = self._jobs.metrics
+        metrics.generation_tokens.inc(len(delta.token_ids))
+        gap_s = self._timing.token_came()
+        if gap_s is not None:
+            self._inter_token_s.observe(gap_s)
+            return
+        ttft_ms = self._timing.ttft_ms
+        assert ttft_ms is not None
+        metrics.ttft_s.labels(self._kind).observe(ttft_ms / 1000)
+
+    def observe_end(self, end: Finished | Failed) -> None:
+        assert self._stream is not None
+        self._end = end
+        self._timing.started_s = self._stream.started_s
+        metrics = self._jobs.metrics
+        metrics.prompt_tokens.inc(sum(len(job.prompt_token_ids) for job in self._submitted))
+        if isinstance(end, Finished):
+            e2e_s = time.monotonic() - self._timing.submitted_s
+            metrics.e2e_s.labels(self._kind).observe(e2e_s)
+
+    def is_small(self, end: Finished | Failed) -> bool:
+        return is_small_answer(self._submitted[0], end)
+
+    async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
+        outcome = self._outcome(ending)
+        if outcome == "disconnected":
+            self._jobs.metrics.disconnects.labels(self._kind).inc()
+        # Jobs of a stream that was cut go on for as long as this frontend's lease lasts. Without a
+        # stream, or after an outage, no client can read on.
+        keeps = ending is Ending.CUT and is_resumable
+        for index, (job, reader_id) in enumerate(
+            zip(self._submitted, self._reader_ids, strict=True)
+        ):
+            await self._close_one(index, job, reader_id, keeps=keeps)
+        assert self._stream is not None
+        await self._stream.aclose()
+        self._count(outcome)
+        extra: dict[str, object] = {"job_id": self.job_id, "kind": self._kind, "outcome": outcome}
+        if len(self._submitted) > 1:
+            extra["num_jobs"] = len(self._submitted)
+        log.info("response ended", extra=extra)
+
+    async def _close_one(self, index: int, job: Job, reader_id: str, *, keeps: bool) -> None:
+        disconnects, stream = self._jobs.disconnects, self._stream
+        disconnects.unwatch(reader_id)
+        is_over = self._end is not None
+        if stream.has_ended(index) if isinstance(stream, MergedStream) else is_over:
+            await disconnects.delivered(job.job_id, reader_id)
+        elif is_over:  # another one failed
+            await disconnects.cancel(job.job_id)
+        elif not keeps:
+            await disconnects.left(job.job_id, reader_id, job.on_disconnect)
+
+    def _outcome(self, ending: Ending | None) -> str:
+        end = self._end
+        if ending is Ending.CUT:
+            return "cut"
+        if end is not None:
+            return end.reason if isinstance(end, Finished) else end.state.value
+        return "disconnected" if ending is Ending.LEFT else "interrupted"
+
+    def _count(self, outcome: str) -> None:
+        self._jobs.metrics.requests.labels(self._kind, outcome).inc()
+
+
+class AttachedJob:
+    """Follows a job that was submitted before, from a cursor of its log on.
+
+    Leaving it cancels nothing. But it is a reader of the job: while it is there the job is no
+    orphan, and where the last reader's leaving begins a grace period, its leaving does too.
+    """
+
+    has_long_events = True
+    resume_hint: str | None = None
+
+    def __init__(self, jobs: JobService, record: JobRecord, after: Cursor = START) -> None:
+        self.job_id = record.job_id
+        self._jobs = jobs
+        self._after = after
+        self._policy = record.on_disconnect
+        self._is_live = record.state not in TERMINAL_STATES
+        self._reader_id = jobs.new_reader_id()
+        self._stream: JobStream | None = None
+        self._has_ended = False
+
+    async def open(self, scope: Scope) -> JobStream:
+        jobs, reader = self._jobs, (self.job_id, self._reader_id)
+        try:
+            if self._is_live:
+                await jobs.store.attach([reader])
+                jobs.disconnects.watch(*reader, self._policy)
+            self._stream = await jobs.relay.open(self.job_id, self._after)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self.close(None, is_resumable=True)
+            if isinstance(error, TransportError):
+                raise store_unreachable(error) from error
+            raise
+        return self._stream
+
+    def observe(self, delta: Delta) -> None:
+        """The response that submitted the job counts it."""
+
+    def observe_end(self, end: Finished | Failed) -> None:
+        self._has_ended = True
+
+    def is_small(self, end: Finished | Failed) -> bool:
+        return False
+
+    async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
+        disconnects = self._jobs.disconnects
+        disconnects.unwatch(self._reader_id)
+        has_grace = self._is_live and self._policy is OnDisconnect.GRACE
+        if has_grace and not self._has_ended and ending is not Ending.CUT:
+            await disconnects.left(self.job_id, self._reader_id, OnDisconnect.GRACE)
+        if self._stream is not None:
+            await self._stream.aclose()
