@@ -1,7 +1,7 @@
-"""EarlySignals: requests to stop that come before an event loop can take them.
+"""Stop signals that arrive before an event loop handles them.
 
-Remembered, not raised: a KeyboardInterrupt that strikes inside a callback of an import or a fork is
-printed and forgotten there, and the launcher would go on as if nobody had asked it to stop.
+They are recorded, not raised: Python prints and drops a KeyboardInterrupt that is raised inside a
+callback of an import or a fork, and the launcher would go on. Imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EarlySignals:
-    """From `catch` until an event loop handles signals itself, or `let_go`."""
+    """Records signals from `catch` until an event loop handles them itself, or until `let_go`."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -23,12 +23,12 @@ class EarlySignals:
             signal.signal(signum, self._remember)
 
     def let_go(self) -> None:
-        """Python's own handling again."""
+        """Restores Python's own handlers."""
         for signum in STOP_SIGNALS:
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
         self.received.append(signum)
-        if len(self.received) > 1:  # whoever asks twice does not wait, for a server that loads say
+        if len(self.received) > 1:  # a second one does not wait for a server that loads
             raise KeyboardInterrupt

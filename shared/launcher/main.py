@@ -12,19 +12,25 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine
+from functools import partial
 from threading import Event
 from typing import Any
 
 from shared.cores import available_cores, share_of_cores
 from shared.launcher.early_signals import STOP_SIGNALS, EarlySignals
-from shared.launcher.processes import Child, GaveUp, Obituary
+from shared.launcher.processes import (
+    Child,
+    GaveUp,
+    RedisSupervisor,
+    RedisWatch,
+    report_worker_death,
+)
 from shared.launcher.redis_server import (
     PrivateServer,
     ServerError,
     find_server_binary,
     inspect_command,
 )
-from shared.launcher.redis_supervisor import RedisWatch, ServerKeeper
 from shared.launcher.settings import LauncherSettings
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
@@ -42,7 +48,7 @@ def main(early_signals: EarlySignals) -> int:
         return EXIT_BAD_SETTINGS
     try:
         return _launch(settings, early_signals)
-    except KeyboardInterrupt:  # asked twice before anything was running
+    except KeyboardInterrupt:  # a second signal before anything was running
         return 128 + signal.SIGINT
 
 
@@ -65,7 +71,7 @@ def _launch(settings: LauncherSettings, early_signals: EarlySignals) -> int:
         return EXIT_BAD_SETTINGS
     try:
         say(f"private {server.version} with an append-only file in {server.data_dir}")
-        keeper = ServerKeeper(server, say)
+        keeper = RedisSupervisor(server, say)
         return asyncio.run(Launcher(settings, url).run(early_signals, keeper.supervise()))
     finally:
         server.stop()
@@ -86,7 +92,7 @@ async def _run_with_given_redis(settings: LauncherSettings, early_signals: Early
 
 
 def say(sentence: str) -> None:
-    """One line for the person at the terminal."""
+    """Prints one line at the terminal."""
     print(f"penstock: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -94,12 +100,12 @@ def _run_in_one_process(settings: LauncherSettings) -> int:
     say(
         "no valkey-server or redis-server >= 7.0 was found: everything runs in one process on an "
         "in-memory stand-in. Nothing survives a restart, no second worker or frontend can join, "
-        "and redis-cli cannot look inside. For trying out only."
+        "and redis-cli cannot connect to it. For trying out only."
     )
     if settings.workers > 1 or settings.frontends > 1:
         say("WORKERS and FRONTENDS need a real Redis: one of each is started")
         settings = settings.model_copy(update={"workers": 1, "frontends": 1})
-    # Here and not above: it wakes both sides, which the launcher otherwise never imports.
+    # Imported here: it imports api and worker, which the launcher otherwise never does.
     from shared.launcher.single_process import FAKE_URL, run_in_one_process
 
     os.environ |= {"REDIS_URL": FAKE_URL} | _child_defaults(settings)
@@ -107,7 +113,7 @@ def _run_in_one_process(settings: LauncherSettings) -> int:
 
 
 def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
-    """What suits a person at a terminal, who waits for Ctrl-C; the environment overrides it."""
+    """Returns settings that suit a terminal; the environment overrides them."""
     defaults = {
         "DRAIN_TIMEOUT_S": f"{settings.stop_timeout_s:g}",
         "SHUTDOWN_TIMEOUT_S": f"{settings.stop_timeout_s:g}",
@@ -118,16 +124,16 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
 
 
 def _threads_of(index: int, workers: int) -> dict[str, str]:
-    """The cores are divided over the workers, unless the environment says otherwise. Frontends and
-    Redis get none of their own: a thread that gives way to them costs next to nothing."""
-    said = {name.upper() for name, value in os.environ.items() if value}  # as settings are read
-    if workers == 1 or said & {"NUM_THREADS", "OMP_NUM_THREADS"}:
+    """Returns a worker's share of the cores, unless the environment sets threads. Frontends and
+    Redis get none of their own: a thread that yields to them costs next to nothing."""
+    given = {name.upper() for name, value in os.environ.items() if value}  # as settings are read
+    if workers == 1 or given & {"NUM_THREADS", "OMP_NUM_THREADS"}:
         return {}
     return {"NUM_THREADS": str(share_of_cores(available_cores(), workers, index))}
 
 
 def _ports_in_use(settings: LauncherSettings) -> str | None:
-    """A sentence about the first port that cannot be bound, before anything is started."""
+    """Returns a sentence about the first port that cannot be bound; None where all can be."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     for port in range(settings.port, settings.port + settings.frontends):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -148,19 +154,18 @@ class Launcher:
         redis_url: str,
         trouble: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`trouble`: what is known to keep the children from being ready."""
+        """`trouble` returns a known reason why the children are not ready, or None."""
         self._settings = settings
         self._redis_url = redis_url
         self._trouble = trouble
         env = dict(os.environ) | {"REDIS_URL": redis_url} | _child_defaults(settings)
-        obituary = Obituary(redis_url, settings.namespace)
         self._workers = [
             Child(
                 f"worker {index}",
                 [sys.executable, "-m", "worker"],
                 env | _threads_of(index, settings.workers),
                 say,
-                obituary.worker_died,
+                partial(report_worker_death, redis_url, settings.namespace),
             )
             for index in range(settings.workers)
         ]
@@ -175,8 +180,8 @@ class Launcher:
         ]
 
     async def run(self, early_signals: EarlySignals, beside: Coroutine[Any, Any, None]) -> int:
-        """Until a signal or something that cannot be kept; returns the exit code. `beside` runs
-        for as long as any child does."""
+        """Runs until a signal, or until a child cannot be kept running; returns the exit code.
+        `beside` runs as long as any child does."""
         stop_requests: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         for signum in STOP_SIGNALS:
@@ -230,7 +235,7 @@ class Launcher:
     async def _stop(
         self, supervisors: list[asyncio.Task[None]], stop_requests: asyncio.Queue[int]
     ) -> None:
-        """Frontends and workers end together: streams that still run may finish meanwhile."""
+        """Ends frontends and workers together; running streams may finish meanwhile."""
         children = self._frontends + self._workers
         for child in children:
             child.stop()
@@ -245,8 +250,6 @@ class Launcher:
                 child.stop(signal.SIGKILL)
         await everyone
 
-
-# What a person is told once the first token can be served: URL, a line to paste, a look inside.
 
 POLL_S = 0.1
 
@@ -268,9 +271,9 @@ def announce_when_ready(settings: LauncherSettings, redis_url: str, over: Event)
         "temperature": 0,
         "messages": [{"role": "user", "content": "What is Penstock?"}],
     }
-    # Where keys are configured the line needs one; what it is only its owner knows.
-    asks_for_key = not _answers_ok(f"{urls[0]}/v1/models")
-    key = ' -H "authorization: Bearer $KEY"' if asks_for_key else ""
+    # Where keys are configured the line needs one; the launcher does not know it.
+    needs_key = not _answers_ok(f"{urls[0]}/v1/models")
+    key = ' -H "authorization: Bearer $KEY"' if needs_key else ""
     print(
         f"\nPenstock is ready: {' '.join(urls)}\n\n"
         f"  curl -N {urls[0]}/v1/chat/completions{key} -H 'content-type: application/json' \\\n"
@@ -283,13 +286,13 @@ def announce_when_ready(settings: LauncherSettings, redis_url: str, over: Event)
 
 
 def base_url(settings: LauncherSettings, index: int) -> str:
-    """Where a client on this machine reaches a frontend."""
+    """Returns a frontend's URL for a client on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port + index}"
 
 
 def _served_models(url: str) -> list[str]:
-    """Those that a live worker serves: a frontend accepts requests for others too, which wait."""
+    """Returns the models that a live worker serves."""
     try:
         ready = _get_json(f"{url}/ready")
     except OSError:  # not listening yet, or not ready

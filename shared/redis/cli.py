@@ -57,7 +57,7 @@ async def _look(connections: Connections, commands: Sequence[Sequence[str]]) -> 
         for command in commands:
             if len(commands) > 1:
                 print(f"> {shlex.join(command)}")
-            reply: Any = await connections.cmd.execute_command(*command)  # type: ignore[no-untyped-call]
+            reply: Any = await connections.commands.execute_command(*command)  # type: ignore[no-untyped-call]
             for line in _lines(reply, _is_mapping(command)):
                 print(line)
     finally:

@@ -1,18 +1,18 @@
-"""Ways to hold a connection: short commands, accepting, beats, waiting for work, listening.
+"""The connections of one process to its server, by what they are used for.
 
-The client library's defaults are wrong for a queue: they send a command again after a lost reply,
-which is safe only for our idempotent transitions, and never notice a half-open subscriber.
+redis-py's defaults are wrong for a queue: they repeat a command after a lost reply, which is safe
+only for idempotent transitions, and never notice a half-open subscriber.
 
-cmd   short time limits, a few quick retries: every script may be repeated
-calls the same for scripts, which every request waits for: a pool of their own that is quicker
-accept waits at the server until a write is on its disk or at its replicas; no retry
-beat  leases and nothing else, so that no amount of other commands makes a beat wait for a
-      connection; no retry: a beat is out of date before it could be repeated, the next one is due
-pull  waits at the server up to BLOCK_MS; no retry, its caller's loop handles errors
-sub   no time limit on reads; the Subscriber brings its own watchdog
+commands   short time limits, a few quick retries: every script may be repeated
+scripts    the same for scripts, which every request waits for: a pool of its own that is faster
+accept     waits at the server until a write is on its disk or at its replicas; no retry
+heartbeat  leases and nothing else, so that no amount of other commands delays a heartbeat; no
+           retry: the next one is due before a repetition would help
+blocking   waits at the server up to BLOCK_MS; no retry, the caller's loop handles errors
+pubsub     no time limit on reads; the Subscriber has its own watchdog
 
-Behind sentinels and in a cluster the same four lead to the partition's home (home.py): one server
-at a time, so pipelines, transactions and pools are the ordinary ones.
+Behind sentinels and in a cluster all of them lead to the partition's primary (topology.py): one
+server at a time, so pipelines, transactions and pools are the ordinary ones.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from shared.redis.server_clock import ServerClock
 from shared.redis.server_connection import CONNECTION_CLASSES
 from shared.redis.topology import (
     ClusterFinder,
-    Home,
-    HomedConnection,
-    HomedSSLConnection,
+    PrimaryConnection,
+    PrimaryResolver,
+    PrimaryTlsConnection,
     SentinelFinder,
 )
 from shared.redis.url import (
@@ -67,31 +67,31 @@ class Connections:
     """The clients of one process to one server. Nothing connects before the first command."""
 
     def __init__(self, url: str, partition_key: str = "") -> None:
-        """`partition_key`: any key of the partition; it says which slot of a cluster is meant.
+        """`partition_key`: any key of the partition; it determines the slot of a cluster.
 
         Raises UnsupportedUrl.
         """
         self.kind = kind_of(url)
         self.is_fake = self.kind is ServerKind.FAKE
         self._url = url
-        self.home = self._home_of(partition_key)
+        self.primary = self._resolver_of(partition_key)
         self.clock = ServerClock()
         never = Retry(NoBackoff(), 0)
         often = Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), COMMAND_RETRIES)
-        self.cmd = self._client(
+        self.commands = self._client(
             {"socket_timeout": COMMAND_TIMEOUT_S, "retry": often},
             BlockingConnectionPool,
             {"max_connections": MAX_COMMAND_CONNECTIONS, "timeout": COMMAND_TIMEOUT_S},
         )
-        self.beat = self._client(
+        self.heartbeat = self._client(
             {"socket_timeout": BEAT_TIMEOUT_S, "retry": never},
             BlockingConnectionPool,
             {"max_connections": MAX_BEAT_CONNECTIONS, "timeout": BEAT_TIMEOUT_S},
         )
-        # These lend connections that limit no reads to whoever has a limit of its own.
-        self._sub = self._client({"socket_timeout": None, "retry": never}, ConnectionPool, {})
+        # For pools that have their own time limit: connections without a limit on reads.
+        self._pubsub = self._client({"socket_timeout": None, "retry": never}, ConnectionPool, {})
         self._quick = self._client({"socket_timeout": None, "retry": often}, ConnectionPool, {})
-        self.calls = CommandPool(
+        self.scripts = CommandPool(
             partial(_new_connection, self._quick),
             max_connections=MAX_COMMAND_CONNECTIONS,
             timeout_s=COMMAND_TIMEOUT_S,
@@ -103,8 +103,8 @@ class Connections:
             timeout_s=ACCEPT_TIMEOUT_S,
             retry=never,
         )
-        self.pull = CommandPool(
-            self.new_sub,
+        self.blocking = CommandPool(
+            self.new_pubsub,
             max_connections=MAX_PULL_CONNECTIONS,
             timeout_s=PULL_TIMEOUT_S,
             retry=never,
@@ -112,24 +112,24 @@ class Connections:
 
     @property
     def is_sharded(self) -> bool:
-        """Channels are sharded: heard at the home alone, not broadcast to a whole cluster."""
+        """Whether channels are sharded: published at one node, not broadcast to a whole cluster."""
         return self.kind is ServerKind.CLUSTER
 
-    def new_sub(self) -> AbstractConnection:
-        """A connection of its own for pub/sub, not yet connected; the caller disconnects it."""
-        return _new_connection(self._sub)
+    def new_pubsub(self) -> AbstractConnection:
+        """Returns a new connection for pub/sub, not yet connected; the caller disconnects it."""
+        return _new_connection(self._pubsub)
 
     @asynccontextmanager
     async def reaching(self, key: str) -> AsyncIterator[Redis]:
-        """A client of whoever has `key`, which need not be in the partition."""
+        """Yields a client of the server that has `key`, also a key outside the partition."""
         if self.kind is not ServerKind.CLUSTER:
-            yield self.cmd
+            yield self.commands
             return
         client = self._client(
             {"socket_timeout": COMMAND_TIMEOUT_S, "retry": Retry(NoBackoff(), 0)},
             ConnectionPool,
             {},
-            self._home_of(key),
+            self._resolver_of(key),
         )
         try:
             yield client
@@ -137,9 +137,9 @@ class Connections:
             await client.aclose(close_connection_pool=True)
 
     async def aclose(self) -> None:
-        for pool in (self.calls, self.accept, self.pull):
+        for pool in (self.scripts, self.accept, self.blocking):
             await pool.aclose()
-        for client in (self.cmd, self.beat, self._sub, self._quick):
+        for client in (self.commands, self.heartbeat, self._pubsub, self._quick):
             await client.aclose(close_connection_pool=True)
 
     def _client(
@@ -147,17 +147,19 @@ class Connections:
         options: dict[str, Any],
         pool_class: type[ConnectionPool],
         pool_options: dict[str, Any],
-        home: Home | None = None,
+        primary: PrimaryResolver | None = None,
     ) -> Redis:
         if self.is_fake:
             return fake_client(self._url)
         options |= {"protocol": 2, "socket_connect_timeout": CONNECT_TIMEOUT_S}
-        home = home or self.home
-        if home is not None:
+        primary = primary or self.primary
+        if primary is not None:
             server = _options_of(parse_deployment(self._url).server_url)
             is_tls = server["connection_class"] is SSLConnection
-            server["connection_class"] = HomedSSLConnection if is_tls else HomedConnection
-            return Redis.from_pool(pool_class(**server, **options, **pool_options, home=home))
+            server["connection_class"] = PrimaryTlsConnection if is_tls else PrimaryConnection
+            return Redis.from_pool(
+                pool_class(**server, **options, **pool_options, resolver=primary)
+            )
         try:
             pool = pool_class.from_url(self._url, **options, **pool_options)
         except (ValueError, RedisError):  # its text repeats the URL
@@ -165,11 +167,11 @@ class Connections:
         pool.connection_class = CONNECTION_CLASSES[pool.connection_class]
         return Redis.from_pool(pool)
 
-    def _home_of(self, key: str) -> Home | None:
+    def _resolver_of(self, key: str) -> PrimaryResolver | None:
         if self.kind not in (ServerKind.SENTINEL, ServerKind.CLUSTER):
             return None
         deployment = parse_deployment(self._url)
-        return Home(deployment.addresses, _finder_of(deployment, key))
+        return PrimaryResolver(deployment.addresses, _finder_of(deployment, key))
 
 
 def _finder_of(deployment: Deployment, key: str) -> SentinelFinder | ClusterFinder:
@@ -181,7 +183,7 @@ def _finder_of(deployment: Deployment, key: str) -> SentinelFinder | ClusterFind
 
 
 def _options_of(url: str) -> dict[str, Any]:
-    """What the URL of one server says of a connection, but for its address."""
+    """Returns the connection options in a server's URL, without its address."""
     try:
         options: dict[str, Any] = dict(parse_url(url))
     except ValueError:  # its text repeats the URL
@@ -217,16 +219,14 @@ def _malformed() -> UnsupportedUrl:
     return UnsupportedUrl("REDIS_URL: the address or one of its options is malformed.")
 
 
-# fake://<name>: a stand-in inside this process, for trying out and for tests of the transitions.
-#
-# It runs the same scripts, but it keeps nothing, no other process can reach it, and its blocking
-# reads are wrong: nobody may BLOCK on it. Not a server to serve from.
+# fake://<name>: an in-process server, for trying out and for tests of the transitions. It runs the
+# same scripts; it keeps nothing, no other process can reach it, and its blocking reads are wrong.
 
 _servers: dict[str, Any] = {}
 
 
 def fake_client(url: str) -> Redis:
-    """A client of the process-wide stand-in of that name, which begins with its first client."""
+    """Returns a client of the process-wide fake server of that name; creates the server."""
     try:
         from fakeredis import FakeAsyncRedis, FakeServer
     except ImportError:
@@ -242,6 +242,6 @@ def fake_client(url: str) -> Redis:
 
 
 def forget_fake_server(url: str) -> None:
-    """Drops the stand-in of that name with all it holds; later clients begin a new one."""
+    """Drops the fake server of that name with its data; a later client creates a new one."""
     parts = urlsplit(url)
     _servers.pop(parts.netloc + parts.path, None)

@@ -1,7 +1,7 @@
-"""CommandPool: connections lent for one exchange each, with as little ceremony as possible.
+"""CommandPool: connections lent for one exchange each, at little cost (ADR 15).
 
-The client library's own way (its pool, its time limit on each write, its measurements) takes three
-times the processor time of the exchange itself, and every step of a request waits for an exchange.
+redis-py's own way (its pool, its time limit on each write, its metrics) takes three times the
+processor time of the exchange itself, and every step of a request waits for an exchange.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Command = Sequence[Word]
 
 
 class Commands(Protocol):
-    """Whoever can send a command: one of these pools, or the client library's client."""
+    """Sends commands: a CommandPool, or redis-py's client."""
 
     async def execute_command(self, *words: Any) -> Any:
-        """The reply, with byte strings as the server gave them. Raises RedisError."""
+        """Returns the reply, with byte strings as sent. Raises RedisError."""
         ...
 
 
@@ -39,9 +39,9 @@ class CommandPool:
         timeout_s: float,
         retry: Retry,
     ) -> None:
-        """`new_connection` gives one that is not connected and limits no reads; `timeout_s` bounds
-        an exchange, and twice as much connecting, which may have to look for the server first.
-        `retry` says what follows a lost connection."""
+        """`new_connection` returns one that is not connected and limits no reads. `timeout_s`
+        bounds an exchange, twice as much connecting, which may have to look the primary up first.
+        `retry` applies to lost connections."""
         self._new_connection = new_connection
         self._timeout_s = timeout_s
         self._retry = retry
@@ -50,16 +50,16 @@ class CommandPool:
         self._all: list[AbstractConnection] = []
 
     async def execute_command(self, *words: Word) -> Any:
-        """As Commands."""
         (reply,) = await self.exchange(words)
         if isinstance(reply, ResponseError):
             raise reply
         return reply
 
     async def exchange(self, *commands: Command) -> list[Any]:
-        """Sends the commands in one go; a reply to each, which may be a ResponseError.
+        """Sends the commands in one write; returns a reply to each, which may be a ResponseError.
 
-        What fails is sent again as `retry` says, all of it. Raises RedisError otherwise.
+        Where the connection is lost all of them are sent again, as `retry` allows. Raises
+        RedisError.
         """
         return await self._retry.call_with_retry(lambda: self._exchange(commands), _lost)
 
@@ -78,7 +78,7 @@ class CommandPool:
                 await connection.send_packed_command(words, check_health=False)
                 return [await _reply(connection) for _ in commands]
         except BaseException as error:
-            # An answer that comes later would be taken for the next command's.
+            # A late reply would be taken for the next command's.
             await connection.disconnect(nowait=True)
             if isinstance(error, TimeoutError):
                 raise RedisTimeoutError("the server did not answer in time") from error
@@ -109,7 +109,7 @@ class CommandPool:
 
 
 async def _is_stale(connection: AbstractConnection) -> bool:
-    """The server has closed it, or said something that nobody asked for."""
+    """Returns whether the server has closed the connection, or sent something unrequested."""
     try:
         return bool(await connection.can_read())
     except (OSError, RedisConnectionError):
@@ -124,4 +124,4 @@ async def _reply(connection: AbstractConnection) -> Any:
 
 
 async def _lost(error: Exception) -> None:
-    """The connection has been dropped already."""
+    """Does nothing: the connection has been dropped already."""

@@ -1,11 +1,11 @@
 """Subscriber: one supervised pub/sub connection for all channels of a process.
 
-Behind sentinels and in a cluster that connection leads to the partition's home; a channel that the
-server takes away (its slot has moved) ends it like any other loss.
+Behind sentinels and in a cluster that connection leads to the partition's primary; a channel that
+the server takes away (its slot has moved) ends it like any other loss.
 
-The client library's own pub/sub reconnects without a word and never notices a half-open connection.
-Here one task owns the connection: it reconnects, subscribes again, tells every listener about each
-confirmation, and gives up a connection that has been silent for `dead_s` in spite of its PINGs.
+redis-py's own pub/sub reconnects silently and never notices a half-open connection. Here one task
+owns the connection: it reconnects, subscribes again, notifies every listener of each confirmation,
+and drops a connection that has been silent for `dead_s` in spite of its PINGs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Listener(Protocol):
     """Called from the reading task: never awaits, never raises."""
 
     def on_confirmed(self) -> None:
-        """The server confirmed the subscription: whatever was published before may be lost."""
+        """Called when the server confirmed the subscription: earlier messages may be lost."""
         ...
 
     def on_message(self, data: bytes) -> None: ...
@@ -75,12 +75,12 @@ class Subscriber:
         self._ping_s = ping_s
         self._dead_s = dead_s
         self._channels: dict[str, _Channel] = {}
-        self._leaving: Counter[str] = Counter()  # UNSUBSCRIBEs of a channel without an answer yet
+        self._leaving: Counter[str] = Counter()  # UNSUBSCRIBEs of a channel without a reply yet
         self._connection: AbstractConnection | None = None
         self._sending = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
-        self._heard_s = 0.0  # when the server last said anything
+        self._heard_s = 0.0  # when the server last sent anything
         self._outage = RateLimitedOutageLog(
             log,
             failing="pub/sub connection lost, trying again",
@@ -89,7 +89,7 @@ class Subscriber:
         self.reconnects = 0
 
     def start(self) -> None:
-        """Begins to connect. Idempotent."""
+        """Starts to connect. Idempotent."""
         if self._task is None:
             self._task = asyncio.create_task(self._supervise(), name="redis-subscriber")
 
@@ -102,7 +102,7 @@ class Subscriber:
             raise error
 
     async def add(self, channel: str, listener: Listener) -> None:
-        """Listens as soon as the server has confirmed, now or after an outage."""
+        """Adds a listener, called from the server's confirmation on, now or after an outage."""
         self.start()
         state = self._channels.get(channel)
         if state is None:
@@ -119,8 +119,8 @@ class Subscriber:
                 listener.on_confirmed()
 
     async def confirmed(self, channel: str, listener: Listener) -> None:
-        """Returns once the server confirmed what was added. Raises NotConfirmed, and does not
-        listen then."""
+        """Waits until the server confirmed the channel. Where it raises NotConfirmed, the listener
+        has been removed."""
         state = self._channels[channel]
         if state.confirmed.is_set():
             return
@@ -148,13 +148,13 @@ class Subscriber:
         async with self._sending:
             connection = self._connection
             if connection is None:
-                return  # subscribed with all others as soon as there is one
+                return  # subscribed with all others once connected
             if command[0] == self._unsubscribe:
                 self._leaving[command[1]] += 1
             try:
                 await connection.send_command(*command, check_health=False)
             except _BROKEN as error:
-                # The reading task meets the same end, and subscribes anew what is still wanted.
+                # The reading task fails too; the next connection subscribes again.
                 log.debug("pub/sub command not sent", extra={"error": type(error).__name__})
 
     async def _supervise(self) -> None:
@@ -181,7 +181,7 @@ class Subscriber:
 
     async def _open(self, connection: AbstractConnection) -> None:
         async with self._sending:
-            self._leaving.clear()  # the connection that owed these answers is gone
+            self._leaving.clear()  # the connection that owed these replies is gone
             names = list(self._channels)
             for at in range(0, len(names), SUBSCRIBE_CHUNK):
                 chunk = names[at : at + SUBSCRIBE_CHUNK]
@@ -189,7 +189,7 @@ class Subscriber:
             self._connection = connection
 
     async def _listen(self, connection: AbstractConnection) -> None:
-        """Until the connection breaks, which is raised.
+        """Reads until the connection breaks. Raises RedisError or OSError.
 
         One clock watches the silence: a time limit on each read would cost more than the read.
         """
@@ -209,7 +209,7 @@ class Subscriber:
             reading.cancel()
             await asyncio.wait([reading])
             if not reading.cancelled():
-                reading.exception()  # has been raised, or comes after what is being raised
+                reading.exception()  # already raised, or follows the one that is
 
     async def _read(self, connection: AbstractConnection) -> None:
         clock = asyncio.get_running_loop().time
@@ -217,12 +217,12 @@ class Subscriber:
             reply = await connection.read_response(disconnect_on_error=False)
             self._heard_s = clock()
             self._trouble = ""
-            self._outage.succeeded()  # not before: a half-open connection opens, and says nothing
+            self._outage.succeeded()  # not before: a half-open connection opens, and sends nothing
             self._dispatch(reply)
 
     def _dispatch(self, reply: Any) -> None:
         if not isinstance(reply, list) or len(reply) != 3:
-            return  # the answer to a PING
+            return  # the reply to a PING
         kind, name, data = reply
         channel = name.decode() if isinstance(name, bytes) else str(name)
         is_message = kind in (b"message", b"smessage")
@@ -239,12 +239,12 @@ class Subscriber:
             for listener in list(state.listeners):
                 listener.on_confirmed()
         elif kind == b"sunsubscribe" and state.confirmed.is_set():
-            # Not the answer to a command of ours: those are counted.
+            # Not the reply to an UNSUBSCRIBE: those are counted.
             raise RedisConnectionError("the channel's slot has moved")
 
     def _is_outdated(self, kind: bytes, channel: str) -> bool:
-        """True where the server speaks of a subscription that was left, and perhaps made anew
-        since: until the last UNSUBSCRIBE of the channel is answered."""
+        """Returns whether a reply concerns a subscription that was left, and perhaps made anew
+        since: until the reply to the channel's last UNSUBSCRIBE."""
         num_leaving = self._leaving[channel]
         if num_leaving and kind in (b"unsubscribe", b"sunsubscribe"):
             self._leaving[channel] -= 1

@@ -1,4 +1,4 @@
-"""ServerClock: what a process can testify about the server's clock, by a clock that is never set.
+"""ServerClock: what a process knows about the server's clock, by a clock that is never set.
 
 All deadlines are by the server's clock. When that is set (by hand, by NTP after a wrong start, by a
 failover to a host whose clock differs), all of them would pass at once, or an hour late. The server

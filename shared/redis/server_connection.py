@@ -1,10 +1,10 @@
-"""The client library's connections, changed in two points.
+"""redis-py's connections, changed in two points.
 
-They pack commands in C: an append of a step has a thousand arguments, and the asynchronous
-connections of the library pack in Python, also where its synchronous ones use hiredis.
+They pack commands in C: an append of a step has a thousand arguments, and redis-py's asynchronous
+connections pack in Python, also where its synchronous ones use hiredis.
 
 A write to a connection that was just reset raises ConnectionError, as every other loss does. uvloop
-raises RuntimeError there, which the library passes on: it would be retried nowhere.
+raises RuntimeError there, which redis-py passes on: it would never be retried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError
 
 # How uvloop's RuntimeError for a transport that has ended closes. Others ("Event loop is closed",
-# "no running event loop") are mistakes of a program and stay what they are.
+# "no running event loop") are programming errors and are raised unchanged.
 _UVLOOP_CLOSED = "the handler is closed"
 
 
@@ -31,8 +31,8 @@ class ServerConnection(AbstractConnection):
     """A mixin: the base of a connection class that comes before the library's class."""
 
     def pack_command(self, *arguments: Any) -> list[bytes]:
-        """One command, whose name may be of two words. Raises DataError for what is neither text,
-        bytes nor a number."""
+        """Returns one packed command, whose name may have two words. Raises DataError for an
+        argument that is neither text, bytes nor a number."""
         name, *rest = arguments
         words = name.split() if isinstance(name, bytes) else str(name).encode().split()
         try:

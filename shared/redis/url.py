@@ -1,4 +1,4 @@
-"""Where the server is: the kinds of URL understood, and how to show one without its password."""
+"""Redis URLs: the supported kinds, their parts, and how to print one without its password."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TLS_OPTIONS = frozenset(
 )
 _SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 _HIDDEN = "***"
-# What a sentinel accepts as the name of what it watches.
+# What a sentinel accepts as a primary's name.
 _SERVICE = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@\s]+)(?::(\d{1,5}))?")
 
@@ -39,7 +39,7 @@ Address = tuple[str, int]
 
 
 class ServerKind(StrEnum):
-    """SINGLE: one server. SENTINEL: whoever the sentinels say. CLUSTER: whoever has our slot."""
+    """SINGLE: one server. SENTINEL: the primary that sentinels name. CLUSTER: the slot's node."""
 
     FAKE = "fake"
     SINGLE = "single"
@@ -60,22 +60,22 @@ _KINDS = {
 
 
 class UnsupportedUrl(ValueError):
-    """A URL that names no server this release can use. The sentence never holds a password."""
+    """A URL of no supported server. The sentence never holds a password."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Several servers that are one to their clients: what a sentinel or cluster URL says."""
+    """The parts of a sentinel or cluster URL."""
 
     kind: ServerKind
     addresses: tuple[Address, ...]  # of sentinels, or of nodes to begin with
-    service: str  # what the sentinels call the primary; '' for a cluster
-    server_url: str  # any one server: its credentials, TLS, database and options; no true address
+    service: str  # the sentinels' name of the primary; '' for a cluster
+    server_url: str  # credentials, TLS, database and options of each server; a placeholder address
     sentinel_url: str  # the same for a sentinel; '' for a cluster
 
 
 def scheme_of(url: str) -> str:
-    """The URL's scheme. Raises UnsupportedUrl with a sentence for what cannot be used."""
+    """Returns the URL's scheme. Raises UnsupportedUrl with a sentence."""
     scheme, colon, _ = url.partition("://")
     scheme = scheme.lower()
     if not colon or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
@@ -85,7 +85,7 @@ def scheme_of(url: str) -> str:
         )
     if scheme not in _KINDS:
         raise UnsupportedUrl(
-            f"REDIS_URL: {scheme}:// is not a scheme Penstock knows; use redis://, rediss://, "
+            f"REDIS_URL: {scheme}:// is not a supported scheme; use redis://, rediss://, "
             "unix://, redis+sentinel://, redis+cluster:// (or either with rediss) or fake://."
         )
     if _KINDS[scheme] in (ServerKind.SENTINEL, ServerKind.CLUSTER):
@@ -103,12 +103,12 @@ def scheme_of(url: str) -> str:
 
 
 def kind_of(url: str) -> ServerKind:
-    """Raises UnsupportedUrl."""
+    """Returns the kind of server. Raises UnsupportedUrl."""
     return _KINDS[scheme_of(url)]
 
 
 def parse_deployment(url: str) -> Deployment:
-    """A redis+sentinel:// or redis+cluster:// URL (or with rediss), taken apart.
+    """Returns the parts of a redis+sentinel:// or redis+cluster:// URL (or with rediss).
 
     Raises UnsupportedUrl with a sentence.
     """
@@ -150,12 +150,12 @@ def parse_deployment(url: str) -> Deployment:
 
 
 def socket_path(url: str) -> str:
-    """The path of a unix:// URL."""
+    """Returns the path of a unix:// URL."""
     return unquote(urlsplit(url).path)
 
 
 def redacted(url: str) -> str:
-    """The URL for logs: user name and password hidden, in whatever shape it came."""
+    """Returns the URL for logs, user name and password hidden, also of a malformed one."""
     head, found, rest = url.partition("://")
     if not found:
         return _HIDDEN
@@ -202,7 +202,7 @@ def _sentinel_path(path: str) -> tuple[str, str]:
     service = unquote(service)
     if not _SERVICE.fullmatch(service):
         raise UnsupportedUrl(
-            "REDIS_URL: redis+sentinel:// needs the name the sentinels have for the primary: "
+            "REDIS_URL: redis+sentinel:// needs the sentinels' name of the primary: "
             "redis+sentinel://host:26379,host:26379/mymaster/0."
         )
     if not re.fullmatch(r"\d{0,5}", database):

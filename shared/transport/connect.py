@@ -1,4 +1,4 @@
-"""From a URL to the three ports: the one door to Redis, used by the `main` modules alone."""
+"""Opens a transport: all ports over one Redis URL. Used by the `main` modules alone."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ RETAIN_MS = 600_000
 
 
 class RedisTransport:
-    """JobStore, JobQueue, EventBus, FileIndex and BatchStore over one server, over whichever
-    sentinels name, or over the cluster node that has our slot; `aclose` ends them all.
+    """All ports over one server, over the primary that sentinels name, or over the cluster node
+    that has the partition's slot; `aclose` closes them all.
 
-    Nothing connects before it is used, so it can be made while the server is away.
+    Nothing connects before it is used, so it can be created while the server is away.
     """
 
     def __init__(self, redis_url: str, keys: Keys, retain_ms: int, policy: StorePolicy) -> None:
@@ -43,30 +43,30 @@ class RedisTransport:
         self.is_fake = self.connections.is_fake
         is_sharded = self.connections.is_sharded
         scripts = Scripts(keys, retain_ms, is_sharded=is_sharded)
-        subscriber = Subscriber(self.connections.new_sub, is_sharded=is_sharded)
+        subscriber = Subscriber(self.connections.new_pubsub, is_sharded=is_sharded)
         drains = DrainRates()
         self.durability = RedisDurability(self.connections, scripts)
         self.store = RedisJobStore(keys, self.connections, scripts, policy, drains)
         self.registry = RedisWorkerRegistry(keys, self.connections, scripts, drains)
         self.queue = RedisJobQueue(keys, self.connections, scripts, subscriber)
         self.bus = RedisEventBus(keys, subscriber)
-        self.dead_letters = RedisDeadLetters(keys, self.connections.cmd, scripts)
-        self.files = RedisFileIndex(keys, self.connections.cmd, scripts)
-        self.batches = RedisBatchStore(keys, self.connections.cmd, scripts)
+        self.dead_letters = RedisDeadLetters(keys, self.connections.commands, scripts)
+        self.files = RedisFileIndex(keys, self.connections.commands, scripts)
+        self.batches = RedisBatchStore(keys, self.connections.commands, scripts)
 
     async def check(self) -> list[str]:
-        """Warnings, as sentences. Raises UnsafeServer for a server that would lose jobs, and
-        TransportError for one that does not answer."""
+        """Returns warnings, as sentences. Raises UnsafeServer for a server that would lose jobs,
+        and TransportError for one that does not answer."""
         if self.is_fake:
-            return ["fake:// is an in-process stand-in: nothing survives, nobody else can join."]
-        home = self.connections.home
+            return ["fake:// is an in-process server: nothing survives, no other process can join."]
+        primary = self.connections.primary
         with translated("check"):
-            if home is not None:
+            if primary is not None:
                 try:
-                    await home.locate()
+                    await primary.locate()
                 except WrongTopology as error:
                     raise UnsafeServer(str(error)) from error
-            warnings = await check_server(self.connections.cmd, self.connections.kind)
+            warnings = await check_server(self.connections.commands, self.connections.kind)
             async with self.connections.reaching(self.keys.meta) as redis:
                 return [*warnings, *await check_schema(redis, self.keys)]
 
@@ -83,7 +83,7 @@ async def open_transport(
     retain_ms: int = RETAIN_MS,
     policy: StorePolicy | None = None,
 ) -> RedisTransport:
-    """Raises UnsupportedUrl with a sentence; does not connect yet.
+    """Returns a transport that is not connected yet. Raises UnsupportedUrl with a sentence.
 
     `retain_ms`: how long an ended job can still be read.
     """

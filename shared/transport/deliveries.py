@@ -24,7 +24,7 @@ class DeliveryReader:
     def __init__(self, keys: Keys, connections: Connections, scripts: Scripts) -> None:
         self._keys = keys
         self._connections = connections
-        self._redis = connections.cmd
+        self._redis = connections.commands
         self._scripts = scripts
 
     async def deliveries(self, worker_id: str, claims: Sequence[Any]) -> list[Delivery]:
@@ -99,7 +99,7 @@ class DeliveryReader:
     ) -> None:
         log.error("delivered job cannot run", extra={"job_id": job_id, "code": str(code)})
         await self._scripts.call(
-            self._connections.calls,
+            self._connections.scripts,
             "finish",
             job_id,
             worker_id,

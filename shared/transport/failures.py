@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from redis.exceptions import RedisError, ResponseError
 
-from shared.redis.topology import HomeUnknown, WrongTopology
+from shared.redis.topology import PrimaryUnknown, WrongTopology
 from shared.transport.ports.jobs import TransportError
 
 
@@ -32,11 +32,11 @@ def translated(action: str) -> Iterator[None]:
         yield
     except RedisError as error:
         # redis-py wraps what kept it from connecting.
-        if isinstance(error.__cause__, HomeUnknown | WrongTopology):
+        if isinstance(error.__cause__, PrimaryUnknown | WrongTopology):
             error = error.__cause__
         kind = type(error).__name__
         # A server's message holds no credentials; a connection error's may hold the address.
-        is_safe = isinstance(error, ResponseError | HomeUnknown | WrongTopology)
+        is_safe = isinstance(error, ResponseError | PrimaryUnknown | WrongTopology)
         detail = f": {error}" if is_safe else ""
         raise TransportError(f"{action} failed ({kind}{detail})"[:400]) from error
     except (OSError, EOFError) as error:  # TimeoutError and ssl.SSLError are OSErrors

@@ -28,7 +28,7 @@ class JobListing:
     def __init__(self, keys: Keys, connections: Connections, scripts: Scripts) -> None:
         self._keys = keys
         self._connections = connections
-        self._redis = connections.cmd
+        self._redis = connections.commands
         self._scripts = scripts
 
     async def list_jobs(
@@ -126,7 +126,7 @@ class JobListing:
         if not job_ids:
             return []
         places = await self._scripts.call(
-            self._connections.calls, "position", POSITION_MAX, *job_ids
+            self._connections.scripts, "position", POSITION_MAX, *job_ids
         )
         return [place if place >= 0 else None for place in places]
 

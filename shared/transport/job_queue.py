@@ -78,7 +78,7 @@ class RedisJobQueue:
         at all); `asking_ms`: the age of the last pull up to which a worker is one of them."""
         self._keys = keys
         self._connections = connections
-        self._redis = connections.cmd
+        self._redis = connections.commands
         self._scripts = scripts
         self._subscriber = subscriber
         self._defer_ms = defer_ms
@@ -125,7 +125,7 @@ class RedisJobQueue:
         for job_id, attempt in beat.running:
             arguments += (job_id, attempt)
         with translated("beat"):
-            seen, *reply = await self._scripts.call(self._connections.beat, "beat", *arguments)
+            seen, *reply = await self._scripts.call(self._connections.heartbeat, "beat", *arguments)
         clock.answered(begun_s, seen)
         dropped, lost = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
         return BeatReply(dropped, lost)
@@ -304,7 +304,7 @@ class RedisJobQueue:
         block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
         wait: Command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *self._queues, *last)
         pull = self._scripts.command("pull", *self._pull_arguments(worker_id, count))
-        waited, reply = await self._connections.pull.exchange(wait, pull)
+        waited, reply = await self._connections.blocking.exchange(wait, pull)
         if isinstance(reply, NoScriptError):
             return await self._pull_once(worker_id, count)
         pulled = await self._pulled(reply)
@@ -365,7 +365,7 @@ class RedisJobQueue:
         return reply if reply[0] == b"OK" else None
 
     async def _call(self, name: str, *arguments: Argument) -> Any:
-        return await self._scripts.call(self._connections.calls, name, *arguments)
+        return await self._scripts.call(self._connections.scripts, name, *arguments)
 
 
 def _left_ms(snapshot: JobSnapshot, now_s: float) -> int:

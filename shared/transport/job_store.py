@@ -81,9 +81,9 @@ class RedisJobStore:
     ) -> None:
         """`drains`: as a WorkerRegistry measures them; `submit` estimates waits by them."""
         self._keys = keys
-        self._redis = connections.cmd
-        self._calls = connections.calls
-        self._beats = connections.beat
+        self._redis = connections.commands
+        self._calls = connections.scripts
+        self._beats = connections.heartbeat
         self._scripts = scripts
         self._policy = policy
         self._server_clock = connections.clock

@@ -25,7 +25,7 @@ class RedisWorkerRegistry:
     ) -> None:
         self._keys = keys
         self._connections = connections
-        self._redis = connections.cmd
+        self._redis = connections.commands
         self._scripts = scripts
         self._drains = drains
         self._clock = time.monotonic
@@ -102,7 +102,7 @@ class RedisWorkerRegistry:
             blobs = sorted({digest for ones in digests.values() for digest in ones})
             with translated("keep_models"):
                 await self._scripts.call(
-                    self._connections.calls, "keep", CARD_LIFE_MS, len(digests), *digests, *blobs
+                    self._connections.scripts, "keep", CARD_LIFE_MS, len(digests), *digests, *blobs
                 )
 
     async def get_blob(self, digest: str) -> bytes | None:

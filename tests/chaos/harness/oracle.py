@@ -51,7 +51,7 @@ class StoreOracle:
     def __init__(self, transport: RedisTransport, model: str) -> None:
         self._transport = transport
         self._keys = transport.keys
-        self._redis: Any = transport.connections.cmd
+        self._redis: Any = transport.connections.commands
         self._model = model
         self._jobs_before: frozenset[str] = frozenset()
         self._totals_before: Counter[str] = Counter()

@@ -41,7 +41,7 @@ class Phantom:
 
     async def deliver_only(self) -> int:
         """Takes entries and dies before it has claimed them. Returns how many."""
-        redis: Any = self._transport.connections.cmd
+        redis: Any = self._transport.connections.commands
         queue = self._transport.keys.queue(self._model, 0)
         reply = await redis.xreadgroup(GROUP, self.worker_id, {queue: ">"}, count=100)
         return len(reply[0][1]) if reply else 0

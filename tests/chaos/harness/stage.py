@@ -35,7 +35,7 @@ class Stage:
 
     @property
     def redis(self) -> Any:
-        return self.transport.connections.cmd
+        return self.transport.connections.commands
 
     def client(
         self, max_tokens: int = 60, *, prompt: list[int] | None = None, **more: Any

@@ -19,7 +19,7 @@ def letter(client: httpx.Client, stage: Stage) -> str:
     stage.script.pulls = False
     wait_until(lambda: stage.worker.is_parked, "the worker to stop pulling")
     queue, worker_id = stage.transport.queue, stage.worker.worker_id
-    redis: Any = stage.transport.connections.cmd
+    redis: Any = stage.transport.connections.commands
     with client.stream("POST", "/generate", json=PROMPT | PATIENCE) as answer:
         name = answer.headers["x-request-id"]
         (delivery,) = stage.call(queue.pull(worker_id, 1, 0))
@@ -84,7 +84,7 @@ def test_a_letter_without_its_request_cannot_be_run_again(
     stage: Stage,
     letter: str,
 ) -> None:
-    redis: Any = stage.transport.connections.cmd
+    redis: Any = stage.transport.connections.commands
     key = stage.transport.keys.dead_letter(letter.removeprefix("gen-"))
     for kept in ("", "{"):
         stage.call(redis.hset(key, "request", kept))

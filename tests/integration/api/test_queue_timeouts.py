@@ -111,7 +111,7 @@ def test_the_setting_holds_where_a_request_says_nothing_and_somebody_waits(
 
 def test_a_job_that_was_begun_in_time_may_take_its_time(client: httpx.Client, stage: Stage) -> None:
     stage.script.starts = False
-    redis: Any = stage.transport.connections.cmd
+    redis: Any = stage.transport.connections.commands
     with ThreadPoolExecutor() as pool:
         body = {**BODIES["/generate"], "queue_timeout": 600}
         begun = pool.submit(client.post, "/generate", json=body)

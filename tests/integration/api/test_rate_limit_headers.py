@@ -81,7 +81,7 @@ def seconds_of(duration: str) -> float:
 
 def pass_time(stage: Stage, tenant: str, seconds: float) -> None:
     """As if so much time had passed for the tenant's requests."""
-    redis: Any = stage.transport.connections.cmd
+    redis: Any = stage.transport.connections.commands
     key = stage.transport.keys.limit(tenant)
     stage.call(redis.hincrby(key, "requests_ms", -round(seconds * 1000)))
 

@@ -319,7 +319,7 @@ def test_a_stored_response_is_kept_for_its_time_and_others_as_before(
     stage: Stage,
 ) -> None:
     stored, plain = create(client), create(client, store=False)
-    redis = stage.transport.connections.cmd
+    redis = stage.transport.connections.commands
     keys = stage.transport.keys
 
     def kept_ms(response_id: str) -> int:
@@ -388,7 +388,7 @@ def test_a_conversation_that_goes_on_is_kept_anew(
 ) -> None:
     first = create(client, max_output_tokens=1)
     second = create(client, max_output_tokens=1, previous_response_id=first.id)
-    redis, keys = stage.transport.connections.cmd, stage.transport.keys
+    redis, keys = stage.transport.connections.commands, stage.transport.keys
     kept = [
         name(response.id.removeprefix("resp_"))
         for response in (first, second)

@@ -125,7 +125,7 @@ async def test_a_worker_without_a_device_stalls_then_gives_up_and_keeps_no_job(
     assert "giving up" in worker.log
     assert "died or could not be started 3 times within 600 seconds" in worker.log
     assert "an illegal memory access was encountered" in worker.log
-    redis = transport.connections.cmd
+    redis = transport.connections.commands
     for job_id in job_ids:
         job = transport.keys.job(job_id)
         state, crashes, deaths = await redis.hmget(job, "state", "crashes", "deaths")
@@ -152,7 +152,7 @@ async def test_a_job_under_which_every_device_fails_is_found_and_no_other_is_bla
     end = await frontend.result(poison)
     assert end.failed.code in ("poison", "engine_died")
     assert worker.log.count("the engine process died") <= 10
-    assert await transport.connections.cmd.xlen(transport.keys.dead_letters) == 1
+    assert await transport.connections.commands.xlen(transport.keys.dead_letters) == 1
 
 
 async def test_a_step_out_of_memory_is_computed_again_in_smaller_ones(

@@ -43,7 +43,7 @@ async def test_a_stopped_worker_holds_no_job_back(
 ) -> None:
     """Its lease runs on, and it has asked for work just before."""
     stopped = await start_worker(ECHO_STEP_MS=20, LEASE_MS=600_000).ready()
-    redis: Any = transport.connections.cmd
+    redis: Any = transport.connections.commands
     (name,) = await redis.hkeys(transport.keys.workers)
     await start_worker(ECHO_STEP_MS=20).ready()
 

@@ -126,7 +126,7 @@ async def test_what_the_server_has_lost_is_written_again_with_its_slices(
     await start_worker(MODEL=long_checkpoint).ready()  # which has scored nothing itself
     await frontend.num_tokens(job_id, 6)
     keys = [transport.keys.job(job_id), transport.keys.log(job_id)]
-    await transport.connections.cmd.delete(*keys)
+    await transport.connections.commands.delete(*keys)
     brake.release()
     await frontend.result(job_id)
     await check_log(transport, job_id, 40)

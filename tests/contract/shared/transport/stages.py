@@ -63,7 +63,7 @@ def private_server_of(path: str, version: Version) -> Iterator[str]:
 @contextlib.asynccontextmanager
 async def open_stage(name: str, url: str) -> AsyncIterator[Stage]:
     transport = await open_transport(url, namespace=NAMESPACE, retain_ms=RETAIN_MS, policy=POLICY)
-    pubsub: Any = transport.connections.cmd.pubsub()
+    pubsub: Any = transport.connections.commands.pubsub()
     await pubsub.psubscribe(f"{NAMESPACE}:*")
     try:
         yield Stage(name, transport, pubsub)
@@ -82,7 +82,7 @@ class Stage:
         self.keys = transport.keys
         self.store = transport.store
         self.registry = transport.registry
-        self.redis: Any = transport.connections.cmd
+        self.redis: Any = transport.connections.commands
         self._transport = transport
         self._pubsub = pubsub
         self._queues: dict[str, RedisJobQueue] = {}
@@ -100,7 +100,7 @@ class Stage:
                 self.keys,
                 connections,
                 Scripts(self.keys, RETAIN_MS),
-                Subscriber(connections.new_sub),
+                Subscriber(connections.new_pubsub),
                 defer_ms=FAR_MS,
                 asking_ms=FAR_MS,
             )

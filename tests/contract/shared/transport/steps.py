@@ -59,7 +59,7 @@ class Steps:
         self.registry = transport.registry
         self.queue = transport.queue
         self.keys = transport.keys
-        self.redis: Any = transport.connections.cmd
+        self.redis: Any = transport.connections.commands
 
     async def worker(self, worker_id: str, models: Sequence[str] = (MODEL,), **more: Any) -> str:
         await self.queue.setup(models)
@@ -191,7 +191,7 @@ def other_process(transport: RedisTransport, **timing: int) -> Steps:
         transport.keys,
         connections,
         Scripts(transport.keys, 600_000),
-        Subscriber(connections.new_sub),
+        Subscriber(connections.new_pubsub),
         **timing,
     )
     return steps

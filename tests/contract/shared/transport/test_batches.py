@@ -76,7 +76,7 @@ async def test_a_batch_is_created_once_and_read_by_its_owner_alone(
     assert await batches.get(file_id) is None
     assert await batches.list("default", None, 9) == [made]
     assert await batches.list("other", None, 9) == []
-    await assert_every_key_expires(transport.connections.cmd, transport.keys.namespace)
+    await assert_every_key_expires(transport.connections.commands, transport.keys.namespace)
 
 
 async def test_a_batch_needs_a_file_of_its_own_tenant_and_purpose(
@@ -121,7 +121,7 @@ async def test_the_oldest_records_that_ended_make_place(transport: RedisTranspor
 
 async def test_pages_of_batches_go_on_after_the_last_one(transport: RedisTransport) -> None:
     ids = []
-    redis: Any = transport.connections.cmd
+    redis: Any = transport.connections.commands
     for index in range(5):
         ids.append((await new_batch(transport)).batch_id)
         await redis.zadd(transport.keys.batches_of("default"), {ids[-1]: index})
@@ -176,7 +176,7 @@ async def test_leases_that_ended_in_an_outage_of_the_server_mean_nothing(
 ) -> None:
     await new_batch(transport)
     await claimed(transport, lease_ms=1)
-    redis: Any = transport.connections.cmd
+    redis: Any = transport.connections.commands
     await redis.hset(transport.keys.pulse, "at_ms", 1)  # nobody has spoken for long
     for _ in range(20):
         assert await transport.batches.claim("fe2", LEASE_MS, []) is None
@@ -189,7 +189,7 @@ async def test_leases_that_ended_in_an_outage_of_the_server_mean_nothing(
 
 
 async def test_tenants_take_turns_and_unwanted_batches_are_left(transport: RedisTransport) -> None:
-    redis: Any = transport.connections.cmd
+    redis: Any = transport.connections.commands
     made = []
     for age, tenant in enumerate(["a", "a", "a", "b", "b"]):
         made.append((await new_batch(transport, tenant=tenant)).batch_id)
@@ -215,7 +215,7 @@ async def test_progress_is_kept_as_it_was_said(transport: RedisTransport) -> Non
     assert record is not None
     assert record.progress == PROGRESS
     assert set(record.times_ms) == {BatchStatus.IN_PROGRESS}
-    await assert_every_key_expires(transport.connections.cmd, transport.keys.namespace)
+    await assert_every_key_expires(transport.connections.commands, transport.keys.namespace)
 
 
 async def test_the_end_makes_files_of_what_was_written(transport: RedisTransport) -> None:
@@ -248,7 +248,7 @@ async def test_the_end_makes_files_of_what_was_written(transport: RedisTransport
     assert await files.sweep([], 9) == ["b.0.out"]
     assert await batches.claim("fe2", LEASE_MS, []) is None
     assert await files.drop(input_file_id, "default") is True
-    await assert_every_key_expires(transport.connections.cmd, transport.keys.namespace)
+    await assert_every_key_expires(transport.connections.commands, transport.keys.namespace)
 
 
 async def test_a_batch_that_failed_says_of_which_lines(transport: RedisTransport) -> None:
@@ -318,7 +318,7 @@ async def test_the_records_of_saved_rows_expire_soon(transport: RedisTransport) 
 async def test_a_lost_record_leaves_no_open_batch(transport: RedisTransport) -> None:
     made = await new_batch(transport)
     lease = await claimed(transport)
-    redis: Any = transport.connections.cmd
+    redis: Any = transport.connections.commands
     await redis.delete(transport.keys.batch(made.batch_id))
     with pytest.raises(LeaseLost):
         await transport.batches.save(lease, LEASE_MS)

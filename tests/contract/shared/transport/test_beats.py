@@ -25,7 +25,7 @@ def a_beat(worker_id: str = "w1") -> Beat:
 async def saturated(redis_url: str, namespace: str) -> Any:
     """A transport all of whose command connections are taken."""
     transport = await open_transport(redis_url, namespace=namespace)
-    pool: Any = transport.connections.cmd.connection_pool
+    pool: Any = transport.connections.commands.connection_pool
     taken = [await pool.get_connection() for _ in range(pool.max_connections)]
     yield transport
     for connection in taken:
@@ -46,7 +46,7 @@ async def test_a_frontend_beats_while_all_command_connections_are_taken(
 ) -> None:
     await saturated.store.beat_frontend(FRONTEND, 20_000)
     lease = saturated.keys.frontend(FRONTEND)
-    assert await saturated.connections.beat.pttl(lease) > 10_000
+    assert await saturated.connections.heartbeat.pttl(lease) > 10_000
 
 
 async def test_a_beat_that_was_given_up_does_not_answer_the_next_one(

@@ -112,14 +112,14 @@ async def test_an_unreadable_frame_is_a_resync_and_an_unknown_one_is_nothing(
     subscription = await transport.bus.subscribe("0-odd")
     assert await subscription.get(WAIT_S) is RESYNC
     channel = transport.keys.channel("0-odd")
-    redis_client: Any = transport.connections.cmd
+    redis_client: Any = transport.connections.commands
     for frame in (b"Z|from|a|newer|release", b"D|1|2", b"S|1|w1"):
         await redis_client.publish(channel, frame)
     assert await drained(subscription) == [RESYNC, Started("w1", 1)]
 
 
 async def test_unsubscribing_the_last_reader_leaves_the_channel(transport: RedisTransport) -> None:
-    bus, redis_client = transport.bus, transport.connections.cmd
+    bus, redis_client = transport.bus, transport.connections.commands
     subscription = await bus.subscribe("0-left")
     await bus.unsubscribe(subscription)
 
@@ -273,7 +273,7 @@ async def test_a_subscription_may_be_confirmed_later_or_never_be_needed(
     await transport.bus.unsubscribe(unneeded)
 
     async def nobody_listens() -> bool:
-        redis = transport.connections.cmd
+        redis = transport.connections.commands
         channels = [transport.keys.channel(name) for name in (job.job_id, "0-never")]
         return all(number == 0 for _, number in await redis.pubsub_numsub(*channels))
 

@@ -24,7 +24,7 @@ from tests.chaos.harness.proxy import Proxy
 
 async def test_each_command_of_an_exchange_has_its_own_reply(transport: RedisTransport) -> None:
     key = transport.keys.meta + ":a-list"
-    pool = transport.connections.calls
+    pool = transport.connections.scripts
     pushed, wrong, length = await pool.exchange(("RPUSH", key, "x"), ("GET", key), ("LLEN", key))
     assert (pushed, length) == (1, 1)
     assert isinstance(wrong, ResponseError)
@@ -36,9 +36,9 @@ async def test_each_command_of_an_exchange_has_its_own_reply(transport: RedisTra
 async def test_an_exchange_that_was_cancelled_does_not_answer_the_next_one(
     transport: RedisTransport,
 ) -> None:
-    pool = transport.connections.pull
+    pool = transport.connections.blocking
     waiting = asyncio.create_task(pool.exchange(("BLPOP", "nothing-comes", "5"), ("ECHO", "old")))
-    client: Any = transport.connections.cmd
+    client: Any = transport.connections.commands
     async with asyncio.timeout(30):
         while not any(one["cmd"] == "blpop" for one in await client.client_list()):
             await asyncio.sleep(0.01)
@@ -51,7 +51,10 @@ async def test_an_exchange_that_was_cancelled_does_not_answer_the_next_one(
 async def test_a_connection_that_the_server_has_closed_is_replaced(
     transport: RedisTransport,
 ) -> None:
-    pool, client = transport.connections.pull, transport.connections.cmd  # `pull` retries nothing
+    pool, client = (
+        transport.connections.blocking,
+        transport.connections.commands,
+    )
     first = await pool.execute_command("CLIENT", "ID")
     await client.execute_command("CLIENT", "KILL", "ID", first)  # type: ignore[no-untyped-call]
     async with asyncio.timeout(30):
@@ -90,9 +93,9 @@ async def test_after_a_cut_a_command_is_answered_all_the_same(
 ) -> None:
     async with Proxy(redis_url, tmp_path / "proxy.sock") as proxy:
         transport = await open_transport(proxy.url, namespace=namespace)
-        assert await transport.connections.calls.execute_command("ECHO", "1") == b"1"
+        assert await transport.connections.scripts.execute_command("ECHO", "1") == b"1"
         proxy.cut()
-        assert await transport.connections.calls.execute_command("ECHO", "2") == b"2"
+        assert await transport.connections.scripts.execute_command("ECHO", "2") == b"2"
         await transport.aclose()
 
 
@@ -108,10 +111,10 @@ async def _is_reset(redis_url: str, namespace: str) -> None:
         transport = await open_transport(proxy.url, namespace=namespace)
         connections = transport.connections
         speakers: list[Commands] = [
-            connections.cmd,
-            connections.beat,
-            connections.calls,
-            connections.pull,
+            connections.commands,
+            connections.heartbeat,
+            connections.scripts,
+            connections.blocking,
         ]
         for speaker in speakers:
             assert await speaker.execute_command("ECHO", "1") == b"1"
@@ -136,5 +139,5 @@ async def _answer_after_losses(speaker: Commands) -> Any:
 def _pool(transport: RedisTransport, timeout_s: float) -> CommandPool:
     connections = transport.connections
     return CommandPool(
-        connections.new_sub, max_connections=2, timeout_s=timeout_s, retry=Retry(NoBackoff(), 0)
+        connections.new_pubsub, max_connections=2, timeout_s=timeout_s, retry=Retry(NoBackoff(), 0)
     )

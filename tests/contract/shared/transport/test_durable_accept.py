@@ -59,7 +59,7 @@ async def test_a_confirmed_job_says_so_and_one_that_is_not_there_is_not_confirme
     await steps.worker("w1")
     job = await steps.submit()
     assert await transport.durability.durability_fault(FSYNC, 1) is None
-    await transport.connections.cmd.script_flush()
+    await transport.connections.commands.script_flush()
     assert await confirmed(transport, job.job_id, FSYNC)
     record = await transport.store.get(job.job_id)
     assert record is not None
@@ -73,8 +73,8 @@ async def test_many_jobs_are_confirmed_with_one_wait(transport: RedisTransport) 
     steps = Steps(transport)
     await steps.worker("w1")
     jobs = [(await steps.submit()).job_id for _ in range(8)]
-    await transport.connections.cmd.script_flush()
-    info = transport.connections.cmd.info
+    await transport.connections.commands.script_flush()
+    info = transport.connections.commands.info
     calls = (await info("commandstats")).get("cmdstat_waitaof", {"calls": 0})["calls"]
     assert await transport.durability.confirm("job", jobs, FSYNC, 1, 5.0)
     # Twice: the server had forgotten the script at the first time.

@@ -299,7 +299,7 @@ async def test_a_cluster_whose_home_is_away_says_so_and_heals_with_it(
         assert home.client.wait(1, 5000) == 1  # either may be the home when they come back
         replica.kill()
         home.kill()
-        with pytest.raises(TransportError, match="HomeUnknown"):
+        with pytest.raises(TransportError, match="PrimaryUnknown"):
             await frontend.store.ping()
         await asyncio.to_thread(cluster.heal)
 

@@ -83,7 +83,7 @@ async def test_pages_go_on_after_the_last_one(transport: RedisTransport) -> None
     for index in range(7):
         purpose = "batch" if index % 2 else "batch_output"
         made.append(await files.put(new_file(purpose=purpose), LIMITS))
-        redis: Any = transport.connections.cmd
+        redis: Any = transport.connections.commands
         await redis.zadd(transport.keys.files_of("default"), {made[-1].file_id: index})
     ids = [record.file_id for record in made]
 
@@ -139,7 +139,7 @@ async def test_a_file_that_has_expired_is_gone_and_then_swept(transport: RedisTr
 
 
 async def test_bytes_are_counted_anew_when_a_record_was_lost(transport: RedisTransport) -> None:
-    files, redis = transport.files, transport.connections.cmd
+    files, redis = transport.files, transport.connections.commands
     lost, kept = new_file(life_ms=1), new_file()
     await files.put(lost, LIMITS)
     await files.put(kept, LIMITS)

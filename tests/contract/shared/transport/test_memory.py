@@ -25,7 +25,7 @@ def own_server() -> object:
 async def full(own_server: str) -> AsyncIterator[RedisTransport]:
     opened = await open_transport(own_server)
     yield opened
-    await opened.connections.cmd.config_set("maxmemory", 0)
+    await opened.connections.commands.config_set("maxmemory", 0)
     await opened.aclose()
 
 

@@ -26,7 +26,7 @@ def own_server() -> Iterator[str]:
 async def own(own_server: str) -> AsyncIterator[RedisTransport]:
     opened = await open_transport(own_server)
     yield opened
-    redis: Any = opened.connections.cmd
+    redis: Any = opened.connections.commands
     await redis.config_set("maxmemory-policy", "noeviction")
     await redis.config_set("appendonly", "yes")
     await redis.replicaof("NO", "ONE")
@@ -36,37 +36,37 @@ async def own(own_server: str) -> AsyncIterator[RedisTransport]:
 
 async def test_our_private_server_is_sound(own: RedisTransport) -> None:
     assert await own.check() == []
-    meta = await own.connections.cmd.hgetall(own.keys.meta)
+    meta = await own.connections.commands.hgetall(own.keys.meta)
     assert meta[b"schema"] == b"1"
 
 
 async def test_eviction_is_refused(own: RedisTransport) -> None:
-    await own.connections.cmd.config_set("maxmemory-policy", "allkeys-lru")
+    await own.connections.commands.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(UnsafeServer, match="noeviction"):
         await own.check()
 
 
 async def test_no_append_only_file_is_a_warning(own: RedisTransport) -> None:
-    await own.connections.cmd.config_set("appendonly", "no")
+    await own.connections.commands.config_set("appendonly", "no")
     (warning,) = await own.check()
     assert "append-only" in warning
 
 
 async def test_a_replica_is_refused(own: RedisTransport) -> None:
-    redis: Any = own.connections.cmd
+    redis: Any = own.connections.commands
     await redis.replicaof("127.0.0.1", "1")
     with pytest.raises(UnsafeServer, match="replica"):
         await own.check()
 
 
 async def test_a_newer_schema_is_refused(own: RedisTransport) -> None:
-    await own.connections.cmd.hset(own.keys.meta, "schema", "2")
+    await own.connections.commands.hset(own.keys.meta, "schema", "2")
     with pytest.raises(UnsafeServer, match="schema 2"):
         await own.check()
 
 
 async def test_a_forbidden_info_is_a_warning(own: RedisTransport, own_server: str) -> None:
-    redis: Any = own.connections.cmd
+    redis: Any = own.connections.commands
     await redis.execute_command(
         "ACL", "SETUSER", "plain", "on", ">word", "~*", "&*", "+@all", "-info", "-config"
     )

@@ -19,7 +19,7 @@ async def test_an_absent_server_is_one_line_and_its_coming_another(
     caplog.set_level(logging.INFO, "shared.redis.pubsub")
     server = PrivateServer(tmp_path / "data")
     connections = Connections(f"unix://{tmp_path}/data/redis.sock")
-    subscriber = Subscriber(connections.new_sub)
+    subscriber = Subscriber(connections.new_pubsub)
     subscriber.start()
 
     async def has_tried_often() -> bool:

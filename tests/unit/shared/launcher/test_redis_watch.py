@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.launcher.processes import RedisWatch
 from shared.launcher.redis_server import PrivateServer
-from shared.launcher.redis_supervisor import RedisWatch
 from shared.transport.connect import open_transport
 
 
@@ -28,7 +28,7 @@ def _refusing_port() -> int:
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.launcher.redis_supervisor.LOOK_S", 0.01)
+    monkeypatch.setattr("shared.launcher.processes.LOOK_S", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ async def test_a_refused_password_is_said_as_such(tmp_path: Path) -> None:
     said: list[str] = []
     with PrivateServer(tmp_path / "data") as server:
         transport = await open_transport(server.url)
-        await transport.connections.cmd.config_set("requirepass", "right")
+        await transport.connections.commands.config_set("requirepass", "right")
         await transport.aclose()
         path = server.url.removeprefix("unix://")
         transport = await open_transport(f"unix://:wrong@{path}")

@@ -135,8 +135,8 @@ def test_known_schemes_are_accepted(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("redis+sentinel://:s3cret@h", "the name the sentinels have"),
-        ("redis+sentinel://:s3cret@h/a b", "the name the sentinels have"),
+        ("redis+sentinel://:s3cret@h", "the sentinels' name"),
+        ("redis+sentinel://:s3cret@h/a b", "the sentinels' name"),
         ("redis+sentinel://:s3cret@h/main/x", "the database is a number"),
         ("redis+sentinel://:s3cret@h/main?db=1", "'db' is not supported"),
         ("redis+sentinel://:s3c/s3cret@h/main", "%2F"),
@@ -152,7 +152,7 @@ def test_known_schemes_are_accepted(url: str) -> None:
         ("redis://:s3cret@h?ssl_ca_certs=x", "'ssl_ca_certs' is not supported"),
         ("rediss://:s3cret@h?ssl_nonsense=1", "'ssl_nonsense' is not supported"),
         ("rediss+cluster://:s3cret@h?ssl_min_version=x", "malformed"),
-        ("http://:s3cret@h", "http:// is not a scheme"),
+        ("http://:s3cret@h", "http:// is not a supported scheme"),
         ("localhost:6379", "must begin with"),
         ("", "must begin with"),
         ("unix://", "path of a socket"),

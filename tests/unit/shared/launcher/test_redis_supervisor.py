@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from shared.launcher import processes as restarts
-from shared.launcher.processes import GaveUp, Restarts
-from shared.launcher.redis_supervisor import ServerKeeper
+from shared.launcher.processes import GaveUp, RedisSupervisor, RestartPolicy
 
 
 class FakeServer:
@@ -35,12 +34,12 @@ class FakeServer:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_BACKOFF_S", 0.0)
-    monkeypatch.setattr("shared.launcher.redis_supervisor.POLL_S", 0.001)
+    monkeypatch.setattr("shared.launcher.processes.POLL_S", 0.001)
 
 
 async def test_a_server_that_dies_is_started_again_and_the_person_is_told() -> None:
     server, said = FakeServer(), list[str]()
-    keeping = asyncio.create_task(ServerKeeper(server, said.append).supervise())
+    keeping = asyncio.create_task(RedisSupervisor(server, said.append).supervise())
     try:
         server.exit_code = -9
         async with asyncio.timeout(30):
@@ -61,13 +60,13 @@ async def test_a_server_that_dies_again_and_again_ends_the_launcher_with_its_las
     server.dies_at_once = True
     server.exit_code = 1
     with pytest.raises(GaveUp, match="died 6 times in a row: Bad file format") as gave_up:
-        await ServerKeeper(server, lambda _: None).supervise()
+        await RedisSupervisor(server, lambda _: None).supervise()
     assert gave_up.value.exit_code == 1
     assert server.num_starts == 1 + restarts.MAX_QUICK_DEATHS
 
 
 def test_pauses_grow_and_a_long_life_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_BACKOFF_S", 0.2)
-    deaths = Restarts("it")
+    deaths = RestartPolicy("it")
     assert [deaths.backoff_s(0.0) for _ in range(3)] == pytest.approx([0.2, 0.4, 0.8])
     assert deaths.backoff_s(restarts.HEALTHY_AFTER_S) == pytest.approx(0.2)

@@ -1,4 +1,4 @@
-"""Home: who takes our writes is asked anew, in common, and believed only when confirmed."""
+"""The primary is looked up anew, in one search for all, and accepted only when confirmed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
-from shared.redis import topology as home
+from shared.redis import topology
 from shared.redis.topology import (
     ClusterFinder,
     Found,
-    Home,
-    HomeUnknown,
+    PrimaryResolver,
+    PrimaryUnknown,
     SentinelFinder,
     WrongTopology,
 )
@@ -44,7 +44,7 @@ class Answers:
 
 async def test_the_first_seed_that_knows_is_asked_first_from_then_on() -> None:
     finder = Answers({A: RedisConnectionError(), B: Found(C)})
-    where = Home([A, B], finder)
+    where = PrimaryResolver([A, B], finder)
     assert where.latest is None
     assert await where.locate() == C
     assert await where.locate() == C
@@ -54,7 +54,7 @@ async def test_the_first_seed_that_knows_is_asked_first_from_then_on() -> None:
 
 async def test_servers_learned_on_the_way_are_asked_when_the_given_ones_are_gone() -> None:
     finder = Answers({A: Found(B, others=[B, C]), B: RedisConnectionError(), C: Found(C)})
-    where = Home([A], finder)
+    where = PrimaryResolver([A], finder)
     assert await where.locate() == B
     finder.answers[A] = RedisConnectionError()
     assert await where.locate() == C
@@ -64,7 +64,7 @@ async def test_servers_learned_on_the_way_are_asked_when_the_given_ones_are_gone
 async def test_who_asks_at_the_same_time_shares_a_search_that_began_later() -> None:
     finder = Answers({A: Found(B)})
     finder.gate.clear()
-    where = Home([A], finder)
+    where = PrimaryResolver([A], finder)
     first = asyncio.create_task(where.locate())
     await asyncio.sleep(0)
     others = [asyncio.create_task(where.locate()) for _ in range(10)]
@@ -79,7 +79,7 @@ async def test_who_asks_at_the_same_time_shares_a_search_that_began_later() -> N
 async def test_a_cancelled_search_is_nobodys_answer() -> None:
     finder = Answers({A: Found(B)})
     finder.gate.clear()
-    where = Home([A], finder)
+    where = PrimaryResolver([A], finder)
     first = asyncio.create_task(where.locate())
     await asyncio.sleep(0)
     second = asyncio.create_task(where.locate())
@@ -90,9 +90,9 @@ async def test_a_cancelled_search_is_nobodys_answer() -> None:
 
 
 async def test_a_failed_search_is_shared_too_and_asked_again_later() -> None:
-    finder = Answers({A: HomeUnknown("nobody serves")})
+    finder = Answers({A: PrimaryUnknown("nobody serves")})
     finder.gate.clear()
-    where = Home([A], finder)
+    where = PrimaryResolver([A], finder)
     tasks = [asyncio.create_task(where.locate()) for _ in range(5)]
     await asyncio.sleep(0)
     finder.gate.set()
@@ -104,11 +104,11 @@ async def test_a_failed_search_is_shared_too_and_asked_again_later() -> None:
 
 
 async def test_a_silent_seed_costs_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "SEARCH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(topology, "SEARCH_TIMEOUT_S", 0.05)
     finder = Answers({A: Found(A), B: Found(C)})
     finder.gate.clear()
-    where = Home([A, B], finder)
-    with pytest.raises(HomeUnknown, match="in time"):
+    where = PrimaryResolver([A, B], finder)
+    with pytest.raises(PrimaryUnknown, match="in time"):
         await where.locate()
     finder.gate.set()
     assert await where.locate() == C
@@ -117,7 +117,7 @@ async def test_a_silent_seed_costs_its_time_once(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_wrong_kind_of_server_is_told_unless_another_seed_knows() -> None:
     finder = Answers({A: WrongTopology("no sentinel"), B: RedisConnectionError()})
-    where = Home([A, B], finder)
+    where = PrimaryResolver([A, B], finder)
     with pytest.raises(WrongTopology, match="no sentinel"):
         await where.locate()
     finder.answers[B] = Found(C)
@@ -164,9 +164,9 @@ async def test_a_sentinels_primary_is_believed_when_it_agrees(role: Any) -> None
 @pytest.mark.parametrize(
     ("table", "error", "words"),
     [
-        ({A: NAMES_B, B: {"ROLE": [b"slave", b"a"]}}, HomeUnknown, "a replica"),
+        ({A: NAMES_B, B: {"ROLE": [b"slave", b"a"]}}, PrimaryUnknown, "a replica"),
         ({A: NAMES_B}, RedisConnectionError, "refused"),
-        ({A: {"SENTINEL GET-MASTER-ADDR-BY-NAME": None}}, HomeUnknown, "named 'main'"),
+        ({A: {"SENTINEL GET-MASTER-ADDR-BY-NAME": None}}, PrimaryUnknown, "named 'main'"),
         (
             {A: {"SENTINEL GET-MASTER-ADDR-BY-NAME": ResponseError("unknown command 'SENTINEL'")}},
             WrongTopology,
@@ -209,15 +209,15 @@ async def test_a_node_without_an_address_is_where_it_was_asked(unknown: bytes | 
 @pytest.mark.parametrize(
     ("table", "error", "words"),
     [
-        ({A: {"CLUSTER SLOTS": []}}, HomeUnknown, "serves slot"),
+        ({A: {"CLUSTER SLOTS": []}}, PrimaryUnknown, "serves slot"),
         (
             {A: {"CLUSTER SLOTS": slots((b"b", 2))}, B: {"CLUSTER SLOTS": slots((b"a", 1))}},
-            HomeUnknown,
+            PrimaryUnknown,
             "disagree",
         ),
         (
             {A: {"CLUSTER SLOTS": slots((b"a", 1)), "CLUSTER INFO": b"cluster_state:fail"}},
-            HomeUnknown,
+            PrimaryUnknown,
             "down",
         ),
         ({A: {"CLUSTER SLOTS": slots((b"b", 2))}}, RedisConnectionError, "refused"),

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.transport.event_bus import LongWait
+from shared.transport.event_bus import ReusableTimer
 
 LONG_S = 30.0
 
 
 async def test_a_wake_ends_the_wait_and_the_next_wait_is_another() -> None:
-    loop, waiting = asyncio.get_running_loop(), LongWait()
+    loop, waiting = asyncio.get_running_loop(), ReusableTimer()
     for _ in range(3):
         begun_s = loop.time()
         loop.call_soon(waiting.wake)
@@ -18,7 +18,7 @@ async def test_a_wake_ends_the_wait_and_the_next_wait_is_another() -> None:
 
 
 async def test_a_wait_is_over_in_time_whatever_came_before_it() -> None:
-    loop, waiting = asyncio.get_running_loop(), LongWait()
+    loop, waiting = asyncio.get_running_loop(), ReusableTimer()
     loop.call_soon(waiting.wake)
     await waiting.wait(LONG_S)
     for timeout_s in (0.05, 0.0, 0.1, 0.02):  # sooner and later than the timer that is running
@@ -34,7 +34,7 @@ async def test_a_wait_is_over_in_time_whatever_came_before_it() -> None:
 
 
 async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
-    waiting = LongWait()
+    waiting = ReusableTimer()
     task = asyncio.create_task(waiting.wait(LONG_S))
     await asyncio.sleep(0)
     task.cancel()
