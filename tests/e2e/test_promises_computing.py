@@ -59,6 +59,7 @@ def first_token_s(door: FrontDoor, prompt: list[int]) -> float:
     return door.generate(prompt, 1)[0].at_s - begin_s
 
 
+@pytest.mark.alone
 def test_health_answers_while_the_engine_computes(door: FrontDoor) -> None:
     """Alone, the whole prompt is one step. Who waited for steps would wait for half of one."""
     rng = random.Random(1)
@@ -81,6 +82,7 @@ def largest_gap_s(events: list[Event], begin_s: float, end_s: float) -> float:
     return max(later - earlier for earlier, later in pairwise(moments))
 
 
+@pytest.mark.alone
 def test_a_stream_goes_on_beside_a_long_prompt(door: FrontDoor) -> None:
     """In one step the prompt would hold the stream up for as long as it takes alone."""
     rng = random.Random(2)

@@ -77,6 +77,7 @@ def test_one_more_than_there_are_seats_waits(door: FrontDoor) -> None:
     door.until_idle()
 
 
+@pytest.mark.alone
 def test_all_that_decode_share_each_step(door: FrontDoor) -> None:
     begin_s = time.monotonic()
     door.generate([599] * 3, 300)
@@ -98,6 +99,7 @@ def test_all_that_decode_share_each_step(door: FrontDoor) -> None:
     assert together_s < alone_s * SEATS / 2, (together_s, alone_s)
 
 
+@pytest.mark.alone
 def test_a_long_prompt_is_computed_beside_a_stream_that_goes_on(door: FrontDoor) -> None:
     shares = []
     for number in range(NUM_TRIES):
@@ -126,6 +128,7 @@ def test_a_long_prompt_is_computed_beside_a_stream_that_goes_on(door: FrontDoor)
     assert min(shares) < 0.4, shares
 
 
+@pytest.mark.alone
 def test_the_second_time_a_prompt_comes_out_of_the_cache(door: FrontDoor) -> None:
     shares = []
     for number in range(NUM_TRIES):
@@ -159,6 +162,7 @@ def test_preempted_streams_pause_and_lose_nothing(door: FrontDoor) -> None:
     assert door.until_idle()["preemptions"] > before["preemptions"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_frees_its_blocks_and_stops_the_counter(
     door: FrontDoor, streamed: bool

@@ -13,6 +13,7 @@ import pytest
 from tests.support.front_door import CLOSE_LOOK, FrontDoor, stream_all, token_ids_of
 from tests.support.launched import Launched
 
+pytestmark = pytest.mark.alone
 STEP_S = 0.4
 
 

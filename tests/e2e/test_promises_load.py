@@ -117,6 +117,7 @@ def test_two_hundred_disconnects_at_random_leave_everything_alive(door: FrontDoo
     assert token_ids_of(door.generate([5, 6], 5)) == [5, 6, 5, 6, 5]
 
 
+@pytest.mark.alone
 def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(door: FrontDoor) -> None:
     door.until_idle()
     pids = {name: door.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
@@ -142,6 +143,7 @@ def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(door: FrontDoor
     assert wait_s < 20 * (answer_s + STEP_S), (waits_s, answers_s)
 
 
+@pytest.mark.alone
 def test_too_many_at_once_are_refused_and_the_others_do_not_notice(tmp_path: Path) -> None:
     env = {
         **CLOSE_LOOK,

@@ -51,7 +51,7 @@ def door(tmp_path_factory: pytest.TempPathFactory, brake: Brake) -> Iterator[Fro
         "ECHO_STEP_MS": str(STEP_MS),
         "MAX_NUM_SEQS": str(SEATS),
         "KEEPALIVE_S": "0.2",
-        "LEASE_MS": "1500",
+        "LEASE_MS": "3000",
     }
     with (
         Launched(tmp_path_factory.mktemp("streaming"), env) as penstock,
@@ -60,6 +60,7 @@ def door(tmp_path_factory: pytest.TempPathFactory, brake: Brake) -> Iterator[Fro
         yield made
 
 
+@pytest.mark.alone
 def test_each_token_arrives_when_it_is_made(door: FrontDoor) -> None:
     *tokens, last, done = door.generate("First Citizen:", 50)
     assert done.payload is None
@@ -184,6 +185,7 @@ async def through(proxy: ImpatientProxy, body: str) -> str:
     return received.decode()
 
 
+@pytest.mark.alone
 def test_keepalives_carry_a_waiting_stream_through_an_impatient_proxy(door: FrontDoor) -> None:
     seats_taken = {"prompt": "busy", "max_tokens": 1500}
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:

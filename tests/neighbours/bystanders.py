@@ -77,8 +77,10 @@ class Bystanders:
         self._is_over = False
 
     async def __aenter__(self) -> Bystanders:
-        for dialect in REQUESTS:
-            self._expected[dialect] = (await self._stream(dialect))[:2]
+        streams = await asyncio.gather(*map(self._stream, REQUESTS))
+        self._expected = {
+            dialect: stream[:2] for dialect, stream in zip(REQUESTS, streams, strict=True)
+        }
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from api.auth.keys import digest_of, new_key
+from tests.neighbours.bystanders import Notice
 from tests.support.brake import FAULTS
 from tests.support.job_history import HISTORY
 from tests.support.launched import REPOSITORY, Launched
@@ -25,6 +26,7 @@ class Shared:
     quiet_key: str
     worst_key: str
     history: Path
+    calm: list[Notice] = field(default_factory=list)  # at most one period, measured once
 
 
 @pytest.fixture(scope="module")

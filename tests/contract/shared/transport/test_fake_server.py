@@ -41,7 +41,6 @@ CASES: tuple[Case, ...] = (
     test_endings.test_a_running_job_is_cancelled_at_once_and_its_worker_told,
     test_files.test_the_input_of_an_open_batch_stays,
     test_idempotency.test_of_many_submits_at_once_one_makes_the_job,
-    test_key_bounds.test_counters_equal_the_hashes_after_a_random_walk,
     test_key_bounds.test_no_key_lives_for_ever_but_the_documented_ones,
     test_lanes.test_every_eighth_job_taken_is_the_oldest_that_waits,
     test_queue_timeouts.test_reap_ends_what_nobody_began_in_time_once,
