@@ -1,4 +1,4 @@
-"""Files: what callers upload and batches write. Bytes in FileStorage, all else in the FileIndex."""
+"""Files: uploads and outputs of batches. Bytes are in FileStorage, records in the FileIndex."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
-SECOND_TRY_AFTER_S = 0.1
-LOOK_S = 2.0
+RETRY_S = 0.1
+CHECK_S = 2.0
 MAX_UPLOADS = 16  # at once, by one frontend
 RETRY_AFTER_S = 5.0
 SWEEP_PAGE = 256
-FORGOTTEN_EVERY_S = 3600.0
+ORPHANS_EVERY_S = 3600.0
 MIN_LIFE_S = 3600
 MAX_LIFE_S = 2_592_000  # 30 days; both as OpenAI has them for expires_after
 
@@ -54,7 +54,7 @@ class FilePolicy:
 
 
 class Files:
-    """The files of one deployment, seen by one frontend."""
+    """The files of one deployment, as one frontend reads and writes them."""
 
     def __init__(
         self,
@@ -67,34 +67,34 @@ class Files:
         self.index = index
         self._policy = policy
         self._open_requests = open_requests
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._num_uploads = 0
         self._removed: list[str] = []
-        self._forgotten_s = -FORGOTTEN_EVERY_S
+        self._orphans_s = -ORPHANS_EVERY_S
 
     async def start(self) -> None:
-        """Looks at the disk, and does not wait long for one that does not answer."""
-        self._looking = asyncio.create_task(self.storage.look())
-        await asyncio.wait((self._looking,), timeout=LOOK_S)
+        """Checks the directory; waits at most CHECK_S for a disk that does not respond."""
+        self._checking = asyncio.create_task(self.storage.check_directory())
+        await asyncio.wait((self._checking,), timeout=CHECK_S)
 
     def close(self) -> None:
         self.storage.close()
 
     async def receive(self, request: Request, tenant: str) -> FileRecord:
-        """The upload of a request. Raises ApiError, InvalidParameter, TransportError."""
+        """Stores the upload of a request. Raises ApiError, InvalidParameter, TransportError."""
         if self._num_uploads >= MAX_UPLOADS:
-            raise overloaded("Too many files are being sent at once.", RETRY_AFTER_S)
+            raise overloaded("Too many concurrent uploads.", RETRY_AFTER_S)
         self._num_uploads += 1
         try:
             with self._open_requests.enter() as opened:
-                await self._check_room(request, tenant)
+                await self._check_quota(request, tenant)
                 file_id = new_file_id()
                 writer = await self.storage.create(file_id, whole=True)
                 try:
                     upload = await receive_upload(
                         request, writer, self._policy.upload, lambda: opened.is_cut
                     )
-                    return await self._keep(file_id, tenant, upload, writer)
+                    return await self._store(file_id, tenant, upload, writer)
                 finally:
                     await writer.aclose()
         except BlobsUnavailable as error:
@@ -106,14 +106,14 @@ class Files:
             self._num_uploads -= 1
 
     async def get(self, file_id: str, tenant: str) -> FileRecord:
-        """Raises CallerError (404)."""
+        """Returns a file of the tenant. Raises CallerError (404)."""
         record = await self.index.get(file_id, tenant)
         if record is None:
             raise file_not_found(file_id)
         return record
 
     async def drop(self, file_id: str, tenant: str) -> None:
-        """Raises CallerError (404; 409 while a batch reads it)."""
+        """Deletes a file of the tenant. Raises CallerError (404; 409 while a batch reads it)."""
         try:
             if not await self.index.drop(file_id, tenant):
                 raise file_not_found(file_id)
@@ -127,8 +127,8 @@ class Files:
             ) from None
 
     async def sweep(self) -> None:
-        """One round of removing what has expired or was dropped."""
-        await self.storage.look()
+        """Removes the blobs of files that have expired or were deleted, and orphans."""
+        await self.storage.check_directory()
         if not self.storage.is_available:
             return
         while names := await self.index.sweep(self._removed, SWEEP_PAGE):
@@ -138,21 +138,21 @@ class Files:
                 break
         else:
             self._removed = []
-        if time.monotonic() - self._forgotten_s >= FORGOTTEN_EVERY_S:
-            self._forgotten_s = time.monotonic()
-            if num_removed := await self.storage.remove_forgotten():
-                log.info("forgotten blobs removed", extra={"count": num_removed})
+        if time.monotonic() - self._orphans_s >= ORPHANS_EVERY_S:
+            self._orphans_s = time.monotonic()
+            if num_removed := await self.storage.remove_orphans():
+                log.info("orphaned blobs removed", extra={"count": num_removed})
 
-    async def _check_room(self, request: Request, tenant: str) -> None:
-        """Refuses by the announced length, so that nothing is written in vain."""
+    async def _check_quota(self, request: Request, tenant: str) -> None:
+        """Refuses by the announced length, before anything is written. Raises ApiError."""
         announced = request.headers.get("content-length", "")
         size = int(announced[:20]) if announced.isascii() and announced.isdigit() else 0
         usage = await self.index.usage(tenant)
         limits = self._policy.limits
         if scope := _overrun(usage, limits, size):
-            raise no_room(scope)
+            raise quota_exceeded(scope)
 
-    async def _keep(
+    async def _store(
         self, file_id: str, tenant: str, upload: Upload, writer: BlobWriter
     ) -> FileRecord:
         _check_purpose(upload.fields.get("purpose"))
@@ -172,18 +172,18 @@ class Files:
             return await self._put(new)
         except FilesFull as error:
             await self.storage.remove([part.name])
-            raise no_room(error.scope) from None
+            raise quota_exceeded(error.scope) from None
 
     async def _put(self, new: NewFile) -> FileRecord:
         try:
             return await self.index.put(new, self._policy.limits)
-        except TransportError:  # it may have been heard: once more, under the same id
-            await asyncio.sleep(SECOND_TRY_AFTER_S)
+        except TransportError:  # the record may exist: repeat the call under the same id
+            await asyncio.sleep(RETRY_S)
             return await self.index.put(new, self._policy.limits)
 
 
 def parse_life_s(anchor: object, seconds: object, param: str) -> int:
-    """`expires_after` and `output_expires_after`. Raises InvalidParameter."""
+    """Returns the seconds of an `expires_after` parameter. Raises InvalidParameter."""
     if anchor != "created_at":
         raise InvalidParameter(f"{param}.anchor", "must be 'created_at'")
     if not isinstance(seconds, int) or not MIN_LIFE_S <= seconds <= MAX_LIFE_S:
@@ -201,7 +201,7 @@ def file_not_found(file_id: str) -> ApiError:
 
 
 def unavailable_files(message: str) -> UnavailableError:
-    """503: this frontend cannot reach the disk. Another one may."""
+    """Returns a 503: this frontend cannot reach the disk. Another one may."""
     return UnavailableError(
         503,
         message,
@@ -212,17 +212,17 @@ def unavailable_files(message: str) -> UnavailableError:
     )
 
 
-def no_room(scope: str) -> ApiError:
-    """403 for one's own share, which only deleting makes smaller; 503 for everybody's."""
+def quota_exceeded(scope: str) -> ApiError:
+    """Returns a 403 for the tenant's quota, a 503 for that of the deployment."""
     if scope.startswith("tenant"):
         return CallerError(
-            "You have stored as many files, or bytes, as you may. Delete some.",
+            "Your quota of files or bytes is used up. Delete files.",
             status=403,
             code="file_quota_exceeded",
         )
     return UnavailableError(
         503,
-        "There is no room for more files. Try again later.",
+        "The storage for files is full. Try again later.",
         kind="overloaded_error",
         code="files_full",
         retry_after_s=RETRY_AFTER_S,
@@ -231,7 +231,7 @@ def no_room(scope: str) -> ApiError:
 
 
 def _overrun(usage: FileUsage, limits: FileLimits, size: int) -> str | None:
-    # The announced length has the form around the file in it: that much is granted.
+    # The announced length includes the form around the file.
     size = max(0, size - 1024)
     if usage.num_files + 1 > limits.max_files:
         return "files"
@@ -250,7 +250,7 @@ def _check_purpose(purpose: str | None) -> None:
             "purpose", "Missing required parameter: 'purpose'.", "missing_required_parameter"
         )
     if purpose != "batch":
-        raise InvalidParameter("purpose", "must be 'batch': files serve as input of batches only")
+        raise InvalidParameter("purpose", "must be 'batch'")
 
 
 def _life_s(fields: dict[str, str], default_s: int) -> int:

@@ -1,8 +1,8 @@
-"""FileStorage: bytes by name in a directory that all frontends of a deployment share.
+"""FileStorage: blobs by name in a directory that all frontends of a deployment share.
 
-A blob is written once, from its start to its end, by one process; what may be read of it, and by
-which digest it is known, is written down elsewhere (shared/transport/ports/files.py). Every call
-that touches the disk does so on a thread of the room's own.
+A blob is written once, from its start to its end, by one process. Which bytes of it may be read,
+and their digest, is recorded elsewhere (shared/transport/ports/files.py). Every call that touches
+the disk runs in a thread pool of this module.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ Result = TypeVar("Result")
 
 THREADS = 4
 BLOCK_BYTES = 256 * 1024
-NOT_LOOKED = "its directory does not answer."
+NOT_CHECKED = "its directory does not respond."
 UNFINISHED = ".part"
-UNFINISHED_LIFE_S = 86_400.0  # since the last byte came
-# Longer than any file may live (ApiSettings.file_life_s) with the batch that reads it. What is
-# older is known to nobody, whatever Redis has forgotten.
+UNFINISHED_LIFE_S = 86_400.0  # since the last byte was written
+# Longer than any file may live (ApiSettings.file_life_s) with the batch that reads it: no record
+# refers to a blob that is older, whatever Redis has lost.
 BLOB_LIFE_S = 110 * 86_400.0
 
 _NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,199}")
 
 
 class BlobsUnavailable(Exception):
-    """This process has no directory for blobs, or cannot use it; the text says why."""
+    """This process has no directory for blobs, or cannot use it. The message is the reason."""
 
 
 class BlobDamaged(Exception):
-    """A blob is missing, shorter than its record says, or has other bytes."""
+    """A blob is missing, shorter than recorded, or has other bytes."""
 
 
 class BlobWriter:
-    """A new blob, being written. Not safe for several tasks; nothing of it is promised to be on the
-    disk before `sync` or `commit` has returned. Every method may raise OSError."""
+    """Writes a new blob. For one task at a time; every method may raise OSError.
+
+    Bytes are certain to be on the disk only when `sync` or `commit` has returned.
+    """
 
     def __init__(self, blobs: FileStorage, path: Path, descriptor: int, final: Path) -> None:
         self.num_bytes = 0
@@ -61,23 +63,23 @@ class BlobWriter:
 
     @property
     def part(self) -> FilePart:
-        """All that was appended so far."""
+        """The bytes appended so far."""
         return FilePart(self.name, self.num_bytes, self._hash.hexdigest())
 
     async def append(self, pieces: Sequence[bytes]) -> None:
         await self._blobs.run(self._append, pieces)
 
     async def sync(self) -> None:
-        """Returns when what was appended would survive a loss of power."""
+        """Flushes the appended bytes to the disk."""
         await self._blobs.run(os.fsync, self._descriptor)
 
     async def commit(self) -> FilePart:
-        """The blob is whole, and has its name from now on."""
+        """Ends a blob that was created with `whole`: flushes it and gives it its name."""
         await self._blobs.run(self._commit)
         return self.part
 
     async def aclose(self) -> None:
-        """Of a blob that was made `whole=False` nothing stays without `commit`. Idempotent."""
+        """Closes the file; removes a `whole` blob that was not committed. Idempotent."""
         if self._is_open:
             self._is_open = False
             await self._blobs.run(self._close)
@@ -105,17 +107,19 @@ class BlobWriter:
 
 
 class FileStorage:
-    """One directory. Until `look` has found it usable, everything is refused in words."""
+    """One directory. Until `check_directory` has found it usable, calls raise BlobsUnavailable."""
 
     def __init__(self, root: str, namespace: str) -> None:
         # Deployments may share a disk. The suffix keeps a namespace of dots from meaning another.
         self._directory = Path(root) / f"{namespace}.files" if root else None
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="disk")
-        self._why_not = NOT_LOOKED if root else "FILES_DIR is not set."
+        self._why_not = NOT_CHECKED if root else "FILES_DIR is not set."
 
-    async def look(self) -> None:
-        """Whether the directory can be used now; makes it where it is missing. Never raises: what
-        is wrong with it is said in the log, once, and in each refusal."""
+    async def check_directory(self) -> None:
+        """Checks whether the directory can be used; creates it if it is missing.
+
+        Raises nothing: a fault is logged once, and is the message of BlobsUnavailable.
+        """
         if self._directory is None:
             return
         try:
@@ -138,8 +142,10 @@ class FileStorage:
         return not self._why_not
 
     async def run(self, work: Callable[..., Result], *args: Any) -> Result:
-        """`work` on a thread for what waits for the disk. It is finished also when its caller is
-        cancelled: what it holds must not be taken from it."""
+        """Runs `work` in a thread and returns its result.
+
+        A cancel waits for the end of `work`, so that its file is not closed under it.
+        """
         future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
         try:
             return await asyncio.shield(future)
@@ -148,8 +154,9 @@ class FileStorage:
             raise
 
     async def create(self, name: str, *, whole: bool) -> BlobWriter:
-        """`whole`: it gets its name with `commit`; else it has it from the start, and grows.
+        """Returns the writer of a new blob.
 
+        With `whole` the blob gets its name by `commit`; else it has it at once, and grows.
         Raises BlobsUnavailable and OSError; FileExistsError for a name that was used before.
         """
         final = self._path(name)
@@ -164,7 +171,7 @@ class FileStorage:
         return BlobWriter(self, path, await self.run(open_new), final)
 
     async def check(self, parts: Sequence[FilePart]) -> None:
-        """Raises BlobDamaged where one is missing or too short, BlobsUnavailable."""
+        """Raises BlobDamaged if a blob is missing or too short, and BlobsUnavailable."""
         paths = [self._path(part.name) for part in parts]
 
         def compare() -> None:
@@ -179,9 +186,9 @@ class FileStorage:
         await self.run(compare)
 
     async def read(self, parts: Sequence[FilePart]) -> AsyncIterator[bytes]:
-        """The parts' bytes, block by block.
+        """Yields the bytes of the parts in blocks.
 
-        Raises BlobDamaged, before the last block of a part whose bytes are not those of its digest.
+        Raises BlobDamaged before the last block of a part that does not match its digest.
         """
         for part in parts:
             descriptor = await self.run(os.open, self._path(part.name), os.O_RDONLY)
@@ -199,16 +206,16 @@ class FileStorage:
                 os.close(descriptor)
 
     def path_of(self, part: FilePart) -> Path:
-        """Where a part's blob is, for a reader of its own. Raises BlobsUnavailable."""
+        """Returns the path of a part's blob. Raises BlobsUnavailable."""
         return self._path(part.name)
 
     async def touch(self, name: str) -> None:
-        """It is in use, however old it is."""
+        """Marks a blob as used, so that it does not count as old."""
         with contextlib.suppress(OSError):
             await self.run(os.utime, self._path(name))
 
     async def remove(self, names: Sequence[str]) -> list[str]:
-        """Those that are not there any more. Raises BlobsUnavailable."""
+        """Removes blobs; returns the names that do not exist any more. Raises BlobsUnavailable."""
         paths = [self._path(name) for name in names]
 
         def unlink() -> list[str]:
@@ -223,17 +230,17 @@ class FileStorage:
 
         return await self.run(unlink)
 
-    async def remove_forgotten(self) -> int:
-        """Removes what nobody can know any more: very old blobs, uploads that died; how many."""
+    async def remove_orphans(self) -> int:
+        """Removes very old blobs and abandoned uploads; returns how many."""
         if self._directory is None:
             return 0
-        return await self.run(_remove_forgotten, self._directory)
+        return await self.run(_remove_orphans, self._directory)
 
     def _path(self, name: str) -> Path:
         if self._directory is None or self._why_not:
             raise BlobsUnavailable(f"This frontend has no files: {self._why_not}")
         if not _NAME.fullmatch(name):
-            raise ValueError(f"not a blob's name: {name[:80]!r}")
+            raise ValueError(f"invalid blob name: {name[:80]!r}")
         return self._directory / name
 
 
@@ -244,10 +251,10 @@ def _make_usable(directory: Path) -> None:
     probe.unlink()
 
 
-def _remove_forgotten(directory: Path) -> int:
+def _remove_orphans(directory: Path) -> int:
     count, now_s = 0, time.time()
     for entry in os.scandir(directory):
-        with contextlib.suppress(OSError):  # another frontend was first
+        with contextlib.suppress(OSError):  # removed by another frontend
             age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
             limit_s = UNFINISHED_LIFE_S if entry.name.endswith(UNFINISHED) else BLOB_LIFE_S
             if age_s > limit_s and entry.is_file(follow_symlinks=False):

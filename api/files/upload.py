@@ -1,6 +1,7 @@
-"""Upload: a multipart form with one file, written to the disk as it comes in.
+"""Upload: streams the file of a multipart form to the disk.
 
-Whatever its size, at most FLUSH_BYTES of the file (and what the socket gave at once) are in memory.
+At most FLUSH_BYTES of the file, and one read of the socket, are in memory. docs/adr/0036 compares
+the form parsers of libraries.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ FORM_BYTES = 64 * 1024  # what a form may have beside its file
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Bytes of the file, and seconds in which nothing comes."""
+    """Bytes of the file, and seconds without any byte of it."""
 
     max_bytes: int
     silence_s: float
 
 
 class _Form:
-    """What the parser says, part by part. Raises CallerError and InvalidParameter."""
+    """Collects the parts of a form. Raises CallerError and InvalidParameter."""
 
     def __init__(self, boundary: bytes) -> None:
         self.fields: dict[str, str] = {}
         self.file_name: str | None = None
-        self.is_whole = False
-        self.fresh: list[bytes] = []  # of the file, not taken yet
+        self.has_ended = False
+        self._received: list[bytes] = []  # of the file, since the last `feed`
         self._header = b""
         self._value = b""
         self._headers: dict[bytes, bytes] = {}
@@ -60,13 +61,13 @@ class _Form:
         )
 
     def feed(self, data: bytes) -> list[bytes]:
-        """What of the file has come with `data`."""
+        """Returns the bytes of the file that are in `data`."""
         try:
             self._parser.write(data)
         except MultipartParseError as error:
             raise _malformed(str(error)) from None
-        fresh, self.fresh = self.fresh, []
-        return fresh
+        received, self._received = self._received, []
+        return received
 
     def _begin(self) -> None:
         self._headers.clear()
@@ -86,7 +87,7 @@ class _Form:
         _, options = parse_options_header(self._headers.get(b"content-disposition"))
         self._field = options.get(b"name", b"").decode(errors="replace")
         if self._field in self.fields or (self._field == "file" and self.file_name is not None):
-            raise InvalidParameter(self._field, "is given twice")
+            raise InvalidParameter(self._field, "is a duplicate")
         if self._field == "file":
             name = options.get(b"filename", b"file").decode(errors="replace")
             shown = "".join(char for char in name if char.isprintable())
@@ -96,7 +97,7 @@ class _Form:
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._field == "file":
-            self.fresh.append(data[start:end])
+            self._received.append(data[start:end])
         elif len(self._data) + end - start > MAX_FIELD_BYTES:
             raise InvalidParameter(self._field, f"has more than {MAX_FIELD_BYTES} bytes")
         else:
@@ -107,40 +108,43 @@ class _Form:
             self.fields[self._field] = self._data.decode(errors="replace")
 
     def _finish(self) -> None:
-        self.is_whole = True
+        self.has_ended = True
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A form that has come in; its file is in the writer."""
+    """A received form, whose file is in the writer."""
 
     file_name: str
-    fields: dict[str, str]  # of FIELDS, those that were there
+    fields: dict[str, str]  # those of FIELDS that were sent
 
 
 async def receive_upload(
     request: Request, writer: BlobWriter, limits: UploadLimits, is_cut: Callable[[], bool]
 ) -> Upload:
-    """Writes the form's file. Raises CallerError, InvalidParameter, UnavailableError when `is_cut`
-    says that this frontend is going down, OSError, and ClientDisconnect."""
+    """Writes the file of a form to `writer`; returns its name and the other fields.
+
+    Raises CallerError, InvalidParameter, OSError, ClientDisconnect, and UnavailableError once
+    `is_cut` is true: this frontend is shutting down.
+    """
     form = _Form(_boundary_of(request))
     pieces: list[bytes] = []
     num_bytes = num_waiting = 0
     async for chunk in _chunks(request, limits.silence_s):
         if is_cut():
-            raise going_down("This frontend is going down. Send the file again.")
-        fresh = form.feed(chunk)
-        size = sum(map(len, fresh))
+            raise going_down("This frontend is shutting down. Send the file again.")
+        received = form.feed(chunk)
+        size = sum(map(len, received))
         num_bytes += size
         num_waiting += size
-        pieces += fresh
+        pieces += received
         if num_bytes > limits.max_bytes:
             raise too_large(limits.max_bytes)
         if num_waiting >= FLUSH_BYTES:
             await writer.append(pieces)
             pieces, num_waiting = [], 0
-    if not form.is_whole:
-        raise _malformed("it has no end")
+    if not form.has_ended:
+        raise _malformed("its end is missing")
     if form.file_name is None:
         raise InvalidParameter(
             "file", "Missing required parameter: 'file'.", "missing_required_parameter"
@@ -166,7 +170,7 @@ async def _chunks(request: Request, silence_s: float) -> AsyncIterator[bytes]:
                 chunk = await anext(stream, None)
         except TimeoutError:
             raise CallerError(
-                f"Nothing of the file came for {silence_s:g} seconds.",
+                f"No byte of the file was received for {silence_s:g} seconds.",
                 status=408,
                 code="body_timeout",
                 should_retry=False,
@@ -181,7 +185,7 @@ def _boundary_of(request: Request) -> bytes:
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
         raise CallerError(
-            "A file is sent as multipart/form-data with a boundary.", code="invalid_multipart"
+            "Files must be sent as multipart/form-data with a boundary.", code="invalid_multipart"
         )
     return boundary
 

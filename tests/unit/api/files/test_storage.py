@@ -26,7 +26,7 @@ from shared.transport.ports.files import FilePart
 @pytest.fixture
 async def storage(tmp_path: Path) -> AsyncIterator[FileStorage]:
     made = FileStorage(str(tmp_path), "ns")
-    await made.look()
+    await made.check_directory()
     yield made
     made.close()
 
@@ -66,14 +66,14 @@ async def test_a_name_is_used_once(storage: FileStorage) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "/a", ".hidden", "a\n", "a" * 201])
 async def test_no_name_leads_out_of_the_directory(storage: FileStorage, name: str) -> None:
-    with pytest.raises(ValueError, match="not a blob's name"):
+    with pytest.raises(ValueError, match="invalid blob name"):
         await storage.create(name, whole=True)
 
 
 async def test_deployments_on_one_disk_do_not_meet(tmp_path: Path) -> None:
     for namespace in ("a", "b", "..", "."):
         storage = FileStorage(str(tmp_path / "root"), namespace)
-        await storage.look()
+        await storage.check_directory()
         await (await storage.create("x", whole=False)).aclose()
         storage.close()
     root = tmp_path / "root"
@@ -120,7 +120,7 @@ async def test_without_a_directory_everything_is_refused_in_words(tmp_path: Path
     taken.write_bytes(b"")
     for root, words in (("", "FILES_DIR is not set"), (str(taken), "cannot be used")):
         storage = FileStorage(root, "ns")
-        await storage.look()
+        await storage.check_directory()
         assert not storage.is_available
         with pytest.raises(BlobsUnavailable, match=words):
             await storage.create("a", whole=True)
@@ -131,9 +131,9 @@ async def test_a_directory_that_comes_back_is_used_again(tmp_path: Path) -> None
     root = tmp_path / "root"
     root.write_bytes(b"")
     storage = FileStorage(str(root), "ns")
-    await storage.look()
+    await storage.check_directory()
     root.unlink()
-    await storage.look()
+    await storage.check_directory()
     assert storage.is_available
     storage.close()
 
@@ -158,7 +158,7 @@ async def test_what_nobody_can_know_any_more_is_removed(
         (folder / name).write_bytes(b"")
         os.utime(folder / name, (now_s - age_s, now_s - age_s))
     await storage.touch("touched")
-    assert await storage.remove_forgotten() == 2
+    assert await storage.remove_orphans() == 2
     assert {path.name for path in folder.iterdir()} == {"young", "lives.part", "touched"}
 
 
