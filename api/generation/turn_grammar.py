@@ -65,7 +65,7 @@ def tool_grammar(
     InvalidParameter for the schema of a strict tool, and for "grammar" when it is too long.
     """
     writer = _Writer(token_id)
-    write = _hermes if form is ToolFormat.HERMES else _llama3_json
+    write = _CALL_GRAMMARS[form]
     if use.must_call or answer is None:
         return writer.grammar(reasoning, write(writer, use, alone=use.must_call))
     calls = write(writer, use, alone=True)
@@ -211,3 +211,6 @@ def _escaped(marker: str) -> str:
 
 def _plain(marker: str) -> str:
     return "".join(char.upper() if char.isalpha() else "_" for char in marker).strip("_")
+
+
+_CALL_GRAMMARS = {ToolFormat.HERMES: _hermes, ToolFormat.LLAMA3_JSON: _llama3_json}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -20,6 +20,11 @@ from api.output_parsers.formats import (
 from api.output_parsers.parser import FormatParser, PlainParser, TurnParser
 from api.output_parsers.tool_calls import ToolBox
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
+
+CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, ToolBox], Reading]] = {
+    ToolFormat.HERMES: hermes_calls,
+    ToolFormat.LLAMA3_JSON: llama3_json_calls,
+}
 
 
 class Thinking(Enum):
@@ -67,7 +72,5 @@ class TurnReading:
             yield from reasoning_first(source, is_open=self.thinking is Thinking.OPEN)
         if not tools.names or self.tool_format is None:
             yield from plain_text(source)
-        elif self.tool_format is ToolFormat.HERMES:
-            yield from hermes_calls(source, tools)
         else:
-            yield from llama3_json_calls(source, tools)
+            yield from CALL_PARSERS[self.tool_format](source, tools)

@@ -13,10 +13,18 @@ from pathlib import Path
 import pytest
 
 from shared.settings import LogLevel, SettingsError, load_settings
+from shared.text.tool_formats import ToolFormat
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
 from worker.engine_options import EngineOptions
 from worker.intake import max_waiting
-from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME, Device, RunnerKind, WorkerSettings
+from worker.settings import (
+    DEMO_CHECKPOINT,
+    DEMO_MODEL_NAME,
+    Device,
+    RunnerKind,
+    ToolFormatChoice,
+    WorkerSettings,
+)
 
 ROOT = Path(__file__).parents[3]
 SHA = "a" * 40
@@ -34,6 +42,10 @@ def test_only_the_redis_url_is_needed() -> None:
     assert settings.model == ""
     assert settings.runner is RunnerKind.MODEL
     assert settings.max_num_seqs == 256
+
+
+def test_every_tool_format_can_be_chosen() -> None:
+    assert set(ToolFormatChoice) == {"auto", "none", *ToolFormat}
 
 
 def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:

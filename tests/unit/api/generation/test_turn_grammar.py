@@ -14,6 +14,7 @@ import pytest
 
 from api.generation.tools import ToolUse, read_tool_use
 from api.generation.turn_grammar import (
+    _CALL_GRAMMARS,
     ReasoningRule,
     answer_grammar,
     any_grammar,
@@ -22,7 +23,7 @@ from api.generation.turn_grammar import (
 )
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from api.output_parsers.parser import merged
-from api.output_parsers.reading import Thinking, TurnReading
+from api.output_parsers.reading import CALL_PARSERS, Thinking, TurnReading
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
@@ -147,6 +148,10 @@ class Model:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     name = request.param
     return Model(MAKERS[name], tmp_path_factory.mktemp(name) / "model")
+
+
+def test_every_tool_format_has_a_grammar_and_a_parser() -> None:
+    assert set(_CALL_GRAMMARS) == set(CALL_PARSERS) == set(ToolFormat)
 
 
 def grammar_for(model: Model, use: ToolUse, thinking: Thinking, **more: Any) -> Grammar:
