@@ -1,12 +1,13 @@
-"""What the connections do otherwise than the client library's."""
+"""What the connections do otherwise than redis-py's, and what of its interface they rely on."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from redis.asyncio.connection import Connection
+from redis.asyncio.connection import Connection, ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError
 
@@ -34,6 +35,36 @@ def test_what_is_no_argument_is_refused_as_the_library_refuses_it() -> None:
     for value in (None, ["a"]):
         with pytest.raises(DataError):
             TcpConnection().pack_command("SET", "key", value)
+
+
+async def test_the_library_sends_what_the_connections_pack() -> None:
+    connection = TcpConnection()
+    connection.pack_command = Mock(return_value=[b"packed"])  # type: ignore[method-assign]
+    connection._reader = Mock(spec=asyncio.StreamReader)
+    connection._writer = Mock(spec=asyncio.StreamWriter, drain=AsyncMock())
+    await connection.send_command("PING", check_health=False)
+    connection._writer.writelines.assert_called_once_with([b"packed"])
+    assert connection.pack_commands([("PING",), ("PING",)]) == [b"packedpacked"]
+    await connection.disconnect(nowait=True)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    [
+        (Connection, "_connect", ["self"]),
+        (Connection, "can_read", ["self"]),
+        (Connection, "connect", ["self"]),
+        (Connection, "disconnect", ["self", "nowait"]),
+        (Connection, "send_packed_command", ["self", "command", "check_health"]),
+        (Connection, "read_response", ["self", "disable_decoding", "timeout"]),
+        (ConnectionPool, "make_connection", ["self"]),
+    ],
+)
+def test_the_library_has_what_the_connections_override_or_use(
+    owner: type, name: str, parameters: list[str]
+) -> None:
+    found = list(inspect.signature(getattr(owner, name)).parameters)
+    assert found[: len(parameters)] == parameters
 
 
 @pytest.mark.parametrize(
