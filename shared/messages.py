@@ -369,60 +369,6 @@ def num_slices_of(num_entries: int) -> int:
     return -(-num_entries // PROMPT_SLICE_TOKENS)
 
 
-class ChoiceDelta(NamedTuple):
-    """What a delta says of one choice."""
-
-    choice: int
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: FinishReason | None = None  # set on the last of a choice; see Delta.segments
-    stop_reason: str | int | None = None
-
-
-def segment_deltas(delta: Delta) -> tuple[ChoiceDelta, ...]:
-    """The delta's segments in their order; a choice may come several times.
-
-    Raises ValueError when a segment ends within a character.
-    """
-    if delta.segments is None:
-        return (ChoiceDelta(0, delta.token_ids, delta.text, delta.logprobs),)
-    parts = []
-    text, first_token, first_byte = delta.text.encode(), 0, 0
-    for segment in delta.segments:
-        tokens = slice(first_token, first_token + segment.num_tokens)
-        end_byte = first_byte + segment.num_bytes
-        parts.append(
-            ChoiceDelta(
-                segment.choice,
-                delta.token_ids[tokens],
-                text[first_byte:end_byte].decode(),
-                None if delta.logprobs is None else delta.logprobs[tokens],
-                segment.finish_reason,
-                segment.stop_reason,
-            )
-        )
-        first_token, first_byte = tokens.stop, end_byte
-    return tuple(parts)
-
-
-def choice_deltas(delta: Delta) -> tuple[ChoiceDelta, ...]:
-    """The same, brought together: each choice once, in the order of their first segments."""
-    parts: dict[int, ChoiceDelta] = {}
-    for part in segment_deltas(delta):
-        before = parts.get(part.choice)
-        if before is not None:
-            part = part._replace(
-                token_ids=before.token_ids + part.token_ids,
-                text=before.text + part.text,
-                logprobs=None
-                if before.logprobs is None
-                else before.logprobs + (part.logprobs or ()),
-            )
-        parts[part.choice] = part
-    return tuple(parts.values())
-
-
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The one terminal event of a job that ended by itself. Durable.

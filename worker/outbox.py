@@ -9,15 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from shared.messages import (
-    START,
-    Cursor,
-    Delta,
-    PromptLogprob,
-    Segment,
-    TokenLogprob,
-    segment_deltas,
-)
+from shared.choice_deltas import segment_deltas
+from shared.messages import START, Cursor, Delta, PromptLogprob, Segment, TokenLogprob
 from shared.transport.ports.queue import Append, AppendStatus, JobEnd, JobSnapshot
 from shared.transport.wire import chain_links
 from worker.prompt_log import PromptLog

@@ -17,7 +17,8 @@ from api.generation.formatter import Formatter, usage_payload
 from api.generation.logprobs import EntryForm, EntryT, LogprobAligner, PlacedLogprob
 from api.generation.timing import Timing
 from api.output_parsers.events import TextSpans
-from shared.messages import ChoiceDelta, Delta, Finished, FinishReason, Usage, choice_deltas
+from shared.choice_deltas import ChoiceDelta, choice_deltas
+from shared.messages import Delta, Finished, FinishReason, Usage
 from shared.text.base import Tokenizer
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from shared.messages import START, ChoiceDelta, Cursor, Delta, Segment, segment_deltas
+from shared.choice_deltas import ChoiceDelta, segment_deltas
+from shared.messages import START, Cursor, Delta, Segment
 from shared.transport.wire import sums_of
 
 FEW_EVENTS = 8  # that may wait for a reader that keeps up

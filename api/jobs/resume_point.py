@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from api.jobs.reader_position import Diverged
-from shared.messages import MAX_CHOICES, START, ChoiceDelta, Cursor
+from shared.choice_deltas import ChoiceDelta
+from shared.messages import MAX_CHOICES, START, Cursor
 
 _AHEAD = re.compile(r"([0-9]{1,3})-([0-9]{1,12})-([0-9]{1,12})(e?)")
 _AHEAD_CHARS = 31  # of one choice in the text form, at most

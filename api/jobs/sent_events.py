@@ -15,7 +15,8 @@ from api.generation.formatter import Formatter
 from api.jobs.delta_parts import BatchedDeltas, delta_of, split_by_step
 from api.jobs.resume_point import NOTHING, Extent, ResumePoint, resume_hint
 from api.sse import whole_events
-from shared.messages import START, Cursor, Delta, Failed, Finished, choice_deltas
+from shared.choice_deltas import choice_deltas
+from shared.messages import START, Cursor, Delta, Failed, Finished
 
 
 class SentEvents:

@@ -15,15 +15,8 @@ from api.jobs.resume_point import AheadTrimmer, ResumePoint, resume_hint
 from api.jobs.service import JobService
 from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse
-from shared.messages import (
-    ChoiceDelta,
-    Cursor,
-    Delta,
-    ErrorCode,
-    Failed,
-    Finished,
-    segment_deltas,
-)
+from shared.choice_deltas import ChoiceDelta, segment_deltas
+from shared.messages import Cursor, Delta, ErrorCode, Failed, Finished
 from shared.transport.ports.jobs import JobRecord
 
 log = logging.getLogger(__name__)

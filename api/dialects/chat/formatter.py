@@ -19,7 +19,8 @@ from api.generation.logprobs import ChatEntryForm, ChatLogprobs, PlacedLogprob, 
 from api.generation.prompt_logprobs import PromptLogprobs
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from api.output_parsers.parser import NewParser, PlainParser, TurnParser
-from shared.messages import Delta, Finished, FinishReason, Usage, choice_deltas
+from shared.choice_deltas import choice_deltas
+from shared.messages import Delta, Finished, FinishReason, Usage
 from shared.text.base import Tokenizer
 
 CALLED = "tool_calls"  # the finish reason of a choice that made calls

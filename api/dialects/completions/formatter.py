@@ -20,7 +20,8 @@ from api.generation.logprobs import (
 )
 from api.generation.prompt_logprobs import EchoedLogprobs, PromptLogprobs, ScoredPrompt
 from api.sse import JoinedText
-from shared.messages import Delta, Finished, choice_deltas
+from shared.choice_deltas import choice_deltas
+from shared.messages import Delta, Finished
 from shared.text.base import Tokenizer
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from shared.messages import ChoiceDelta, FinishReason, JobState, segment_deltas
+from shared.choice_deltas import ChoiceDelta, segment_deltas
+from shared.messages import FinishReason, JobState
 from shared.transport.connect import RedisTransport
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.test_worker import text_of

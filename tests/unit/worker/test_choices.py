@@ -7,15 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from shared.messages import (
-    ChoiceDelta,
-    Cursor,
-    ErrorCode,
-    FinishReason,
-    JobState,
-    Segment,
-    choice_deltas,
-)
+from shared.choice_deltas import ChoiceDelta, choice_deltas
+from shared.messages import Cursor, ErrorCode, FinishReason, JobState, Segment
 from shared.transport.ports.queue import Delivery
 from shared.transport.wire import chain_hash, chain_links
 from tests.unit.worker.fakes import EOS, make_job

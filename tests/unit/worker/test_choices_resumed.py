@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from shared.messages import START, ChoiceDelta, Cursor, Delta, Job, segment_deltas
+from shared.choice_deltas import ChoiceDelta, segment_deltas
+from shared.messages import START, Cursor, Delta, Job
 from shared.transport.deliveries import segments_of
 from shared.transport.ports.queue import Append, Delivery, JobEnd
 from shared.transport.wire import chain_hash

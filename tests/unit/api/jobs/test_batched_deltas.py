@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.jobs.delta_parts import BatchedDeltas
-from shared.messages import (
-    ChoiceDelta,
-    Cursor,
-    Delta,
-    FinishReason,
-    Segment,
-    TokenLogprob,
-    segment_deltas,
-)
+from shared.choice_deltas import ChoiceDelta, segment_deltas
+from shared.messages import Cursor, Delta, FinishReason, Segment, TokenLogprob
 
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=60)
 

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.jobs.reader_position import Diverged, ReaderPosition
-from shared.messages import (
-    START,
-    ChoiceDelta,
-    Cursor,
-    Delta,
-    FinishReason,
-    Segment,
-    TokenLogprob,
-    segment_deltas,
-)
+from shared.choice_deltas import ChoiceDelta, segment_deltas
+from shared.messages import START, Cursor, Delta, FinishReason, Segment, TokenLogprob
 
 STOP = FinishReason.STOP
 Unit = list[ChoiceDelta]  # what is never divided: perhaps ends without tokens, then a token

@@ -10,9 +10,9 @@ import pytest
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.merged_stream import MergedStream
 from api.jobs.relay import EventRelay
+from shared.choice_deltas import ChoiceDelta, choice_deltas
 from shared.messages import (
     START,
-    ChoiceDelta,
     Cursor,
     Delta,
     Failed,
@@ -21,7 +21,6 @@ from shared.messages import (
     JobState,
     Segment,
     Usage,
-    choice_deltas,
 )
 from tests.unit.api.jobs.relay_fakes import FakeBus, FakeStore, finished_after, log_of
 

@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import (
-    START,
-    ChoiceDelta,
-    Cursor,
-    Delta,
-    FinishReason,
-    Segment,
-    TokenLogprob,
-    choice_deltas,
-    segment_deltas,
-)
+from shared.choice_deltas import ChoiceDelta, choice_deltas, segment_deltas
+from shared.messages import START, Cursor, Delta, FinishReason, Segment, TokenLogprob
 from shared.transport.wire import (
     chain_hash,
     chain_links,
