@@ -12,10 +12,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api.auth.access import AccessMiddleware
 from api.auth.keys import KeyRing
+from api.auth.stream_tokens import StreamTokens
 from api.batches import routes as batches
 from api.batches.endpoints import make_endpoints
 from api.batches.runner import BatchBounds, BatchRunner, RunContext
-from api.dependencies import services_in
+from api.dependencies import part_in
 from api.dialects.chat import routes as chat
 from api.dialects.completions import routes as completions
 from api.dialects.generate import routes as generate
@@ -69,7 +70,8 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
             if in_use is None:
                 in_use = await stack.enter_async_context(_own_transport(settings, open_requests))
             services = Services(settings, in_use, metrics, open_requests, ring)
-            app.state.services = services
+            app.state.services = services  # for tests and the end of the process
+            app.state.parts = services.parts()
             stack.push_async_callback(services.aclose)
             await services.start()
             runner = _batch_runner(services)
@@ -116,7 +118,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     app.add_middleware(
         AccessMiddleware,
         ring=ring,
-        stream_tokens=lambda scope: services_in(scope).stream_tokens,
+        stream_tokens=lambda scope: part_in(scope, StreamTokens),
         metrics_key=settings.metrics_key,
         monitoring_without_keys=settings.monitoring_without_keys,
     )

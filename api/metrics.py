@@ -7,9 +7,12 @@ Names follow vLLM's where it has one. Gauges are read from state at each scrape
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from api.dependencies import provided
 
 # name, kind, labels, meaning
 METRICS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
@@ -112,3 +115,6 @@ def labelled(name: str, values: Mapping[str, float]) -> Metric:
     for label, value in values.items():
         family.add_metric([label], value)
     return family
+
+
+MetricsDep = Annotated[Metrics, provided(Metrics)]

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
+from api.batches.service import MAX_RECORDS_PER_TENANT, BatchService
 from api.dialects.responses.store import ResponseStore
 from api.files.service import FilePolicy, Files
 from api.files.storage import FileStorage
@@ -21,12 +22,13 @@ from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
 from api.jobs.disconnects import DisconnectTracker
 from api.jobs.relay import EventRelay
+from api.jobs.request_reader import RequestReader
 from api.jobs.service import JobService
 from api.metrics import Metrics
 from api.settings import ApiSettings
 from api.system.health_monitor import HealthMonitor
 from api.system.state_collector import StateCollector
-from shared.transport.ports.batches import BatchStore
+from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
 from shared.transport.ports.dead_letters import DeadLetters
 from shared.transport.ports.durability import DurabilityChecks
@@ -126,6 +128,24 @@ class Services:
             metrics=metrics,
             keepalive_s=settings.keepalive_s,
         )
+        self.batch_service = BatchService(
+            self.batches,
+            self.files.storage,
+            self.durable,
+            BatchLimits(
+                max_open=settings.max_open_batches,
+                max_tenant_open=settings.max_open_batches_per_tenant,
+                max_tenant_records=MAX_RECORDS_PER_TENANT,
+                keep_ms=settings.file_life_s * 1000,
+            ),
+            settings.file_life_s,
+        )
+        self.reader = RequestReader(
+            store,
+            self.pool,
+            settings.body_timeout_s,
+            refuse_unused=settings.refuse_unused_members,
+        )
         self._bus = bus
         self._housekeeping = Housekeeping(
             store,
@@ -163,12 +183,22 @@ class Services:
         self.pool.close()
         self.files.close()
 
-    @property
-    def is_ready(self) -> bool:
-        """New work is accepted here now. Without a worker it waits in the queue."""
-        return (
-            self.open_requests.closed is None and self.health.is_fresh and bool(self.catalog.known)
-        )
+    def parts(self) -> dict[type, object]:
+        """Returns what routes may depend on, by type (see `api.dependencies`)."""
+        return {
+            BatchService: self.batch_service,
+            DeadLetters: self.dead_letters,
+            Files: self.files,
+            GenerationService: self.generation,
+            HealthMonitor: self.health,
+            JobService: self.jobs,
+            Metrics: self.metrics,
+            OpenRequests: self.open_requests,
+            RequestReader: self.reader,
+            ResponseStore: self.responses,
+            StreamTokens: self.stream_tokens,
+            TimeSlices: self.slices,
+        }
 
 
 def admission_limits(settings: ApiSettings) -> AdmissionLimits:

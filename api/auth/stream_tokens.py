@@ -11,7 +11,9 @@ import base64
 import hashlib
 import hmac
 import time
+from typing import Annotated
 
+from api.dependencies import provided
 from api.errors import invalid_api_key
 from shared.transport.ports.jobs import JobStore
 
@@ -50,3 +52,6 @@ def _mac(secret: bytes, job_id: str, tenant: str, ends_s: int) -> str:
     said = f"{ends_s}\n{tenant}\n{job_id}".encode()
     digest = hmac.new(secret, said, hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+StreamTokensDep = Annotated[StreamTokens, provided(StreamTokens)]

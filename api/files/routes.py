@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.dependencies import caller_of, services_of
 from api.errors import (
     ServerError,
     unknown_parameter,
 )
-from api.files.service import Files, unavailable_files
+from api.files.service import Files, FilesDep, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
+from api.http.caller import CallerDep
 from api.http.json_response import json_answer
-from api.http.open_requests import OpenRequests
+from api.http.open_requests import OpenRequests, OpenRequestsDep
 from api.http.pagination import page_answer, page_of
 from shared.messages import InvalidParameter
 from shared.transport.ports.files import FileRecord
@@ -32,22 +32,21 @@ ORDERS = ("asc", "desc")
 
 
 @router.post(PATH)
-async def create_file(request: Request) -> Response:
-    """A multipart form with `file` and `purpose: batch`; the file is streamed to the disk."""
-    files = services_of(request).files
-    return json_answer(file_payload(await files.receive(request, caller_of(request).tenant)))
+async def create_file(request: Request, caller: CallerDep, files: FilesDep) -> Response:
+    """Stores the file of a multipart form with `file` and `purpose: batch`."""
+    return json_answer(file_payload(await files.receive(request, caller.tenant)))
 
 
 @router.get(PATH)
-async def list_files(request: Request) -> Response:
-    """One's own, newest first. `purpose`, `order`, `limit` (1 to 10000), `after` (a file's id)."""
+async def list_files(request: Request, caller: CallerDep, files: FilesDep) -> Response:
+    """Lists the caller's files, newest first: `purpose`, `order`, `limit`, `after` (an id)."""
     page = page_of(request, MAX_LIMIT, MAX_LIMIT, also=("purpose", "order"))
     order = request.query_params.get("order", "desc")
     if order not in ORDERS:
         raise InvalidParameter("order", f"must be one of {', '.join(ORDERS)}")
     purpose = request.query_params.get("purpose")
-    records = await services_of(request).files.index.list(
-        caller_of(request).tenant,
+    records = await files.index.list(
+        caller.tenant,
         page.after,
         page.limit + 1,
         oldest_first=order == "asc",
@@ -57,26 +56,31 @@ async def list_files(request: Request) -> Response:
 
 
 @router.get(PATH + "/{file_id}")
-async def get_file(request: Request, file_id: str) -> Response:
-    """What is known of a file."""
-    _nothing_asked(request)
-    record = await services_of(request).files.get(file_id, caller_of(request).tenant)
+async def get_file(request: Request, file_id: str, caller: CallerDep, files: FilesDep) -> Response:
+    """Returns the metadata of a file."""
+    _refuse_query(request)
+    record = await files.get(file_id, caller.tenant)
     return json_answer(file_payload(record))
 
 
 @router.get(PATH + "/{file_id}/content")
-async def get_content(request: Request, file_id: str) -> Response:
-    """The bytes, streamed. A body that ends early was damaged on the disk meanwhile."""
-    _nothing_asked(request)
-    services = services_of(request)
-    record = await services.files.get(file_id, caller_of(request).tenant)
-    return ContentResponse(services.files, record, services.open_requests)
+async def get_content(
+    request: Request,
+    file_id: str,
+    caller: CallerDep,
+    files: FilesDep,
+    open_requests: OpenRequestsDep,
+) -> Response:
+    """Streams the bytes of a file. A body that ends early was damaged on the disk meanwhile."""
+    _refuse_query(request)
+    record = await files.get(file_id, caller.tenant)
+    return ContentResponse(files, record, open_requests)
 
 
 @router.delete(PATH + "/{file_id}")
-async def delete_file(request: Request, file_id: str) -> Response:
-    """Forgotten at once, its bytes soon; 409 while a batch reads it."""
-    await services_of(request).files.drop(file_id, caller_of(request).tenant)
+async def delete_file(file_id: str, caller: CallerDep, files: FilesDep) -> Response:
+    """Deletes a file; 409 while a batch reads it. Its bytes are removed soon after."""
+    await files.drop(file_id, caller.tenant)
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -95,7 +99,7 @@ def file_payload(record: FileRecord) -> dict[str, Any]:
     }
 
 
-def _nothing_asked(request: Request) -> None:
+def _refuse_query(request: Request) -> None:
     for name in request.query_params:
         raise unknown_parameter(name)
 

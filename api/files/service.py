@@ -6,9 +6,11 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from typing import Annotated
 
 from starlette.requests import Request
 
+from api.dependencies import provided
 from api.errors import (
     MAX_ECHO_CHARS,
     ApiError,
@@ -261,3 +263,6 @@ def _life_s(fields: dict[str, str], default_s: int) -> int:
     is_number = seconds is not None and seconds.isascii() and seconds.isdigit()
     whole = int(seconds[:10]) if seconds is not None and is_number else None
     return parse_life_s(anchor, whole, "expires_after")
+
+
+FilesDep = Annotated[Files, provided(Files)]

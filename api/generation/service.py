@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from api.dependencies import provided
 from api.generation.models import ModelCatalog
 from api.generation.thread_pool import TextPool
 from shared.messages import Durability
@@ -29,3 +31,6 @@ class GenerationService:
     pool: TextPool
     max_response_bytes: int
     job_defaults: JobDefaults
+
+
+GenerationDep = Annotated[GenerationService, provided(GenerationService)]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from fastapi import Depends
+from starlette.requests import Request
 from starlette.types import Scope
 
 from shared.messages import Idempotency
@@ -51,3 +54,11 @@ def caller_in(scope: Scope) -> Caller:
     caller = scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller
+
+
+async def get_caller(request: Request) -> Caller:
+    """Returns the caller, as of now: the job of an idempotency key is known after the body."""
+    return caller_in(request.scope)
+
+
+CallerDep = Annotated[Caller, Depends(get_caller)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Annotated
 
 import anyio
 from starlette.types import Receive
 
+from api.dependencies import provided
 from api.errors import overloaded, unavailable
 
 RETRY_AFTER_S = 2.0
@@ -111,3 +113,6 @@ class OpenRequests:
     def cut_all(self) -> None:
         for request in list(self._open):
             request.cut()
+
+
+OpenRequestsDep = Annotated[OpenRequests, provided(OpenRequests)]

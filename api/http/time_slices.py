@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Annotated
+
+from api.dependencies import provided
 
 SLICE_S = 0.004
 PIECE_BYTES = 65_536  # what a transport takes before its writer has to wait
@@ -63,3 +66,6 @@ def _took_for_a_slice(rest: Iterator[object]) -> bool:
     """Returns whether nothing is left."""
     ends_s = time.perf_counter() + SLICE_S
     return all(time.perf_counter() < ends_s for _ in rest)
+
+
+SlicesDep = Annotated[TimeSlices, provided(TimeSlices)]

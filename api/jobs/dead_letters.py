@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import CallerDep, DeadLettersDep, JobsDep
+from api.dependencies import provided
 from api.errors import (
     MAX_ECHO_CHARS,
     CallerError,
@@ -17,18 +17,20 @@ from api.errors import (
     letter_not_found,
     unknown_parameter,
 )
-from api.http.caller import Caller
+from api.http.caller import Caller, CallerDep
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import job_payload
 from api.jobs.routes import DEFAULT_LIMIT, list_limit
-from api.jobs.service import JobService
+from api.jobs.service import JobsDep, JobService
 from shared.keys import new_job_id
 from shared.messages import OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
 from shared.transport.wire import PayloadInvalid
 
 router = APIRouter()
+
+DeadLettersDep = Annotated[DeadLetters, provided(DeadLetters)]
 
 
 @router.get("/v1/dead-letters")

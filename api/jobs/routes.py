@@ -6,18 +6,18 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import CallerDep, JobsDep, StreamTokensDep
+from api.auth.stream_tokens import StreamTokensDep
 from api.errors import (
     CallerError,
     job_not_found,
     unknown_parameter,
 )
-from api.http.caller import Caller
+from api.http.caller import Caller, CallerDep
 from api.http.json_response import json_answer
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import job_payload, parse_status
 from api.jobs.resume_point import ResumePoint
-from api.jobs.service import JobService
+from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
 from shared.messages import TERMINAL_STATES, InvalidParameter
 from shared.transport.ports.jobs import JobRecord

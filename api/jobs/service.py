@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from api.dependencies import provided
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import TimeSlices
 from api.jobs.admission import Admission
@@ -50,3 +52,6 @@ class JobService:
         """Returns the name of one reader of a job. The part before '#' names the frontend whose
         lease the reader lives by."""
         return f"{self.frontend_id}#{next(self._reader_numbers)}"
+
+
+JobsDep = Annotated[JobService, provided(JobService)]

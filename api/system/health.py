@@ -7,8 +7,12 @@ from importlib.metadata import version
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.dependencies import CallerDep, HealthDep, ServicesDep
+from api.generation.service import GenerationDep
+from api.http.caller import CallerDep
 from api.http.json_response import json_answer
+from api.http.open_requests import OpenRequestsDep
+from api.metrics import MetricsDep
+from api.system.health_monitor import HealthDep
 
 router = APIRouter()
 
@@ -26,16 +30,19 @@ async def health(caller: CallerDep, monitor: HealthDep) -> Response:
 
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
-async def ready(services: ServicesDep) -> Response:
-    """200 when requests are accepted here now, else 503: no model is known, Redis is away or this
-    frontend is going down. Requests for `unserved` models wait until a worker comes."""
-    is_ready = services.is_ready
+async def ready(
+    monitor: HealthDep, generation: GenerationDep, open_requests: OpenRequestsDep
+) -> Response:
+    """Returns 200 when new requests are accepted, else 503: no model is known, Redis is unreachable
+    or the frontend shuts down. Requests for `unserved` models wait until a worker comes."""
+    known = generation.models.known
+    is_ready = open_requests.closed is None and monitor.is_fresh and bool(known)
     payload = {
         "ready": is_ready,
-        "closed": services.open_requests.closed,
-        "status": services.health.status,
-        "models": list(services.catalog.known),
-        "unserved": [name for name, model in services.catalog.known.items() if not model.is_served],
+        "closed": open_requests.closed,
+        "status": monitor.status,
+        "models": list(known),
+        "unserved": [name for name, model in known.items() if not model.is_served],
     }
     response = json_answer(payload, 200 if is_ready else 503)
     if not is_ready:
@@ -50,9 +57,9 @@ async def release() -> Response:
 
 
 @router.get("/metrics")
-async def metrics(services: ServicesDep) -> Response:
+async def metrics(counters: MetricsDep) -> Response:
     """The Prometheus text format; docs: the table in `api.metrics`."""
     return Response(
-        services.metrics.exposition(),
+        counters.exposition(),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )

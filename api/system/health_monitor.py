@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from api.dependencies import provided
 from shared.transport.ports.jobs import JobStore, TransportError
 from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
 
@@ -127,3 +128,6 @@ def _plain(value: float | str) -> float | int | str:
 
 def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 1)
+
+
+HealthDep = Annotated[HealthMonitor, provided(HealthMonitor)]

@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import GenerationDep
 from api.dialects.messages.errors import speaks_anthropic
 from api.dialects.messages.protocol import model_info, model_page
 from api.generation.models import ServedModel
+from api.generation.service import GenerationDep
 from api.http.json_response import json_answer
 
 router = APIRouter()

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import caller_of, read_request, services_of
+from api.dependencies import part_in
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_sampling
@@ -21,10 +21,12 @@ from api.generation.sampling import Room
 from api.generation.service import GenerationService
 from api.generation.structured_output import structured_members
 from api.generation.timing import Timing
-from api.http.caller import Caller
+from api.http.caller import Caller, caller_in
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, new_job, now_s
+from api.jobs.request_reader import RequestReader
+from api.jobs.service import JobService
 from api.jobs.stream_response import generation_response
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
@@ -34,13 +36,13 @@ router = APIRouter(route_class=PlainRoute)
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """The next message of a conversation, whole or as a stream of chunks."""
-    services = services_of(request)
-    generation = services.generation
-    chat = await read_request(request, ChatRequest)
-    await expect_job(request.scope, services.jobs.relay)
-    prepared = await prepare_chat(generation, caller_of(request), chat)
+    jobs = part_in(request.scope, JobService)
+    generation = part_in(request.scope, GenerationService)
+    chat = await part_in(request.scope, RequestReader).read(request, ChatRequest)
+    await expect_job(request.scope, jobs.relay)
+    prepared = await prepare_chat(generation, caller_in(request.scope), chat)
     return generation_response(
-        services.jobs,
+        jobs,
         (prepared.job,),
         prepared.dialect,
         prepared.timing,

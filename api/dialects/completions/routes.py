@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import caller_of, read_request, services_of
+from api.dependencies import part_in
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.completions.request import check_choices, completion_sampling
@@ -28,10 +28,12 @@ from api.generation.response_size import (
 from api.generation.service import GenerationService
 from api.generation.structured_output import checked_grammar, structured_members
 from api.generation.timing import Timing
-from api.http.caller import Caller
+from api.http.caller import Caller, caller_in
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, new_job, now_s, sibling
+from api.jobs.request_reader import RequestReader
+from api.jobs.service import JobService
 from api.jobs.stream_response import generation_response
 from api.sse import json_bytes
 from shared.messages import Grammar, Job, SamplingParams
@@ -52,13 +54,13 @@ class PreparedCompletion:
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """What follows a prompt, or each of several, whole or as a stream of chunks."""
-    services = services_of(request)
-    generation = services.generation
-    completion = await read_request(request, CompletionRequest)
-    await expect_job(request.scope, services.jobs.relay)
-    prepared = await prepare_completions(generation, caller_of(request), completion)
+    jobs = part_in(request.scope, JobService)
+    generation = part_in(request.scope, GenerationService)
+    completion = await part_in(request.scope, RequestReader).read(request, CompletionRequest)
+    await expect_job(request.scope, jobs.relay)
+    prepared = await prepare_completions(generation, caller_in(request.scope), completion)
     return generation_response(
-        services.jobs,
+        jobs,
         prepared.jobs,
         prepared.dialect,
         prepared.timing,

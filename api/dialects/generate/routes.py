@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import caller_of, read_request, services_of
+from api.dependencies import part_in
 from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.generate.request import generate_sampling
@@ -16,9 +16,12 @@ from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
 from api.generation.sampling import Room
 from api.generation.service import GenerationService
 from api.generation.timing import Timing
+from api.http.caller import caller_in
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import new_job
+from api.jobs.request_reader import RequestReader
+from api.jobs.service import JobService
 from api.jobs.stream_response import generation_response
 from shared.messages import SamplingParams
 
@@ -28,17 +31,17 @@ router = APIRouter(route_class=PlainRoute)
 @router.post("/generate")
 async def generate(request: Request) -> Response:
     """What follows a prompt; `model` may be left out while one model is served."""
-    services = services_of(request)
-    generation = services.generation
-    asked = await read_request(request, GenerateRequest)
-    await expect_job(request.scope, services.jobs.relay)
+    jobs = part_in(request.scope, JobService)
+    generation = part_in(request.scope, GenerationService)
+    asked = await part_in(request.scope, RequestReader).read(request, GenerateRequest)
+    await expect_job(request.scope, jobs.relay)
     model = await generation.models.only(asked.model)
     _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
     token_ids = await generation.pool.run(prompt_token_ids, model, asked.prompt)
     room = model.room(len(token_ids))
     room.check_prompt("prompt")
     job = new_job(
-        caller_of(request),
+        caller_in(request.scope),
         generation.job_defaults,
         model=model.card.name,
         kind=GenerateFormatter.kind,
@@ -52,9 +55,9 @@ async def generate(request: Request) -> Response:
     prompt, shown = scored_prompt(job), None
     if prompt is not None:
         shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
-    dialect = GenerateFormatter(caller_of(request).request_id, model.card.name, timing, shown)
+    dialect = GenerateFormatter(caller_in(request.scope).request_id, model.card.name, timing, shown)
     return generation_response(
-        services.jobs,
+        jobs,
         (job,),
         dialect,
         timing,

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import caller_of, read_request, services_of
+from api.dependencies import part_in
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
 from api.dialects.messages.request import (
@@ -25,11 +25,13 @@ from api.generation.models import ServedModel
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
 from api.generation.service import GenerationService
-from api.http.caller import Caller
+from api.http.caller import Caller, caller_in
 from api.http.json_response import json_answer
 from api.http.plain_route import PlainRoute
 from api.jobs.expected_job import expect_job
 from api.jobs.new_job import Prepared, new_job
+from api.jobs.request_reader import RequestReader
+from api.jobs.service import JobService
 from api.jobs.stream_response import generation_response
 from shared.messages import SamplingParams
 
@@ -39,14 +41,14 @@ router = APIRouter(route_class=PlainRoute)
 @router.post("/v1/messages")
 async def create_message(request: Request) -> Response:
     """The assistant's next message, whole or as a stream of events."""
-    services = services_of(request)
-    generation = services.generation
+    jobs = part_in(request.scope, JobService)
+    generation = part_in(request.scope, GenerationService)
     with explaining():
-        asked = await read_request(request, MessageRequest)
-    await expect_job(request.scope, services.jobs.relay)
-    prepared = await prepare_message(generation, caller_of(request), asked)
+        asked = await part_in(request.scope, RequestReader).read(request, MessageRequest)
+    await expect_job(request.scope, jobs.relay)
+    prepared = await prepare_message(generation, caller_in(request.scope), asked)
     return generation_response(
-        services.jobs,
+        jobs,
         (prepared.job,),
         prepared.dialect,
         prepared.timing,
@@ -58,10 +60,9 @@ async def create_message(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a message would have; nothing is queued."""
-    services = services_of(request)
-    generation = services.generation
+    generation = part_in(request.scope, GenerationService)
     with explaining():
-        asked = await read_request(request, CountTokensRequest)
+        asked = await part_in(request.scope, RequestReader).read(request, CountTokensRequest)
     model = await generation.models.require(asked.model)
     plan = await generation.pool.run(_planned, model, asked, "", False)
     return json_answer({"input_tokens": len(plan.token_ids)})

@@ -10,7 +10,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import CallerDep, JobsDep, ResponsesDep, caller_of, read_request, services_of
+from api.dependencies import part_in
 from api.dialects.responses.formatter import ResponseFormatter
 from api.dialects.responses.items import (
     DEFAULT_LIMIT,
@@ -29,6 +29,7 @@ from api.dialects.responses.request import (
     response_sampling,
 )
 from api.dialects.responses.store import (
+    ResponsesDep,
     ResponseStore,
     response_not_found,
 )
@@ -44,12 +45,14 @@ from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
 from api.generation.service import GenerationService
 from api.generation.timing import Timing
-from api.http.caller import Caller
+from api.http.caller import Caller, CallerDep, caller_in
 from api.http.json_response import LongJsonAnswer, json_answer
 from api.http.pagination import page_answer, page_of
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.new_job import new_job, now_s
+from api.jobs.request_reader import RequestReader
 from api.jobs.sent_events import SentEvents
+from api.jobs.service import JobsDep, JobService
 from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
@@ -63,14 +66,13 @@ INCLUDES = ("include", "include[]")  # the SDK's way to write a list, and others
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
     """The next turn of a conversation: whole, as a stream of events, or in the background."""
-    services = services_of(request)
-    asked = await read_request(request, ResponseRequest)
-    job, dialect = await prepare_response(
-        services.generation, services.responses, caller_of(request), asked
-    )
+    jobs, responses = part_in(request.scope, JobService), part_in(request.scope, ResponseStore)
+    generation = part_in(request.scope, GenerationService)
+    asked = await part_in(request.scope, RequestReader).read(request, ResponseRequest)
+    job, dialect = await prepare_response(generation, responses, caller_in(request.scope), asked)
     if asked.background and not asked.stream:
-        return await _begin(request, job, dialect)
-    return generation_response(services.jobs, (job,), dialect, Timing(), streamed=asked.stream)
+        return await _begin(request, jobs, job, dialect)
+    return generation_response(jobs, (job,), dialect, Timing(), streamed=asked.stream)
 
 
 async def prepare_response(
@@ -173,14 +175,15 @@ async def list_input_items(
     return page_answer(items, page)
 
 
-async def _begin(request: Request, job: Job, dialect: ResponseFormatter) -> Response:
-    """Submits a job that nobody waits for."""
-    services = services_of(request)
-    with services.open_requests.enter():
-        submission = await services.admission.submit(job, "")
+async def _begin(
+    request: Request, jobs: JobService, job: Job, dialect: ResponseFormatter
+) -> Response:
+    """Submits a job without a reader."""
+    with jobs.open_requests.enter():
+        submission = await jobs.admission.submit(job, "")
     set_rate_limit_headers(request.scope, submission.allowances)
     set_durability_header(request.scope, job.durability)
-    services.metrics.requests.labels(job.kind, "background").inc()
+    jobs.metrics.requests.labels(job.kind, "background").inc()
     return json_answer(dialect.so_far(has_started=False))
 
 

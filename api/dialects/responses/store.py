@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from api.dependencies import provided
 from api.dialects.responses.formatter import READERS_ERRORS, ResponseFormatter
 from api.dialects.responses.items import Item
 from api.dialects.responses.record import ResponseFacts, decode_facts
@@ -206,3 +207,6 @@ def response_not_found(name: str) -> CallerError:
         code="response_not_found",
         param="response_id",
     )
+
+
+ResponsesDep = Annotated[ResponseStore, provided(ResponseStore)]

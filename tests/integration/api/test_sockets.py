@@ -172,8 +172,7 @@ def test_heads_that_trickle_in_on_a_used_connection_are_given_up(
 @pytest.fixture
 def impatient(strict: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """The service, with less time for bodies."""
-    hasty = strict.settings.model_copy(update={"body_timeout_s": 0.4})
-    monkeypatch.setattr(strict.app.state.services, "settings", hasty)
+    monkeypatch.setattr(strict.app.state.services.reader, "timeout_s", 0.4)
     return strict
 
 

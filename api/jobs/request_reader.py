@@ -1,0 +1,104 @@
+"""RequestReader: reads the JSON body of a request and validates it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from starlette.requests import Request
+
+from api.dependencies import provided
+from api.errors import MAX_ECHO_CHARS, CallerError
+from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
+from api.generation.ignored_parameters import IgnoredMembers
+from api.generation.thread_pool import TextPool, request_bytes
+from api.generation.validation import RequestT, parse_json, parse_request
+from api.http.caller import caller_in, set_caller
+from api.http.request_id import set_headers
+from api.jobs.idempotency import HEADER as IDEMPOTENCY_HEADER
+from api.jobs.idempotency import resolve_job_id
+from shared.transport.ports.jobs import JobStore
+
+PLAIN_CODING = "identity"
+JSON = "application/json"
+INLINE_BYTES = 16_384  # larger bodies are parsed in the thread pool
+
+
+class RequestReader:
+    """Reads bodies within `timeout_s`. `refuse_unused`: refuses what would be ignored."""
+
+    def __init__(
+        self, store: JobStore, pool: TextPool, timeout_s: float, *, refuse_unused: bool
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self.timeout_s = timeout_s
+        self._refuse_unused = refuse_unused
+
+    async def read(self, request: Request, schema: type[RequestT]) -> RequestT:
+        """Returns the body as `schema`. Names its ignored parameters in a response header.
+
+        The caller of a request with an idempotency key has its job from then on. Raises
+        InvalidParameter and CallerError: 400 for anything but a JSON object, 408 for a body that
+        does not arrive, 415 for one that is compressed or has another media type.
+        """
+        _require_json(request)
+        coding = request.headers.get("content-encoding", PLAIN_CODING).strip().lower()
+        if coding != PLAIN_CODING:
+            raise CallerError(
+                f"Bodies are read as they are: Content-Encoding '{coding[:MAX_ECHO_CHARS]}' is not "
+                "supported.",
+                status=415,
+                code="unsupported_content_encoding",
+                param="Content-Encoding",
+            )
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                raw = await request.body()
+        except TimeoutError:
+            raise CallerError(
+                "The request body did not arrive in time.",
+                status=408,
+                code="body_timeout",
+                should_retry=False,
+            ) from None
+
+        caller, key = caller_in(request.scope), request.headers.get(IDEMPOTENCY_HEADER)
+        if key is not None and caller.job_id is not None:
+            named = await resolve_job_id(caller, self._store, key, request.url.path, raw)
+            set_caller(request.scope, named)
+        request_bytes.set(len(raw))
+
+        ignored = IgnoredMembers(refuse=self._refuse_unused)
+
+        def parse() -> RequestT:
+            return parse_request(parse_json(raw), schema, ignored)
+
+        try:
+            return parse() if len(raw) <= INLINE_BYTES else await self._pool.run(parse)
+        finally:
+            if ignored.text is not None:
+                set_headers(request.scope, {IGNORED_HEADER: ignored.text})
+
+
+def _require_json(request: Request) -> None:
+    """Raises CallerError (415) for another media type.
+
+    Browsers send text/plain, forms and bodies without a type to any server without a preflight,
+    but JSON only after one.
+    """
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == JSON or (media_type.startswith("application/") and media_type[-5:] == "+json"):
+        return
+    was = f"not '{media_type[:MAX_ECHO_CHARS]}'" if media_type else "this request has none"
+    raise CallerError(
+        f"The body must have the Content-Type 'application/json'; {was}.",
+        status=415,
+        code="unsupported_media_type",
+        param="Content-Type",
+        should_retry=False,
+    )
+
+
+RequestReaderDep = Annotated[RequestReader, provided(RequestReader)]
