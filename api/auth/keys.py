@@ -1,4 +1,4 @@
-"""KeyRing: the keys that let requests in, as the file and the environment say now."""
+"""KeyRing: the API keys of the environment and of a file, which is read again when it changes."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from shared.transport.ports.jobs import AdmissionLimits
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 2**20
-MAX_KEY_CHARS = 512  # presented; longer ones are no keys of ours
+MAX_KEY_CHARS = 512  # of a presented key
 
 
 class KeyRing:
-    """Without keys everybody is let in. Reads the file again when it has changed.
+    """The keys in use. Without keys every request is allowed.
 
-    Raises KeysInvalid with a sentence for the operator.
+    Raises KeysInvalid, whose message is for the operator.
     """
 
     def __init__(self, settings: ApiSettings) -> None:
         self._in_environment = settings.api_keys
         self._path = Path(settings.api_keys_file) if settings.api_keys_file else None
         self._seen: tuple[int, int] | None = None  # mtime in ns and size of the file
-        self._complaint = ""
+        self._last_error = ""
         self._by_digest: dict[str, ApiKey] = {}
         self._limits: dict[str, dict[str, int]] = {}
         self._read()
 
     @property
     def is_open(self) -> bool:
-        """No key was configured at all."""
+        """Whether no key is configured."""
         return self._path is None and not self._by_digest
 
     def __len__(self) -> int:
         return len(self._by_digest)
 
     def find(self, presented: str) -> ApiKey | None:
-        """The key's line; None for a key that is none.
+        """Returns the matching key, or None.
 
-        Digests are looked up and compared, never keys: nobody can choose how far a digest agrees
-        with another one.
+        Digests are looked up and compared, never keys: a client cannot choose how many bytes of a
+        digest match another one.
         """
         if len(presented) > MAX_KEY_CHARS:
             return None
@@ -59,20 +59,20 @@ class KeyRing:
         return found
 
     def limits_of(self, tenant: str, defaults: AdmissionLimits) -> AdmissionLimits:
-        """What all tenants have, but for what the tenant's own lines say."""
+        """Returns `defaults`, overridden by the limits on the tenant's own lines."""
         return replace(defaults, **self._limits.get(tenant, {}))
 
     async def refresh(self) -> None:
-        """A file that cannot be used changes nothing: the keys that were known go on."""
+        """Reads the file if it has changed. A file that is invalid changes nothing."""
         try:
             if self._path is not None and self._stamp(self._path) != self._seen:
                 self._read()
                 log.info("keys read", extra={"keys": len(self)})
-            self._complaint = ""
+            self._last_error = ""
         except KeysInvalid as error:
-            if str(error) != self._complaint:  # once, not at every look
+            if str(error) != self._last_error:  # once, not at every check
                 log.error("keys not read", extra={"reason": str(error)})
-            self._complaint = str(error)
+            self._last_error = str(error)
 
     def _read(self) -> None:
         keys = parse_keys(self._in_environment, "API_KEYS")
@@ -103,22 +103,21 @@ class KeyRing:
             raise KeysInvalid(f"API_KEYS_FILE {path} is not UTF-8.") from None
 
 
-# API keys as an operator writes them down: one a line, hashed, each with its tenant.
+# API keys as an operator writes them: one per line, hashed, each with its tenant.
 #
 #     sha256:<64 hex digits> tenant=acme name=laptop requests_per_minute=60 tokens_per_minute=100000
 #
-# Words after the digest: `tenant` (required), `name` (for logs), the limits below, and the bare
-# words `operator` (sees the jobs of all tenants) and `disabled`. `#` begins a comment. Limits are
-# the tenant's, on whichever of its lines they stand. A key has 256 bits from a random source, so
-# that a plain hash of it can be looked at by anybody; what people choose themselves would need a
-# slow one.
+# Fields after the digest: `tenant` (required), `name` (for logs), the limits below, and the flags
+# `operator` (sees the jobs of all tenants) and `disabled`. `#` begins a comment. Limits are the
+# tenant's, whichever of its lines has them. A key has 256 random bits, so a plain hash of it may be
+# public; a password would need a slow one.
 
 PREFIX = "sk-penstock-"
 KEY_BYTES = 32
 DIGEST_KIND = "sha256:"
 MAX_KEYS = 10_000
 MAX_LIMIT = 10**10
-# A word of a line -> the member of AdmissionLimits that it bounds.
+# Field of a line -> member of AdmissionLimits.
 LIMITS = {
     "requests_per_minute": "requests_per_minute",
     "tokens_per_minute": "tokens_per_minute",
@@ -133,7 +132,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,10}")
 
 
 class KeysInvalid(SettingsError):
-    """A sentence that names the line at fault, and repeats nothing of it."""
+    """Keys cannot be used. The message names the line and repeats nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +152,15 @@ def new_key() -> str:
 
 
 def digest_of(key: str) -> str:
-    """How a key is written down."""
+    """Returns the form in which a key is stored."""
     return DIGEST_KIND + hashlib.sha256(key.encode()).hexdigest()
 
 
 def parse_keys(text: str, where: str) -> list[ApiKey]:
-    """Lines end with a line break or `;`. Raises KeysInvalid; `where` says what was read."""
+    """Returns the keys in `text`, whose lines end with a line break or `;`.
+
+    Raises KeysInvalid with `where`, the name of the source.
+    """
     keys: dict[str, ApiKey] = {}
     for number, words in _lines(text):
         try:
@@ -166,7 +168,7 @@ def parse_keys(text: str, where: str) -> list[ApiKey]:
         except ValueError as error:
             raise KeysInvalid(f"{where}, line {number}: {error}.") from None
         if key.digest in keys:
-            raise KeysInvalid(f"{where}, line {number}: this key is there already.")
+            raise KeysInvalid(f"{where}, line {number}: duplicate key.")
         keys[key.digest] = key
     if len(keys) > MAX_KEYS:
         raise KeysInvalid(f"{where} has more than {MAX_KEYS} keys.")
@@ -175,15 +177,15 @@ def parse_keys(text: str, where: str) -> list[ApiKey]:
 
 
 def limits_by_tenant(keys: Iterable[ApiKey], where: str) -> dict[str, dict[str, int]]:
-    """Raises KeysInvalid where two lines of a tenant do not agree."""
+    """Returns limits by tenant. Raises KeysInvalid if two lines of a tenant differ."""
     found: dict[str, dict[str, int]] = {}
     for key in keys:
         limits = found.setdefault(key.tenant, {})
         for name, value in key.limits.items():
             if limits.setdefault(name, value) != value:
                 raise KeysInvalid(
-                    f"{where}: two keys of the tenant {key.tenant} differ in a limit; limits are "
-                    "the tenant's, and need to be said once."
+                    f"{where}: two keys of the tenant {key.tenant} differ in a limit; a limit is "
+                    "the tenant's and needs to be set once."
                 )
     return found
 
@@ -200,7 +202,7 @@ def _parse(words: list[str]) -> ApiKey:
         raise ValueError(
             "must begin with sha256: and 64 hex digits (python -m api.keys makes such lines)"
         )
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     flags: set[str] = set()
     limits: dict[str, int] = {}
     for word in rest:
@@ -210,7 +212,7 @@ def _parse(words: list[str]) -> ApiKey:
         elif name in ("tenant", "name") and equals:
             if not _NAME.fullmatch(value):
                 raise ValueError(f"{name} has 1 to 64 letters, digits, '_', '.', '@' or '-'")
-            said[name] = value
+            values[name] = value
         elif name in LIMITS and equals:
             if not _NUMBER.fullmatch(value) or int(value) > MAX_LIMIT:
                 raise ValueError(f"{name} is a whole number from 1 to {MAX_LIMIT}")
@@ -220,12 +222,12 @@ def _parse(words: list[str]) -> ApiKey:
                 "after the digest come tenant=, name=, operator, disabled and the limits "
                 + ", ".join(f"{known}=" for known in LIMITS)
             )
-    if "tenant" not in said:
+    if "tenant" not in values:
         raise ValueError("tenant= is missing")
     return ApiKey(
         digest,
-        said["tenant"],
-        said.get("name", ""),
+        values["tenant"],
+        values.get("name", ""),
         "operator" in flags,
         "disabled" in flags,
         limits,

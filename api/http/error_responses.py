@@ -1,4 +1,4 @@
-"""Error answers: whatever is raised becomes one error object, on every route."""
+"""Error responses: every exception becomes one error object, on every route."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from shared.transport.ports.jobs import QueueFull, TransportError
 log = logging.getLogger(__name__)
 
 _HTTP_MESSAGES = {
-    404: ("There is no such route.", "not_found"),
-    405: ("This route does not take this method.", "method_not_allowed"),
+    404: ("Route not found.", "not_found"),
+    405: ("Method not allowed.", "method_not_allowed"),
 }
 
 
 class ErrorAnswersMiddleware:
-    """Pure ASGI. Turns exceptions into answers while nothing has been sent.
+    """Pure ASGI. Turns exceptions into responses while nothing has been sent.
 
-    An exception after that is a mistake of ours: streams say their own errors.
+    An exception after that is raised on: streams send their own error events.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -54,17 +54,17 @@ class ErrorAnswersMiddleware:
         try:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
-            return  # nobody is left to answer
+            return
         except Exception as error:
             if has_started:
                 raise
-            told = error_of(error)
-            set_rate_limit_headers(scope, told.allowances)
-            await told.response()(scope, receive, send)
+            refusal = error_of(error)
+            set_rate_limit_headers(scope, refusal.allowances)
+            await refusal.response()(scope, receive, send)
 
 
 def error_of(error: Exception) -> ApiError:
-    """What the caller is told about an exception; ours are logged with their traceback."""
+    """Returns the error of an exception. Faults of the server are logged with their traceback."""
     match error:
         case ApiError():
             return error
@@ -80,7 +80,7 @@ def error_of(error: Exception) -> ApiError:
 
 
 def answer_framework_errors(app: FastAPI) -> None:
-    """Replaces the framework's own bodies for unknown routes and methods."""
+    """Replaces the framework's bodies for unknown routes and methods."""
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

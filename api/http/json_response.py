@@ -1,4 +1,4 @@
-"""JSON answers: small ones in one piece, long ones in many that are made as they are sent."""
+"""JSON responses: small ones in one piece, long ones encoded in pieces while they are sent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MEDIA_TYPE = "application/json"
 
 
 def json_answer(payload: Any, status: int = 200) -> Response:
-    """Returns `payload` as application/json, in one line. For what is known to be short."""
+    """Returns a response with `payload` as one line of JSON. For payloads known to be short."""
     return Response(json_bytes(payload), status_code=status, media_type=MEDIA_TYPE)
 
 
 class LongJsonAnswer(Response):
-    """An answer of any length: encoded and sent piece by piece, without a content-length."""
+    """A response of any length, encoded and sent in pieces, without a content-length."""
 
     media_type = MEDIA_TYPE
 
@@ -36,10 +36,10 @@ class LongJsonAnswer(Response):
 
 
 async def send_json(send: Send, payload: Any, slices: TimeSlices) -> None:
-    """Sends a whole answer with status 200, in chunks where it is not small.
+    """Sends a whole response with status 200, in chunks if it is not small.
 
-    The rest of the loop goes on in between, and a reader that is slow is waited for: no more than a
-    piece is held beside the payload.
+    Yields to the event loop in between and waits for slow readers: at most one piece is held beside
+    the payload.
     """
     headers = [(b"content-type", MEDIA_TYPE.encode())]
     has_begun = False
@@ -57,8 +57,6 @@ async def send_json(send: Send, payload: Any, slices: TimeSlices) -> None:
     await send({"type": "http.response.body", "body": piece, "more_body": False})
 
 
-# WholeWriter: an answer that is not streamed, or the error in its place.
-
 _JSON = ((b"content-type", b"application/json"),)
 
 
@@ -70,7 +68,7 @@ class WholeWriter:
         self._slices = slices
 
     async def write(self, send: Send, payload: Any, *, is_small: bool) -> None:
-        """Sends `payload`: in one go where it is small, else in pieces while it is encoded."""
+        """Sends `payload`: at once if it is small, else in pieces while it is encoded."""
 
         async def sending(message: Message) -> None:
             self.has_begun = True
@@ -82,7 +80,7 @@ class WholeWriter:
             await send_json(sending, payload, self._slices)
 
     async def write_error(self, send: Send, error: ApiError) -> None:
-        """Sends an ordinary error answer."""
+        """Sends an error response."""
         self.has_begun = True
         response = error.response()
         await _send_all(send, error.status, response.raw_headers, bytes(response.body))

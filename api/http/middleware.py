@@ -1,4 +1,4 @@
-"""BodyLimitMiddleware: no request body larger than the limit is read, let alone parsed."""
+"""Middleware for every request: the limit of its body, and the slash at the end of its path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from api.errors import CallerError
 class BodyLimitMiddleware:
     """Pure ASGI. Raises CallerError (413) by the announced length, or while reading.
 
-    `larger`: (method, path) of what may have more, because it is never whole in memory.
+    `larger`: limits by (method, path) of routes that stream the body and never hold it whole.
     """
 
     def __init__(
@@ -53,16 +53,14 @@ def _too_large(max_bytes: int) -> CallerError:
     )
 
 
-# TrailingSlashMiddleware: a route of the API is the same with a slash behind it.
-
 _ROUTES = "/v1/"
 
 
 class TrailingSlashMiddleware:
-    """Pure ASGI. Takes one slash off the end of a path below `/v1/`, before anything looks at it.
+    """Pure ASGI. Removes one slash from the end of a path below `/v1/`.
 
-    No redirect: clients drop bodies and keys on the way. Stands outermost, so that access, limits
-    and routes all see the one path.
+    No redirect: clients drop bodies and keys when they follow one. Outermost, so that access,
+    limits and routes see one path.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""OpenRequests: the answers in progress, their bound, and how they end when the process must."""
+"""OpenRequests: the responses in progress, their limit, and their end at shutdown."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ RETRY_AFTER_S = 2.0
 
 
 class Ending(StrEnum):
-    """How the work of an answer ended."""
+    """How the work of a response ended."""
 
     DONE = "done"
-    LEFT = "left"  # the client went away
-    CUT = "cut"  # this frontend is going down
+    LEFT = "left"  # the client disconnected
+    CUT = "cut"  # this frontend is shutting down
 
 
 class OpenRequest:
-    """One answer in progress."""
+    """One response in progress."""
 
     def __init__(self) -> None:
         self.is_cut = False
         self._scope: anyio.CancelScope | None = None
 
     def cut(self) -> None:
-        """Ends the work from outside. Idempotent."""
+        """Cancels the work. Idempotent."""
         self.is_cut = True
         if self._scope is not None:
             self._scope.cancel()
 
     async def run(self, receive: Receive, work: Callable[[], Awaitable[None]]) -> Ending:
-        """Does `work` while the client is there. Raises what `work` raises.
+        """Runs `work` until the client disconnects. Raises what `work` raises.
 
         The body of the request must have been received: the next message is the disconnect,
         whatever version of ASGI the server speaks.
@@ -72,7 +72,7 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All of this frontend."""
+    """The responses in progress of this frontend, at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -85,16 +85,16 @@ class OpenRequests:
 
     @property
     def closed(self) -> str | None:
-        """Why no new ones are let in, as a sentence."""
+        """The message of the 503 that new requests get; None while they are accepted."""
         return self._held if self._closed is None else self._closed
 
     @contextmanager
     def enter(self) -> Iterator[OpenRequest]:
-        """Raises UnavailableError (503) once closed, or when too many are open."""
+        """Counts a response while it is open. Raises UnavailableError (503) if closed or full."""
         if self.closed is not None:
             raise unavailable(self.closed, RETRY_AFTER_S)
         if len(self._open) >= self._limit:
-            raise overloaded("Too many requests are open here. Try again later.", RETRY_AFTER_S)
+            raise overloaded("Too many open requests. Try again later.", RETRY_AFTER_S)
         request = OpenRequest()
         self._open.add(request)
         try:
@@ -103,11 +103,11 @@ class OpenRequests:
             self._open.discard(request)
 
     def close(self, why: str) -> None:
-        """Lets no new ones in; those that are open go on."""
+        """Refuses new requests for good; open ones go on."""
         self._closed = why
 
     def hold(self, why: str | None) -> None:
-        """Lets no new ones in until the next call with None."""
+        """Refuses new requests until a call with None."""
         self._held = why
 
     def cut_all(self) -> None:

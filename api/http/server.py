@@ -1,8 +1,8 @@
-"""DrainingServer: uvicorn, with an end that its clients can live with.
+"""DrainingServer: uvicorn with a graceful shutdown.
 
-uvicorn stops listening at the first signal. This one goes on listening first: it answers 503 to new
-work and to readiness, lets open answers finish for a while, ends the rest with an event that says
-where to go on, and only then stops.
+uvicorn stops listening at the first signal. DrainingServer goes on listening: it responds 503 to
+new requests and to the readiness probe, lets open responses finish for a while, ends the others
+with an event that says where to resume, and then stops.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from api.settings import ApiSettings
 
 log = logging.getLogger(__name__)
 
-CUT_TIMEOUT_S = 5.0  # for the last words of answers that were cut
+CUT_TIMEOUT_S = 5.0  # for the last events of responses that were cut
 BACKLOG = 2048
-KEEPALIVE_CONNECTION_S = 75  # idle connections; longer than what load balancers use
-GRACE_TICKS = 3  # a load balancer sees the readiness fail; a tick is 0.1 s
+KEEPALIVE_CONNECTION_S = 75  # of idle connections; longer than that of load balancers
+GRACE_TICKS = 3  # of 0.1 s, in which a load balancer sees the readiness probe fail
 
 
 class DrainingServer(uvicorn.Server):
@@ -36,24 +36,24 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._open_requests = open_requests
         self._shutdown_timeout_s = shutdown_timeout_s
-        self._asked = False
+        self._is_draining = False
         self._cut_at_s: float | None = None
         self._is_cut = False
         self._ticks = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Runs as a signal handler: it only leaves a note for the next tick."""
-        if self._asked:
+        """Handles a signal: sets flags for the next tick."""
+        if self._is_draining:
             self.should_exit = True
-        self._asked = True
+        self._is_draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or (self._asked and self._drained())
+        return await super().on_tick(counter) or (self._is_draining and self._has_drained())
 
-    def _drained(self) -> bool:
+    def _has_drained(self) -> bool:
         now_s = time.monotonic()
         if self._cut_at_s is None:
-            self._open_requests.close("This frontend is going down. Try again.")
+            self._open_requests.close("This frontend is shutting down. Try again.")
             self._cut_at_s = now_s + self._shutdown_timeout_s
             log.info("draining", extra={"open_requests": len(self._open_requests)})
         self._ticks += 1
@@ -69,7 +69,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def make_server(app: FastAPI, settings: ApiSettings) -> DrainingServer:
-    """A server for an app of `create_app`; run it with `run`, or `serve` on a running loop."""
+    """Returns a server for an app of `create_app`: `run` it, or `serve` on a running loop."""
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -80,7 +80,7 @@ def make_server(app: FastAPI, settings: ApiSettings) -> DrainingServer:
         lifespan="on",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # nothing here asks for the client's address or the scheme
+        proxy_headers=False,  # neither the client's address nor the scheme is used
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEPALIVE_CONNECTION_S,

@@ -1,8 +1,8 @@
 """TimeSlices: long work on the event loop, a few milliseconds at a time.
 
-What takes long here is pure Python (an answer of many megabytes that is encoded, a long log that is
-read): in a thread it would hold the interpreter's lock and take the loop's time as well
-(docs/adr/0016). So it stays on the loop and gives way often.
+The work is pure Python: encoding a response of many megabytes, reading a long log. In a thread it
+would hold the interpreter's lock and take the loop's time as well (docs/adr/0016). So it stays on
+the loop and yields often.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from typing import Annotated
 from api.dependencies import provided
 
 SLICE_S = 0.004
-PIECE_BYTES = 65_536  # what a transport takes before its writer has to wait
+PIECE_BYTES = 65_536  # a transport accepts them before its writer has to wait
 
 
 class TimeSlices:
-    """Shares the loop among all who have long work: one slice of one of them, then a turn of
-    everything else that is ready. Those who wait are served in their order."""
+    """Shares the loop among long tasks: one slice of one of them, then everything that is ready.
+
+    The long tasks take turns in the order in which they wait.
+    """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     async def pieces(self, parts: Iterable[bytes]) -> AsyncIterator[bytes]:
-        """Yields `parts` joined to pieces of about PIECE_BYTES, or of what a slice gives."""
+        """Yields `parts` joined to pieces of about PIECE_BYTES, or of one slice."""
         rest = iter(parts)
-        piece, is_over = _joined_for_a_slice(rest)  # most have no more: they take no turn
+        piece, is_over = _joined_for_a_slice(rest)  # mostly everything: that takes no turn
         yield piece
         while not is_over:
             async with self._turn:
@@ -41,7 +43,7 @@ class TimeSlices:
         return b"".join([piece async for piece in self.pieces(parts)])
 
     async def run(self, steps: Iterable[object]) -> None:
-        """Takes everything from `steps`: each of them is work done."""
+        """Exhausts `steps`, an iterable that does the work as it is iterated."""
         rest = iter(steps)
         is_over = _took_for_a_slice(rest)
         while not is_over:

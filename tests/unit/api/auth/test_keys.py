@@ -52,7 +52,7 @@ def test_a_line_says_whose_key_it_is_and_what_its_tenant_may() -> None:
         ("{digest} tenant=a max_jobs=1.5", "whole number"),
         ("{digest} tenant=a colour=blue", "after the digest come"),
         ("{digest} tenant=a max_jobs", "after the digest come"),
-        ("{digest} tenant=a\n{digest} tenant=b", "line 2: this key is there already"),
+        ("{digest} tenant=a\n{digest} tenant=b", "line 2: duplicate key"),
         ("{digest} tenant=a max_jobs=1\n{other} tenant=a max_jobs=2", "differ in a limit"),
     ],
 )

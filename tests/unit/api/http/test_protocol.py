@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import uvicorn
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -148,6 +149,17 @@ def test_every_method_that_is_overridden_is_uvicorn_s() -> None:
     others = {name for name, made in vars(HttpProtocol).items() if inspect.isfunction(made)}
     shadowed = {name for name in others if hasattr(HttpToolsProtocol, name)}
     assert shadowed == {"__init__", *OVERRIDDEN}
+
+
+def test_the_server_s_hooks_are_uvicorn_s() -> None:
+    assert list(inspect.signature(uvicorn.Server.handle_exit).parameters) == [
+        "self",
+        "sig",
+        "frame",
+    ]
+    assert list(inspect.signature(uvicorn.Server.on_tick).parameters) == ["self", "counter"]
+    assert inspect.iscoroutinefunction(uvicorn.Server.on_tick)
+    assert uvicorn.Server(uvicorn.Config("none")).should_exit is False
 
 
 async def test_every_member_that_is_used_is_uvicorn_s() -> None:
