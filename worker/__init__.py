@@ -1,1 +1,1 @@
-"""The model side: engine, tensors, and the service that speaks to the queue. No web framework."""
+"""The model side: engine, tensors, and the service that serves the queue. No web framework."""

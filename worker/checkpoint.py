@@ -1,4 +1,4 @@
-"""LoadedModel: the one model of a worker, as its service knows it: card, text, bounds."""
+"""The worker's model: its checkpoint, from a directory, the hub or the demo, and LoadedModel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JobRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """Facts of the checkpoint and of the engine that serves it."""
+    """The model as the service needs it: card, tokenizer, and the bounds of its engine."""
 
     name: str
     card: ModelCard
@@ -76,9 +76,9 @@ class LoadedModel:
         )
 
     def check(self, job: Job) -> None:
-        """The edge has validated the job; this catches one of another model or a newer release.
+        """Raises JobRefused for a job that this model cannot run.
 
-        Raises JobRefused.
+        The frontend has validated it; this finds one of another model or a newer release.
         """
         if job.model != self.name:
             raise JobRefused(
@@ -108,8 +108,6 @@ class LoadedModel:
             )
 
 
-# Where the model's files are: MODEL as a directory on this machine, from the hub or the demo.
-
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 
 _NOT_WRITABLE = {
@@ -124,7 +122,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class CheckpointNotFound(Exception):
-    """There is no such model; the text is one sentence for the operator."""
+    """The model does not exist; the message is one sentence for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ class Checkpoint:
 
 
 def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:
-    """Downloads a hub model, with a progress bar, unless its files are here already.
+    """Returns the checkpoint; downloads a hub model, with a progress bar, unless it is cached.
 
     Raises CheckpointNotFound.
     """
@@ -157,7 +155,7 @@ def _require_files(path: Path, what: str) -> None:
         raise CheckpointNotFound(f"{what}: there is no directory {str(path)!r}.")
     if not (path / "config.json").is_file():
         raise CheckpointNotFound(f"{what}: {str(path)!r} has no config.json.")
-    if not (path / "tokenizer.json").is_file():  # said now: the weights take longer to load
+    if not (path / "tokenizer.json").is_file():  # before the weights are loaded
         raise CheckpointNotFound(
             f"{what}: {str(path)!r} has no tokenizer.json; slow tokenizers are not supported."
         )
@@ -172,7 +170,7 @@ def _from_hub(model: str) -> Path:
         path = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
     except GatedRepoError:
         raise CheckpointNotFound(
-            f"MODEL={model!r} asks for a login; set HF_TOKEN to a token that may read it."
+            f"MODEL={model!r} requires a login; set HF_TOKEN to a token that may read it."
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointNotFound(
@@ -183,7 +181,7 @@ def _from_hub(model: str) -> Path:
             raise CheckpointNotFound(
                 f"MODEL={model!r} cannot be stored in the cache {constants.HF_HUB_CACHE}: "
                 f"{error.strerror} ({error.filename or 'file unknown'}). Give the worker's user "
-                "write permission and room there, or set HF_HOME to another directory."
+                "write permission and space there, or set HF_HOME to another directory."
             ) from None
         first_line = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
         raise CheckpointNotFound(

@@ -1,8 +1,8 @@
-"""Heartbeat: renews the worker's lease, reports its load, hears which jobs to drop.
+"""Heartbeat: renews the worker's lease, reports its load, receives the jobs to drop.
 
 A worker whose engine makes no progress although it has jobs stops beating, so that its lease ends
-and others take the jobs over: being able to talk is not being able to work. Why this is a task of
-the service's loop and no thread is docs/adr/0010.
+and other workers take over the jobs: a live connection is no proof of progress. Why this is a task
+of the service's loop and no thread is docs/adr/0010.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Heartbeat:
         on_sure: Callable[[Iterable[str], float], None],
         on_trouble: Callable[[], None],
     ) -> None:
-        """`on_drop(job_id, attempt)`: the attempt that the beat spoke of is not ours any more.
+        """`on_drop(job_id, attempt)`: the attempt is not this worker's any more.
 
         `on_lost(job_id, attempt)`: the server does not have it. `on_sure(job_ids, since_s)`: the
         server had these at that time (monotonic) or later.
@@ -64,7 +64,7 @@ class Heartbeat:
         self._on_lost = on_lost
         self._on_sure = on_sure
         self._on_trouble = on_trouble
-        # An answer that takes so long is not waited for: there is time for two more tries.
+        # After this a reply is not waited for: there is time for two more tries.
         self._timeout_s = lease_ms / 1000 / 3
         self._outage = RateLimitedOutageLog(
             log, failing="a heartbeat was not delivered", recovered="heartbeats are delivered again"
@@ -72,7 +72,7 @@ class Heartbeat:
         self.draining = False
 
     async def beat(self) -> None:
-        """One beat. Raises TransportError."""
+        """Sends one heartbeat. Raises TransportError."""
         attempts = {running.job.job_id: running.attempt for running in self._jobs}
         begin_s = time.monotonic()
         reply = await self._queue.beat(
@@ -95,7 +95,7 @@ class Heartbeat:
                 self._on_lost(job_id, attempts[job_id])
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._pause()
             if self._is_lost() and len(self._jobs):
@@ -109,7 +109,7 @@ class Heartbeat:
                 self._outage.failed(error=str(error) or type(error).__name__)
 
     async def _pause(self) -> None:
-        """An interval's sleep. Says so when the loop stood still for a good part of a lease."""
+        """Sleeps for an interval. Logs when the loop stood still for a good part of a lease."""
         begin_s = time.monotonic()
         await asyncio.sleep(self._interval_s)
         late_s = time.monotonic() - begin_s - self._interval_s
@@ -117,13 +117,14 @@ class Heartbeat:
             log.warning("the service stood still", extra={"late_s": round(late_s, 2)})
 
 
-# LoadReport: what a heartbeat says of this worker's load, as operators and frontends read it.
-
 RATE_WINDOW_S = 5.0
 
 
 class LoadReport:
-    """Called at every beat. Engine figures are those of its last word, at most a step old."""
+    """Returns, at every beat, the worker's load as operators and frontends read it.
+
+    The engine's figures are those of its last report, at most a step old.
+    """
 
     def __init__(
         self,

@@ -274,7 +274,7 @@ class AdmissionEstimator:
 
 
 def _num_in_engine(job: RunningJob) -> int:
-    return sum(choice.has_place for choice in job.choices)
+    return sum(choice.has_slot for choice in job.choices)
 
 
 def _tokens(job: RunningJob) -> int:

@@ -78,7 +78,7 @@ class JobRunner:
         """The first choice that has not ended goes to the engine; the others follow when the
         blocks of the prompt have been computed for it, and find them in the prefix cache.
 
-        The engine is told as soon as it can be: it computes while the rest is made ready here.
+        The request is sent as early as possible: the engine computes during the rest of the setup.
         """
         job = running.job
         try:
@@ -99,13 +99,13 @@ class JobRunner:
             choice.processor = processor
         for choice, (_, last) in zip(running.choices, starts, strict=True):
             if last is not None:
-                self._say(running, choice, last)
+                self._apply(running, choice, last)
         self._finish_if_over(running)
         if delivery.end != START:
             self._enter_engine(running)
 
     def _open_outbox(self, delivery: Delivery) -> None:
-        """From now on the job may say something."""
+        """Opens the job's outbox: from now on it may have output."""
         links = chain_links(delivery.output_token_ids, delivery.segments)
         self._publisher.open(
             delivery.job.job_id,
@@ -131,7 +131,7 @@ class JobRunner:
     def _take_up(
         self, job: Job, logged: LoggedChoice
     ) -> tuple[OutputProcessor | None, Piece | None]:
-        """A choice's processor where its log ends, and its last piece if it is over there.
+        """Returns a choice's processor where its log ends, and its last piece if it ended there.
 
         Raises ReplayMismatch.
         """
@@ -154,9 +154,9 @@ class JobRunner:
         return processor, None
 
     def _start_others(self, running: RunningJob) -> None:
-        """The choices that wait for the first one's prompt."""
+        """Starts the choices that wait for the first one's prompt."""
         job = running.job
-        waiting = [choice for choice in running.choices if choice.has_place and not choice.was_sent]
+        waiting = [choice for choice in running.choices if choice.has_slot and not choice.was_sent]
         if not waiting:
             return
         for choice in waiting:
@@ -172,10 +172,10 @@ class JobRunner:
         )
 
     def take(self, step: StepOutputs) -> None:
-        """One step's outputs of all jobs."""
+        """Takes one step's outputs of all jobs."""
         for output in step.outputs:
             found = self._jobs.by_request_id(output.request_id)
-            if found is not None and found[1].has_place:
+            if found is not None and found[1].has_slot:
                 self._take_output(*found, output)
 
     def _take_output(
@@ -200,7 +200,7 @@ class JobRunner:
         )
         if output.finish_reason is not None:
             self._jobs.leave_engine(choice)
-        self._say(running, choice, piece)
+        self._apply(running, choice, piece)
         if not natural and piece.finish_reason is None:
             self._fail(running, output.error or ErrorCode.ENGINE_ERROR, output.message)
             return
@@ -208,9 +208,9 @@ class JobRunner:
         self._start_others(running)
 
     def refuse(self, rejected: RequestRejected) -> None:
-        """The engine did not take the job, or one of its choices."""
+        """Fails a job of which the engine did not accept a choice."""
         found = self._jobs.by_request_id(rejected.request_id)
-        if found is not None and found[1].has_place:
+        if found is not None and found[1].has_slot:
             running, choice = found
             self._jobs.leave_engine(choice)
             self._fail(running, rejected.code, rejected.message)
@@ -224,14 +224,14 @@ class JobRunner:
         _log_end(running, why)
 
     def stop_engine_work(self, job_id: str, attempt: int) -> None:
-        """The publisher ends the job as failed: no more tokens of it are wanted."""
+        """Cancels a job in the engine, because the publisher ends it as failed."""
         running = self._jobs.get(job_id)
         if running is not None and running.attempt == attempt:
             running.end_reason = ErrorCode.ENGINE_ERROR.value
             self._leave_engine(*running.choices)
 
     def settle(self, settled: Settled) -> None:
-        """The publisher is done with a job."""
+        """Removes a job that the publisher has finished."""
         running = self._jobs.get(settled.job_id)
         if running is None or running.attempt != settled.attempt:
             return
@@ -243,31 +243,31 @@ class JobRunner:
             _log_end(running, settled.status.value, settled.detail)
 
     def stop_all(self) -> None:
-        """The engine drops everything; what it has said so far can still be published."""
+        """Cancels all jobs in the engine; their output so far can still be published."""
         for running in self._jobs:
             self._leave_engine(*running.choices)
 
     def take_all(self) -> list[RunningJob]:
-        """Empties the table: the claims that somebody must give back to the queue."""
+        """Empties the table; returns the jobs, which must be given back to the queue."""
         jobs = list(self._jobs)
         for running in jobs:
             self._forget(running)
         return jobs
 
     def take_from_engine(self) -> list[RunningJob]:
-        """The same for the jobs in the engine, which is gone; ended ones stay to be written."""
+        """Removes and returns the jobs of an engine that died; ended ones stay to be written."""
         jobs = [running for running in self._jobs if running.in_engine]
         for running in jobs:
             self._jobs.remove(running)
             self._publisher.drop(running.job.job_id)
         return jobs
 
-    def _say(self, running: RunningJob, choice: RunningChoice, piece: Piece) -> None:
+    def _apply(self, running: RunningJob, choice: RunningChoice, piece: Piece) -> None:
         choice.num_tokens += len(piece.token_ids)
         self._publish(running, choice, piece)
         if piece.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
-            # A stop string is found here; the engine does not know of it.
+            # A stop string is found here; the engine cannot see it.
             self._leave_engine(choice)
 
     def _publish(self, running: RunningJob, choice: RunningChoice, piece: Piece) -> None:
@@ -285,7 +285,7 @@ class JobRunner:
         )
 
     def _finish_if_over(self, running: RunningJob) -> None:
-        """Of several choices the job's reason is LENGTH when one of them was cut."""
+        """Ends the job when all choices have ended; reason LENGTH when one of them was cut."""
         reasons = {choice.finish_reason for choice in running.choices}
         if None in reasons:
             return
@@ -302,7 +302,7 @@ class JobRunner:
         )
 
     def _fail(self, running: RunningJob, code: ErrorCode, message: str) -> None:
-        """One choice's fault ends them all."""
+        """Ends the job as failed: one choice's failure ends all."""
         for choice in running.choices:
             self._leave_engine(choice)
             if choice.processor is not None and choice.finish_reason is None:
@@ -323,7 +323,7 @@ class JobRunner:
 
     def _leave_engine(self, *choices: RunningChoice) -> None:
         for choice in choices:
-            if choice.has_place:
+            if choice.has_slot:
                 self._jobs.leave_engine(choice)
                 if choice.was_sent:
                     self._send(CancelRequest(choice.request_id))
@@ -364,14 +364,13 @@ def _log_end(running: RunningJob, reason: str, detail: str = "") -> None:
     log.info("job ended", extra=fields)
 
 
-# The seeds of a job's choices: one of the job's own, the others mixed from it.
-
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
 _MASK = 2**64 - 1
 
 
 def choice_seed(seed: int | None, choice: int) -> int | None:
-    """Choice 0 has the job's seed; choice k the k-th output of SplitMix64 begun at it, less 2**63.
+    """Returns a choice's seed: the job's for choice 0, else the k-th output of SplitMix64, less
+    2**63.
 
     (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.) None, which
     only greedy sampling may have, stays None.

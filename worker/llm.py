@@ -47,7 +47,7 @@ Prompt = str | Sequence[int]
 
 NOT_OF_LLM = {"checkpoint", "runner", "echo_step_ms"}  # fields of EngineOptions
 
-# What a person at a shell gets as one line: each says by itself what is wrong.
+# Reported at a shell as one line: the message alone explains the error.
 _SENTENCES = (
     CheckpointNotFound,
     InvalidParameter,
@@ -60,7 +60,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineResult:
-    """What became of one prompt. With an `error` the text is what there was until then."""
+    """The result of one prompt. With an `error` the text is the output until then."""
 
     text: str  # without the stop string, EOS or stop token that ended it
     token_ids: tuple[int, ...]  # with the tokens that ended it
@@ -124,11 +124,11 @@ class LLM:
         """Results in the order of the prompts, each a text or a list of token ids.
 
         `sampling_params` holds for all prompts, or is a sequence with one for each; a seed of None
-        is drawn anew for each prompt. With `n` there are so many results for each prompt, one after
-        another: as the choices of a job, with seeds mixed from the prompt's (see choice_seed) and
-        the prompt computed once. Before anything runs, raises RequestRefused for a prompt that
-        could never run, and TypeError or ValueError for arguments that do not fit each other. Later
-        errors are in the results.
+        is drawn for each prompt. With `n` each prompt has that many results in a row: as the
+        choices of a job, with seeds mixed from the prompt's (see choice_seed) and the prompt
+        computed once. Before anything runs, raises RequestRefused for a prompt that could never
+        run, and TypeError or ValueError for arguments that do not fit each other. Later errors are
+        in the results.
         """
         if not 1 <= n <= MAX_CHOICES:
             raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {n}")
@@ -175,7 +175,7 @@ class LLM:
     def _run(self, generations: Sequence[_Generation], n: int, bar: GenerationProgress) -> None:
         engine = self._engine
         pending = deque(generations[::n])
-        # The others of a prompt follow when it has been computed for the first.
+        # The other choices of a prompt follow when it has been computed for the first.
         others = {
             first.request.request_id: generations[at * n + 1 : (at + 1) * n]
             for at, first in enumerate(generations[::n])
@@ -196,12 +196,12 @@ class LLM:
                 pending.extendleft(reversed(others.pop(output.request_id, ())))
                 if generation.finish_reason is not None:
                     bar.finished(1)
-                    # Nothing to do unless a stop string was found: the engine cannot see those.
+                    # Without effect unless a stop string was found: the engine cannot see those.
                     engine.cancel(output.request_id)
             bar.stepped(engine.stats())
 
     def _clear(self, requests: Iterable[EngineRequest]) -> None:
-        """After an interruption: leaves nothing of this call in the engine."""
+        """Removes everything of this call from the engine, after an interruption."""
         for request in requests:
             self._engine.cancel(request.request_id)
         while self._engine.has_unfinished():
@@ -353,13 +353,11 @@ def _print(prompt: str, result: OfflineResult, *, as_json: bool) -> None:
         print(f"error: {result.error}: {result.message}", file=sys.stderr)  # noqa: T201
 
 
-# GenerationProgress: a bar with live prefill and decode rates on a terminal, nothing elsewhere.
-
 RATE_INTERVAL_S = 0.5  # rates are averages over at least this long
 
 
 class GenerationProgress:
-    """Counts finished prompts; rates are tokens per second over the last interval.
+    """A progress bar of finished prompts, with prefill and decode rates in tokens per second.
 
     Writes to stderr, and only while that is a terminal: a file gets no control characters.
     """

@@ -1,4 +1,4 @@
-"""Outbox: what one job has said, from where its log ended when we took it, until it is durable."""
+"""Outbox: one job's output, from the end of its log when it was claimed, until it is durable."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Outbox:
 
         `logged`: the log itself; without it nothing before `end` can be written again. `snapshot`:
         the job as it was claimed, to put it back from. `prompt`: the log probabilities of its
-        prompt; None where it asks for none.
+        prompt; None where it requests none.
         """
         self._prompt = prompt or PromptLog(0)
         self.snapshot = snapshot
@@ -113,7 +113,7 @@ class Outbox:
         logprobs: Sequence[TokenLogprob] | None,
         segment: Segment | None = None,
     ) -> None:
-        """More output; ignored after `fail`.
+        """Adds output; ignored after `fail`.
 
         Of a job with several choices every piece comes with its one segment. A choice's end that
         has no token waits for some other token, or the job's end.
@@ -134,18 +134,18 @@ class Outbox:
             self._segments.append(segment)
 
     def add_prompt_logprobs(self, entries: Sequence[PromptLogprob]) -> None:
-        """More of the prompt's, all of them before the first piece."""
+        """Adds log probabilities of the prompt, all of them before the first piece."""
         self._prompt.add(entries)
 
     def finish(self, end: JobEnd) -> None:
-        """No more output; the end travels with the last of it. Ignored after `fail`."""
+        """Adds the end, which is sent with the last output. Ignored after `fail`."""
         if self._failed:
             return
         assert self._end is None, "a second end"
         self._end = end
 
     def fail(self, end: JobEnd) -> None:
-        """Forgets all output that is not durable; what is left to say is the end."""
+        """Drops all output that is not durable; only the end is left to be sent."""
         self._failed = True
         self._in_flight = None
         self._truncate(self._num_accepted)
@@ -177,7 +177,7 @@ class Outbox:
 
     @property
     def has_something(self) -> bool:
-        """True when an append would say something: of the prompt, new tokens, or the end."""
+        """True when an append would carry something: prompt slices, new tokens, or the end."""
         return not self.over and (self.num_unsent > 0 or self.ending or self.has_slice)
 
     @property
@@ -186,9 +186,9 @@ class Outbox:
         return self.accepted.num_tokens == 0 and self.num_unsent > 0
 
     def next_append(self) -> Append:
-        """All that is not durable; the same again while the last one is not settled.
+        """Returns all that is not durable; the same append while the last one is not settled.
 
-        Of the prompt's log probabilities a slice at a time, before everything else.
+        The prompt's log probabilities come first, a slice at a time.
         """
         if self._in_flight is None and self.has_slice:
             self._in_flight = Append(
@@ -238,7 +238,7 @@ class Outbox:
         self.num_gaps = 0
 
     def rewind(self, log_end: Cursor) -> bool:
-        """The log ends there; what follows is to be said again. False: no piece of ours does."""
+        """Sends again what follows the log's end; returns False where no piece ends there."""
         self.num_gaps += 1
         index = bisect_left(self._cursors, log_end)
         if index == len(self._cursors) or self._cursors[index] != log_end:
@@ -253,7 +253,7 @@ class Outbox:
         return True
 
     def _take_log(self, logged: Sequence[Delta], *, has_choices: bool) -> None:
-        """What earlier attempts logged, as pieces that are durable."""
+        """Adds what earlier attempts logged as pieces that are durable."""
         if (logged[0].start, logged[-1].end) != (START, self._base):
             return
         try:
@@ -272,7 +272,7 @@ class Outbox:
         self._accepted_hash = accepted_hash
 
     def _end_of_append(self, begin: int) -> int:
-        """How many pieces, counted from the beginning, one append takes those behind `begin` to."""
+        """Returns the index of the piece at which an append that begins at `begin` ends."""
         start = self._cursors[begin]
         if self.cursor.num_tokens - start.num_tokens <= MAX_APPEND_TOKENS:
             return len(self._texts)
@@ -280,7 +280,7 @@ class Outbox:
         return max(begin + 1, bisect_right(self._cursors, beyond, lo=begin) - 1)
 
     def _segments_between(self, begin: int, end: int) -> tuple[Segment, ...] | None:
-        """Whose these pieces are, and where each ends; None for what needs neither."""
+        """Returns the choice and length of each piece; None where neither is needed."""
         if self._segments:
             segments = tuple(self._segments[begin:end])
             return (segments if len(segments) <= MAX_PIECES else _joined(segments)) or None
@@ -302,7 +302,7 @@ class Outbox:
 
 
 def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Neighbours of one choice as one."""
+    """Returns the segments with neighbours of one choice joined."""
     joined: list[Segment] = []
     for segment in segments:
         before = joined[-1] if joined else None

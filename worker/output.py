@@ -18,7 +18,7 @@ class ReplayMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a step adds to a job: tokens, the text they released, and the end if it is reached.
+    """The addition of a step to a job: tokens, the text that they released, and an end.
 
     `finish_reason` is STOP, LENGTH or None; `stop_reason` the stop string or token id that matched.
     """
@@ -48,7 +48,8 @@ class OutputProcessor:
     def replay(
         self, token_ids: Sequence[int], logged: Cursor, *, ends_by_token: bool = False
     ) -> Piece:
-        """Takes up a logged history. The piece has no tokens; it says if a stop string is in it.
+        """Replays a logged history. Returns a piece without tokens: a stop, if the text completes
+        one.
 
         `ends_by_token`: the last token is the EOS or stop token, whose text is not shown.
         Raises ReplayMismatch when the text that is due by now is shorter than the logged one or
@@ -83,7 +84,7 @@ class OutputProcessor:
         finish_reason: FinishReason | None = None,
         stop_reason: int | None = None,
     ) -> Piece:
-        """A step's tokens. After a piece with a finish reason nothing may be pushed any more."""
+        """Returns the piece of a step's tokens. The one with a finish reason is the last."""
         ends_by_token = finish_reason is FinishReason.STOP
         shown = token_ids[:-1] if ends_by_token else token_ids
         text, stop, num_used = self._feed(shown)
@@ -106,11 +107,11 @@ class OutputProcessor:
         return Piece(token_ids, text + tail, logprobs, finish_reason, stop_reason)
 
     def abort(self) -> str:
-        """The text still held back, for a job that ends without a finish of its own."""
+        """Returns the text still held back, for a job that ends without a finish of its own."""
         return self._take_owed() + self._flush()[0]
 
     def _feed(self, token_ids: Sequence[int]) -> tuple[str, str | None, int]:
-        """(text, stop string, tokens used): up to and with the token that completes a stop."""
+        """Returns (text, stop string, tokens used), up to the token that completes a stop."""
         if self._matcher is None:
             self.num_tokens += len(token_ids)
             return self._detokenizer.push(token_ids), None, len(token_ids)

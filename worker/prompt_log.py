@@ -1,4 +1,4 @@
-"""PromptLog: the log probabilities of one job's prompt, on their way into its log.
+"""PromptLog: buffers the log probabilities of one job's prompt until they are in its log.
 
 They are written in slices of PROMPT_SLICE_TOKENS, whose boundaries depend on the prompt alone: a
 slice that an earlier attempt wrote is the same part of the prompt, and is left as it is.
@@ -32,7 +32,7 @@ class PromptLog:
         return prompt
 
     def add(self, entries: Sequence[PromptLogprob]) -> None:
-        """More of the prompt, in order."""
+        """Adds log probabilities of the prompt, in order."""
         assert len(entries) <= self._num_left, "more log probabilities than the prompt has tokens"
         self._num_left -= len(entries)
         self._rest += entries
@@ -43,14 +43,14 @@ class PromptLog:
 
     @property
     def next_slice(self) -> PromptSlice | None:
-        """The first that is not durable; None where none waits."""
+        """The first slice that is not durable, or None."""
         waits = self._num_accepted < len(self._slices)
         return self._slices[self._num_accepted] if waits else None
 
     def accept(self) -> None:
-        """The next slice is durable."""
+        """Marks the next slice as durable."""
         self._num_accepted += 1
 
     def rewind(self) -> None:
-        """The log begins anew: every slice is to be written again, where it is missing."""
+        """Starts over with an empty log: every slice is written again where it is missing."""
         self._num_accepted = 0

@@ -1,4 +1,4 @@
-"""Publisher: every job's output into its log, one round trip for all that is due.
+"""Publisher: appends every job's output to its log, in one round trip for all that is due.
 
 Flush policy. When the last append was quick, whatever has accumulated is sent as soon as there is
 something: no timer at low load. When appends are slow the publisher rests as long as the last one
@@ -43,7 +43,7 @@ from worker.outbox import ChainHash, FlushPolicy, Outbox, Settled
 from worker.prompt_log import PromptLog
 
 MAX_GAPS = 3  # in a row, of one job
-MAX_SLICES = 4  # of prompts, in one append: each may have 220 KiB, and everybody's tokens wait
+MAX_SLICES = 4  # of prompts, in one append: each may have 220 KiB, and all jobs' tokens wait
 LEASE_WAIT_S = 0.05  # for the beat that must come before a job is put back
 MEMORY_WAIT_S = 1.0  # for a server above maxmemory to have room for a job that it has lost
 
@@ -67,9 +67,9 @@ class Publisher:
         on_rejected: Callable[[str, int], None],
         on_trouble: Callable[[], None],
     ) -> None:
-        """`on_rejected(job_id, attempt)`: the job fails, its tokens are wanted no more.
+        """`on_rejected(job_id, attempt)`: the job fails; its further tokens are not needed.
 
-        `on_trouble`: the connection failed or the log differed; lost deliveries are to be sought.
+        `on_trouble`: the connection failed or the log differed; deliveries may be lost.
         """
         self._queue = queue
         self._worker_id = worker_id
@@ -80,7 +80,7 @@ class Publisher:
         self._on_rejected = on_rejected
         self._on_trouble = on_trouble
         self._outboxes: dict[str, Outbox] = {}
-        # Those with something to say, oldest first; who has said a slice is the last.
+        # Outboxes with something to send, oldest first; one that sent a slice goes to the end.
         self._waiting: dict[str, Outbox] = {}
         self._lost: dict[str, Outbox] = {}  # those whose jobs the server does not have any more
         self._restore_due = False  # else the lost jobs wait for `_restore_timer`
@@ -106,9 +106,9 @@ class Publisher:
         snapshot: JobSnapshot | None = None,
         prompt: PromptLog | None = None,
     ) -> None:
-        """From now on this job speaks, under this attempt, from where its log ends.
+        """Opens a job's outbox, under this attempt, where its log ends.
 
-        Arguments as of Outbox. A job with a snapshot is put back when the server has lost it.
+        The arguments are Outbox's. A job with a snapshot is put back when the server has lost it.
         """
         self._lost.pop(job_id, None)
         self._outboxes[job_id] = Outbox(
@@ -131,9 +131,9 @@ class Publisher:
         logprobs: Sequence[TokenLogprob] | None,
         segment: Segment | None = None,
     ) -> None:
-        """More output of a job; ignored when the job has been settled meanwhile.
+        """Adds output of a job; ignored when the job has been settled meanwhile.
 
-        Of a job with several choices it is one choice's, as `segment` says.
+        Of a job with several choices it is the choice's that `segment` names.
         """
         outbox = self._outboxes.get(job_id)
         if outbox is not None:
@@ -141,41 +141,40 @@ class Publisher:
             self._notice(outbox)
 
     def add_prompt_logprobs(self, job_id: str, entries: Sequence[PromptLogprob]) -> None:
-        """More of a job's prompt, all of it before the first of `add`."""
+        """Adds log probabilities of a job's prompt, all of them before the first `add`."""
         outbox = self._outboxes.get(job_id)
         if outbox is not None:
             outbox.add_prompt_logprobs(entries)
             self._notice(outbox)
 
     def note_cached_tokens(self, job_id: str, num_tokens: int) -> None:
-        """A job's prefix hit, kept by its first append."""
+        """Sets a job's prefix hit, which its first append carries."""
         outbox = self._outboxes.get(job_id)
         if outbox is not None:
             outbox.cached_tokens = num_tokens
 
     def finish(self, job_id: str, end: JobEnd) -> None:
-        """The job's end, to be written with its last output; Settled follows, or is on its
-        way."""
+        """Adds the job's end, written with its last output; Settled follows, or is on its way."""
         outbox = self._outboxes.get(job_id)
         if outbox is not None:
             outbox.finish(end)
             self._notice(outbox)
 
     def drop(self, job_id: str) -> None:
-        """Forgets a job; Settled does not follow. An append on its way may still arrive."""
+        """Drops a job; Settled does not follow. An append in flight may still arrive."""
         if self._outboxes.pop(job_id, None) is not None:
             self._waiting.pop(job_id, None)
             self._lost.pop(job_id, None)
             self._update()
 
     def sure(self, job_ids: Iterable[str], since_s: float) -> None:
-        """The server knew these attempts at `since_s` (monotonic) or later."""
+        """Notes that the server had these attempts at `since_s` (monotonic) or later."""
         for job_id in job_ids:
             if (outbox := self._outboxes.get(job_id)) is not None:
                 outbox.sure_s = max(outbox.sure_s, since_s)
 
     def lost(self, job_id: str, attempt: int) -> None:
-        """The server does not have this attempt: it is put back, or Settled follows."""
+        """Puts back an attempt that the server does not have, or settles it."""
         outbox = self._outboxes.get(job_id)
         if outbox is not None and outbox.attempt == attempt:
             self._note_lost(outbox)
@@ -185,11 +184,11 @@ class Publisher:
         return sum(outbox.num_unsent for outbox in self._waiting.values())
 
     async def flushed(self) -> None:
-        """Returns when nothing waits to be said."""
+        """Waits until all output is sent."""
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         backoff = Backoff(0.05, 1.0)
         while True:
             await self._wake.wait()
@@ -220,9 +219,9 @@ class Publisher:
             self._rest_until_s = end_s + self._policy.rest_s(end_s - begin_s)
 
     async def _restore_lost(self) -> None:
-        """Puts back what the server has lost; what cannot come back is settled as GONE.
+        """Puts back jobs that the server has lost; one that cannot return is settled as GONE.
 
-        A job that the server refuses for now stays lost, and the output of the other jobs goes on.
+        A job that the server refuses for now stays lost; the output of the others continues.
         Raises TransportError.
         """
         wait_s = None
@@ -279,7 +278,7 @@ class Publisher:
         self._restore_soon()
 
     async def _rest(self) -> bool:
-        """True when the rest is over, False when something urgent ended it."""
+        """Rests; returns True when the rest is over, False when something urgent ended it."""
         rest_s = self._rest_until_s - time.monotonic()
         if rest_s <= 0:
             return True
@@ -342,7 +341,7 @@ class Publisher:
                 if not outbox.rewind(log_end) or outbox.num_gaps > MAX_GAPS:
                     self._close(outbox, AppendStatus.DIVERGED)
             case AppendStatus.ENDED if item.end_of_job is not None:
-                # Our own end, said again because its first answer was lost, or somebody else's.
+                # This worker's own end, sent again because its first reply was lost, or another's.
                 self._close(outbox, AppendStatus.ENDED)
             case AppendStatus.GONE:
                 self._note_lost(outbox, result.detail)
@@ -385,11 +384,11 @@ class Publisher:
 
     def _note_away(self, error: TransportError) -> None:
         if not self.away:
-            log.warning("the log cannot be reached; output is kept", extra={"error": str(error)})
+            log.warning("the log is unreachable; output is buffered", extra={"error": str(error)})
         self.away = True
         self._on_trouble()
 
     def _note_back(self) -> None:
         if self.away:
-            log.info("the log can be reached again")
+            log.info("the log is reachable again")
         self.away = False

@@ -1,4 +1,4 @@
-"""RunningJobs: the worker's table of claimed jobs. One task owns it; everybody else only looks."""
+"""RunningJobs: the worker's table of claimed jobs. One task changes it; others read it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class RunningChoice:
     finish_reason: FinishReason | None  # once it has ended
     stop_reason: str | int | None = None
     processor: OutputProcessor | None = None  # None: it has ended before, or cannot run
-    has_place: bool = False  # it is in the engine, or waits for its turn to be sent there
+    has_slot: bool = False  # it is in the engine, or waits to be sent there
     was_sent: bool = False  # the engine knows it
 
 
 @dataclass(slots=True)
 class RunningJob:
-    """One claim of a job, until its end is durable or it is no longer ours."""
+    """One claim of a job, until its end is durable or another worker has it."""
 
     job: Job
     attempt: int
     choices: tuple[RunningChoice, ...]
     num_resumed: int  # output tokens of earlier attempts
-    cached_tokens: int | None  # of the first attempt; None: the engine has not said it yet
+    cached_tokens: int | None  # of the first attempt; None: not reported yet
     begun_s: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     end_reason: str = ""  # set when its end is on the way to the log
@@ -43,7 +43,7 @@ class RunningJob:
 
     @classmethod
     def of(cls, delivery: Delivery) -> RunningJob:
-        """As it is when it was claimed."""
+        """Returns the job as it is when it is claimed."""
         job, attempt = delivery.job, delivery.attempt
         return cls(
             job=job,
@@ -64,8 +64,8 @@ class RunningJob:
 
     @property
     def in_engine(self) -> bool:
-        """Whether any of its choices is, or waits for its turn."""
-        return any(choice.has_place for choice in self.choices)
+        """True while a choice is in the engine, or waits to be sent there."""
+        return any(choice.has_slot for choice in self.choices)
 
     @property
     def num_tokens(self) -> int:
@@ -78,7 +78,7 @@ class RunningJob:
 
 
 def request_id_of(job_id: str, attempt: int, choice: int) -> str:
-    """The engine's name of a choice: an older attempt's outputs are never taken for a newer's."""
+    """Returns the engine's name of a choice, which no two attempts share."""
     return f"{job_id}/{attempt}/{choice}"
 
 
@@ -90,7 +90,7 @@ class RunningJobs:
         self._by_request_id: dict[str, tuple[RunningJob, RunningChoice]] = {}
         self.max_num_seqs = max_num_seqs
         self.num_in_engine = 0  # choices, those that wait for their turn among them
-        self.changed = asyncio.Event()  # something left or began; whoever waits clears it
+        self.changed = asyncio.Event()  # a job left or began; the waiter clears it
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -102,7 +102,7 @@ class RunningJobs:
         return self._jobs.get(job_id)
 
     def by_request_id(self, request_id: str) -> tuple[RunningJob, RunningChoice] | None:
-        """None when the engine speaks of an attempt that is not in the table any more."""
+        """Returns None for an attempt that is not in the table any more."""
         return self._by_request_id.get(request_id)
 
     @property
@@ -111,8 +111,10 @@ class RunningJobs:
 
     @property
     def free_slots(self) -> int:
-        """Choices that may be taken now: free places in the engine; jobs that have ended and wait
-        for the store take a place in the table, which holds twice as many."""
+        """Choices that may be taken now: free slots of the engine, bounded by the table.
+
+        The table holds twice as many jobs: some have ended and wait for the store.
+        """
         in_engine = self.max_num_seqs - self.num_in_engine
         return max(0, min(in_engine, 2 * self.max_num_seqs - len(self._jobs)))
 
@@ -123,13 +125,13 @@ class RunningJobs:
             self._by_request_id[choice.request_id] = (running, choice)
 
     def enter_engine(self, choice: RunningChoice) -> None:
-        choice.has_place = True
+        choice.has_slot = True
         self.num_in_engine += 1
 
     def leave_engine(self, choice: RunningChoice) -> None:
         """Idempotent."""
-        if choice.has_place:
-            choice.has_place = False
+        if choice.has_slot:
+            choice.has_slot = False
             self.num_in_engine -= 1
             self.changed.set()
 

@@ -1,10 +1,10 @@
-"""WorkerService: one worker's life. The only asynchronous room of the worker side.
+"""WorkerService: one worker from start to stop.
 
     queue -> Intake -> [mailbox] -> owner task: JobRunner -> engine process
                                        ^                          |
     log  <- Publisher <----------------+---- [mailbox] <- EngineSupervisor
 
-The owner task alone changes the table of running jobs; everybody else posts it a message.
+The owner task alone changes the table of running jobs; all others post it messages.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ EXIT_OK = 0
 EXIT_BAD_MODEL = 2
 EXIT_GAVE_UP = 70
 
-ANNOUNCE_INTERVAL_S = 2.0  # a store that lost everything knows the model again so soon
-HAND_BACK_S = 3.0  # for the last words to a store that may be away
+ANNOUNCE_INTERVAL_S = 2.0  # after which a store that lost everything has the model again
+HAND_BACK_S = 3.0  # for the last commands to a store that may be unreachable
 FLUSH_BEFORE_RELEASE_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ class WorkerService:
     def __init__(
         self, settings: WorkerSettings, checkpoint: Checkpoint, queue: JobQueue, check: Check
     ) -> None:
-        """`check` looks at the store: warnings, TransportError to be tried again, or any other
-        exception to give up with."""
+        """`check` examines the store: it returns warnings, raises TransportError to be retried, or
+        another exception to give up."""
         self._settings = settings
         self._checkpoint = checkpoint
         self._queue = queue
@@ -123,13 +123,13 @@ class WorkerService:
         self._model: LoadedModel | None = None
 
     def stop(self) -> None:
-        """Once: finish what fits in the drain timeout, hand back the rest. Twice: at once."""
+        """Drains within the drain timeout and hands back the rest; a second call does so now."""
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
 
     async def run(self) -> int:
-        """The exit status, after everything is handed back and the engine has ended."""
+        """Returns the exit status, after all jobs are handed back and the engine has ended."""
         starting = asyncio.create_task(self._start())
         try:
             await first_of(starting, self._stop.wait())
@@ -148,7 +148,7 @@ class WorkerService:
             await self._supervisor.close()
 
     async def _start(self) -> None:
-        """The model loads while the store may still be away."""
+        """Loads the model while the store may still be unreachable."""
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._connect())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -187,7 +187,7 @@ class WorkerService:
 
     async def _connect(self) -> None:
         for warning in await self._retrying("reaching the store", self._check):
-            log.warning("the store is not set up well", extra={"detail": warning})
+            log.warning("the store's configuration is unsafe", extra={"detail": warning})
 
     async def _retrying(self, what: str, action: Callable[[], Awaitable[Any]]) -> Any:
         backoff = Backoff(0.1, 2.0)
@@ -204,7 +204,7 @@ class WorkerService:
                 await backoff.wait()
 
     async def _repair(self) -> None:
-        """Everything of ours that a store may have lost. Raises TransportError."""
+        """Writes again what the store may have lost of this worker. Raises TransportError."""
         await self._heartbeat.beat()  # the lease first: nothing is claimed without
         await self._queue.setup([self._checkpoint.name])
         await self._announce()
@@ -247,7 +247,7 @@ class WorkerService:
         return status
 
     async def _drain_beside(self, others: Sequence[asyncio.Task[None]]) -> list[RunningJob]:
-        """`_drain`, unless one of the tasks it relies on fails."""
+        """Drains, unless one of the tasks that it relies on fails."""
         draining = asyncio.create_task(self._drain(), name="drain")
         try:
             await first_of(draining, *others)
@@ -272,10 +272,9 @@ class WorkerService:
         return await message.reply
 
     async def _on_death(self, cause: CrashCause) -> None:
-        """Hands the engine's jobs back to the queue with their tokens; any worker goes on.
+        """Hands the engine's jobs back to the queue with their tokens; any worker continues them.
 
-        The store notes the death against them, by its cause: a job that does it again and again is
-        found and ended.
+        The store counts the death against them, by its cause: a job that repeats it is ended.
         """
         jobs = await self._take_jobs(all_jobs=False)
         try:
@@ -284,7 +283,7 @@ class WorkerService:
                 attempts = [(running.job.job_id, running.attempt) for running in jobs]
                 await self._queue.crashed(self.worker_id, attempts, cause)
         except TransportError as error:
-            # They are still ours at the store and unknown here: reconciling takes them up again.
+            # The store still assigns them to this worker: reconciling takes them up again.
             log.warning("jobs could not be handed back", extra={"error": str(error)})
         self._suspect()
 
@@ -303,7 +302,7 @@ class WorkerService:
                     backoff.reset()
                     self._mailbox.post(Cancel(job_id, None, "cancelled"))
             except TransportError as error:
-                log.debug("cancellations cannot be heard", extra={"error": str(error)})
+                log.debug("cancellations cannot be received", extra={"error": str(error)})
             await backoff.wait()
 
     async def _announce_often(self) -> None:
@@ -315,15 +314,15 @@ class WorkerService:
                 log.debug("the model could not be announced", extra={"error": str(error)})
 
     async def _drain(self) -> list[RunningJob]:
-        """No new jobs; running ones may finish until the timeout or a second stop.
+        """Takes no new jobs; running ones may finish until the timeout or a second stop.
 
-        What has not ended by then is out of the table and to be handed back.
+        Returns the jobs that have not ended by then, removed from the table, to be handed back.
         """
         log.info("draining", extra={"num_jobs": len(self._jobs)})
         self._heartbeat.draining = True
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
         with contextlib.suppress(TransportError, TimeoutError):
-            # The beat says it to everybody now; without it they learn it from the next one.
+            # Others learn it from this heartbeat; without it, from the next.
             await asyncio.wait_for(self._heartbeat.beat(), HAND_BACK_S)
         while len(self._jobs) and not self._stop_now.is_set():
             left_s = deadline_s - time.monotonic()
@@ -341,7 +340,7 @@ class WorkerService:
         return await self._take_jobs(all_jobs=True)
 
     async def _hand_back(self, jobs: list[RunningJob]) -> None:
-        """Releases these and what was delivered unheard; then the lease ends."""
+        """Releases these jobs and those whose delivery was lost; then ends the lease."""
         try:
             async with asyncio.timeout(HAND_BACK_S):
                 await self._release(jobs)
@@ -349,7 +348,7 @@ class WorkerService:
                 await self._queue.retire(self.worker_id)
         except (TransportError, TimeoutError) as error:
             log.warning(
-                "the store is away; the jobs are taken over when this worker's lease ends",
+                "the store is unreachable; the jobs are taken over when this worker's lease ends",
                 extra={"num_jobs": len(jobs), "error": str(error)},
             )
         if jobs:
@@ -357,12 +356,12 @@ class WorkerService:
 
 
 def _raise_the_first(*tasks: asyncio.Task[None]) -> None:
-    """These run for ever: one that has ended has failed."""
+    """Raises the exception of the first task that has ended: they run until cancelled."""
     for task in tasks:
         if task.done():
             task.result()
 
 
 def _new_worker_id() -> str:
-    """Never used twice: a second consumer of the same name would inherit the first one's jobs."""
+    """Returns a new id: a second consumer of the same name would inherit the first one's jobs."""
     return f"{host_name()}-{uuid.uuid4().hex[:12]}"

@@ -7,7 +7,7 @@ have different names:
     root = xxh3_128("penstock.block.1" NUL tenant)
     hash = xxh3_128(parent's hash, token ids as little-endian uint32)
 
-xxh3 is fast and not cryptographic. Whoever acts on an equal hash compares the tokens too.
+xxh3 is fast and not cryptographic. Code that acts on an equal hash compares the tokens too.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A block is exactly one of:
 
-    free      nobody holds it, nobody can find it: its content is worthless
+    free      held by no sequence, not in the index: its content is worthless
     owned     `ref_count` block tables hold it (more than one: a shared prefix)
-    cached    nobody holds it, but its content is whole and can be found by its hash
+    cached    held by no sequence; its content is whole and can be found by its hash
 
                     allocate                          release, published
           free ----------------> owned ------------------------------------> cached
@@ -90,12 +90,12 @@ class BlockManager:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds but whose content can still be hit."""
+        """Blocks held by no sequence whose content can still be hit."""
         return len(self._cached)
 
     @property
     def num_available(self) -> int:
-        """Blocks that nobody holds: what could be allocated now."""
+        """Blocks held by no sequence, which could be allocated now."""
         return len(self._free) + len(self._cached)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -216,7 +216,7 @@ class BlockManager:
             if block_id in self._cached and block.hash is None:
                 raise IntegrityError(f"cached block {block_id} cannot be found")
             if block.hash is not None and self._index.get(block.hash) != block_id:
-                raise IntegrityError(f"block {block_id} is not where its hash says")
+                raise IntegrityError(f"block {block_id} is not at the index entry of its hash")
         if len(self._index) != sum(block.hash is not None for block in self._blocks):
             raise IntegrityError("the index holds an entry that no block knows of")
 

@@ -9,7 +9,7 @@ from shared.messages import PromptLogprob, TokenLogprob
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.ports import StepResult
 
-IMPOSSIBLE_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
+IMPOSSIBLE_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot represent
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class EchoModelRunner:
 
     With an `eos_token_id` it ends after one whole echo (or after `min_tokens`, if that is later).
     The choice depends on the prompt and on i alone, so a resumed sequence continues it. Sampling
-    parameters do not change what a model without probabilities says.
+    parameters do not change the output of a model without probabilities.
     """
 
     def __init__(self, vocab_size: int, *, eos_token_id: int | None = None) -> None:

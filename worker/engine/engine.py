@@ -12,7 +12,7 @@ if the self-test passes. `step` raises EngineFailed when no further step can suc
 process, and IntegrityError when the books are wrong; no sequence is ended then, and another engine
 can resume each of them.
 
-Not safe for several threads: whoever made the engine calls it.
+Not thread-safe: the thread that made the engine calls it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Engine:
         runner: ModelRunner,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`clock` tells seconds, for the config's step target. A run without one is not paced:
-        nobody reads along whom a long step would hold up."""
+        """`clock` returns seconds, for the config's step target. Without one the run is not paced:
+        an offline run has no readers whom a long step would delay."""
         self.config = config
         self._clock = clock or (lambda: 0.0)
         self._pacer = None
@@ -96,7 +96,7 @@ class Engine:
         check_request(request, self.config, self._runner.vocab_size)
 
     def add(self, request: EngineRequest) -> None:
-        """Takes a request in; `step` will say how it goes. Raises RequestRefused."""
+        """Adds a request; `step` returns its outputs. Raises RequestRefused."""
         self.check(request)
         request_id = request.request_id
         if request_id in self._live or request_id in self._ended_on_arrival:
@@ -119,7 +119,7 @@ class Engine:
             scores_prompt=request.scores_prompt and request.params.prompt_logprobs is not None,
         )
         self._next_seq_id += 1
-        # The attempt before may have died between its last token and saying that it was the last.
+        # An earlier attempt may have died between its last token and the report of its end.
         if stop := sequence.find_stop(self.config.eos_token_ids):
             self._ended_on_arrival[request_id] = stopped_output(sequence, stop)
             return
@@ -236,7 +236,7 @@ class Engine:
         return _Launched(schedule.planned, self._runner.launch(batch))
 
     def _collect(self, launched: _Launched) -> list[EngineOutput]:
-        """Waits for a step, commits it, and says what came of each of its sequences."""
+        """Waits for a step, commits it, and returns the outputs of its sequences."""
         try:
             result = launched.handle.collect()
         except Exception as error:
@@ -271,7 +271,7 @@ class Engine:
         return outputs
 
     def _end_computed_prompts(self, planned: tuple[PlannedSequence, ...]) -> list[EngineOutput]:
-        """Ends those whose prompt alone was to be computed."""
+        """Ends the sequences of which only the prompt was to be computed."""
         outputs = []
         for item in planned:
             sequence = item.sequence
@@ -283,7 +283,7 @@ class Engine:
         return outputs
 
     def _discard_in_flight(self) -> None:
-        """A step was launched behind one that failed: what it computed rests on nothing."""
+        """Discards the step launched after one that failed: its inputs are invalid."""
         behind, self._in_flight = self._in_flight, None
         if behind is None:
             return
@@ -298,7 +298,7 @@ class Engine:
     def _fail_sequences(
         self, planned: tuple[PlannedSequence, ...], result: StepResult
     ) -> list[EngineOutput]:
-        """Ends those whose own computation failed, before anything of theirs is committed."""
+        """Ends the sequences whose own computation failed, before their tokens are committed."""
         outputs = []
         for item in planned:
             sequence = item.sequence
@@ -312,7 +312,7 @@ class Engine:
     def _recover(
         self, planned: tuple[PlannedSequence, ...], error: Exception
     ) -> list[EngineOutput]:
-        """After a step that raised and was taken back: decides how its sequences go on.
+        """Decides how the sequences of a step that raised, and was undone, continue.
 
         Returns the end of the one that is at fault, if it is known. Raises EngineFailed.
         """

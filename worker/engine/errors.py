@@ -1,10 +1,10 @@
-"""What the engine says no with.
+"""The engine's exceptions.
 
-RequestRefused      the caller's: this request, as it is, cannot be run
-  EngineFull        the caller's: not now; the same request may be taken later
-IntegrityError      ours: the books do not balance, nothing the engine says can be trusted any more
-OutOfMemory         the device's: this step does not fit its memory; a smaller one may
-EngineFailed        the device's: this process can compute no more steps; a new one may
+RequestRefused      request error: this request, as it is, cannot be run
+  EngineFull        too many requests wait; the same request may be accepted later
+IntegrityError      bug: an invariant is broken, no output of the engine can be trusted any more
+OutOfMemory         device error: this step does not fit its memory; a smaller one may
+EngineFailed        device error: this process can compute no more steps; a new one may
   DeviceLost        an error of the device that outlives the step in which it occurred
   StepsFailed       several steps in a row raised, or the engine's self-test did
 
@@ -17,7 +17,7 @@ from shared.messages import ErrorCode
 
 
 class RequestRefused(Exception):
-    """Nothing was changed. `code` is for programs, `message` a sentence for the caller."""
+    """Nothing was changed. `code` is for programs, `message` a sentence for the client."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class EngineFull(RequestRefused):
 
 
 class IntegrityError(Exception):
-    """An invariant of the engine is broken: a mistake of ours. Start a new engine."""
+    """An invariant of the engine is broken, which is a bug. Start a new engine."""
 
 
 class OutOfMemory(Exception):

@@ -1,10 +1,10 @@
-"""ChunkPacer: how much of waiting prompts a step may compute while others are being answered.
+"""ChunkPacer: how many prompt tokens a step may compute while other requests decode.
 
 A step is as long as its tokens, and every stream waits for it: with a whole budget of prompt
 tokens, a long prompt that comes in holds them all up for as long. The pacer learns from the steps
 how long a prompt token takes, and gives each step as many as fit a target; but never fewer than a
-few for each stream: where many streams make steps long by themselves, whoever waits would else wait
-for all of them to end, and steps with so little in them are inefficient.
+few for each stream: where many streams make steps long by themselves, a waiting prompt would
+otherwise wait for all of them to end, and steps with so few tokens are inefficient.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _NEWEST_SHARE = 0.5  # of the last step in what is expected of the next: context
 
 
 class ChunkPacer:
-    """Told of each step; asked before the next one."""
+    """Learns from each step, and bounds the prompt tokens of the next."""
 
     def __init__(self, target_s: float, most: int) -> None:
-        """`target_s`: what a step may take while somebody decodes; `most`: its token budget."""
+        """`target_s`: duration of a step while sequences decode; `most`: its token budget."""
         self._target_s = target_s
         self._most = most
         self._decoding_s = 0.0  # a step of the present decodes alone
         self._token_s = 0.0  # a prompt token on top of them; 0.0: not known yet
 
     def tokens(self, num_decodes: int) -> int:
-        """Prompt tokens that the next step may compute beside so many decodes; at least one."""
+        """Returns how many prompt tokens the next step may compute beside decodes; 1 or more."""
         least = max(_LEAST_TOKENS, _LEAST_PER_DECODE * num_decodes)
         if self._token_s == 0.0:
             return min(least, self._most)
@@ -33,12 +33,12 @@ class ChunkPacer:
         return min(max(fitting, least), self._most)
 
     def took(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """A step's contents, and how long it took from launch to tokens."""
+        """Takes a step's contents and its time from launch to tokens."""
         if num_prompt_tokens == 0:
             self._decoding_s = seconds
             return
         if num_prompt_tokens < _LEAST_TOKENS:
-            return  # the rest of a prompt: it says more of the step than of its tokens
+            return  # the rest of a prompt: its time is the step's rather than the tokens'
         others_s = min(self._decoding_s, seconds / 2) if num_decodes else 0.0
         token_s = (seconds - others_s) / num_prompt_tokens
         if self._token_s == 0.0:

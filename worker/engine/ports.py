@@ -1,4 +1,4 @@
-"""The engine's one port: whoever turns a ScheduledBatch into sampled tokens."""
+"""The engine's one port: ModelRunner turns a ScheduledBatch into sampled tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from worker.engine.batch import ScheduledBatch
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step sampled, by seq_id: exactly the sequences whose `samples` was set.
+    """The tokens that a step sampled, by seq_id: of exactly the sequences with `samples` set.
 
     `prompt_logprobs` has an entry for each position of a sequence's `scores`, in their order. A
-    sequence in `failed` has no sampled token; the value says why: an ErrorCode's value, and
-    behind ": " a sentence where there is more to say. Its fault is its own: the others' results
-    stand.
+    sequence in `failed` has no sampled token; the value is the reason: an ErrorCode's value, and
+    after ": " a sentence where there is more detail. The results of the others are valid.
     """
 
     token_ids: Mapping[int, int]
@@ -30,7 +29,7 @@ class StepHandle(Protocol):
     """A launched step."""
 
     def collect(self) -> StepResult:
-        """Waits for the device; called once, in launch order."""
+        """Waits for the device and returns the result; called once, in launch order."""
         ...
 
 
@@ -40,7 +39,7 @@ class ModelRunner(Protocol):
     vocab_size: int
 
     def launch(self, batch: ScheduledBatch) -> StepHandle:
-        """Enqueues the device's work and returns; steps execute in launch order.
+        """Enqueues the device's work without waiting; steps execute in launch order.
 
         An exception here or in `collect` means that the whole step failed: OutOfMemory, DeviceLost
         (no further step can succeed in this process), or any other, after which the same

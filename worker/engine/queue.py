@@ -45,11 +45,11 @@ class SequenceQueue:
         del self._sequences[i]
 
 
-# Who goes first. A policy is one number series: the rank of a sequence.
+# Scheduling policies. A policy is the rank of a sequence.
 #
 # Waiting sequences are admitted, and running ones are served, from the smallest rank up; when
 # blocks run out, the running sequence with the largest rank gives its own back. So a preempted
-# sequence is ahead of everybody it was ahead of before: no rule of its own puts it at the head of
+# sequence is ahead of all that it was ahead of before: no rule of its own puts it at the head of
 # the queue.
 #
 # To add a policy, write a class with `rank` and name it in POLICIES.
@@ -59,7 +59,7 @@ Rank = tuple[int, ...]
 
 class SchedulingPolicy(Protocol):
     def rank(self, sequence: Sequence) -> Rank:
-        """Smaller goes first. Unique among live sequences, and the same for a sequence's life."""
+        """Returns the rank; the smallest is served first. Unique, and constant for a sequence."""
         ...
 
 
@@ -84,7 +84,7 @@ POLICIES: Mapping[str, type[SchedulingPolicy]] = {
 
 
 def make_policy(name: str) -> SchedulingPolicy:
-    """Raises ValueError naming the policies there are."""
+    """Returns the policy of that name. Raises ValueError naming the known policies."""
     policy = POLICIES.get(name)
     if policy is None:
         raise ValueError(f"unknown policy {name!r}, known are: {', '.join(sorted(POLICIES))}")

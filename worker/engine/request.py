@@ -27,8 +27,8 @@ class EngineRequest:
     output_token_ids: tuple[int, ...] = ()
     tenant: str = "default"  # prefixes are shared within a tenant only, seats among tenants
     job_id: str = ""  # choices of one job share its part of the seats; empty: a job of its own
-    priority: int = 0  # smaller goes first, under a policy that looks at it
-    scores_prompt: bool = True  # False: what `params.prompt_logprobs` asks for is known elsewhere
+    priority: int = 0  # smaller is served first, under a policy that uses it
+    scores_prompt: bool = True  # False: the prompt's log probabilities are logged already
 
 
 class EngineOutput(NamedTuple):

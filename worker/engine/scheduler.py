@@ -4,7 +4,7 @@ One rule, no phases: every sequence's computed tokens catch up with its known on
 budget. A decode is a sequence that misses one token, a prefill one that misses more; both share a
 batch.
 
-    1. Running sequences that miss one token: a decode never waits behind somebody's prefill.
+    1. Running sequences that miss one token: a decode never waits for another sequence's prefill.
     2. Running sequences that miss more, as far as the budget goes.
     3. Waiting sequences, while there are budget, seats and blocks: by their share of the seats
        (see seats.py), then by rank. When all seats are taken, one is first taken from a holder of
@@ -21,7 +21,7 @@ admission leaves one block for each sequence that runs, or the newcomer would be
 very next step; one whose tenant holds fewer seats would not, and leaves none.
 
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks: what a
-failed step touched was never promised to anybody. A schedule may be made while the step before is
+failed step touched was never reported. A schedule may be made while the step before is
 still in flight (lookahead): tokens sampled there but not seen yet count as `in_flight`. Blocks that
 a sequence gives up with a step in flight may be reused at once: steps execute in launch order. A
 sequence with a grammar sits a step out while its token is in flight: what may come next depends on
@@ -89,7 +89,7 @@ class Scheduler:
         self._budget = config.max_num_batched_tokens
         self._num_seats = config.max_num_seqs
         self._launched_seq_ids: set[int] = set()  # live ones that the runner knows of
-        self._gone_seq_ids: list[int] = []  # and the ones it has not been told to forget
+        self._gone_seq_ids: list[int] = []  # and those that it still has to forget
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -201,7 +201,7 @@ class Scheduler:
         self.running.add(sequence)
 
     def announce_again(self, schedule: Schedule) -> None:
-        """The runner may not have heard who is gone: that launch failed."""
+        """Reports the sequences that are gone again: the launch that reported them failed."""
         self._gone_seq_ids = [*schedule.batch.finished_seq_ids, *self._gone_seq_ids]
 
     def check_integrity(self) -> None:
@@ -289,7 +289,7 @@ class Scheduler:
                 outgrown.append(sequence)  # by the token in flight when it was preempted
                 break
             hits = blocks.match(sequence)
-            # Beside those that run: whoever holds more seats makes room for it when they grow.
+            # Beside those that run: the holder of more seats gives one up when they grow.
             spare = 0 if self._is_due(sequence) else len(self.running)
             if not blocks.can_allocate(sequence, sequence.num_tokens, hits, spare):
                 break

@@ -101,7 +101,7 @@ class Sequence:
         self.num_scored_tokens = 1 if scores_prompt else len(prompt_token_ids)
         self.num_counted_prompt_tokens = 0  # already in the engine's statistics
         self.block_table: list[int] = []
-        self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as asked for
+        self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as computed
         self.num_published_blocks = 0
 
     def __repr__(self) -> str:
@@ -161,7 +161,7 @@ class Sequence:
 
     @property
     def needs_token_in_flight(self) -> bool:
-        """What may follow depends on a token that nobody has seen yet."""
+        """True while the next token's mask depends on a token that is still on the device."""
         return self.in_flight > 0 and self.params.grammar is not None
 
     @property

@@ -36,7 +36,7 @@ EXIT_WAIT_S = 5.0
 
 
 class EngineDied(Exception):
-    """The engine process has ended or cannot be understood; `status` is its exit status.
+    """The engine process has ended or sent invalid data; `status` is its exit status.
 
     `by_device`: it ended because no step could succeed in it any more, and reported it.
     """
@@ -56,9 +56,9 @@ class EngineNotLoaded(Exception):
 
 
 class EngineFrames(asyncio.Protocol):
-    """What the engine process sends, cut into bodies as it comes.
+    """Cuts the bytes from the engine process into message bodies.
 
-    With READ_AHEAD_BYTES of bodies that nobody took, the socket is not read any more.
+    With READ_AHEAD_BYTES of bodies waiting, the socket is not read any more.
     """
 
     def __init__(self) -> None:
@@ -92,8 +92,10 @@ class EngineFrames(asyncio.Protocol):
         self._wake()
 
     async def take(self) -> bytes:
-        """The next body; one task at a time. Raises ConnectionError or OSError after the last one,
-        and FrameTooLong."""
+        """Returns the next body; for one task at a time.
+
+        Raises ConnectionError or OSError after the last one, and FrameTooLong.
+        """
         while not self._bodies:
             if self._end is not None:
                 raise self._end
@@ -120,8 +122,9 @@ class EngineFrames(asyncio.Protocol):
 class EngineLink:
     """Frames to and from one engine process.
 
-    Whoever stops calling `receive` pauses the engine: at most the two socket buffers and a few
-    reads beyond READ_AHEAD_BYTES are between them. What is sent is bounded by the jobs in flight.
+    A reader that stops calling `receive` pauses the engine: at most the two socket buffers and a
+    few reads beyond READ_AHEAD_BYTES are between them. What is sent is bounded by the jobs in
+    flight.
     """
 
     def __init__(
@@ -137,24 +140,24 @@ class EngineLink:
         cls, options: EngineOptions, log_level: LogLevel, log_format: LogFormat
     ) -> EngineLink:
         """Starts the process and configures it; `ready` waits for the model."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            for end in (ours, theirs):
+        own, other = socket.socketpair()
+        with other:
+            for end in (own, other):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-            ours.setblocking(False)
+            own.setblocking(False)
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "worker.engine_process",
-                str(theirs.fileno()),
+                str(other.fileno()),
                 str(os.getpid()),
                 stdin=DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(other.fileno(),),
                 # A terminal's Ctrl-C goes to the service alone, which decides about the engine.
                 start_new_session=True,
             )
         loop = asyncio.get_running_loop()
-        transport, frames = await loop.create_unix_connection(EngineFrames, sock=ours)
+        transport, frames = await loop.create_unix_connection(EngineFrames, sock=own)
         link = cls(process, transport, frames)
         link.send(Configure(options, log_level.value, log_format.value))
         return link
@@ -177,23 +180,23 @@ class EngineLink:
                     raise EngineDied(None, f"{type(other).__name__} came before EngineReady")
 
     async def receive(self) -> FromEngine:
-        """The next message. Raises EngineDied; safe to cancel between messages only."""
+        """Returns the next message. Raises EngineDied; safe to cancel between messages only."""
         try:
             message = decode_from_engine(await self._frames.take())
         except OSError:  # ConnectionError is one
             raise EngineDied(await self._exit_status()) from None
         except (msgspec.MsgspecError, FrameTooLong) as error:
-            raise EngineDied(None, f"the engine process cannot be understood: {error}") from error
+            raise EngineDied(None, f"the engine process sent invalid data: {error}") from error
         self.num_received += 1
         return message
 
     def send(self, message: ToEngine) -> None:
-        """Never waits. To a dead process it is lost; `receive` says so."""
+        """Sends without waiting. To a dead process it is lost; `receive` then raises."""
         if not self._transport.is_closing():
             self._transport.write(encode_frame(message))
 
     async def stop(self) -> None:
-        """Ends the process: asks, then kills. Idempotent."""
+        """Ends the process by Shutdown, then by SIGKILL. Idempotent."""
         self.send(Shutdown())
         try:
             await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
@@ -204,7 +207,7 @@ class EngineLink:
             self._transport.close()
 
     def kill(self) -> None:
-        """SIGKILL, for an engine that does not answer; `receive` then raises EngineDied."""
+        """Sends SIGKILL to an engine that does not respond; `receive` then raises EngineDied."""
         if self._process.returncode is None:
             self._process.kill()
 

@@ -22,7 +22,7 @@ MAX_FRAME_BYTES = 256 * 2**20
 
 
 class FrameTooLong(ValueError):
-    """A frame is longer than MAX_FRAME_BYTES: the stream is not ours or is out of step."""
+    """A frame is longer than MAX_FRAME_BYTES: the stream is foreign or out of step."""
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):

@@ -67,8 +67,10 @@ def main() -> int:
         return 0
     if not isinstance(configure, Configure):
         raise TypeError(f"the first message must be Configure, not {type(configure).__name__}")
-    if others:  # a service that was told to end while this process started
-        assert all(isinstance(message, Shutdown) for message in others), "ready was not said yet"
+    if others:  # the service was stopped while this process started
+        assert all(isinstance(message, Shutdown) for message in others), (
+            "EngineReady was not sent yet"
+        )
         return 0
     logs = start_logs(
         LogLevel(configure.log_level),
@@ -110,7 +112,9 @@ def _serve(options: EngineOptions, link: EngineSocket) -> int:
     try:
         EngineLoop(engine, link).run()
     except EngineFailed as error:
-        log.critical("the engine cannot go on", extra={"error": f"{type(error).__name__}: {error}"})
+        log.critical(
+            "the engine cannot continue", extra={"error": f"{type(error).__name__}: {error}"}
+        )
         link.send(EngineEnds(f"{type(error).__name__}: {error}"))
         return EXIT_ENGINE_FAILED
     return 0
@@ -170,11 +174,11 @@ class _Progress:
         self._link.send(LoadProgress(stage, fraction))
 
 
-# PacedRunner: a ModelRunner whose steps take a set time, as a device's would.
-
-
 class PacedRunner:
-    """Wraps another runner; `collect` returns no sooner than `step_s` after `launch`."""
+    """A ModelRunner whose steps take a set time, as a device's would.
+
+    Wraps another runner; `collect` returns no sooner than `step_s` after `launch`.
+    """
 
     def __init__(self, inner: ModelRunner, step_s: float) -> None:
         self._inner = inner

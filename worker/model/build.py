@@ -204,7 +204,7 @@ def _tier(
 def _grammar_masks(
     directory: Path, config: ModelConfig, device: torch.device
 ) -> GrammarMasks | None:
-    """None where no output can be kept to a grammar; the log says why."""
+    """Returns None, and logs why, where no output can be kept to a grammar."""
     # Here and not above: a machine that only computes, to be tested, lacks their packages.
     try:
         from shared.text.base import GrammarInvalid, TextInvalid
@@ -246,10 +246,10 @@ def _load(
 
 
 def _num_blocks(options: EngineOptions, model: CausalLM, block_size: int, longest: int) -> int:
-    """Blocks of the pool: from the options, or what the free memory holds.
+    """Returns the blocks of the pool: by the options, or by the free memory.
 
-    By itself it takes no more than every running sequence could fill twice over; the second half
-    serves the prefix cache.
+    Without options it takes at most what all running sequences could fill twice; the second half
+    serves the prefix cache. Raises KVCacheTooSmall.
     """
     config, dtype = model.config, model.placement.dtype
     per_sequence = -(-longest // block_size)
@@ -265,13 +265,13 @@ def _num_blocks(options: EngineOptions, model: CausalLM, block_size: int, longes
     if options.max_model_len is not None and num_blocks < per_sequence:
         raise KVCacheTooSmall(
             f"the KV cache has {num_blocks * block_size} token places, "
-            f"max_model_len asks for {options.max_model_len}"
+            f"max_model_len is {options.max_model_len}"
         )
     return num_blocks
 
 
 def _free_bytes(options: EngineOptions, model: CausalLM, block_size: int, longest: int) -> int:
-    """What the KV cache may take, after the weights and the largest step's activations."""
+    """Returns the bytes that the KV cache may take beside weights and the largest activations."""
     device = model.placement.device
     if device.type != "cuda":
         return min(int(available_host_bytes() * _HOST_SHARE), _HOST_LIMIT_BYTES)
@@ -314,7 +314,7 @@ def _warm_up(
 
 
 def _run_prefill(runner: TorchModelRunner, block_size: int, num_tokens: int) -> None:
-    """One step over blocks that nobody owns yet; what it leaves in them is never read."""
+    """Runs one step over blocks that no sequence owns; its keys and values are never read."""
     tokens = [0] * num_tokens
     sequence = ScheduledSequence(
         seq_id=-1,

@@ -18,19 +18,22 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" is CUDA where there is one. Raises DeviceUnavailable."""
+    """Returns the device of that name; "auto" is CUDA where present. Raises DeviceUnavailable."""
     if name not in ("auto", "cpu", "cuda"):
         raise DeviceUnavailable(f"device {name!r} is not known; use auto, cpu or cuda")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise DeviceUnavailable("device 'cuda' was asked for, but torch sees no CUDA device")
+        raise DeviceUnavailable("device 'cuda' was requested, but torch sees no CUDA device")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
-    """ "auto": bfloat16 on CUDA (float16 where it has none); on the CPU what the checkpoint stores,
-    with float32 for float16, which CPUs compute slowly. Raises DeviceUnavailable."""
+    """Returns the dtype of that name. Raises DeviceUnavailable.
+
+    "auto" is bfloat16 on CUDA (float16 where it has none), on the CPU the checkpoint's `stored`
+    one, with float32 for float16, which CPUs compute slowly.
+    """
     dtypes = {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
@@ -51,9 +54,9 @@ def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
 
 
 def available_host_bytes() -> int:
-    """Memory that the process may still take: the machine's, or its container's if that is less."""
-    is_told = "SC_AVPHYS_PAGES" in os.sysconf_names  # macOS does not: half of what it has
-    pages = os.sysconf("SC_AVPHYS_PAGES") if is_told else os.sysconf("SC_PHYS_PAGES") // 2
+    """Returns the bytes that the machine, or its container if that has less, can still give."""
+    is_reported = "SC_AVPHYS_PAGES" in os.sysconf_names  # not on macOS: half of the total
+    pages = os.sysconf("SC_AVPHYS_PAGES") if is_reported else os.sysconf("SC_PHYS_PAGES") // 2
     free = pages * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():

@@ -1,14 +1,14 @@
-"""What can be wrong with a model before its first step: each error is one sentence for a person."""
+"""Errors of loading a model. Each message is one sentence for the operator."""
 
 from __future__ import annotations
 
 
 class ModelError(Exception):
-    """The model cannot be served; the message says why and names the member or file at fault."""
+    """The model cannot be served; the message names the reason and the member or file at fault."""
 
 
 class UnsupportedModel(ModelError):
-    """The checkpoint asks for something that this code does not compute."""
+    """The checkpoint needs something that this code does not compute."""
 
 
 class CheckpointError(ModelError):
@@ -16,11 +16,11 @@ class CheckpointError(ModelError):
 
 
 class DeviceUnavailable(ModelError):
-    """The device or the number format asked for does not exist here."""
+    """The requested device or dtype does not exist on this machine."""
 
 
 class KVCacheTooSmall(ModelError):
-    """The memory left for the KV cache cannot hold what was asked for."""
+    """The memory left for the KV cache cannot hold what was requested."""
 
 
 class TierUnavailable(ModelError):

@@ -44,7 +44,7 @@ def load_weights(
             if tensor.shape != place.shape:
                 raise CheckpointError(
                     f"{path.name}: tensor {name!r} has shape {list(tensor.shape)}, "
-                    f"config.json says {list(place.shape)}"
+                    f"config.json gives {list(place.shape)}"
                 )
             if tensor.dtype not in _DTYPES:
                 raise UnsupportedModel(
@@ -96,6 +96,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _read(path: Path, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yields the names and tensors of a file. Raises CheckpointError."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             names = file.keys()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from worker.model.sampling.row import SamplingRow
 
-# Elements of a part. Parts go to whoever asks, so that a thread without a core holds up few rows;
-# a batch of less than two is done sooner than another thread has woken.
+# Elements of a part. Parts go to the first free thread, so that a thread without a core holds up
+# few rows; a batch of less than two is done sooner than another thread has woken.
 _PART_ELEMENTS = 1 << 19
 
 OfRows = Callable[[Tensor, Any], Tensor]  # of logits, and of what belongs to each of their rows

@@ -346,7 +346,7 @@ async def test_a_worker_waits_for_a_server_that_is_not_there_yet_and_survives_it
         assert server.start() == url
         result = await frontend.result(job_id)
         assert result.token_ids == echo(PROMPT, 300)
-        assert "the engine goes on" in worker.log
+        assert "the engine continues" in worker.log
         await transport.aclose()
     finally:
         server.stop()

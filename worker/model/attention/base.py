@@ -13,7 +13,7 @@ class AttentionMetadata:
     """One step's shape. Tensors are int32 on the model's device; S sequences, T tokens.
 
     Sequences with one query token come first (`num_decodes` of them). The tuples repeat on the host
-    what `cu_q` and `seq_lens` say on the device, for backends that choose shapes there.
+    what `cu_q` and `seq_lens` hold on the device, for backends that choose shapes there.
     """
 
     cu_q: Tensor  # [S + 1] where each sequence's queries begin; the last is T

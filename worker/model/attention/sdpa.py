@@ -103,7 +103,7 @@ class SdpaAttention:
 
 
 def group_by_length(lens: tuple[int, ...], block_size: int) -> list[list[int]]:
-    """Rows in groups of similar length; a batch that fits in one group keeps its order."""
+    """Returns rows in groups of similar length; a batch that fits in one group keeps its order."""
     order = sorted(range(len(lens)), key=lambda row: -lens[row])
     groups: list[list[int]] = []
     longest = 0
@@ -120,7 +120,11 @@ def group_by_length(lens: tuple[int, ...], block_size: int) -> list[list[int]]:
 def _attend_decodes(
     group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
 ) -> None:
-    """The query heads of one key head become rows of one matrix: no key is read twice."""
+    """Computes the decodes of a group: reads q [T, heads, head_dim], writes their rows of `out`.
+
+    `keys` and `values` are [blocks, block_size, kv_heads, head_dim]. The query heads of one key
+    head become rows of one matrix: no key is read twice.
+    """
     kv_heads, head_dim = keys.shape[2], keys.shape[3]
     rows = slice(0, group.num_rows) if group.rows is None else group.rows
     queries = q[rows].reshape(group.num_rows, kv_heads, -1, head_dim)
@@ -143,7 +147,11 @@ def _attend_decodes(
 def _attend_chunk(
     chunk: _Chunk, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, out: Tensor
 ) -> None:
-    """The groups of query heads become the batch, over one copy of the keys."""
+    """Computes one chunk of a prompt: reads q, k, v [T, heads, head_dim], writes its rows of `out`.
+
+    `keys` and `values` are [blocks, block_size, kv_heads, head_dim]. The groups of query heads
+    become the batch, over one copy of the keys.
+    """
     kv_heads, head_dim = keys.shape[2], keys.shape[3]
     tokens = slice(chunk.start, chunk.end)
     queries = q[tokens].reshape(chunk.end - chunk.start, kv_heads, -1, head_dim)

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 COPIES = ("auto", "on", "off")
 ROWS = (64, 256)  # of x, for which the ways are measured
-OURS, AMX, ONEDNN = "ours", "amx", "onednn"
+AVX, AMX, ONEDNN = "ours", "amx", "onednn"
 LEAST_BYTES = 512 << 10  # of a weight; the product of a smaller one is lost in what is around it
 # For a second copy of a weight. Layers computed one by one, and a product called by itself, cost
 # what a bare comparison does not show: at 1.25 times whole prompts took 1.4 times as long.
@@ -53,7 +53,7 @@ class Choice:
 
 def choose(times: Times) -> Choice:
     """Returns the quickest; a way is used from the fewest rows on from which it stays quicker."""
-    best = times[OURS]
+    best = times[AVX]
     amx_rows = _quicker_from(times.get(AMX), best, QUICKER)
     if amx_rows:
         amx = times[AMX]
@@ -75,7 +75,7 @@ def _quicker_from(times: tuple[float, ...] | None, others: tuple[float, ...], by
 class ProductChoices:
     """Choices by shape, each measured once on a machine: the times are kept in a file.
 
-    What speaks for a copy is measured again at each load, and the best times count: on a busy
+    Where a copy would pay it is measured again at each load, and the best times count: on a busy
     machine a way looks slower than it is, never quicker.
 
     `copies` is one of COPIES: "off" holds none, "on" wherever one is quicker, "auto" as long as all
@@ -153,12 +153,12 @@ def _read(path: Path) -> dict[str, Times]:
         return {
             str(name): {str(way): _seconds(seconds) for way, seconds in times.items()}
             for name, times in kept.items()
-            if OURS in times
+            if AVX in times
         }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        logger.warning("%s is measured anew: %s", path, error)
+        logger.warning("%s is measured again: %s", path, error)
         return {}
 
 

@@ -89,7 +89,7 @@ class Stack(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """One step's tokens, and room for what is computed of them."""
+    """One step's tokens, and the buffers for their activations."""
 
     _fields_ = (
         ("tokens", _N),
@@ -130,12 +130,12 @@ Kernel = Callable[..., None]
 
 
 class NativeKernels:
-    """kernels.cpp's functions, which say there what they expect. An address of None is null.
+    """The functions of kernels.cpp, documented there. An address of None is null.
 
     Nothing is checked and no reference is held: the callers keep their tensors alive, contiguous
     and of the right size until the call returns. Those that lie behind a Weight, a Stack, a Scratch
-    or a Batch's rooms stay until `settle` has returned: a thread that lost its core may still read
-    them. The GIL is released during a call.
+    or a Batch's buffers stay until `settle` has returned: a thread that lost its core may still
+    read them. The GIL is released during a call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -164,8 +164,6 @@ class NativeKernels:
         return bool(self._amx_is_usable())
 
 
-# Memory that the kernel may back with huge pages: fewer misses when weights are streamed.
-
 _PIECE_BYTES = 64 << 20
 _ALIGNMENT = 64  # of every tensor: a cache line
 
@@ -182,7 +180,7 @@ class HugePages:
         self._used = 0
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """A contiguous copy, aligned to 64 bytes."""
+        """Returns a contiguous copy of the same shape and dtype, aligned to 64 bytes."""
         size = tensor.numel() * tensor.element_size()
         if self._used + size > self._piece.numel():
             self._piece = huge_page_memory(max(size, _PIECE_BYTES))
@@ -193,9 +191,9 @@ class HugePages:
 
 
 def huge_page_memory(size: int) -> Tensor:
-    """`size` bytes of zeros, [size] uint8; they take memory as they are written.
+    """Returns `size` bytes of zeros, [size] uint8, which the kernel may back with huge pages.
 
-    Raises OSError where the system has not so much.
+    They take memory as they are written. Raises OSError where the system lacks the memory.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):  # a system without them: ordinary pages

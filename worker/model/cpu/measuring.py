@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
-from worker.model.cpu.choices import AMX, ONEDNN, OURS, ROWS, ProductShape, Times, choose
+from worker.model.cpu.choices import AMX, AVX, ONEDNN, ROWS, ProductShape, Times, choose
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
@@ -50,9 +50,9 @@ class ProductMeter:
         size_out = min(shape.size_out, _MOST_OUTPUTS)
         weight = torch.randn(size_out, shape.size_in, generator=generator).to(torch.bfloat16)
         x = torch.randn(max(ROWS), shape.size_in, generator=generator).to(torch.bfloat16)
-        ours = _product(NativeOps(self._kernels, is_int8=self._is_int8), weight, shape)
-        expected = ours(x).float().clone()
-        ways = {OURS: ours}
+        product = _product(NativeOps(self._kernels, is_int8=self._is_int8), weight, shape)
+        expected = product(x).float().clone()
+        ways = {AVX: product}
         for name, make_ops in self._others().items():
             try:
                 way = _product(make_ops(), weight, shape)
@@ -90,11 +90,12 @@ def _product(ops: Ops, weight: Tensor, shape: ProductShape) -> Multiply:
 
 
 def _in_turns(ways: dict[str, Multiply], x: Tensor) -> dict[str, tuple[float, ...]]:
+    """Returns the best seconds of each way for each number of rows of x [rows, in] in ROWS."""
     best = {name: [float("inf")] * len(ROWS) for name in ways}
     end_s = time.perf_counter() + _MOST_S
     for turn in range(_TURNS):
         if turn > 1 and time.perf_counter() > end_s:
-            break  # a busy machine: it says little, and must not hold the start up
+            break  # a busy machine: the times mean little, and must not delay the start
         for place, rows in enumerate(ROWS):
             part = x[:rows]
             for name, way in ways.items():
@@ -132,7 +133,7 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
 
 
 def _prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
-    """Returns a step of prompts, each as long as a block."""
+    """Returns a step of prompts, each as long as a block: a DecoderStack's arguments, int32."""
     length = min(pool.block_size, num_rows)
     count = min(pool.num_blocks, num_rows // length)
     ends = torch.arange(0, (count + 1) * length, length, dtype=torch.int32)

@@ -145,7 +145,8 @@ class NativeOps:
         amx_rows: int = 0,
         torch_threads: int = 1,
     ) -> None:
-        """`choices` says how products of many rows are computed; else AMX does from `amx_rows` on,
+        """`choices` decides how products of many rows are computed; without it AMX does from
+        `amx_rows` on,
         which is 0 for never. oneDNN computes with `torch_threads`."""
         self._kernels = kernels
         self._is_int8 = is_int8
@@ -213,6 +214,7 @@ class NativeOps:
         return heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
 
     def _product(self, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> NativeProduct:
+        """Packs weight [out, in] and bias [out] for the kernels."""
         choice = self._choose(weight, is_gated)
         many = self._copy(weight, bias, is_gated) if choice.copy_rows else None
         num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]
@@ -246,7 +248,7 @@ class NativeOps:
         return product
 
     def drop_copies(self) -> None:
-        """Frees oneDNN's copies of all weights; our kernels compute every number of rows."""
+        """Frees oneDNN's copies of all weights; the kernels then compute every number of rows."""
         for product in self._with_copies:
             product.drop_copy()
         self._with_copies.clear()
@@ -270,18 +272,19 @@ class NativeOps:
 
 
 def _padded(tensor: Tensor, size: int) -> Tensor:
-    """Zeros after the last row up to `size` rows."""
+    """Returns [rows, ...] with zero rows appended, as [size, ...] contiguous."""
     missing = size - tensor.shape[0]
     padding = [0, 0] * (tensor.dim() - 1) + [0, missing]
     return functional.pad(tensor, padding) if missing else tensor.contiguous()
 
 
 def _whole_panels(weight: Tensor) -> Tensor:
+    """Returns [out, in] with zero rows appended up to a multiple of a panel's rows."""
     return _padded(weight, -(-weight.shape[0] // _PANEL) * _PANEL)
 
 
 def _interleaved(weight: Tensor) -> Tensor:
-    """[2 n, in], gate before up -> panels of 16 gate rows and the 16 up rows they belong to."""
+    """Returns [2 n, in], gate before up, as panels of 16 gate rows and the 16 up rows of these."""
     half = _PANEL // 2
     gate, up = weight.chunk(2, dim=0)
     size = -(-gate.shape[0] // half) * half
@@ -290,6 +293,6 @@ def _interleaved(weight: Tensor) -> Tensor:
 
 
 def _blocked(weight: Tensor, group: int) -> Tensor:
-    """[out, in] -> [out / 32, in / group, 32, group], as kernels.cpp reads it (a view)."""
+    """Returns a view of [out, in] as [out / 32, in / group, 32, group], as kernels.cpp reads it."""
     size_out, size_in = weight.shape
     return weight.view(size_out // _PANEL, _PANEL, size_in // group, group).transpose(1, 2)

@@ -71,7 +71,7 @@ class NativeStack:
         attended = config.num_heads * config.head_dim
         self._widest = max(first.qkv.k, attended, first.down.k)
         self._scratch = ProductScratch(kernels)
-        self._rooms = {
+        self._buffers = {
             name: Workspace(width, kernels)
             for name, width in {
                 "x": config.hidden_size,
@@ -89,7 +89,7 @@ class NativeStack:
         num_tokens = metadata.num_tokens
         work = work_list(metadata.query_lens, self._group)
         last_work = rows_work(metadata.query_lens, self._group, rows.tolist())
-        rooms = {name: room.rows(num_tokens) for name, room in self._rooms.items()}
+        buffers = {name: space.rows(num_tokens) for name, space in self._buffers.items()}
         batch = Batch(
             tokens=num_tokens,
             ids=token_ids.data_ptr(),
@@ -100,10 +100,10 @@ class NativeStack:
             num_rows=len(rows),
             ragged_rows=ragged(metadata, last_work),
             scratch=self._scratch.of(num_tokens, self._widest),
-            **{name: room.data_ptr() for name, room in rooms.items()},
+            **{name: rows.data_ptr() for name, rows in buffers.items()},
         )
         self._kernel(self._stack, batch)
-        return rooms["normed"][: len(rows)]
+        return buffers["normed"][: len(rows)]
 
     def __del__(self) -> None:
         self._settle()  # a late thread may still read the model and the cache
@@ -143,7 +143,7 @@ def _product(linear: Linear) -> NativeProduct:
 
 
 def ragged(metadata: AttentionMetadata, work: Tensor) -> Ragged:
-    """The kernels' view of both, which must outlive it."""
+    """Returns the kernels' view of both, which must outlive it; `work` is as from work_list."""
     return Ragged(
         sequences=len(metadata.query_lens),
         cu_q=metadata.cu_q.data_ptr(),
@@ -156,8 +156,11 @@ def ragged(metadata: AttentionMetadata, work: Tensor) -> Ragged:
 
 
 def work_list(query_lens: tuple[int, ...], group: int) -> Tensor:
-    """[items, 2] int32: sequence, and the first of the ATTENTION_ROWS rows of queries times heads
-    of a group that one item computes."""
+    """Returns the items of a step's attention, [items, 2] int32.
+
+    Each is a sequence and the first of the ATTENTION_ROWS rows, of queries times heads of a group,
+    that the item computes.
+    """
     return _tensor(
         (sequence, start)
         for sequence, length in enumerate(query_lens)
@@ -166,8 +169,10 @@ def work_list(query_lens: tuple[int, ...], group: int) -> Tensor:
 
 
 def rows_work(query_lens: tuple[int, ...], group: int, rows: Sequence[int]) -> Tensor:
-    """The items of `rows`, places in the batch in their order; of each sequence from its first row
-    to its last."""
+    """Returns the items of `rows`, ascending positions in the batch, as [items, 2] int32.
+
+    Of each sequence from its first row to its last.
+    """
     items, at = [], 0
     ends = zip(query_lens, itertools.accumulate(query_lens), strict=True)
     for sequence, (length, end) in enumerate(ends):
@@ -190,7 +195,7 @@ class NativeAttention:
     """An AttentionBackend over a pool of bfloat16 blocks of 16 tokens on the CPU.
 
     Within a block each key head has its own 16 * head_dim places, in the order that kernels.cpp
-    describes: nobody else can read them, and a block may still be copied as a whole.
+    describes: no other code can read them, and a block may still be copied as a whole.
     """
 
     def __init__(self, pool: KVCachePool, kernels: NativeKernels) -> None:

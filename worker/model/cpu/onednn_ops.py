@@ -32,7 +32,7 @@ class Int8Weight:
 
 
 def quantize_weight(weight: Tensor) -> Int8Weight:
-    """Rounds to nearest; the error is at most half a scale."""
+    """Returns [out, in] rounded to the nearest int8; the error is at most half a scale."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty(weight.shape[0], dtype=torch.float32)
     # Piece by piece: an output matrix in float32, several times over, is gigabytes.

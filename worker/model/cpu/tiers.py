@@ -1,4 +1,4 @@
-"""Which tier computes on this CPU: the fastest that runs the model here, or the one asked for.
+"""Which tier computes on this CPU: the fastest that runs the model here, or the one requested.
 
 reference  torch's own operators; every dtype, every platform; what the others are measured against
 packed     products over weights in oneDNN's layout
@@ -68,7 +68,7 @@ class TierRequest:
 
 
 def choose_tier(wanted: str, request: TierRequest) -> Tier:
-    """`wanted` is one of TIERS. Raises ModelError where the one asked for cannot be had."""
+    """`wanted` is one of TIERS. Raises ModelError where the requested one is unavailable."""
     if wanted == "reference":
         return reference_tier(request)
     if wanted in ("packed", "native"):
@@ -167,8 +167,6 @@ def _check(ops: Ops, request: TierRequest) -> None:
         raise TierUnavailable(f"its products fail the check at load: {reason}")
 
 
-# The check at load: does a tier's product give what the specification gives?
-
 _SAMPLE = (3, 64, 48)  # rows, in, out: odd enough to notice a wrong layout
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 
@@ -197,13 +195,11 @@ def what_is_wrong(ops: Ops, like: Ops, dtype: torch.dtype) -> str | None:
     return None
 
 
-# What the CPU can do, in the words of /proc/cpuinfo; of Apple's processors, in the same words.
-
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_model() -> str:
-    """Returns the processor's name; where the system does not tell, its kind."""
+    """Returns the processor's name; where the system does not report it, its kind."""
     if _CPUINFO.exists():
         for line in _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -213,7 +209,7 @@ def cpu_model() -> str:
 
 
 def cpu_features() -> frozenset[str]:
-    """Returns the kernel's flags of the first CPU; empty where the system does not tell.
+    """Returns the kernel's flags of the first CPU; empty where the system does not report them.
 
     The kernel's list and not cpuid's: it leaves out what the system does not save on a task switch.
     """

@@ -31,7 +31,7 @@ class DecoderLayer(nn.Module):
         self.mlp.use(ops)
 
     def forward(self, x: Tensor, delta: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        """Both [num_tokens, hidden]: the residual stream, and what is still to be added to it."""
+        """Returns the residual stream and the addition due to it, both [num_tokens, hidden]."""
         norm = self.input_norm
         x, normed = step.ops.add_norm(x, delta, norm.weight, norm.eps)
         attended = self.attention(normed, step)
@@ -81,7 +81,8 @@ class CausalLM(nn.Module):
         self._ops = ops
 
     def forward(self, token_ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
-        """[num_tokens] twice -> final hidden states [num_tokens, hidden].
+        """Returns final hidden states [num_tokens, hidden] of `token_ids` and `positions`
+        [num_tokens].
 
         `backend` has been prepared for exactly these tokens. The result holds until the next call.
         """
@@ -95,12 +96,15 @@ class CausalLM(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab] in the model's dtype; hold until the next call."""
+        """Returns logits [rows, vocab] in the model's dtype, valid until the next call.
+
+        `hidden` is [rows, hidden].
+        """
         output: Tensor = self.head(hidden)
         return output
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every checkpoint name that this model needs, with the memory that it fills."""
+        """Yields each checkpoint name that this model needs, with the tensor that it fills."""
         yield from self.embedding.named_tensors("model.embed_tokens.")
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
@@ -114,11 +118,11 @@ class CausalLM(nn.Module):
         return self._num_parameters
 
 
-# The gated feed-forward block (SwiGLU, arXiv:2002.05202).
-
-
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), gate and up in one matrix."""
+    """The gated feed-forward block (SwiGLU, arXiv:2002.05202): down(silu(gate(x)) * up(x)).
+
+    gate and up are one matrix.
+    """
 
     def __init__(self, config: ModelConfig, *, placement: Placement) -> None:
         super().__init__()
@@ -141,16 +145,18 @@ class GatedMLP(nn.Module):
         yield from self.down.named_tensors(prefix)
 
 
-# DecoderStack: a model's layers over one KV cache, from token ids to final hidden states.
-
-
 class DecoderStack(Protocol):
-    """One step of all layers; everything that is counted is int32."""
+    """A model's layers over one KV cache, from token ids to final hidden states.
+
+    Integer tensors are int32.
+    """
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
     ) -> Tensor:
-        """[num_tokens] twice -> final hidden states [N, hidden] of `rows` [N], until the next call.
+        """Returns final hidden states [N, hidden] of `rows` [N], valid until the next call.
+
+        `token_ids` and `positions` are [num_tokens].
 
         Rows come in order: of a sequence its last token in this step, or any run of its tokens.
         Writes the keys and values of all tokens to their slots.

@@ -37,7 +37,7 @@ class Linear(nn.Module):
 
     @property
     def product(self) -> Multiply:
-        """What it multiplies with: for who computes whole layers."""
+        """The product, for code that computes whole layers."""
         return self._multiply
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Linear(nn.Module):
         return self._multiply(x)
 
     def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Checkpoint names and the places in the fused parameters that they fill."""
+        """Yields checkpoint names with the rows of the fused parameters that they fill."""
         start = 0
         assert self.weight is not None, "the weight has been given to the ops"
         for name, size in self.parts.items():

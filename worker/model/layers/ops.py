@@ -28,25 +28,31 @@ class Ops(Protocol):
     """One step of a layer each. Inputs are contiguous, in the model's dtype, on its device.
 
     An op may write into its first argument and may return memory of its own that its next call
-    with as many tokens fills anew: results are used before the same op is called again, and the
+    with as many tokens overwrites: results are used before the same op is called again, and the
     argument is given up.
     """
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        """A function [rows, in] -> [rows, out]; weight is [out, in].
+        """Returns a function [rows, in] -> [rows, out]; weight is [out, in], bias [out].
 
         Takes the weight over: after this its owner lets go of it.
         """
         ...
 
     def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        """[rows, in] -> [rows, out / 2]: silu(gate) * up; the weight's first half is gate."""
+        """Returns a function [rows, in] -> [rows, out / 2]: silu(gate) * up.
+
+        weight is [out, in], its first half gate; bias [out].
+        """
         ...
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """x + delta, and that normalised by its root mean square; all [rows, size]."""
+        """Returns x + delta, and that normalised by its root mean square; all [rows, size].
+
+        `weight` is [size].
+        """
         ...
 
     def rotate(
@@ -58,7 +64,7 @@ class Ops(Protocol):
         cos: Tensor,
         sin: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """[tokens, (heads + 2 kv_heads) * head_dim] -> q, k, v [tokens, heads, head_dim].
+        """Splits [tokens, (heads + 2 kv_heads) * head_dim] into q, k, v [tokens, heads, head_dim].
 
         q and k are normalised per head where there is a norm, then rotated; cos and sin are
         [tokens, 1, head_dim / 2]. The results may be strided views.
@@ -104,9 +110,9 @@ class TorchOps:
 
 
 def gated(multiply: Multiply) -> Multiply:
-    """silu(first half) * second half of what `multiply` gives."""
+    """Returns a function [rows, in] -> [rows, out / 2]: silu(gate) * up of `multiply`'s result."""
 
-    def multiply_gated(x: Tensor) -> Tensor:
+    def multiply_gated(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out / 2]
         gate, up = multiply(x).chunk(2, dim=-1)
         return functional.silu(gate) * up
 
@@ -114,7 +120,7 @@ def gated(multiply: Multiply) -> Multiply:
 
 
 def rms_normalize(x: Tensor, eps: float) -> Tensor:
-    """x / rms(x) over the last dimension: computed in float32, returned in x's dtype."""
+    """Returns x [..., size] / rms(x) over the last dimension: computed in float32, in x's dtype."""
     wide = x.float()
     mean_square = wide.square().mean(dim=-1, keepdim=True)
     return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)

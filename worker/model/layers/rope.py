@@ -51,7 +51,10 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
-    """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, between them a ramp."""
+    """Returns the frequencies `plain` [head_dim / 2] float32 as Llama 3.1 changes them.
+
+    Long wavelengths are slowed by `factor`, short ones kept, with a ramp between them.
+    """
     wavelengths = 2 * math.pi / plain
     longest = config.original_length / config.low_freq_factor
     shortest = config.original_length / config.high_freq_factor
@@ -65,7 +68,10 @@ def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, periods: Tensor, head_dim: int) -> Tensor:
-    """YaRN (arXiv:2309.00071): interpolate slow dimensions, keep fast ones, ramp between."""
+    """Returns YaRN's frequencies (arXiv:2309.00071) of `periods`, both [head_dim / 2] float32.
+
+    Slow dimensions are interpolated, fast ones kept, with a ramp between them.
+    """
 
     def dimension(rotations: float) -> float:
         turns = config.original_length / (rotations * 2 * math.pi)

@@ -70,7 +70,7 @@ class GrammarMasks:
         """Makes the other tokens impossible in these rows of logits [n, vocab] (float32), in place.
 
         At least one token stays possible in each. The rows that are returned could not be followed
-        and are as they were; the text says why, for the client, behind an ErrorCode.
+        and are unchanged; the text gives an ErrorCode and the reason, for the client.
         """
         failed: dict[int, str] = {}
         matchers: dict[int, LLMatcher] = {}
@@ -130,7 +130,7 @@ class GrammarMasks:
         return masks
 
     def _hold_back_ends(self, mask: NDArray[np.int32], row: SamplingRow) -> None:
-        """What `min_tokens` and `ignore_eos` ask, as far as the grammar leaves a choice."""
+        """Applies `min_tokens` and `ignore_eos` as far as the grammar leaves a choice."""
         params = row.params
         ends: set[int] = set(self._eos_token_ids) if params.ignore_eos else set()
         if row.num_outputs < params.min_tokens:
@@ -147,7 +147,7 @@ class GrammarMasks:
 
 
 def _cap_on_host(logits: Tensor, indices: Sequence[int], masks: NDArray[np.int32]) -> None:
-    """numpy and one thread: half the time of torch's, and nobody to wait for."""
+    """Masks rows of `logits` [rows, vocab] in place; numpy takes half of torch's time."""
     for i, mask in zip(indices, masks.view(np.uint8), strict=True):
         row = logits[i].numpy()
         caps = _CAPS.take(mask, axis=0, mode="clip").reshape(-1)
@@ -155,6 +155,7 @@ def _cap_on_host(logits: Tensor, indices: Sequence[int], masks: NDArray[np.int32
 
 
 def _cap_on_device(logits: Tensor, indices: Sequence[int], masks: NDArray[np.int32]) -> None:
+    """Masks rows `indices` of `logits` [rows, vocab] float32 in place, on their device."""
     device = logits.device
     index = to_device(np.array(indices, dtype=np.int64), device)
     there = to_device(masks.view(np.uint8), device).flatten().int()

@@ -74,19 +74,22 @@ def _kept_counts(head: Tensor, params: FilterParams, whole_mass: Tensor | None) 
 
 
 def _mask(scores: Tensor, head: Tensor, kept: Tensor) -> Tensor:
-    """The `kept` best of every row, ties broken by token id."""
+    """Returns a mask [rows, vocab] of the `kept` [rows] best of each row, ties broken by token id.
+
+    `scores` are [rows, vocab], `head` [rows, n] the best of them in descending order.
+    """
     last = head.gather(1, kept[:, None] - 1)
     above = scores > last
     level = scores == last
-    room = kept[:, None] - above.sum(dim=1, keepdim=True)
-    return above | (level & (level.cumsum(dim=1, dtype=torch.int32) <= room))
-
-
-# Logit bias and min_tokens: a few named logits of one row.
+    num_level = kept[:, None] - above.sum(dim=1, keepdim=True)
+    return above | (level & (level.cumsum(dim=1, dtype=torch.int32) <= num_level))
 
 
 class LogitEdits:
-    """Keeps each sequence's ids and values on the device until it is forgotten."""
+    """Applies logit bias and `min_tokens`: changes of a few logits of one row.
+
+    Keeps each sequence's ids and values on the device until it is forgotten.
+    """
 
     def __init__(
         self, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device
@@ -98,7 +101,7 @@ class LogitEdits:
         self._stops: dict[int, Tensor] = {}
 
     def add_bias(self, logits: Tensor, row: SamplingRow) -> None:
-        """Adds to logits [vocab] (float32) in place. All ids are inside the vocabulary."""
+        """Adds to `logits` [vocab] float32 in place. All ids are inside the vocabulary."""
         bias = row.params.logit_bias
         if not bias:
             return
@@ -113,7 +116,7 @@ class LogitEdits:
         logits.index_add_(0, ids_there, values_there)
 
     def suppress_stops(self, logits: Tensor, row: SamplingRow) -> None:
-        """Until `min_tokens` are out, makes the tokens that would end the sequence impossible."""
+        """Sets stop tokens in `logits` [vocab] to -inf until `min_tokens` are sampled."""
         if row.num_outputs >= row.params.min_tokens:
             return
         if row.seq_id not in self._stops:

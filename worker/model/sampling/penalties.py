@@ -86,7 +86,7 @@ class PenaltyTable:
             self._row_of.move_to_end(row.seq_id)
             return slot
         if not self._free:
-            self._make_room(wanted)
+            self._free_slot(wanted)
         slot = self._free.pop()
         self._row_of[row.seq_id] = slot
         self._num_counted[row.seq_id] = 0
@@ -96,6 +96,7 @@ class PenaltyTable:
         return slot
 
     def _count(self, row: SamplingRow, slot: int, sampled: Tensor) -> None:
+        """Counts a row's new outputs; `sampled` [rows] int64 are the step before's tokens."""
         counted = self._num_counted[row.seq_id]
         counts = self._output_counts[slot]
         if counted < len(row.output_token_ids):
@@ -108,7 +109,7 @@ class PenaltyTable:
             counted += 1
         self._num_counted[row.seq_id] = counted
 
-    def _make_room(self, wanted: set[int]) -> None:
+    def _free_slot(self, wanted: set[int]) -> None:
         capacity = self._output_counts.shape[0]
         if capacity < self._max_rows:
             grown = min(max(2 * capacity, _FIRST_CAPACITY), self._max_rows)
@@ -122,5 +123,6 @@ class PenaltyTable:
         self.forget([oldest])
 
     def _ids(self, token_ids: Sequence[int]) -> Tensor:
+        """Returns the ids inside the vocabulary, [n] int64 on the device."""
         ids = np.array(token_ids, dtype=np.int64)
         return to_device(ids[(ids >= 0) & (ids < self._vocab_size)], self._device)

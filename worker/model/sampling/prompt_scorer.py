@@ -1,7 +1,7 @@
-"""Log probabilities of prompts: what the model thought of each token before it was told.
+"""Log probabilities of prompts: of each token, given the ones before it.
 
 A chunk's logits are [tokens, vocab]: of a long chunk and a large vocabulary some gigabytes. So they
-are made for a few rows at a time, each row gives the few numbers that were asked for, and the rest
+are made for a few rows at a time, each row gives the few numbers that were requested, and the rest
 is dropped. They are the model's own: no bias, penalty or grammar is applied.
 """
 
@@ -40,8 +40,10 @@ class ScoredRows:
 def rows_with_scores(
     sequences: Sequence[ScheduledSequence], ends: Int32Array, device: torch.device
 ) -> tuple[Int32Array, Tensor, ScoredRows]:
-    """Returns the rows of a batch that are sampled from or score something, in order, the places
-    of the sampled among them, and the others."""
+    """Returns the rows of a batch that are sampled or score a token, the sampled, and the scored.
+
+    The rows are ascending, [n] int32; the sampled are [m] indices among them.
+    """
     rows: list[int] = []
     sampled: list[int] = []
     places: list[int] = []
@@ -116,8 +118,8 @@ def score_prompts(
     The logits of at most MAX_LOGITS numbers, and of one row at least, are held at any time.
     """
     vocab_size = model.config.vocab_size
-    asked = max(sequence.params.prompt_logprobs or 0 for sequence in scored.sequences)
-    num_top = min(asked, vocab_size)
+    requested = max(sequence.params.prompt_logprobs or 0 for sequence in scored.sequences)
+    num_top = min(requested, vocab_size)
     step = max(1, MAX_LOGITS // vocab_size)
     parts = []
     for begin in range(0, len(scored.places), step):
@@ -149,5 +151,5 @@ def _numbers(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Tensor:
 
 
 def _rounded(logprobs: Tensor) -> Tensor:
-    """As float64 with few digits: they are written as text, thousands of them."""
+    """Returns the same shape as float64 with few digits: thousands of them are sent as text."""
     return (logprobs.double() * DECIMALS).round() / DECIMALS + 0.0

@@ -42,7 +42,7 @@ class Logprobs:
     """Of the rows `rows` (in the sampler's batch): the chosen token's and the best ones'."""
 
     rows: tuple[int, ...]
-    num_top: tuple[int, ...]  # how many of the best each row asked for
+    num_top: tuple[int, ...]  # how many of the best each row requested
     chosen: Tensor  # [n] float32
     top_ids: Tensor  # [n, k] int64
     top: Tensor  # [n, k] float32
@@ -139,6 +139,7 @@ class Sampler:
             self._grammar_masks.forget(ids)
 
     def _edit(self, logits: Tensor, rows: Sequence[SamplingRow], previous: Tensor) -> None:
+        """Applies biases, penalties and `min_tokens` to `logits` [rows, vocab] float32 in place."""
         for i, row in enumerate(rows):
             self._edits.add_bias(logits[i], row)
         penalised = [i for i, row in enumerate(rows) if row.has_penalties]
@@ -150,8 +151,11 @@ class Sampler:
     def _keep_to_grammars(
         self, logits: Tensor, rows: Sequence[SamplingRow], index: Tensor, best_logits: Tensor
     ) -> tuple[dict[int, str], Tensor]:
-        """The rows that cannot be kept to their grammars, and `best_logits` with those of the
-        tokens that are left: a model may think none of them possible."""
+        """Masks `logits` [rows, vocab] by the grammars; returns failed rows and new `best_logits`.
+
+        `best_logits` [n] get the best of the tokens that are left at `index` [rows]: a model may
+        give none of them a finite logit.
+        """
         structured = {i: row for i, row in enumerate(rows) if row.params.grammar is not None}
         if not structured:
             return {}, best_logits
@@ -206,7 +210,7 @@ class Sampler:
         )
 
     def _argmax_with_noise(self, scores: Tensor, keys: Tensor) -> Tensor:
-        """Over the whole vocabulary, a few rows at a time."""
+        """Returns [rows] int64 for scores [rows, vocab], keys [rows, 1]; a few rows at a time."""
         limit = _CUDA_NOISE_ELEMENTS if scores.is_cuda else _CPU_NOISE_ELEMENTS
         step = max(1, limit // scores.shape[1])
         parts = [
@@ -233,10 +237,11 @@ class Sampler:
 
 
 def best_of_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """As logits.max(dim=1): the largest of each row and its first place; NaN is the largest.
+    """Returns the largest of each row of [rows, vocab] and its first index, as logits.max(dim=1).
 
-    On the CPU torch looks for a place four times as long as for a value alone: there the value is
-    looked for piece by piece, and the place in one piece of each row only.
+    NaN is the largest.
+    On the CPU torch takes four times as long with an index as without: there the maximum is
+    found piece by piece, and the index in one piece of each row only.
     """
     num_pieces = logits.shape[1] // _PIECE
     if logits.is_cuda or num_pieces < 2:
@@ -254,7 +259,10 @@ def best_of_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def argmax_of_kept(scores: Tensor, kept: Tensor, keys: Tensor) -> Tensor:
-    """[rows] the same choice as over the whole vocabulary, with noise for `kept` alone."""
+    """Returns [rows] int64: the choice among `scores` [rows, vocab], with noise for `kept` alone.
+
+    It is the same as with noise over the whole vocabulary.
+    """
     rows, token_ids = kept.nonzero(as_tuple=True)
     noisy = torch.full_like(scores, -torch.inf)
     noisy[rows, token_ids] = scores[rows, token_ids] + gumbel(keys[rows, 0], token_ids)
@@ -265,8 +273,7 @@ def argmax_of_kept(scores: Tensor, kept: Tensor, keys: Tensor) -> Tensor:
 #
 # The counter of a SplitMix64 stream (Steele, Lea, Flood 2014) is the token id; the stream's key
 # mixes seed and position. The same integers come out on every device and in every batch, so a row
-# draws the same token alone and among others, and an interrupted stream continues as if nothing had
-# happened.
+# draws the same token alone and among others, and an interrupted stream continues unchanged.
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -288,13 +295,13 @@ def _mix(value: int) -> int:
 
 
 def row_key(seed: int, position: int) -> int:
-    """The key of one row's noise, as a signed 64-bit integer."""
+    """Returns the key of one row's noise, as a signed 64-bit integer."""
     key = _mix((seed & _MASK) + _STEP & _MASK)
     return _signed(_mix(key + (position + 1) * _STEP & _MASK))
 
 
 def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """62 random bits for each pair; int64 both, broadcast against one another."""
+    """Returns 62 random bits, int64, for each pair of keys and token ids, int64, broadcast."""
     x = keys + (token_ids + 1) * _signed(_STEP)  # int64 arithmetic wraps, as the hash wants
     x = x ^ _shift_right(x, 30)
     x = x * _signed(_MIX_1)
@@ -305,7 +312,7 @@ def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32, finite.
+    """Returns standard Gumbel noise, finite float32, for int64 keys and token ids, broadcast.
 
     The integer is converted whole, so that small uniforms keep all 24 bits of precision: they make
     the large values that win. `log1p` keeps them too, where `log(1 - u)` would be 0. The clamp
@@ -317,5 +324,5 @@ def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, count: int) -> Tensor:
-    """Logical shift: torch's own keeps the sign."""
+    """Returns int64 x shifted right without its sign, which torch's own shift keeps."""
     return (x >> count) & ((1 << (64 - count)) - 1)

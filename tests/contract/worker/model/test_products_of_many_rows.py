@@ -15,7 +15,7 @@ from tests.support.cpu_kernels import kernels
 from tests.support.forced_logits import forced_logits
 from tests.support.native_models import build_stack
 from worker.model.cpu import choices, measuring, tiers
-from worker.model.cpu.choices import AMX, ONEDNN, OURS, ProductChoices, ProductShape, Times
+from worker.model.cpu.choices import AMX, AVX, ONEDNN, ProductChoices, ProductShape, Times
 from worker.model.cpu.compiler import build, cpu_flags
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.measuring import ProductMeter
@@ -102,21 +102,21 @@ def test_the_meter_knows_every_way_that_is_there(is_int8: bool) -> None:
     shape = ProductShape(96, 64, True)
     meter = ProductMeter(emulated(), is_int8=is_int8, with_onednn=True)
     times = meter(shape)
-    assert set(times) == {OURS, AMX, ONEDNN}
+    assert set(times) == {AVX, AMX, ONEDNN}
     assert all(len(seconds) == len(choices.ROWS) and min(seconds) > 0 for seconds in times.values())
     without = ProductMeter(kernels("avx2"), is_int8=is_int8, with_onednn=False)
-    assert set(without(shape)) == {OURS}
+    assert set(without(shape)) == {AVX}
 
 
 def test_one_disturbed_moment_makes_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    calm: Times = {OURS: (1.0, 4.0), ONEDNN: (1.1, 4.4)}
-    disturbed: Times = {OURS: (9.0, 9.0), ONEDNN: (1.1, 4.4)}
+    calm: Times = {AVX: (1.0, 4.0), ONEDNN: (1.1, 4.4)}
+    disturbed: Times = {AVX: (9.0, 9.0), ONEDNN: (1.1, 4.4)}
     rounds = iter([disturbed, calm, calm])
     monkeypatch.setattr(measuring, "_in_turns", lambda ways, x: next(rounds))
     meter = ProductMeter(kernels("avx2"), is_int8=False, with_onednn=True)
     assert choices.choose(meter(ProductShape(96, 64, False))) == choices.Choice()
     assert next(rounds) is calm, "it stops as soon as nothing speaks for a copy"
-    always = {OURS: (9.0, 9.0), ONEDNN: (1.1, 4.4)}
+    always = {AVX: (9.0, 9.0), ONEDNN: (1.1, 4.4)}
     monkeypatch.setattr(measuring, "_in_turns", lambda ways, x: always)
     assert choices.choose(meter(ProductShape(96, 64, False))).copy_rows == choices.ROWS[0]
 
@@ -127,7 +127,7 @@ def test_a_way_that_is_wrong_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
         torch.ops.mkldnn, "_linear_pointwise", lambda *arguments: 1.1 * call(*arguments)
     )
     meter = ProductMeter(kernels("avx2"), is_int8=False, with_onednn=True)
-    assert set(meter(ProductShape(96, 64, False))) == {OURS}
+    assert set(meter(ProductShape(96, 64, False))) == {AVX}
 
 
 @pytest.mark.parametrize("operator", ["_reorder_linear_weight", "_linear_pointwise"])
@@ -142,7 +142,7 @@ def test_a_way_that_fails_is_not_measured_and_logged(
     monkeypatch.setattr(torch.ops.mkldnn, operator, changed)
     meter = ProductMeter(kernels("avx2"), is_int8=False, with_onednn=True)
     with caplog.at_level("INFO", measuring.__name__):
-        assert set(meter(ProductShape(96, 64, False))) == {OURS}
+        assert set(meter(ProductShape(96, 64, False))) == {AVX}
     assert "the operator takes other arguments" in caplog.text
 
 
@@ -156,7 +156,7 @@ def test_a_model_with_copies_of_its_weights_computes_the_same_model(
     monkeypatch.setattr(choices, "ROWS", (8, 16))
     monkeypatch.setattr(choices, "LEAST_BYTES", 0)
     pays = ProductChoices(
-        lambda shape: {OURS: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", room=0
+        lambda shape: {AVX: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", room=0
     )
     monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
     monkeypatch.setattr(tiers, "is_quicker", lambda *arguments: True)
@@ -183,7 +183,7 @@ def test_copies_are_dropped_where_whole_steps_gain_nothing_by_them(
         return False
 
     pays = ProductChoices(
-        lambda shape: {OURS: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", room=0
+        lambda shape: {AVX: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", room=0
     )
     monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
     monkeypatch.setattr(tiers, "is_quicker", is_quicker)

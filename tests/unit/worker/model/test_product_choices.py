@@ -9,8 +9,8 @@ import pytest
 
 from worker.model.cpu.choices import (
     AMX,
+    AVX,
     ONEDNN,
-    OURS,
     Choice,
     ProductChoices,
     ProductShape,
@@ -35,24 +35,24 @@ class Meter:
         return self.times
 
 
-COPY_PAYS = {OURS: (1.0, 4.0), ONEDNN: (0.5, 2.0)}
+COPY_PAYS = {AVX: (1.0, 4.0), ONEDNN: (0.5, 2.0)}
 
 
 @pytest.mark.parametrize(
     ("times", "choice"),
     [
-        ({OURS: (1.0, 4.0)}, Choice()),
-        ({OURS: (1.0, 4.0), ONEDNN: (0.9, 3.6)}, Choice()),  # not worth a second copy
+        ({AVX: (1.0, 4.0)}, Choice()),
+        ({AVX: (1.0, 4.0), ONEDNN: (0.9, 3.6)}, Choice()),  # not worth a second copy
         (COPY_PAYS, Choice(copy_rows=64)),
-        ({OURS: (1.0, 4.0), ONEDNN: (1.0, 2.0)}, Choice(copy_rows=256)),
-        ({OURS: (1.0, 4.0), ONEDNN: (0.5, 4.0)}, Choice()),  # what is many may be more than 256
-        ({OURS: (1.0, 4.0), AMX: (0.2, 0.8)}, Choice(amx_rows=64)),
-        ({OURS: (1.0, 4.0), AMX: (1.0, 0.8)}, Choice(amx_rows=256)),
-        ({OURS: (1.0, 4.0), AMX: (1.0, 4.0)}, Choice()),
+        ({AVX: (1.0, 4.0), ONEDNN: (1.0, 2.0)}, Choice(copy_rows=256)),
+        ({AVX: (1.0, 4.0), ONEDNN: (0.5, 4.0)}, Choice()),  # what is many may be more than 256
+        ({AVX: (1.0, 4.0), AMX: (0.2, 0.8)}, Choice(amx_rows=64)),
+        ({AVX: (1.0, 4.0), AMX: (1.0, 0.8)}, Choice(amx_rows=256)),
+        ({AVX: (1.0, 4.0), AMX: (1.0, 4.0)}, Choice()),
         # oneDNN is compared with the best of what needs no copy.
-        ({OURS: (1.0, 4.0), AMX: (0.5, 2.0), ONEDNN: (0.45, 1.8)}, Choice(amx_rows=64)),
+        ({AVX: (1.0, 4.0), AMX: (0.5, 2.0), ONEDNN: (0.45, 1.8)}, Choice(amx_rows=64)),
         (
-            {OURS: (1.0, 4.0), AMX: (0.5, 2.0), ONEDNN: (0.3, 1.0)},
+            {AVX: (1.0, 4.0), AMX: (0.5, 2.0), ONEDNN: (0.3, 1.0)},
             Choice(amx_rows=64, copy_rows=64),
         ),
     ],
@@ -64,7 +64,7 @@ def test_the_quickest_way_is_chosen(times: Times, choice: Choice) -> None:
 def test_a_shape_is_measured_once_on_a_machine(tmp_path: Path) -> None:
     path = tmp_path / "products.json"
     for _ in range(2):
-        meter = Meter({OURS: (1.0, 4.0), AMX: (0.5, 2.0)})
+        meter = Meter({AVX: (1.0, 4.0), AMX: (0.5, 2.0)})
         choices = ProductChoices(meter, path, copies="on", room=0)
         for _layer in range(3):
             assert choices.of(SHAPE, NUM_BYTES) == Choice(amx_rows=64)
@@ -77,7 +77,7 @@ def test_what_speaks_for_a_copy_is_measured_again_and_the_best_times_count(tmp_p
     """What was measured beside a busy process would else cost every later start a copy."""
     path = tmp_path / "products.json"
     found = []
-    for times in (COPY_PAYS, {OURS: (0.5, 2.0), ONEDNN: (0.6, 2.4)}, COPY_PAYS):
+    for times in (COPY_PAYS, {AVX: (0.5, 2.0), ONEDNN: (0.6, 2.4)}, COPY_PAYS):
         meter = Meter(times)
         choices = ProductChoices(meter, path, copies="on", room=0)
         found.append([choices.of(SHAPE, NUM_BYTES) for _layer in range(2)])
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_read_is_measured_anew(kept: bytes, tmp_path: Path
         copy_rows=64
     )
     assert meter.asked == [SHAPE]
-    assert json.loads(path.read_text())[SHAPE.name][OURS] == [1.0, 4.0]
+    assert json.loads(path.read_text())[SHAPE.name][AVX] == [1.0, 4.0]
 
 
 def test_a_place_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
