@@ -72,8 +72,7 @@ class ChatAsk:
 class ChatPlan:
     """The prompt, what the output must match, and a parser for each choice's text.
 
-    `counts_reasoning`: the text may have reasoning, so that its tokens are worth counting (see
-    ReasoningTokens).
+    `counts_reasoning`: the text may have reasoning, so that its tokens are counted.
     """
 
     token_ids: tuple[int, ...]

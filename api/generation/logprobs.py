@@ -6,8 +6,10 @@ entry is released when the text of its token is, and never when that text was cu
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypedDict, TypeVar
 
 import msgspec
@@ -117,46 +119,72 @@ class CompletionEntryForm:
         return spelled
 
 
-class LogprobAligner(Generic[EntryT]):
-    """Holds entries until the text of their tokens was released."""
+class TokenAligner(Generic[EntryT]):
+    """Finds where in the text each token is, and holds entries until the text of theirs is there.
 
-    def __init__(self, tokenizer: Tokenizer, form: EntryForm[EntryT]) -> None:
+    Nothing is encoded again: a token's length is that of its own text. A token that has none by
+    itself (a part of a character) stands where the next one begins.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, form: EntryForm[EntryT] | None, num_chars: int = 0
+    ) -> None:
+        """`form` encodes entries; None: there are none. `num_chars`: shown before this text."""
         self._form = form
         self._detokenizer = tokenizer.detokenizer()
         self._held: deque[PlacedLogprob[EntryT]] = deque()
-        self._bytes = 0
-        self._chars = 0
+        self._ends = array("q", (0,))  # of each token, in bytes, behind the start of the first
+        self._next = 1  # index into `_ends` of the next that `ends_up_to` yields
+        self._num_chars = num_chars
 
-    def begin_at(self, num_chars: int) -> None:
-        """Counts characters from there: so many are shown before this text."""
-        self._chars = num_chars
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        """Places the next tokens; `logprobs` has an entry for each of them, or is empty."""
+        for index, token_id in enumerate(token_ids):
+            text = self._detokenizer.push((token_id,))
+            start = self._ends[-1]
+            end = start + len(text.encode())
+            self._ends.append(end)
+            if logprobs and self._form is not None:
+                entry = self._form(logprobs[index])
+                self._held.append(PlacedLogprob(entry, start, end, self._num_chars))
+            self._num_chars += len(text)
 
-    def push(self, entries: Sequence[TokenLogprob], num_bytes: int) -> list[PlacedLogprob[EntryT]]:
-        """Entries whose text is out, now that there are `num_bytes` of it."""
-        for entry in entries:
-            text = self._detokenizer.push((entry.token_id,))
-            start_bytes, start_chars = self._bytes, self._chars
-            self._bytes += len(text.encode())
-            self._chars += len(text)
-            placed = PlacedLogprob(self._form(entry), start_bytes, self._bytes, start_chars)
-            self._held.append(placed)
-        released = []
+    def ends_up_to(self, num_bytes: int) -> Iterator[int]:
+        """Yields the end of each next token whose text is in the first `num_bytes`."""
+        while self._next < len(self._ends) and self._ends[self._next] <= num_bytes:
+            self._next += 1
+            yield self._ends[self._next - 1]
+
+    def release(self, num_bytes: int) -> list[PlacedLogprob[EntryT]]:
+        """Returns the entries whose text is in the first `num_bytes`."""
+        held, released = self._held, []
         # `<` for tokens without text: one at the end may be the token that stops, see `rest`.
-        while self._held and (
-            self._held[0].end_bytes <= num_bytes and self._held[0].start_bytes < num_bytes
-        ):
-            released.append(self._held.popleft())
+        while held and held[0].end_bytes <= num_bytes and held[0].start_bytes < num_bytes:
+            released.append(held.popleft())
         return released
 
     def rest(self, num_bytes: int, *, stopped: bool) -> list[PlacedLogprob[EntryT]]:
-        """The entries left at the end of a text of `num_bytes`.
+        """Returns the entries left at the end of a text of `num_bytes`, none of them beyond it.
 
         After a stop, tokens that begin where the text ends stand for nothing that was shown (the
         stop string, the end token) and are dropped.
         """
-        left = [held for held in self._held if not stopped or held.start_bytes < num_bytes]
+        left = [
+            PlacedLogprob(
+                held.entry,
+                min(held.start_bytes, num_bytes),
+                min(held.end_bytes, num_bytes),
+                held.start_chars,
+            )
+            for held in self._held
+            if not stopped or held.start_bytes < num_bytes
+        ]
         self._held.clear()
         return left
+
+    def num_tokens_before(self, num_bytes: int) -> int:
+        """Returns how many tokens begin in the first `num_bytes`."""
+        return bisect_left(self._ends, num_bytes, hi=len(self._ends) - 1)
 
 
 class ChatLogprobs(TypedDict):

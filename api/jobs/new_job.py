@@ -23,7 +23,7 @@ class Prepared:
     """A request that was understood: the job to submit, and how its answer is said."""
 
     job: Job
-    dialect: Formatter
+    dialect: Formatter[Any]
     timing: Timing = field(default_factory=Timing)
     prompt: ScoredPrompt | None = None  # filled for the dialect, where the job scores its prompt
 

@@ -27,7 +27,7 @@ class SentEvents:
 
     has_ids = False
 
-    def __init__(self, formatter: Formatter, stream_interval: int | None = None) -> None:
+    def __init__(self, formatter: Formatter[Any], stream_interval: int | None = None) -> None:
         """`stream_interval`: tokens of a choice per event; None: an event per step."""
         self.framing = formatter.framing
         self._formatter = formatter

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 from starlette.responses import Response
@@ -221,7 +221,7 @@ class JsonBody:
 
     is_resumable = False
 
-    def __init__(self, jobs: JobService, formatter: Formatter) -> None:
+    def __init__(self, jobs: JobService, formatter: Formatter[Any]) -> None:
         self._slices = jobs.slices
         self._keepalive_s = jobs.keepalive_s
         self._formatter = formatter
@@ -256,7 +256,7 @@ class JsonBody:
 def generation_response(
     jobs: JobService,
     submitted: Sequence[Job],
-    formatter: Formatter,
+    formatter: Formatter[Any],
     timing: Timing,
     *,
     streamed: bool,

@@ -13,7 +13,7 @@ from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_sampling
 from api.generation.chat_prompt import ChatAsk, plan_chat
-from api.generation.choices import ResponseContext
+from api.generation.chunk_formatter import ResponseContext
 from api.generation.priority import job_lane, served_tier
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
 from api.generation.response_size import AnswerSize, prompt_logprobs_bytes

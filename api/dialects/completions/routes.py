@@ -13,7 +13,7 @@ from api.dialects.completions.formatter import CompletionFormatter, CompletionSh
 from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.completions.request import check_choices, completion_sampling
 from api.errors import unsupported
-from api.generation.choices import ResponseContext
+from api.generation.chunk_formatter import ResponseContext
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane, served_tier
 from api.generation.prompt import EncodedPrompt, encoded_prompts, is_quick

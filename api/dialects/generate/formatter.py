@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.errors import ApiError
+from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter, usage_payload
 from api.generation.prompt_logprobs import PromptLogprobs
 from api.generation.timing import Timing
-from shared.messages import Delta, Finished
+from api.output_parsers.events import Text
+from shared.messages import Finished
 
 
-class GenerateFormatter(Formatter):
+class GenerateFormatter(Formatter[None]):
     """Events `{"text", "token_ids"}`; every one has a `text`, an error event too.
 
     The first has `is_first` and `ttft_ms`, the last `done`, `full_text`, `finish_reason` and
-    `usage`; an answer without text is one event that is both.
+    `usage`; a response without text is one event that is both.
     """
 
     kind = "generate"
@@ -28,34 +30,40 @@ class GenerateFormatter(Formatter):
         timing: Timing,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
-        """`prompt_logprobs`: shown in a whole answer."""
+        """`prompt_logprobs`: shown in a whole response."""
+        super().__init__(ChoiceReader(ReaderOptions(has_token_ids=True)))
         self._prompt_logprobs = prompt_logprobs
         self._id = public_id
         self._model = model
         self._timing = timing
         self._texts: list[str] = []
-        self._token_ids: list[int] = []  # not shown yet; all of them in a whole answer
+        self._token_ids: list[int] = []  # of a whole response, or of a stream's last event
         self._is_first = True
 
     def opening(self) -> Sequence[Any]:
         return ()
 
-    def delta(self, delta: Delta) -> Sequence[Any]:
-        self.collect(delta)
-        return (self._event(delta.text),) if delta.text else ()
+    def event(self, event: ChoiceEvent[None]) -> Sequence[Any]:
+        if not isinstance(event.piece, Text):
+            self._token_ids += event.token_ids or ()  # the end's, for `closing`
+            return ()
+        text = event.piece.text
+        self._texts.append(text)
+        return (self._payload(text, event.token_ids or []),)
 
-    def finished(self, end: Finished) -> Sequence[Any]:
-        return ({**self._event(""), "id": self._id, **self._end(end)},)
+    def closing(self, end: Finished) -> Sequence[Any]:
+        return ({**self._payload("", self._token_ids), "id": self._id, **self._end(end)},)
 
     def failed(self, error: ApiError, last_sent: Any = None) -> Any:
         return {"text": "", "token_ids": [], **error.body()}
 
-    def collect(self, delta: Delta) -> None:
-        self._token_ids.extend(delta.token_ids)
-        self._texts.append(delta.text)
+    def keep(self, event: ChoiceEvent[None]) -> None:
+        self._token_ids += event.token_ids or ()
+        if isinstance(event.piece, Text):
+            self._texts.append(event.piece.text)
 
-    def whole(self, end: Finished) -> Any:
-        answer = {
+    def body(self, end: Finished) -> Any:
+        body = {
             "id": self._id,
             "model": self._model,
             "text": "".join(self._texts),
@@ -64,18 +72,16 @@ class GenerateFormatter(Formatter):
             **self._end(end),
         }
         if self._prompt_logprobs is not None:
-            answer["prompt_logprobs"] = self._prompt_logprobs.payload()
-        return answer
+            body["prompt_logprobs"] = self._prompt_logprobs.payload()
+        return body
 
-    def _event(self, text: str) -> dict[str, Any]:
-        event: dict[str, Any] = {"text": text, "token_ids": self._token_ids}
-        self._token_ids = []
+    def _payload(self, text: str, token_ids: list[int]) -> dict[str, Any]:
+        payload: dict[str, Any] = {"text": text, "token_ids": token_ids}
         if self._is_first:
             self._is_first = False
-            event.update(
-                id=self._id, model=self._model, is_first=True, ttft_ms=self._timing.ttft_ms
-            )
-        return event
+            ttft_ms = self._timing.ttft_ms
+            payload.update(id=self._id, model=self._model, is_first=True, ttft_ms=ttft_ms)
+        return payload
 
     def _end(self, end: Finished) -> dict[str, Any]:
         return {

@@ -10,81 +10,77 @@ import msgspec
 
 from api.dialects.messages.errors import error_payload
 from api.errors import ApiError
-from api.generation.choices import ReasoningTokens
+from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from api.output_parsers.parser import NewParser, PlainParser
 from api.sse import Framing, typed_event, typed_event_pieces
-from shared.messages import Delta, Finished, FinishReason, Usage
+from shared.messages import Finished, FinishReason, Usage
+from shared.text.base import Tokenizer
 
 SERVICE_TIER = "standard"  # there is no other
-TEXTS_AT_ONCE = 64  # that are read together, where no reader waits for them
 _NOT_STOPPED = {"stop_reason": None, "stop_sequence": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageContext:
-    """What an answer says of itself before it has begun."""
+    """What a message has before its first token."""
 
     id: str  # public id
     model: str
     prompt_tokens: int
-    is_cut_by_context: bool = False  # where it ends by its length
+    is_cut_by_context: bool = False  # when it ends by its length
 
 
-class MessageFormatter(Formatter):
-    """`new_parser` makes the parser of the answer's text; `thinking_tokens` where it may find
-    reasoning."""
+class MessageFormatter(Formatter[None]):
+    """`new_parser` makes the parser of the text. Given a `tokenizer`, thinking tokens are counted:
+    where the parser may find any."""
 
     kind = "message"
     framing = Framing(typed_event, typed_event_pieces, b"", typed_event({"type": "ping"}))
 
     def __init__(
         self,
-        facts: MessageContext,
+        context: MessageContext,
         new_parser: NewParser = PlainParser,
-        thinking_tokens: ReasoningTokens | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        self._facts = facts
-        self._parser = new_parser()
-        self._thinking_tokens = thinking_tokens
+        options: ReaderOptions[None] = ReaderOptions(
+            new_parser=new_parser, tokenizer=tokenizer, counts_reasoning=tokenizer is not None
+        )
+        super().__init__(ChoiceReader(options))
+        self._context = context
         self._blocks = BlockStream()
-        self._num_bytes = 0  # of a streamed text so far
-        self._texts: list[str] = []  # collected and not read yet
-        self._content = WholeBlocks()  # of whole answers
+        self._content = WholeBlocks()  # of a whole message
+        self._end: ChoiceEnd | None = None
 
     def opening(self) -> Sequence[Any]:
-        usage = usage_payload(Usage(self._facts.prompt_tokens, 0))
+        usage = usage_payload(Usage(self._context.prompt_tokens, 0))
         usage["service_tier"] = SERVICE_TIER
         message = {**self._message(), "content": [], **_NOT_STOPPED, "usage": usage}
         return ({"type": "message_start", "message": message},)
 
-    def delta(self, delta: Delta) -> Sequence[Any]:
-        self._count_thinking(delta)
-        if not delta.text:
-            return ()
-        self._num_bytes += len(delta.text.encode())
-        return list(self._blocks.push(self._parser.push(delta.text)))
+    def event(self, event: ChoiceEvent[None]) -> Sequence[Any]:
+        if event.piece is not None:
+            return list(self._blocks.push(event.piece))
+        self._end = event.end
+        return list(self._blocks.close())
 
-    def held_bytes(self, choice: int) -> int:
-        spans = self._parser.spans
-        return 0 if spans is None else self._num_bytes - spans.num_bytes
-
-    def finished(self, end: Finished) -> Sequence[Any]:
-        return list(self._ended(end))
+    def closing(self, end: Finished) -> Sequence[Any]:
+        stop = {"type": "message_delta", "delta": self._stop(end), "usage": self._usage(end)}
+        return (stop, {"type": "message_stop"})
 
     def failed(self, error: ApiError, last_sent: Any = None) -> Any:
-        return error_payload(error.status, error.message, error.code, error.param, self._facts.id)
+        request_id = self._context.id
+        return error_payload(error.status, error.message, error.code, error.param, request_id)
 
-    def collect(self, delta: Delta) -> None:
-        self._count_thinking(delta)
-        self._texts.append(delta.text)
-        if len(self._texts) >= TEXTS_AT_ONCE:
-            self._read()
+    def keep(self, event: ChoiceEvent[None]) -> None:
+        if event.piece is None:
+            self._end = event.end
+        else:
+            self._content.add(event.piece)
 
-    def whole(self, end: Finished) -> Any:
-        self._read()
-        self._content.take(self._parser.finish())
+    def body(self, end: Finished) -> Any:
         return {
             **self._message(),
             "content": self._content.payload(),
@@ -92,40 +88,27 @@ class MessageFormatter(Formatter):
             "usage": {**self._usage(end), "service_tier": SERVICE_TIER},
         }
 
-    def _read(self) -> None:
-        self._content.take(self._parser.push("".join(self._texts)))
-        self._texts.clear()
-
-    def _ended(self, end: Finished) -> Iterator[dict[str, Any]]:
-        yield from self._blocks.push(self._parser.finish())
-        yield from self._blocks.close()
-        yield {"type": "message_delta", "delta": self._stop(end), "usage": self._usage(end)}
-        yield {"type": "message_stop"}
-
-    def _count_thinking(self, delta: Delta) -> None:
-        if self._thinking_tokens is not None:
-            self._thinking_tokens.push(delta.token_ids)
-
     def _usage(self, end: Finished) -> dict[str, Any]:
         usage = usage_payload(end.usage)
-        if self._thinking_tokens is not None:
-            num_tokens = self._thinking_tokens.count(self._parser.reasoning_bytes)
-            usage["output_tokens_details"] = {"thinking_tokens": num_tokens}
+        thinking_tokens = self.reader.reasoning_tokens
+        if thinking_tokens is not None:
+            usage["output_tokens_details"] = {"thinking_tokens": thinking_tokens}
         return usage
 
     def _message(self) -> dict[str, Any]:
-        facts = self._facts
-        return {"id": facts.id, "type": "message", "role": "assistant", "model": facts.model}
+        context = self._context
+        return {"id": context.id, "type": "message", "role": "assistant", "model": context.model}
 
     def _stop(self, end: Finished) -> dict[str, Any]:
-        """`stop_reason` and `stop_sequence`."""
+        """Returns `stop_reason` and `stop_sequence`."""
         if isinstance(end.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_reason}
         if end.reason is FinishReason.LENGTH:
-            by_context = self._facts.is_cut_by_context
+            by_context = self._context.is_cut_by_context
             reason = "model_context_window_exceeded" if by_context else "max_tokens"
         else:
-            reason = "tool_use" if self._parser.has_calls else "end_turn"
+            has_calls = self._end is not None and self._end.has_calls
+            reason = "tool_use" if has_calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": None}
 
 
@@ -142,40 +125,36 @@ def usage_payload(usage: Usage) -> dict[str, Any]:
     }
 
 
-# Content blocks: what a turn's events are in the Messages dialect, streamed and whole.
-#
-# A block is a run of one kind: text, thinking, or one call of a tool. There is no signature to
-# verify, so a thinking block's is empty.
-
-
 class BlockStream:
-    """Events of a turn in, stream events out: each block is started, filled and stopped in turn."""
+    """Formats a turn's pieces as stream events: each content block is started, filled and stopped.
+
+    A block is a run of one kind: text, thinking, or one tool call. There is no signature to verify,
+    so a thinking block's is empty.
+    """
 
     def __init__(self) -> None:
         self._index = -1  # of the latest block
         self._open: str | None = None  # its type, while it is open
         self._call = -1  # the turn's index of the latest tool call
 
-    def push(self, events: Sequence[TurnEvent]) -> Iterator[dict[str, Any]]:
-        for event in events:
-            match event:
-                case Text(text):
-                    yield from self._continue({"type": "text", "text": ""})
-                    yield self._delta({"type": "text_delta", "text": text})
-                case Reasoning(text):
-                    yield from self._continue({"type": "thinking", "thinking": "", "signature": ""})
-                    yield self._delta({"type": "thinking_delta", "thinking": text})
-                case ToolCall(index, call_id, name):
-                    self._call = index
-                    yield from self._start(
-                        {"type": "tool_use", "id": call_id, "name": name, "input": {}}
-                    )
-                case ToolArguments(index, text):
-                    assert (index, self._open) == (self._call, "tool_use"), "calls come in turn"
-                    yield self._delta({"type": "input_json_delta", "partial_json": text})
+    def push(self, piece: TurnEvent) -> Iterator[dict[str, Any]]:
+        match piece:
+            case Text(text):
+                yield from self._continue({"type": "text", "text": ""})
+                yield self._delta({"type": "text_delta", "text": text})
+            case Reasoning(text):
+                yield from self._continue({"type": "thinking", "thinking": "", "signature": ""})
+                yield self._delta({"type": "thinking_delta", "thinking": text})
+            case ToolCall(index, call_id, name):
+                self._call = index
+                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                yield from self._start(block)
+            case ToolArguments(index, text):
+                assert (index, self._open) == (self._call, "tool_use"), "calls come in turn"
+                yield self._delta({"type": "input_json_delta", "partial_json": text})
 
     def close(self) -> Iterator[dict[str, Any]]:
-        """The turn is over."""
+        """Yields the end of the open block."""
         if self._open is not None:
             self._open = None
             yield {"type": "content_block_stop", "index": self._index}
@@ -195,16 +174,16 @@ class BlockStream:
 
 
 class WholeBlocks:
-    """The blocks of a turn whose events are taken as they come."""
+    """The content blocks of a whole turn, from its pieces."""
 
     def __init__(self) -> None:
         self._stream = BlockStream()
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[list[str]] = []  # of each block
 
-    def take(self, events: Sequence[TurnEvent]) -> None:
-        """Keeps what these events add."""
-        for event in self._stream.push(events):
+    def add(self, piece: TurnEvent) -> None:
+        """Adds the next piece."""
+        for event in self._stream.push(piece):
             if event["type"] == "content_block_start":
                 self._blocks.append(dict(event["content_block"]))
                 self._texts.append([])

@@ -20,7 +20,6 @@ from api.dialects.messages.request import (
     message_sampling,
 )
 from api.generation.chat_prompt import ChatPlan, plan_chat
-from api.generation.choices import ReasoningTokens
 from api.generation.models import ServedModel
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
@@ -94,8 +93,8 @@ async def prepare_message(
         prompt_tokens=len(plan.token_ids),
         is_cut_by_context=is_cut_by_context(asked, room),
     )
-    counter = ReasoningTokens(model.text.tokenizer) if plan.counts_reasoning else None
-    return Prepared(job, MessageFormatter(facts, plan.new_parser, counter))
+    tokenizer = model.text.tokenizer if plan.counts_reasoning else None
+    return Prepared(job, MessageFormatter(facts, plan.new_parser, tokenizer))
 
 
 def _sampling(generation: GenerationService, asked: MessageRequest, room: Room) -> SamplingParams:

@@ -1,21 +1,23 @@
 """ResponseFormatter: a job's log as the events of a response, or as one response object.
 
-Events and their numbers are a function of the facts, the tokens and the text alone, not of how the
-log or the bus cut these up: any frontend tells the same stream at any time.
+Events and their numbers are a function of the stored request, the tokens and the text alone, not of
+how the log or the bus cut these up: any frontend sends the same stream at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from api.dialects.responses.output import Logprobs, ResponseOutput
-from api.dialects.responses.pieces import Placed, TokenPieces
+import msgspec
+
+from api.dialects.responses.output import ResponseOutput
 from api.dialects.responses.record import ResponseFacts, response_payload
 from api.errors import ApiError, job_failed
+from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
+from api.generation.logprobs import ChatEntryForm
 from api.ids import public_id
-from api.output_parsers.events import Text, TurnEvent
 from api.sse import TYPED
 from shared.messages import Delta, ErrorCode, Failed, Finished, FinishReason, JobState, Usage
 from shared.text.base import Tokenizer
@@ -28,8 +30,8 @@ READERS_ERRORS = frozenset({ErrorCode.STREAM_DIVERGED, ErrorCode.JOB_LOST})
 _INVALID_PROMPT = frozenset({ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.KV_CAPACITY_EXCEEDED})
 
 
-class ResponseFormatter(Formatter):
-    """One response in the making.
+class ResponseFormatter(Formatter[msgspec.Raw]):
+    """Numbers its events; leaves out those that the reader has.
 
     `failed` ends a stream and not the response. Its event has the number of the last one that its
     reader has: a reader that resumes behind it misses nothing and gets nothing twice.
@@ -50,29 +52,41 @@ class ResponseFormatter(Formatter):
         self._num_known = 0 if starting_after is None else starting_after + 1
         self._facts = facts
         self._id = public_id(self.kind, job_id)
-        self._parser = facts.reading.parser(job_id)
-        self._pieces = TokenPieces(tokenizer)
+        options = ReaderOptions(
+            new_parser=lambda: facts.reading.parser(job_id),
+            tokenizer=tokenizer,
+            form=ChatEntryForm(tokenizer),
+            counts_reasoning=True,
+            splits_by_token=True,
+        )
+        super().__init__(ChoiceReader(options))
         self._output = ResponseOutput(job_id)
-        self._placed: list[Placed] = []  # of pieces that became no text yet
         self._has_begun = not facts.background
 
     def opening(self) -> Sequence[Payload]:
         waiting = ("queued", "in_progress")[self._has_begun]
         names = ("response.created", f"response.{waiting}")
-        return self._numbered({"type": name, "response": self._said(waiting)} for name in names)
+        return self._numbered({"type": name, "response": self._response(waiting)} for name in names)
 
     def delta(self, delta: Delta) -> Sequence[Payload]:
-        return self._numbered(self._events(delta))
+        begin = self._begin()
+        return self._numbered((*begin, *super().delta(delta)))
 
-    def held_bytes(self, choice: int) -> int:
-        spans, pieces = self._parser.spans, self._pieces
-        return pieces.num_bytes - (pieces.num_given if spans is None else spans.num_bytes)
+    def event(self, event: ChoiceEvent[msgspec.Raw]) -> Sequence[Payload]:
+        logprobs = [placed.entry for placed in event.logprobs]
+        if event.piece is None:
+            self._output.add_logprobs(logprobs)
+            return ()
+        return list(self._output.say(event.piece, logprobs))
 
     def finished(self, end: Finished) -> Sequence[Payload]:
-        events = list(self._last_events(end))
+        begin = self._begin()
+        return self._numbered((*begin, *super().finished(end)))
+
+    def closing(self, end: Finished) -> Sequence[Payload]:
+        events = list(self._output.end(is_complete=end.reason is FinishReason.STOP))
         response = self._finished_response(end)
-        last = {"type": f"response.{response['status']}", "response": response}
-        return self._numbered((*events, last))
+        return [*events, {"type": f"response.{response['status']}", "response": response}]
 
     def job_failed(self, end: Failed, *, delivered: bool) -> Sequence[Payload]:
         if end.code in READERS_ERRORS:
@@ -106,21 +120,20 @@ class ResponseFormatter(Formatter):
             "param": error.param,
         }
 
-    def collect(self, delta: Delta) -> None:
-        for _ in self._events(delta):
-            pass
+    def keep(self, event: ChoiceEvent[msgspec.Raw]) -> None:
+        self.event(event)  # the items are made with their events
 
-    def whole(self, end: Finished) -> Payload:
-        for _ in self._last_events(end):
+    def body(self, end: Finished) -> Payload:
+        for _ in self._output.end(is_complete=end.reason is FinishReason.STOP):
             pass
         return self._finished_response(end)
 
     def failed_response(self, end: Failed) -> Payload:
-        """The response object of a job that did not end by itself."""
-        for _ in self._rest(stopped=False):
-            pass
+        """Returns the response object of a job that did not finish."""
+        for event in self.reader.finish(end):
+            self.keep(event)
         is_cancelled = end.state is JobState.CANCELLED
-        return self._said(
+        return self._response(
             "cancelled" if is_cancelled else "failed",
             usage=self._usage(end.usage),
             error=None if is_cancelled else _error_of(end),
@@ -128,62 +141,26 @@ class ResponseFormatter(Formatter):
         )
 
     def so_far(self, *, has_started: bool) -> Payload:
-        """The response object of a job that has not ended."""
-        return self._said("in_progress" if has_started else "queued")
+        """Returns the response object of a job that has not ended."""
+        return self._response("in_progress" if has_started else "queued")
 
-    def _events(self, delta: Delta) -> Iterator[Payload]:
-        if not self._has_begun:
-            self._has_begun = True
-            yield {"type": "response.in_progress", "response": self._said("in_progress")}
-        for piece in self._pieces.push(delta):
-            self._placed += piece.placed
-            yield from self._tell(self._parser.push(piece.text))
-
-    def _last_events(self, end: Finished) -> Iterator[Payload]:
-        if not self._has_begun:
-            self._has_begun = True
-            yield {"type": "response.in_progress", "response": self._said("in_progress")}
-        yield from self._rest(stopped=end.reason is FinishReason.STOP)
-        yield from self._output.end(is_complete=end.reason is FinishReason.STOP)
-
-    def _rest(self, *, stopped: bool) -> Iterator[Payload]:
-        """What was held back, now that the text has ended."""
-        rest = self._pieces.rest(stopped=stopped)
-        self._placed += rest.placed
-        if rest.text:
-            yield from self._tell(self._parser.push(rest.text))
-        yield from self._tell(self._parser.finish())
-        self._output.add_logprobs(self._logprobs())
-
-    def _tell(self, events: Iterable[TurnEvent]) -> Iterator[Payload]:
-        for event in events:
-            logprobs = self._logprobs() if isinstance(event, Text) else []
-            yield from self._output.say(event, logprobs)
-
-    def _logprobs(self) -> Logprobs:
-        """Of tokens that are text and not told yet, in OpenAI's members."""
-        spans, placed = self._parser.spans, self._placed
-        self._placed = []
-        if spans is not None:
-            # What the parser holds back may become text yet.
-            self._placed = [one for one in placed if one.end_bytes > spans.num_bytes]
-            placed = [
-                one
-                for one in placed
-                if one.end_bytes <= spans.num_bytes and spans.holds(one.start_bytes, one.end_bytes)
-            ]
-        return [one.entry for one in placed]
+    def _begin(self) -> Sequence[Payload]:
+        """Returns the event of a background response that has left the queue, once."""
+        if self._has_begun:
+            return ()
+        self._has_begun = True
+        return ({"type": "response.in_progress", "response": self._response("in_progress")},)
 
     def _finished_response(self, end: Finished) -> Payload:
         is_complete = end.reason is FinishReason.STOP
-        return self._said(
+        return self._response(
             "completed" if is_complete else "incomplete",
             usage=self._usage(end.usage),
             incomplete=None if is_complete else "max_output_tokens",
         )
 
     def _usage(self, usage: Usage) -> Payload:
-        reasoning_tokens = self._pieces.num_tokens_before(self._parser.reasoning_bytes)
+        reasoning_tokens = self.reader.reasoning_tokens
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
@@ -195,7 +172,7 @@ class ResponseFormatter(Formatter):
             "total_tokens": usage.total_tokens,
         }
 
-    def _said(
+    def _response(
         self,
         status: str,
         *,

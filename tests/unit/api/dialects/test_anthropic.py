@@ -421,7 +421,7 @@ def test_a_stream_is_what_the_sdk_types() -> None:
 def blocks_of(said: Sequence[TurnEvent]) -> list[dict[str, Any]]:
     blocks = WholeBlocks()
     for event in said:
-        blocks.take([event])
+        blocks.add(event)
     return blocks.payload()
 
 
@@ -439,7 +439,8 @@ def test_blocks_follow_the_kinds_of_what_is_said() -> None:
         Text("!"),
     ]
     stream = BlockStream()
-    events = [*stream.push(said[:3]), *stream.push(said[3:]), *stream.close(), *stream.close()]
+    pushed = [event for piece in said for event in stream.push(piece)]
+    events = [*pushed, *stream.close(), *stream.close()]
     for event in events:
         EVENT.validate_python(event)
     shape = [(event["type"].removeprefix("content_block_"), event["index"]) for event in events]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.dialects.chat.formatter import ChatFormatter
-from api.generation.choices import ResponseContext
+from api.generation.chunk_formatter import ResponseContext
 from api.output_parsers.reading import Thinking, TurnReading
 from shared.messages import (
     START,

@@ -13,7 +13,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
-from api.generation.choices import ResponseContext
+from api.generation.chunk_formatter import ResponseContext
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.timing import Timing
 from api.jobs.resume_point import ResumePoint

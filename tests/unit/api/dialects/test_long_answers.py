@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
-from api.generation.choices import ResponseContext
+from api.generation.chunk_formatter import ResponseContext
 from api.generation.response_size import COMPLETION_ENTRY_BYTES, AnswerSize
 from api.http.json_response import send_json
 from api.http.time_slices import TimeSlices

@@ -14,7 +14,7 @@ from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
-from api.generation.choices import ResponseContext
+from api.generation.chunk_formatter import ResponseContext
 from api.generation.formatter import Formatter
 from api.generation.timing import Timing
 from api.jobs.resume_point import Extent, ResumePoint

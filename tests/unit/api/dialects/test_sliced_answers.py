@@ -14,7 +14,7 @@ import pytest
 
 from api import sse
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
-from api.generation.choices import ResponseContext
+from api.generation.chunk_formatter import ResponseContext
 from api.generation.timing import Timing
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import PIECE_BYTES, TimeSlices
