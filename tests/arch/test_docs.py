@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from shared.messages import ErrorCode
+from tests.support.table import table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
@@ -27,13 +26,13 @@ def test_every_error_code_is_listed_in_the_wire_page() -> None:
     assert [code for code in ErrorCode if f"`{code.value}`" not in page] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+@table("page", PAGES)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+@table("page", PAGES)
 def test_pages_name_tests_that_exist(page: Path) -> None:
     text = page.read_text()
     named = re.findall(r"`(tests/[\w/.]+\.py)(?:::([\w:]+))?[^`]*`", text)

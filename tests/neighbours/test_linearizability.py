@@ -23,6 +23,7 @@ from tests.support.job_history import (
     read_histories,
 )
 from tests.support.linearizability import NotLinearizable, State, check_history, transitions
+from tests.support.table import table
 
 JOB = "0-job"
 OK_APPEND = {"attempt": 1, "start": 0, "end": 4, "end_state": None, "status": "ok"}
@@ -153,7 +154,7 @@ def random_history(rng: random.Random) -> list[Operation]:
     return operations
 
 
-@pytest.mark.parametrize("seed", range(40))
+@table("seed", range(40))
 def test_overlapping_operations_are_accepted_and_the_same_with_a_wrong_reply_is_not(
     seed: int,
 ) -> None:

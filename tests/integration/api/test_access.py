@@ -17,6 +17,7 @@ from httpx_sse import connect_sse
 from api.auth.keys import digest_of, new_key
 from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
+from tests.support.table import table
 
 ACME, OTHER, OPERATOR, DISABLED, FEW, ONE, LITTLE = (new_key() for _ in range(7))
 LINES = "\n".join(
@@ -74,7 +75,7 @@ def generated(client: httpx.Client, **more: Any) -> str:
     return str(answer.json()["id"])
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "path"),
     [
         ("POST", "/v1/chat/completions"),
@@ -95,7 +96,7 @@ def generated(client: httpx.Client, **more: Any) -> str:
         ("GET", "/no/such/route"),
     ],
 )
-@pytest.mark.parametrize(
+@table(
     "headers",
     [
         {},

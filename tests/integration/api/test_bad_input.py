@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from api.openapi.operation import JSON
 from api.openapi.operations import OPERATIONS
 from tests.integration.api.stage import MODEL, Stage
+from tests.support.table import table
 
 ROUTES = [
     route.split()[1]
@@ -113,7 +114,7 @@ def test_damaged_bodies_are_answered(client: httpx.Client, data: st.DataObject) 
     assert_answered(client.post(path, content=bytes(body), headers=JSON))
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         b"[" * 100_000,
@@ -222,7 +223,7 @@ def test_a_body_that_is_not_called_json_is_refused(
         assert is_json or "application/json" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         "accept", "accept-encoding", "authorization", "x-api-key", "anthropic-version",

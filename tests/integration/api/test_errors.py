@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
+from tests.support.table import table
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
@@ -107,7 +108,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("members", "param", "code"), BAD_CHATS)
+@table(("members", "param", "code"), BAD_CHATS)
 def test_a_bad_chat_is_a_400_that_names_the_member(
     client: httpx.Client, members: dict[str, Any], param: str, code: str | None
 ) -> None:
@@ -120,7 +121,7 @@ def test_a_bad_chat_is_a_400_that_names_the_member(
         assert again == error  # refused before the stream begins, and alike
 
 
-@pytest.mark.parametrize(
+@table(
     ("members", "param", "code"),
     [
         ({"prompt": None}, "prompt", MISSING),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.api.stage import MODEL, Stage, wait_until
 from tests.integration.api.stage_fixtures import module_stage
+from tests.support.table import table
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -71,8 +72,8 @@ def test_a_stream_that_waited_in_vain_ends_with_the_error(
     assert done == "data: [DONE]"
 
 
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("value", [0, 0.09, -1, 86_401, "5", True, [1]])
+@table("path", BODIES)
+@table("value", [0, 0.09, -1, 86_401, "5", True, [1]])
 def test_a_value_out_of_bounds_is_a_400_that_names_it(
     client: httpx.Client, path: str, value: object
 ) -> None:

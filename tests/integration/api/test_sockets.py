@@ -23,6 +23,7 @@ from api.openapi.operation import JSON
 from api.openapi.operations import OPERATIONS
 from tests.integration.api.stage import Script, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
+from tests.support.table import table
 
 MAX_BODY_BYTES = 65_536
 TIMEOUT_S = 30
@@ -335,7 +336,7 @@ def host_answer(stage: Stage, *lines: str, target: str = "/health", version: str
     return exchange(stage, "\r\n".join(head).encode("latin-1") + b"\r\n\r\n", shut=False)
 
 
-@pytest.mark.parametrize(
+@table(
     "lines",
     [
         (),
@@ -373,7 +374,7 @@ def test_http_1_0_may_come_without_a_host_and_never_with_two(strict: Stage) -> N
     assert host_answer(strict, "Host: evil.example", version="1.0").split()[1] == b"421"
 
 
-@pytest.mark.parametrize(
+@table(
     ("host", "status"),
     [
         ("localhost", 200), ("localhost:8000", 200), ("LocalHost:80", 200), ("localhost.", 200),

@@ -23,6 +23,7 @@ from tests.integration.api.chat_service import (
     saying,
 )
 from tests.support.redis_server import redis_url  # noqa: F401
+from tests.support.table import table
 
 CITY = {
     "type": "object",
@@ -391,7 +392,7 @@ def test_beside_a_structured_answer_calls_stay_possible(client: OpenAI) -> None:
     assert num_ended
 
 
-@pytest.mark.parametrize(
+@table(
     ("members", "param"),
     [
         ({"tools": [5]}, "tools.0"),

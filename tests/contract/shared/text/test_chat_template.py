@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from shared.messages import InvalidParameter
 from shared.text.chat_template import JinjaChatTemplate
 from tests.contract.shared.text.templates import TEMPLATES
+from tests.support.table import table
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -179,8 +180,8 @@ def rendered(
         return None
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
+@table("conversation", CONVERSATIONS)
 def test_rendering_equals_transformers(name: str, conversation: str) -> None:
     messages, tools = CONVERSATIONS[conversation]
     given = [messages, with_arguments_as_text(messages)]
@@ -193,7 +194,7 @@ def test_rendering_equals_transformers(name: str, conversation: str) -> None:
                 assert form == before
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@table("name", TEMPLATES)
 def test_every_template_renders_most_conversations(name: str) -> None:
     texts = [expected(name, conversation, {}, prompt=True) for conversation in CONVERSATIONS]
     assert sum(text is not None for text in texts) >= 3

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from shared.messages import SamplingParams
+from tests.support.table import table
 from tests.support.torch_device import torch_device
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.attention.base import AttentionBackend
@@ -122,10 +123,10 @@ def attend(
     return out
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (4, 2, 32), (7, 1, 64)])
-@pytest.mark.parametrize("block_size", [4, 16, 32])
+@table("backend", BACKENDS)
+@table("shape", SHAPES)
+@table(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (4, 2, 32), (7, 1, 64)])
+@table("block_size", [4, 16, 32])
 def test_equals_the_formula(
     backend: str, shape: str, heads: int, kv_heads: int, head_dim: int, block_size: int
 ) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from shared.messages import SamplingParams
 from tests.support.cpu_kernels import kernels, variants
+from tests.support.table import table
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.config import ModelConfig
 from worker.model.cpu.library import NativeKernels
@@ -119,8 +120,8 @@ def run_step(
     return out, torch.cat(expected)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
+@table("shape", SHAPES)
+@table(
     ("heads", "kv_heads", "head_dim"),
     [(4, 4, 16), (4, 2, 32), (7, 1, 64), (16, 8, 128), (3, 3, 48), (8, 1, 80), (2, 2, 256)],
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.cpu_kernels import kernels, variants
+from tests.support.table import table
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import (
     Int8Ops,
@@ -49,8 +50,8 @@ def test_this_machine_can_run_the_kernels() -> None:
     assert variants(), "tests of the native tier need AVX2"
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(("size_in", "size_out"), SHAPES)
+@table("with_bias", [False, True])
+@table(("size_in", "size_out"), SHAPES)
 def test_products(ops: NativeOps, size_in: int, size_out: int, with_bias: bool) -> None:
     weight = random(size_out, size_in, seed=1, scale=size_in**-0.5)
     bias = random(size_out, seed=2) if with_bias else None
@@ -61,8 +62,8 @@ def test_products(ops: NativeOps, size_in: int, size_out: int, with_bias: bool) 
         torch.testing.assert_close(multiply(x).float(), expected, rtol=2**-7, atol=1e-2)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("inner", [16, 40, 7, 96, 176])
+@table("with_bias", [False, True])
+@table("inner", [16, 40, 7, 96, 176])
 def test_gated_products(ops: NativeOps, inner: int, with_bias: bool) -> None:
     weight = random(2 * inner, 64, seed=1, scale=0.2)
     bias = random(2 * inner, seed=2) if with_bias else None
@@ -85,8 +86,8 @@ def test_silu_of_large_numbers_does_not_overflow(ops: NativeOps) -> None:
     torch.testing.assert_close(out, TorchOps().gated_linear(weight, None)(x), atol=1e-4, rtol=1e-2)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(("size_in", "size_out"), SHAPES)
+@table("with_bias", [False, True])
+@table(("size_in", "size_out"), SHAPES)
 def test_int8_products(int8_ops: NativeOps, size_in: int, size_out: int, with_bias: bool) -> None:
     weight = random(size_out, size_in, seed=1, scale=size_in**-0.5)
     bias = random(size_out, seed=2) if with_bias else None
@@ -138,8 +139,8 @@ def test_a_nan_comes_out_of_a_product_as_a_nan(ops: NativeOps) -> None:
     assert out[2].isfinite().all()
 
 
-@pytest.mark.parametrize("size", [16, 64, 176, 576])
-@pytest.mark.parametrize("rows", [1, 7, 8, 33])
+@table("size", [16, 64, 176, 576])
+@table("rows", [1, 7, 8, 33])
 def test_add_and_norm(ops: NativeOps, rows: int, size: int) -> None:
     x, delta, weight = random(rows, size), random(rows, size, seed=1), random(size, seed=2)
     for added in (None, delta):
@@ -149,9 +150,9 @@ def test_add_and_norm(ops: NativeOps, rows: int, size: int) -> None:
         torch.testing.assert_close(normed, expected, rtol=2**-6, atol=1e-3)
 
 
-@pytest.mark.parametrize("with_norm", [False, True])
-@pytest.mark.parametrize("head_dim", [16, 32, 48, 64, 128, 256])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (7, 1), (3, 3)])
+@table("with_norm", [False, True])
+@table("head_dim", [16, 32, 48, 64, 128, 256])
+@table(("heads", "kv_heads"), [(4, 2), (7, 1), (3, 3)])
 def test_rotation(
     ops: NativeOps, heads: int, kv_heads: int, head_dim: int, with_norm: bool
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
 from shared.text.chat_template import JinjaChatTemplate
+from tests.support.table import table
 
 USER = {"role": "user", "content": "hi"}
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m['content'] + '|' }}{% endfor %}"
@@ -66,7 +67,7 @@ def test_the_form_of_content_is_found_for_each_role() -> None:
     assert render(source, messages) == "a\nb|<c><d>|e\nf|"
 
 
-@pytest.mark.parametrize(
+@table(
     "content",
     [
         5,
@@ -79,7 +80,7 @@ def test_the_form_of_content_is_found_for_each_role() -> None:
         [{}],
     ],
 )
-@pytest.mark.parametrize("source", [PLAIN, EITHER, PARTS])
+@table("source", [PLAIN, EITHER, PARTS])
 def test_content_that_is_no_text_is_refused(source: str, content: Any) -> None:
     with pytest.raises(InvalidParameter) as refused:
         render(source, [{"role": "user", "content": content}])

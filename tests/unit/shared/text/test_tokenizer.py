@@ -8,6 +8,7 @@ import pytest
 from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
 from shared.text.tokenizer import FastTokenizer, TokenizerFacts
+from tests.support.table import table
 from tests.unit.shared.text.vocabularies import ALL, SENTENCES, saved
 
 
@@ -49,8 +50,8 @@ def test_one_token_as_text_keeps_its_space_and_marks_broken_bytes() -> None:
     assert raw.token_text(raw.encode("é")[0]) == "\ufffd"
 
 
-@pytest.mark.parametrize("token_id", [-1, 10**6, 2**32, 2**40])
-@pytest.mark.parametrize("kind", ALL)
+@table("token_id", [-1, 10**6, 2**32, 2**40])
+@table("kind", ALL)
 def test_ids_outside_the_vocabulary_are_no_text(kind: str, token_id: int) -> None:
     tokenizer = FastTokenizer.from_bytes(saved(kind))
     assert tokenizer.token_bytes(token_id) == b""

@@ -17,6 +17,7 @@ from shared.redis.url import (
     redacted,
     scheme_of,
 )
+from tests.support.table import table
 
 
 def test_every_key_of_a_partition_carries_its_hash_tag() -> None:
@@ -132,7 +133,7 @@ def test_known_schemes_are_accepted(url: str) -> None:
     assert scheme_of(url) == url.partition(":")[0].lower()
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "words"),
     [
         ("redis+sentinel://:s3cret@h", "the sentinels' name"),

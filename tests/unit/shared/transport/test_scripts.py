@@ -6,8 +6,6 @@ import re
 from importlib import resources
 from pathlib import Path
 
-import pytest
-
 from shared.keys import GROUP, NUM_LANES
 from shared.messages import Cursor, Delta
 from shared.transport.ports.queue import Append
@@ -19,6 +17,7 @@ from shared.transport.wire import (
     append_arguments,
     chain_hash,
 )
+from tests.support.table import table
 
 FOLDER = Path(str(resources.files("shared.transport"))) / "lua"
 
@@ -30,21 +29,21 @@ def test_every_lua_file_is_a_transition_or_is_included() -> None:
         assert f"--@include lib/{part.name}\n" in texts
 
 
-@pytest.mark.parametrize("name", TRANSITIONS)
+@table("name", TRANSITIONS)
 def test_a_transition_says_what_it_takes_and_returns(name: str) -> None:
     header = (FOLDER / f"{name}.lua").read_text().split("--@include")[0]
     assert header.startswith(f"-- {name}: ")
     assert "-- Returns " in header
 
 
-@pytest.mark.parametrize("name", TRANSITIONS)
+@table("name", TRANSITIONS)
 def test_a_loaded_transition_has_its_includes_and_sets_no_global(name: str) -> None:
     source = load_sources()[name]
     assert "@include" not in source
     assert not re.search(r"^function ", source, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", TRANSITIONS)
+@table("name", TRANSITIONS)
 def test_in_a_cluster_frames_go_to_sharded_channels(name: str) -> None:
     plain, sharded = load_sources()[name], load_sources(is_sharded=True)[name]
     assert plain.count("local PUBLISH = 'PUBLISH'\n") == 1
