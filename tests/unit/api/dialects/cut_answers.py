@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import AsyncMock
 
 from api.jobs.reader_position import ReaderPosition
 from api.jobs.resume_point import ResumePoint
@@ -58,7 +57,7 @@ def frontend_over(events: Events) -> Any:
     async def opened(job_id: str, after: Cursor, *_: Any, **__: Any) -> TrimmedStream:
         return TrimmedStream(events, after)
 
-    frontend.relay.open = AsyncMock(side_effect=opened)
+    frontend.relay.open = opened
     return frontend
 
 

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -60,7 +59,12 @@ class Reader(LogStream):
 
 def frontend_over(events: Events) -> Any:
     frontend = frontend_with(events)
-    frontend.relay.open = AsyncMock(return_value=Reader(events))
+    reader = Reader(events)
+
+    async def opened(*_: Any, **__: Any) -> Reader:
+        return reader
+
+    frontend.relay.open = opened
     return frontend
 
 

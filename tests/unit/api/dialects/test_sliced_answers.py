@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -69,18 +69,30 @@ class LogStream:
     async def aclose(self) -> None: ...
 
 
+async def done(*_: Any, **__: Any) -> None: ...
+
+
+# Shared: hundreds of answers are made of each log, and a mock takes a millisecond to make.
+ADMISSION, METRICS = MagicMock(), MagicMock()
+DISCONNECTS = MagicMock(delivered=done, left=done)
+
+
 def frontend_with(events: Sequence[Delta | Finished]) -> Any:
-    disconnects = MagicMock(delivered=AsyncMock(), left=AsyncMock())
+    stream = LogStream(events)
+
+    async def opened(*_: Any, **__: Any) -> LogStream:
+        return stream
+
     return SimpleNamespace(
         new_reader_id=lambda: "r",
-        admission=MagicMock(),
-        metrics=MagicMock(),
+        admission=ADMISSION,
+        metrics=METRICS,
         keepalive_s=1.0,
         slices=TimeSlices(),
         open_requests=OpenRequests(limit=1),
-        relay=SimpleNamespace(open=AsyncMock(return_value=LogStream(events))),
-        disconnects=disconnects,
-        store=SimpleNamespace(attach=AsyncMock()),
+        relay=SimpleNamespace(open=opened),
+        disconnects=DISCONNECTS,
+        store=SimpleNamespace(attach=done),
     )
 
 
