@@ -1,4 +1,4 @@
-"""Services: the parts of one running frontend, made once and handed to the routes."""
+"""Services: the parts of one running frontend, made once from its settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from shared.transport.ports.registry import WorkerRegistry
 
 
 class Transport(Protocol):
-    """What a frontend needs of a transport; not owned unless it made it."""
+    """What a frontend uses of a transport."""
 
     @property
     def store(self) -> JobStore: ...
@@ -57,7 +57,10 @@ class Transport(Protocol):
 
 
 class Services:
-    """One process's parts. `start` begins the background work, `aclose` ends it."""
+    """Makes the parts of one frontend; `start` begins its background work, `aclose` ends it.
+
+    Parts get what they use by their constructors. Routes get parts by type: see `parts`.
+    """
 
     def __init__(
         self,
@@ -67,55 +70,47 @@ class Services:
         open_requests: OpenRequests,
         ring: KeyRing,
     ) -> None:
-        store, bus = transport.store, transport.bus
-        # Contains a uuid and is never reused: an old frontend's readers are not a new one's.
+        store = transport.store
+        # Contains a UUID and is never reused: an old frontend's readers are not a new one's.
         self.frontend_id = f"fe-{uuid.uuid4().hex}"
         self.settings = settings
         self.store = store
         self.dead_letters = transport.dead_letters
+        self.batches = transport.batches
         self.metrics = metrics
         self.open_requests = open_requests
-        self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes)
         self.slices = TimeSlices()
+        self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes)
         self.catalog = ModelCatalog(
             transport.registry, self.pool, settings.model_retention_s, settings.kept_models
         )
+        self.generation = GenerationService(
+            self.catalog, self.pool, settings.max_answer_bytes, job_defaults(settings)
+        )
         self.health = HealthMonitor(store, transport.registry)
-        self.disconnects = DisconnectTracker(store)
-        self.relay = EventRelay(store, bus, outage_s=settings.outage_s)
         self.stream_tokens = StreamTokens(store, settings.stream_token_s)
-        limits = admission_limits(settings)
-        accepted = AcceptedJobs(store)
-        self.durable = DurableAccept(
-            transport.durability,
-            settings.accept_durability,
-            settings.accept_replicas,
-            settings.accept_timeout_s,
-        )
-        self.admission = Admission(
-            store,
-            lambda tenant: ring.limits_of(tenant, limits),
-            self.disconnects,
-            accepted,
-            self.durable,
-        )
         self.files = Files(
             transport.files,
             FileStorage(settings.files_dir, settings.namespace),
             file_policy(settings),
             open_requests,
         )
-        self.batches = transport.batches
-        self.generation = GenerationService(
-            self.catalog,
-            self.pool,
-            settings.max_answer_bytes,
-            JobDefaults(
-                settings.request_timeout_s, settings.queue_timeout_s, settings.accept_durability
-            ),
+        self.disconnects = DisconnectTracker(store)
+        self.relay = EventRelay(store, transport.bus, outage_s=settings.outage_s)
+        self.durable = DurableAccept(
+            transport.durability,
+            settings.accept_durability,
+            settings.accept_replicas,
+            settings.accept_timeout_s,
         )
-        self.responses = ResponseStore(
-            store, self.catalog, self.slices, round(settings.response_ttl_s * 1000)
+        limits = admission_limits(settings)
+        accepted = AcceptedJobs(store)
+        self.admission = Admission(
+            store,
+            lambda tenant: ring.limits_of(tenant, limits),
+            self.disconnects,
+            accepted,
+            self.durable,
         )
         self.jobs = JobService(
             frontend_id=self.frontend_id,
@@ -128,16 +123,13 @@ class Services:
             metrics=metrics,
             keepalive_s=settings.keepalive_s,
         )
+        retain_ms = round(settings.response_ttl_s * 1000)
+        self.responses = ResponseStore(store, self.catalog, self.slices, retain_ms)
         self.batch_service = BatchService(
             self.batches,
             self.files.storage,
             self.durable,
-            BatchLimits(
-                max_open=settings.max_open_batches,
-                max_tenant_open=settings.max_open_batches_per_tenant,
-                max_tenant_records=MAX_RECORDS_PER_TENANT,
-                keep_ms=settings.file_life_s * 1000,
-            ),
+            batch_limits(settings),
             settings.file_life_s,
         )
         self.reader = RequestReader(
@@ -146,19 +138,8 @@ class Services:
             settings.body_timeout_s,
             refuse_unused=settings.refuse_unused_members,
         )
-        self._bus = bus
-        self._housekeeping = Housekeeping(
-            store,
-            self.disconnects,
-            accepted,
-            self.health,
-            self.catalog,
-            self.files,
-            ring,
-            frontend_id=self.frontend_id,
-            lease_ms=settings.frontend_lease_ms,
-            health_interval_s=settings.health_interval_s,
-        )
+        self._bus = transport.bus
+        self._housekeeping = self._new_housekeeping(accepted, ring)
         self._collector = StateCollector(
             self.health,
             self.catalog,
@@ -168,8 +149,22 @@ class Services:
             lambda: metrics.cancels_by_request,
         )
 
+    def _new_housekeeping(self, accepted: AcceptedJobs, ring: KeyRing) -> Housekeeping:
+        return Housekeeping(
+            self.store,
+            self.disconnects,
+            accepted,
+            self.health,
+            self.catalog,
+            self.files,
+            ring,
+            frontend_id=self.frontend_id,
+            lease_ms=self.settings.frontend_lease_ms,
+            health_interval_s=self.settings.health_interval_s,
+        )
+
     async def start(self) -> None:
-        """Returns at once, also when the store is away."""
+        """Returns at once, also while Redis is unreachable."""
         self.metrics.registry.register(self._collector)
         await self._bus.start()
         await self.files.start()
@@ -201,8 +196,25 @@ class Services:
         }
 
 
+def job_defaults(settings: ApiSettings) -> JobDefaults:
+    """Returns what a job gets where its request does not say."""
+    return JobDefaults(
+        settings.request_timeout_s, settings.queue_timeout_s, settings.accept_durability
+    )
+
+
+def batch_limits(settings: ApiSettings) -> BatchLimits:
+    """Returns the bounds of the deployment's batches."""
+    return BatchLimits(
+        max_open=settings.max_open_batches,
+        max_tenant_open=settings.max_open_batches_per_tenant,
+        max_tenant_records=MAX_RECORDS_PER_TENANT,
+        keep_ms=settings.file_life_s * 1000,
+    )
+
+
 def admission_limits(settings: ApiSettings) -> AdmissionLimits:
-    """What the settings say of every tenant."""
+    """Returns the limits of a tenant whose key sets none."""
     return AdmissionLimits(
         max_queued_jobs=settings.max_queued_jobs,
         max_queued_tokens=settings.max_queued_tokens,
@@ -216,7 +228,7 @@ def admission_limits(settings: ApiSettings) -> AdmissionLimits:
 
 
 def file_policy(settings: ApiSettings) -> FilePolicy:
-    """What the settings say of files."""
+    """Returns the bounds of the deployment's files."""
     limits = FileLimits(
         max_files=settings.max_files,
         max_bytes=settings.max_files_bytes,
