@@ -16,7 +16,7 @@ from api.errors import invalid_api_key, key_disabled
 from api.http.caller import Caller, caller_in, set_caller
 from api.ids import parse_job_id
 
-# Of the service itself, for load balancers, browsers and tools; and preflights, which have no key.
+# Paths without a key: the service's own pages and probes.
 _FREE = re.compile(r"/|/dashboard|/static/[^/]*|/ready|/openapi\.json")
 _HEALTH = "/health"
 _METRICS = "/metrics"
@@ -25,7 +25,7 @@ TOKEN = "token"  # the query parameter that opens one stream without a key
 
 
 class AccessMiddleware:
-    """Pure ASGI. Stands inside of the error answers; raises ApiError (401, 403).
+    """Pure ASGI, inside of the error responses. Raises ApiError (401, 403).
 
     A key is a bearer token or, as Anthropic's clients send it, `x-api-key`.
     """
@@ -39,7 +39,7 @@ class AccessMiddleware:
         *,
         monitoring_without_keys: bool,
     ) -> None:
-        """`stream_tokens`: gives the running application's, which is made when it starts."""
+        """`stream_tokens` returns those of the running application, which are made at startup."""
         self._app = app
         self._ring = ring
         self._stream_tokens = stream_tokens
@@ -70,7 +70,7 @@ class AccessMiddleware:
             raise invalid_api_key("An API key is required: 'Authorization: Bearer <key>'.")
         key = self._ring.find(presented)
         if key is None:
-            raise invalid_api_key("This API key is not known.")
+            raise invalid_api_key("Invalid API key.")
         if key.is_disabled:
             raise key_disabled()
         return replace(caller, tenant=key.tenant, scope=None if key.is_operator else key.tenant)
@@ -78,7 +78,7 @@ class AccessMiddleware:
     def _check_metrics_key(self, scope: Scope) -> None:
         presented = (_presented(scope) or "").encode()
         if not hmac.compare_digest(presented, self._metrics_key):
-            raise invalid_api_key("The metrics have a key of their own (METRICS_KEY).")
+            raise invalid_api_key("The metrics require their own key (METRICS_KEY).")
 
     async def _tenant_of_token(self, scope: Scope, path: str) -> str | None:
         """Returns the tenant of a token for this stream; None without a token. Raises ApiError."""

@@ -162,9 +162,9 @@ def parse_keys(text: str, where: str) -> list[ApiKey]:
     Raises KeysInvalid with `where`, the name of the source.
     """
     keys: dict[str, ApiKey] = {}
-    for number, words in _lines(text):
+    for number, fields in _lines(text):
         try:
-            key = _parse(words)
+            key = _parse(fields)
         except ValueError as error:
             raise KeysInvalid(f"{where}, line {number}: {error}.") from None
         if key.digest in keys:
@@ -192,12 +192,12 @@ def limits_by_tenant(keys: Iterable[ApiKey], where: str) -> dict[str, dict[str, 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(re.split(r"[\n;]", text), start=1):
-        if words := line.partition("#")[0].split():
-            yield number, words
+        if fields := line.partition("#")[0].split():
+            yield number, fields
 
 
-def _parse(words: list[str]) -> ApiKey:
-    digest, *rest = words
+def _parse(fields: list[str]) -> ApiKey:
+    digest, *rest = fields
     if not _DIGEST.fullmatch(digest):
         raise ValueError(
             "must begin with sha256: and 64 hex digits (python -m api.keys makes such lines)"
@@ -205,10 +205,10 @@ def _parse(words: list[str]) -> ApiKey:
     values: dict[str, str] = {}
     flags: set[str] = set()
     limits: dict[str, int] = {}
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if word in ("operator", "disabled"):
-            flags.add(word)
+    for item in rest:
+        name, equals, value = item.partition("=")
+        if item in ("operator", "disabled"):
+            flags.add(item)
         elif name in ("tenant", "name") and equals:
             if not _NAME.fullmatch(value):
                 raise ValueError(f"{name} has 1 to 64 letters, digits, '_', '.', '@' or '-'")

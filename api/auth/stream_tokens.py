@@ -1,7 +1,7 @@
-"""StreamTokens: short-lived words that let one reader at one job's stream, for a URL.
+"""StreamTokens: short-lived signed tokens for one job's stream, for use in a URL.
 
-A browser's EventSource can set no header, so who has a key asks for a token and puts it into the
-URL, where logs and histories see it: it opens one stream, for minutes, and nothing else. All
+A browser's EventSource cannot set headers. So a client with a key requests a token and puts it into
+the URL, where logs and histories see it: it opens one stream, for minutes, and nothing else. All
 frontends share the secret that signs it.
 """
 
@@ -22,21 +22,23 @@ MAX_TOKEN_CHARS = 256
 
 
 class StreamTokens:
-    """Times are Unix seconds of the frontends' clocks."""
+    """Signs and checks tokens. Times are Unix seconds of the frontends' clocks."""
 
     def __init__(self, store: JobStore, life_s: int) -> None:
         self._store = store
         self._life_s = life_s
 
     async def new(self, job_id: str, tenant: str) -> tuple[str, int]:
-        """A token for the job, which is the tenant's, and when it ends. Raises TransportError."""
+        """Returns a token for a job of the tenant, and when it expires. Raises TransportError."""
         ends_s = int(time.time()) + self._life_s
         mac = _mac(await self._store.shared_secret(PURPOSE), job_id, tenant, ends_s)
         return f"{ends_s}.{mac}.{tenant}", ends_s
 
     async def tenant_of(self, token: str, job_id: str) -> str:
-        """Whose job the token opens. Raises ApiError (401) for one that is not good (any more)
-        for this job, and TransportError."""
+        """Returns the tenant whose job the token opens.
+
+        Raises ApiError (401) for a token that is expired or not for this job, and TransportError.
+        """
         ends, _, rest = token.partition(".")
         mac, _, tenant = rest.partition(".")
         if len(token) <= MAX_TOKEN_CHARS and ends.isascii() and ends.isdigit() and token.isascii():
@@ -44,13 +46,13 @@ class StreamTokens:
             if hmac.compare_digest(mac, _mac(secret, job_id, tenant, int(ends))):
                 if int(ends) > time.time():
                     return tenant
-                raise invalid_api_key("The token in the URL is too old.")
-        raise invalid_api_key("The token in the URL is not one for this stream.")
+                raise invalid_api_key("The token in the URL has expired.")
+        raise invalid_api_key("The token in the URL is not valid for this stream.")
 
 
 def _mac(secret: bytes, job_id: str, tenant: str, ends_s: int) -> str:
-    said = f"{ends_s}\n{tenant}\n{job_id}".encode()
-    digest = hmac.new(secret, said, hashlib.sha256).digest()
+    payload = f"{ends_s}\n{tenant}\n{job_id}".encode()
+    digest = hmac.new(secret, payload, hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 

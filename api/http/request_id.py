@@ -73,7 +73,7 @@ class RequestIdMiddleware:
         route = getattr(scope.get("route"), "path", "other")
         known = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
         method = scope["method"] if scope["method"] in known else "other"
-        # 499: the client had left before there was an answer.
+        # 499: the client had left before there was a response.
         self._metrics.http_responses.labels(route, method, str(status or 499)).inc()
         log.log(
             logging.DEBUG if route in ("/health", "/ready", "/metrics") else logging.INFO,

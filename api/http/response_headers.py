@@ -34,7 +34,7 @@ RATE_LIMIT_HEADERS = tuple(
 def set_rate_limit_headers(
     scope: Scope, allowances: Sequence[Allowance], now_s: float | None = None
 ) -> None:
-    """Sets the answer's headers; without allowances those that were set before stay.
+    """Sets the headers of the response; without allowances earlier ones stay.
 
     `now_s`: seconds since 1970, now by default.
     """
