@@ -1,1 +1,1 @@
-"""What both sides rest on: messages, text, transport. Knows neither web nor tensors."""
+"""Used by api and worker: messages, text, transport. Imports neither web nor tensor libraries."""

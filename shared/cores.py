@@ -1,4 +1,4 @@
-"""How many cores this process may use: what it is bound to, and what its cgroup grants it."""
+"""The cores that this process may use: its CPU affinity, bounded by its cgroup's quota."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def available_cores(root: Path = Path("/")) -> int:
 
 def default_threads() -> int:
     """Returns what OMP_NUM_THREADS says where it is a number, else `available_cores`."""
-    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(said) if said.isdecimal() and int(said) > 0 else available_cores()
+    setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(setting) if setting.isdecimal() and int(setting) > 0 else available_cores()
 
 
 def share_of_cores(cores: int, workers: int, index: int) -> int:

@@ -50,7 +50,7 @@ class Keys:
         return f"{self.prefix}q:{model}:{lane}"
 
     def queues(self, model: str) -> tuple[str, ...]:
-        """All lanes of a model, those that go first at the front."""
+        """Returns all lanes of a model, the first lane at the front."""
         return tuple(self.queue(model, lane) for lane in range(NUM_LANES))
 
     def job(self, job_id: str) -> str:

@@ -31,12 +31,12 @@ _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
 def in_container() -> bool:
-    """True inside Docker, Podman or Kubernetes."""
+    """Returns whether this process runs inside Docker, Podman or Kubernetes."""
     return "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.exists, _CONTAINER_MARKS))
 
 
 def record_fields(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller passed as `extra`, in the order given."""
+    """Returns the fields passed as `extra`, in their order."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 

@@ -1,7 +1,7 @@
 """What crosses the wire: Job, SamplingParams, JobEvent and their parts.
 
-Standard library only: the engine core imports this module and nothing else of ours. Every class is
-frozen; validation happens once, where an object is made, and is never repeated further in.
+Standard library only: the engine core imports this module and no other one of
+this package. Every class is frozen; validation happens once, where an object is made, and is never repeated further in.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ErrorCode(StrEnum):
 
 
 class OnDisconnect(StrEnum):
-    """What becomes of a job when its last reader leaves."""
+    """The policy for a job whose last reader leaves."""
 
     CANCEL = "cancel"  # at once: plain OpenAI calls
     GRACE = "grace"  # after a grace period without a reader
@@ -90,7 +90,7 @@ class Durability(StrEnum):
 
 
 class InvalidParameter(ValueError):
-    """A caller's value that is refused by name.
+    """A client's value that is refused by name.
 
     `param` is the request member at fault, `message` a sentence for the caller, `code` an optional
     machine-readable code.
@@ -224,18 +224,18 @@ class Job:
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    kind: str  # "chat", "completion", "generate", "message": which dialect asked
+    kind: str  # the dialect: "chat", "completion", "generate", "message"
     tenant: str = "default"
-    lane: int = 0  # its priority: the first lane it may get; 0 goes first
+    lane: int = 0  # its priority: the first lane it may get; 0 is served first
     timeout_ms: int = 600_000  # from submit to terminal, in Redis time
     queue_timeout_ms: int | None = None  # from submit to its first claim; None: its timeout alone
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     client_request_id: str | None = None
     num_choices: int = 1  # answers to the one prompt; `max_tokens` is for each of them
-    facts: str = ""  # what the side that asked must know to tell the answer again; opaque
+    facts: str = ""  # what its dialect needs to render the response again; opaque
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
     idempotency: Idempotency | None = None  # known to the store alone
-    durability: Durability = Durability.NONE  # known to who accepts it alone
+    durability: Durability = Durability.NONE  # known to the accepting frontend alone
 
     def __post_init__(self) -> None:
         _whole("n", self.num_choices, 1, MAX_CHOICES)
@@ -246,7 +246,7 @@ class Job:
 
     @property
     def num_prompt_logprobs(self) -> int:
-        """How many tokens of the prompt are scored: all but the first where that is asked for."""
+        """The number of prompt tokens that the request has scored: all but the first, or 0."""
         return 0 if self.sampling.prompt_logprobs is None else len(self.prompt_token_ids) - 1
 
 

@@ -1,4 +1,4 @@
-"""SharedSettings: what both sides read from the environment, and how a bad value is said.
+"""SharedSettings: settings that api and worker share, and the sentence for a bad value.
 
 Each process has one settings class that extends this one, reads it once with `load_settings` and
 hands the object down. Variables have the fields' names in capitals, without a prefix.
@@ -106,13 +106,13 @@ def _sentence(error: ValidationError) -> str:
     variable = "_".join(str(part) for part in first["loc"]).upper() or "settings"
     if first["type"] == "missing":
         return f"{variable} is not set, and it has no default."
-    said = first["msg"].removeprefix("Value error, ").rstrip(".")
-    if not said[1:2].isupper():  # pydantic begins a sentence, we go on with one
-        said = said[:1].lower() + said[1:]
+    reason = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if not reason[1:2].isupper():  # it continues a sentence here
+        reason = reason[:1].lower() + reason[1:]
     more = error.error_count() - 1
     rest = f" ({more} more after this one)" if more else ""
     if first["loc"] and variable in _SECRET:
-        return f"{variable} cannot be used: {said}{rest}."
+        return f"{variable} cannot be used: {reason}{rest}."
     if not first["loc"]:
-        return f"The settings do not fit together: {said}{rest}."
-    return f"{variable}={str(first['input'])[:80]!r} cannot be used: {said}{rest}."
+        return f"The settings do not fit together: {reason}{rest}."
+    return f"{variable}={str(first['input'])[:80]!r} cannot be used: {reason}{rest}."

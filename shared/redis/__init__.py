@@ -1,1 +1,1 @@
-"""How to reach a Redis server: URL, connections, pub/sub, scripts, checks."""
+"""How to reach a Redis server: URLs, connections, the primary, pub/sub, checks."""

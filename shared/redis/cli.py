@@ -1,4 +1,4 @@
-"""Look into a Redis without redis-cli.
+"""Sends commands to a Redis server, without redis-cli and behind sentinels.
 
     python -m shared.redis.cli <url> HGETALL 'penstock:{p0}:job:<id>'
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     url, command = words[0], words[1:]
     try:
         if kind_of(url) is ServerKind.FAKE:
-            raise UnsupportedUrl("fake:// lives inside its process: nobody can look into it.")
+            raise UnsupportedUrl("fake:// lives inside its process: no other one can connect.")
         # In a cluster the first argument that looks like a key says which node is meant.
         key = next((word for word in command[1:] if ":" in word), Keys().live)
         connections = Connections(url, key)

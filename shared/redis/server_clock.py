@@ -52,7 +52,7 @@ class ServerClock:
 
 
 def _step_ms(first: _Pulse, second: _Pulse) -> int:
-    """The milliseconds by which the server's clock was set between two calls, as far as certain."""
+    """Returns the milliseconds by which the server's clock was set between two calls, at least."""
     moved_ms = second.server_ms - first.server_ms
     at_least = moved_ms - (second.ended_s - first.begun_s) * 1000
     at_most = moved_ms - (second.begun_s - first.ended_s) * 1000

@@ -1,4 +1,4 @@
-"""The ports of text: what the rest of the house may ask of a tokenizer."""
+"""The ports of text: tokenizer, detokenizer, and their errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """The rest: a character cut off at the end becomes U+FFFD. Afterwards nothing is held."""
+        """Returns the rest: a character cut off at the end becomes U+FFFD. Nothing is held then."""
         ...
 
 
@@ -29,24 +29,24 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     def least_tokens(self, text: str) -> int:
-        """A lower bound of the tokens that `encode` would return, without the work of it."""
+        """Returns a lower bound of the tokens that `encode` would return, at little cost."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The whole text at once: equals the concatenation of a Detokenizer's pushes and flush."""
+        """Returns the whole text at once: what a Detokenizer's pushes and flush return together."""
         ...
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
     def token_text(self, token_id: int) -> str:
-        """One token as text, special tokens included (for logprobs and /tokenize)."""
+        """Returns one token as text, special tokens included (for logprobs and /tokenize)."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes one token stands for."""
+        """Returns the exact bytes of one token."""
         ...
 
     def token_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry by its exact name, such as '<|im_end|>'."""
+        """Returns the id of a vocabulary entry by its exact name, such as '<|im_end|>'."""
         ...
 
 

@@ -53,7 +53,7 @@ class JinjaChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text, with the special tokens in it: encode it without adding any.
+        """Returns the prompt's text, with the special tokens in it: encode it without adding any.
 
         `extra` are further variables, such as `documents` or `enable_thinking`. Raises
         InvalidParameter for "messages" when the template refuses the conversation or needs too

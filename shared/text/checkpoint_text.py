@@ -74,7 +74,7 @@ def _no_tokenizer(path: Path) -> str:
 
 
 def _read(path: Path, max_bytes: int) -> bytes | None:
-    """None when there is no such file."""
+    """Returns None when there is no such file."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)

@@ -72,7 +72,7 @@ class CompiledChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text, with the special tokens in it: encode it without adding any.
+        """Returns the prompt's text, with the special tokens in it: encode it without adding any.
 
         `extra` are further variables, such as `documents` or `enable_thinking`. Raises
         InvalidParameter for "messages" when the template refuses the conversation or it is too
@@ -128,7 +128,7 @@ class _NamedTemplate:
                     raise InvalidParameter("messages", "the rendered prompt is too long")
                 parts.append(part)
             text = "".join(parts)
-            text.encode()  # half a surrogate pair would fail later, where nobody knows its origin
+            text.encode()  # half a surrogate pair would fail later, far from its origin
         except (InvalidParameter, MemoryError):
             raise
         except UnicodeEncodeError as error:
@@ -189,7 +189,7 @@ def _probe_content(attempt: _Try, conversation: Callable[[Any], _Messages]) -> C
 
 
 def _probe_arguments(attempt: _Try, begin: _Messages) -> bool:
-    """True when arguments come out as JSON only if they go in as text."""
+    """Returns whether arguments are rendered as JSON only if they go in as text."""
     as_object = _probe_call(attempt, begin, {_MARK: "x"})
     if _MARK in as_object and f"'{_MARK}'" not in as_object:
         return False

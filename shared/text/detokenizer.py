@@ -151,7 +151,7 @@ class StopStringMatcher:
         return pending[:num_safe], None
 
     def flush(self) -> str:
-        """The held text: nothing follows that could complete a stop string."""
+        """Returns the held text: nothing follows that could complete a stop string."""
         held, self._held, self._state = self._held, "", 0
         return held
 

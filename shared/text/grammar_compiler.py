@@ -18,7 +18,7 @@ from shared.text.base import GrammarInvalid
 from shared.text.grammar import check_lark_size, lark_parts
 from shared.text.json_schema import grammar_schema
 
-MAX_KEPT = 32  # compiled grammars; the least used one goes first
+MAX_KEPT = 32  # compiled grammars; the least recently used is dropped first
 MAX_MESSAGE_CHARS = 300
 
 _UTF8_BYTES = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
@@ -63,7 +63,7 @@ _TOO_MANY_WAYS = ("Current row has", "too many expressions", "Too many items", "
 
 
 class Vocabulary(Protocol):
-    """What a tokenizer tells of its entries; shared.text.tokenizer.FastTokenizer does."""
+    """The part of shared.text.tokenizer.FastTokenizer that describes its entries."""
 
     marker_ids: frozenset[int]
 
@@ -92,7 +92,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[tuple[Grammar, bool], Future[LLMatcher]] = OrderedDict()
 
     def build(self) -> LLTokenizer:
-        """The vocabulary's tree. Raises GrammarInvalid where there can be none.
+        """Returns the vocabulary's tree. Raises GrammarInvalid where there can be none.
 
         That is: without an end-of-sequence token no output could end, where a token's text depends
         on its neighbours none can be judged alone, and not every text can be written with some.
@@ -111,13 +111,13 @@ class GrammarCompiler:
             raise InvalidParameter(param, str(error)) from error
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the beginning of an output, the caller's own. Raises GrammarInvalid."""
+        """Returns a new matcher at the beginning of an output. Raises GrammarInvalid."""
         return self.compiled(grammar).result().deep_copy()
 
     def compiled(self, grammar: Grammar) -> Future[LLMatcher]:
-        """The matcher that is kept: to be copied, never to be advanced itself.
+        """Returns the cached matcher: to be copied, never to be advanced itself.
 
-        Compiled on a thread of its own unless it is there, in bounded time whoever wrote it. The
+        Compiled on a thread of its own unless it is there, in bounded time for any author. The
         future raises GrammarInvalid.
         """
         return self._kept(grammar, False)
@@ -199,7 +199,7 @@ class _Entries(TokenizerWrapper):
         A tokenizer may also normalize, put a space in front, or see a marker in what is text here:
         then any division into tokens is better than one of another text.
         """
-        assert self._tree is not None, "asked for by matchers only"
+        assert self._tree is not None, "used by matchers only"
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         is_text = self._markers.isdisjoint(token_ids)
         if is_text and self._tree.decode_bytes(token_ids) == text.encode():
@@ -357,7 +357,7 @@ def start_deep(work: Callable[[], Result]) -> Future[Result]:
             future.set_result(work())
         except Exception as error:
             future.set_exception(error)
-        except BaseException as error:  # as a panic in Rust is told
+        except BaseException as error:  # as a panic in Rust is raised
             future.set_exception(RuntimeError(f"native code failed: {error}"))
 
     thread = threading.Thread(target=run, name="deep-stack", daemon=True)

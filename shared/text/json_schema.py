@@ -2,7 +2,7 @@
 
 What a keyword asks is enforced, or the schema is refused by the keyword's name and place. Only
 what says nothing about which values are valid (`title`, `examples`, vendors' `x-...`) is left out.
-Bounds keep the work of compiling small, whoever wrote the schema.
+Bounds keep the work of compiling small, for any author of the schema.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _WITHOUT_EFFECT: Mapping[str, object] = {"uniqueItems": False, "nullable": False
 
 
 def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict[str, Any]:
-    """The schema as llguidance's compiler takes it, its treatment of white space included.
+    """Returns the schema as llguidance's compiler takes it, its treatment of white space included.
 
     Raises InvalidParameter(param) that names what is not supported, and where; `lenient` leaves
     that out instead. Whether the rest makes sense is for the compiler to say.
@@ -169,13 +169,13 @@ class _Walk:
             schema["allOf"] = [*others, pattern] if isinstance(others, list) else [pattern]
         else:
             schema["format"] = name
-            asked = schema.get("maxLength")
+            given = schema.get("maxLength")
             most = MAX_LENGTHS.get(name)
-            if most is not None and not (isinstance(asked, int) and asked < most):
+            if most is not None and not (isinstance(given, int) and given < most):
                 schema["maxLength"] = most
 
     def _check_num_properties(self, schema: dict[str, Any], at: str) -> None:
-        """A grammar cannot tell that two keys of a map are the same one."""
+        """A grammar cannot detect that two keys of a map are equal."""
         least, required = schema.get("minProperties"), schema.get("required")
         if not isinstance(least, int) or least < 2:
             return
@@ -275,7 +275,7 @@ def _shown(at: str) -> str:
 # String formats of JSON schemas, each narrowed to what every parser of it takes.
 #
 # Where the grammar compiler's own idea of a format is wider than that (the 30th of February is none
-# of its business, leap seconds are), a pattern or a length of ours takes its place. Times are RFC
+# of its business, leap seconds are), a pattern or a length defined here replaces it. Times are RFC
 # 3339's with capital T and Z, without leap seconds; years go from 0001 to 9999.
 
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -291,7 +291,7 @@ _TIME = (
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 )
 
-# Those with a pattern of ours; the others are the compiler's.
+# Those with a pattern defined here; the others are the compiler's.
 PATTERNS: Mapping[str, str] = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",

@@ -76,7 +76,7 @@ class ModelCard:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """The blobs that `load_text` needs."""
+        """Returns the digests of the blobs that `load_text` needs."""
         template = () if self.template_digest is None else (self.template_digest,)
         return (self.tokenizer_digest, self.facts_digest, *template)
 
@@ -110,7 +110,7 @@ def card_from_checkpoint(
     generation_config: str = AUTO,
     override_generation_config: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[ModelCard, dict[str, bytes]]:
-    """The card of a Hugging Face checkpoint directory, and its blobs by digest.
+    """Returns the card of a Hugging Face checkpoint directory, and its blobs by digest.
 
     `tool_format` and `reasoning_format`: AUTO asks the chat template, NONE is for none, else one of
     their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
@@ -172,7 +172,7 @@ def load_text(
 
 
 def load_tokenizer(path: Path | str) -> FastTokenizer:
-    """The tokenizer of a Hugging Face checkpoint directory. Raises TextInvalid."""
+    """Returns the tokenizer of a Hugging Face checkpoint directory. Raises TextInvalid."""
     text = read_checkpoint_text(Path(path))
     return FastTokenizer.from_bytes(text.tokenizer_json, _facts(_facts_blob(text)))
 
@@ -216,7 +216,7 @@ def _decoded(blob: bytes, kind: type[_Kind]) -> _Kind:
 
 
 def _canonical_json(value: object) -> bytes:
-    """The same bytes, and so the same digest, for the same content."""
+    """Returns the same bytes, and so the same digest, for the same content."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -233,32 +233,32 @@ def _default_sampling(
     return {**SamplingDefaults.of(text.default_sampling).values, **override}
 
 
-def _tool_format(text: CheckpointText, asked: str) -> str | None:
+def _tool_format(text: CheckpointText, setting: str) -> str | None:
     if not text.chat_templates:
-        if asked in (AUTO, NONE):
+        if setting in (AUTO, NONE):
             return None
-        raise _without_tools(asked)
+        raise _without_tools(setting)
     processes = RenderingProcesses()  # a worker renders nothing afterwards
     try:
         # Compiled in any case: what cannot serve is refused now.
         template = JinjaChatTemplate(text.chat_templates, text.special_tokens, processes=processes)
-        if asked == AUTO:
+        if setting == AUTO:
             return find_tool_format(template)
-        if asked != NONE and not shows_tools(template):
-            raise _without_tools(asked)
+        if setting != NONE and not shows_tools(template):
+            raise _without_tools(setting)
     finally:
         processes.close()
-    return None if asked == NONE else asked
+    return None if setting == NONE else setting
 
 
-def _without_tools(asked: str) -> TextInvalid:
-    return TextInvalid(f"no chat template has a place for tools: the format cannot be {asked}")
+def _without_tools(setting: str) -> TextInvalid:
+    return TextInvalid(f"no chat template has a place for tools: the format cannot be {setting}")
 
 
-def _reasoning_format(text: CheckpointText, asked: str) -> str | None:
-    if asked == AUTO:
+def _reasoning_format(text: CheckpointText, setting: str) -> str | None:
+    if setting == AUTO:
         return find_reasoning_format(text.chat_templates)
-    return None if asked == NONE else asked
+    return None if setting == NONE else setting
 
 
 def _eos_token_ids(text: CheckpointText, tokenizer: FastTokenizer) -> tuple[int, ...]:

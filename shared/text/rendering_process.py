@@ -87,7 +87,7 @@ def send(connection: socket.socket, data: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> bytearray | None:
-    """One message; None at the end of the connection. Raises OSError as `send` does."""
+    """Returns one message; None at the end of the connection. Raises OSError as `send` does."""
     head = _read(connection, LENGTH.size)
     return None if head is None else _read(connection, LENGTH.unpack(head)[0])
 

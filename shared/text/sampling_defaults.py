@@ -37,12 +37,12 @@ class SamplingDefaults:
         return cls({name: value for name, value in found.items() if value is not None})
 
     def fill(
-        self, asked: Mapping[str, float | int | None], *, neutral_temperature: float = 1.0
+        self, requested: Mapping[str, float | int | None], *, neutral_temperature: float = 1.0
     ) -> dict[str, Any]:
-        """Returns all MEMBERS for a SamplingParams: as `asked`, where that is None as the
+        """Returns all MEMBERS for a SamplingParams: as `requested`, where that is None as the
         checkpoint says, and else what changes nothing (or `neutral_temperature`)."""
         neutral = {**_NEUTRAL, "temperature": neutral_temperature, **self.values}
-        given = {name: value for name, value in asked.items() if value is not None}
+        given = {name: value for name, value in requested.items() if value is not None}
         return {**neutral, **given}
 
 

@@ -1,8 +1,8 @@
 """The sandbox that chat templates run in: the dialect of transformers, with bounds on the work.
 
-A template is written by whoever made the checkpoint, so it gets data and no Python: jinja2's
+A template is written by the author of the checkpoint, so it gets data and no Python: jinja2's
 immutable sandbox, without underscore names on namespaces. The conversation it runs on is written by
-whoever sends a request, so its loops, products, joins and output are counted and bounded.
+the client of a request, so its loops, products, joins and output are counted and bounded.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def variables_of(self, source: str) -> frozenset[str]:
-        """The names that a template reads and does not set itself. Raises TemplateSyntaxError."""
+        """Returns the names that a template reads and does not set. Raises TemplateSyntaxError."""
         return frozenset(find_undeclared_variables(self.parse(source))) - frozenset(self.globals)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -130,7 +130,7 @@ class _Bounds(NodeTransformer):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`: marks what the assistant said, for training; its body renders as is."""
+    """`{% generation %}`: marks the assistant's text, for training; its body renders as is."""
 
     tags = {"generation"}  # noqa: RUF012  (declared so by jinja2)
 

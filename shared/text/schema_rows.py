@@ -78,7 +78,7 @@ class RowCount:
         return num
 
     def _inside(self, schema: Mapping[str, Any], at: str) -> int:
-        """The largest row of the values within this one."""
+        """Returns the largest row of the values within this one."""
         num = 1
         for keyword in ("properties", "patternProperties", "$defs", "definitions"):
             named = schema.get(keyword)
@@ -94,7 +94,7 @@ class RowCount:
         return num
 
     def _referred(self, reference: str) -> Any:
-        """What a reference within the schema stands for; None for any other."""
+        """Returns the target of a reference within the schema; None for any other."""
         found: Any = self._root
         if reference == "#":
             return found

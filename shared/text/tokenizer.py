@@ -39,14 +39,14 @@ class FastTokenizer:
     """A `tokenizers` tokenizer with exact, incremental decoding. Safe on several threads.
 
     Ids and encoded text equal transformers' fast tokenizers. Decoded text equals theirs too, with
-    three decisions of ours, the same for streamed and whole text: `clean_up_tokenization_spaces`
+    three decisions, the same for streamed and whole text: `clean_up_tokenization_spaces`
     never applies; among byte-fallback tokens (`<0xNN>`) each maximal bad part is one U+FFFD and
     good characters next to it survive, where the library turns every byte of the whole run into
     one; and ids outside the vocabulary stand for no text.
     """
 
     def __init__(self, backend: Backend, shown: Collection[str] = ()) -> None:
-        """`backend` is ours from here on: nobody else may change it.
+        """`backend` belongs to this object: no other code may change it.
 
         `shown`: special tokens that are text all the same, such as the markers of a tool call.
         """
@@ -59,7 +59,7 @@ class FastTokenizer:
             for token_id, token in added.items()
             if token.special and token.content not in shown
         )
-        # Whoever writes `<name>` into a vocabulary means a mark, not a text with angle brackets.
+        # `<name>` in a vocabulary is a marker, not text with angle brackets.
         self.marker_ids = frozenset(
             token_id
             for token_id, token in added.items()
@@ -138,11 +138,11 @@ class FastTokenizer:
         return ByteDetokenizer(piece, strip=self._rule.strip, strip_count=self._rule.strip_count)
 
     def token_text(self, token_id: int) -> str:
-        """As in the middle of a text; bytes that are no whole character become U+FFFD."""
+        """Returns a token as within a text; bytes that are no whole character become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """As in the middle of a text; b'' for an id outside the vocabulary.
+        """Returns its bytes as in the middle of a text; b'' for an id outside the vocabulary.
 
         Exact for vocabularies with a known decoder; for others the UTF-8 of the token's own text.
         """
@@ -167,7 +167,7 @@ class FastTokenizer:
         return table
 
     def token_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry by its exact name, such as '<|im_end|>'."""
+        """Returns the id of a vocabulary entry by its exact name, such as '<|im_end|>'."""
         found: int | None = self._backend.token_to_id(token)
         return found
 

@@ -2,7 +2,7 @@
 
 `tokenizers` decodes whole sequences only, and one that ends inside a character cannot be continued.
 Every decoder of the field is, however, a rule per token that knows at most whether the token comes
-first, followed by "join, then drop a space at the very beginning". Said in bytes, that rule can be
+first, followed by "join, then drop a space at the very beginning". In bytes, that rule can be
 applied token by token, and the one UTF-8 decoder behind it sees exactly what it would have seen had
 all tokens been there at once.
 """
@@ -20,7 +20,7 @@ _TextRule = Callable[[str, bool], str]
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The printable stand-ins of GPT-2's byte-level BPE: character -> byte."""
+    """Returns the printable stand-ins of GPT-2's byte-level BPE: character -> byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -45,7 +45,7 @@ class PieceRule:
 
 
 def piece_rule(decoder: Mapping[str, Any] | None) -> PieceRule | None:
-    """The rule of a decoder as tokenizer.json describes it; None where there is no such rule.
+    """Returns the rule of a decoder as tokenizer.json describes it; None for others.
 
     Known: no decoder, ByteLevel, Metaspace, WordPiece, and sequences of Replace (of a string),
     ByteFallback, ByteLevel, Metaspace or WordPiece, Fuse, and Strip from the left.

@@ -1,1 +1,1 @@
-"""How jobs and their tokens travel: the ports in `ports`, Redis behind them."""
+"""What is sent to a Redis server: ports, scripts, codecs and records of jobs."""

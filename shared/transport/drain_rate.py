@@ -1,4 +1,4 @@
-"""How fast waiting work is done, measured: what a refused caller is told to wait."""
+"""The measured rate at which waiting work is done; a refusal's Retry-After is computed from it."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class DrainRate:
 
 
 class DrainRates:
-    """One for each model that live workers serve."""
+    """The drain rates of the models that live workers serve."""
 
     def __init__(self) -> None:
         self._by_model: dict[str, DrainRate] = {}
         self._has_looked = False
 
     def of(self, model: str) -> DrainRate:
-        """One that knows nothing, for a model that no worker serves."""
+        """Returns the model's rate; an empty one for a model that no worker serves."""
         return self._by_model.get(model) or DrainRate(is_served=not self._has_looked)
 
     def observe(

@@ -87,7 +87,7 @@ class RedisEventBus:
 
     @property
     def reconnects(self) -> int:
-        """How often the connection was lost so far."""
+        """The number of lost connections so far."""
         return self._subscriber.reconnects
 
     async def subscribe(self, job_id: str) -> Subscription:

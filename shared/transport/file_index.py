@@ -166,7 +166,7 @@ async def follow(
 
 
 def is_id(text: str, prefix: str, partition: int) -> bool:
-    """Whether it can be a file's or a batch's id of this partition."""
+    """Returns whether `text` can be a file's or a batch's id of this partition."""
     try:
         return text.startswith(prefix) and partition_of(text.removeprefix(prefix)) == partition
     except ValueError:

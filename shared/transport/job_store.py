@@ -44,7 +44,7 @@ from shared.transport.ports.jobs import (
 )
 from shared.transport.records import end_of
 from shared.transport.scripts import Scripts
-from shared.transport.submission import allowances, check_answer, check_job, submit_arguments
+from shared.transport.submission import allowances, check_job, check_reply, submit_arguments
 from shared.transport.wire import decode_entry, lost_output
 
 MAX_LOG_READ = 4096  # events of one read_log
@@ -150,7 +150,7 @@ class RedisJobStore:
                 if is_out_of_memory(error):
                     raise QueueFull("memory", MEMORY_RETRY_S) from error
                 raise
-        check_answer(answer, drain)
+        check_reply(answer, drain)
         return answer
 
     async def kept_key(self, key: str) -> KeptKey | None:

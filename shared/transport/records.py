@@ -73,7 +73,7 @@ def job_record(job_id: str, fields: Hash, queue_position: int | None = None) -> 
 
 
 def end_of(fields: Hash) -> Finished | Failed | None:
-    """The terminal event of a job's hash; None while the job is alive or when there is no hash."""
+    """Returns the terminal event of a job's hash; None while the job lives or without a hash."""
     state = fields.get(b"state")
     if state is None or JobState(state.decode()) not in TERMINAL_STATES:
         return None
@@ -120,14 +120,14 @@ def queue_stats(fields: Hash, queued_by_model: Mapping[str, int]) -> QueueStats:
 
 
 def _policy(grace_ms: bytes) -> OnDisconnect:
-    """Of the grace that `submit` wrote: none at all, for ever, or so many milliseconds."""
+    """Decodes the grace that `submit` wrote: '0' none, '' for ever, else milliseconds."""
     if not grace_ms:
         return OnDisconnect.CONTINUE
     return OnDisconnect.CANCEL if grace_ms == b"0" else OnDisconnect.GRACE
 
 
 def _durability(word: bytes) -> Durability:
-    """A word of a newer release counts as none that this one knows."""
+    """Returns NONE for a durability of a newer release."""
     try:
         return Durability(word.decode())
     except ValueError:
@@ -135,7 +135,7 @@ def _durability(word: bytes) -> Durability:
 
 
 def _sampling(text: bytes) -> dict[str, float] | None:
-    """None for what no release writes."""
+    """Returns None for malformed text."""
     try:
         value = json.loads(text) if text else None
     except ValueError:

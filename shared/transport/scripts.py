@@ -74,7 +74,7 @@ def load_sources(*, is_sharded: bool = False) -> Mapping[str, str]:
 
 
 class Scripts:
-    """Calls transitions of one partition by EVALSHA; a server that forgot one is told again.
+    """Calls transitions of one partition by EVALSHA, and by EVAL where the server forgot them.
 
     `retain_ms` is how long an ended job stays readable.
     """
@@ -92,18 +92,18 @@ class Scripts:
         }
 
     async def call(self, commands: Commands, name: str, *arguments: Argument) -> Any:
-        """The transition's reply, with byte strings as the server gave them."""
+        """Returns the transition's reply, with byte strings as sent. Raises RedisError."""
         try:
             return await commands.execute_command(*self.command(name, *arguments))
         except NoScriptError:
             return await commands.execute_command(*self.text_command(name, *arguments))
 
     def command(self, name: str, *arguments: Argument) -> Command:
-        """The transition as one command; NoScriptError from a server that forgot it."""
+        """Returns the transition as one command; the reply may be NoScriptError."""
         return ("EVALSHA", self._digests[name], *self._words(arguments))
 
     def text_command(self, name: str, *arguments: Argument) -> Command:
-        """The same for such a server, with the whole script."""
+        """Returns the command with the whole script, for a server that replied NoScriptError."""
         return ("EVAL", self._sources[name], *self._words(arguments))
 
     def _words(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:

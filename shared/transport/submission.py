@@ -1,4 +1,4 @@
-"""A submit's words for lua/submit.lua, and what its answer means."""
+"""Arguments of lua/submit.lua, and its reply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDED_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penal
 
 
 def check_job(job: Job, partition: int) -> None:
-    """ValueError for a job id, lane or timeout that cannot be queued."""
+    """Raises ValueError for a job id, lane or timeout that cannot be queued."""
     if partition_of(job.job_id) != partition:
         raise ValueError(f"not a job id of partition {partition}: {job.job_id[:80]}")
     if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:
@@ -42,8 +42,8 @@ def submit_arguments(
     letter: str = "",
     again: bool = False,
 ) -> list[Argument]:
-    """Names and values; `grace` is the policy as it is stored: ms, "0" none, "" for ever."""
-    asked: dict[str, Argument] = {
+    """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" for ever."""
+    params: dict[str, Argument] = {
         "id": job.job_id,
         "model": job.model,
         "lane": job.lane,
@@ -76,21 +76,21 @@ def submit_arguments(
         "letter": letter,
         "again": "1" if again else "",
     }
-    return [word for pair in asked.items() for word in pair]
+    return [word for pair in params.items() for word in pair]
 
 
-def check_answer(answer: Any, drain: DrainRate) -> None:
-    """Raises QueueFull and KeyTaken for an answer that is a refusal."""
-    if answer[0] in (b"SAME", b"REUSED"):
-        raise KeyTaken(answer[1].decode(), same_request=answer[0] == b"SAME")
-    if answer[0] == b"FULL":
-        _, scope, work, wait_ms, left = answer
+def check_reply(reply: Any, drain: DrainRate) -> None:
+    """Raises QueueFull and KeyTaken for a reply that is a refusal."""
+    if reply[0] in (b"SAME", b"REUSED"):
+        raise KeyTaken(reply[1].decode(), same_request=reply[0] == b"SAME")
+    if reply[0] == b"FULL":
+        _, scope, work, wait_ms, left = reply
         wait_s = spread_s(int(wait_ms) / 1000) if wait_ms else drain.retry_after_s(int(work))
         raise QueueFull(scope.decode(), wait_s, allowances(left))
 
 
 def allowances(left: Any) -> tuple[Allowance, ...]:
-    """What an answer tells of the tenant's allowances."""
+    """Returns the tenant's allowances in a reply."""
     return tuple(Allowance(name.decode(), *map(int, numbers)) for name, *numbers in left)
 
 

@@ -57,7 +57,7 @@ def decode_token_ids(text: bytes) -> tuple[int, ...]:
 
 
 def encode_logprobs(logprobs: Sequence[TokenLogprob] | None) -> bytes:
-    """JSON of numbers only, so it holds no '|'; minus infinity is null; b'' when there are none."""
+    """Returns JSON of numbers only (no '|'), minus infinity as null; b'' for None."""
     if logprobs is None:
         return b""
     return msgspec.json.encode([(entry.token_id, entry.logprob, entry.top) for entry in logprobs])
@@ -78,7 +78,7 @@ def decode_logprobs(text: bytes) -> tuple[TokenLogprob, ...] | None:
 
 
 def encode_prompt_logprobs(entries: Sequence[PromptLogprob]) -> bytes:
-    """As `encode_logprobs`, each with its rank behind its log probability."""
+    """Returns JSON as `encode_logprobs`, each with its rank behind its log probability."""
     return msgspec.json.encode(entries)
 
 
@@ -113,7 +113,7 @@ def decode_stop_reason(text: bytes) -> str | int | None:
 
 
 def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | None:
-    """The event of a log entry; None for a kind of entry from a newer release.
+    """Returns the event of a log entry; None for a kind of entry from a newer release.
 
     Raises ValueError for what is malformed.
     """
@@ -147,7 +147,7 @@ def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | N
 
 
 def decode_frame(data: bytes) -> JobEvent | None:
-    """The event of a live frame; None for a kind from a newer release; ValueError if malformed."""
+    """Returns the event of a live frame; None for a newer release's kind. Raises ValueError."""
     kind, _, rest = data.partition(b"|")
     if kind == b"D":
         n0, n1, b1, token_ids, logprobs, text = rest.split(b"|", 5)
@@ -202,7 +202,7 @@ def build_end(
     stop_reason: str | int | None,
     message: str,
 ) -> Finished | Failed:
-    """The terminal event that the hash, the log's end entry and the E frame all describe."""
+    """Returns the terminal event that a hash, an end entry or an E frame describes."""
     usage = Usage(prompt_tokens, end.num_tokens, cached_tokens)
     job_state = JobState(state)
     if job_state is JobState.FINISHED:
@@ -211,7 +211,7 @@ def build_end(
 
 
 def lost_output(end: Finished | Failed) -> Failed:
-    """What a reader gets who asks for text of an ended job whose log has expired."""
+    """Returns the end for a reader of an ended job whose log has expired."""
     return Failed(end.end, JobState.FAILED, ErrorCode.JOB_LOST, LOST_OUTPUT, end.usage)
 
 
@@ -242,7 +242,7 @@ def decode_segments(text: bytes) -> tuple[Segment, ...] | None:
 
 
 def sums_of(segments: Iterable[Segment]) -> tuple[int, int]:
-    """Tokens and bytes of all of them together."""
+    """Returns the tokens and the bytes of all segments."""
     tokens = num_bytes = 0
     for segment in segments:
         tokens += segment.num_tokens
@@ -251,7 +251,7 @@ def sums_of(segments: Iterable[Segment]) -> tuple[int, int]:
 
 
 def chain_links(token_ids: Sequence[int], segments: Sequence[Segment] | None) -> Sequence[int]:
-    """What the hash chain over a log runs over: each token with its choice.
+    """Returns the items of a log's hash chain: each token with its choice.
 
     The links of choice 0 are its tokens. Equal tokens of other choices are other links, so two
     histories that divide the same tokens otherwise never have one chain.
@@ -346,7 +346,7 @@ def append_result(item: Append, verdict: str) -> AppendResult:
 
 
 def chain_hash(previous: str, token_ids: Iterable[int]) -> str:
-    """The chain of a prefix, continued by `token_ids`; '' is the chain of the empty prefix."""
+    """Returns the chain of a prefix, continued by `token_ids`; '' is the empty prefix's."""
     chain = previous
     for token_id in token_ids:
         chain = xxhash.xxh64_hexdigest(f"{chain}/{token_id}".encode("ascii"))
@@ -365,13 +365,13 @@ _encoder = msgspec.json.Encoder()
 
 
 class PayloadInvalid(ValueError):
-    """A stored request that cannot be a job. `code` is what the job fails with."""
+    """A malformed stored request. `code` is the job's error code."""
 
     code = ErrorCode.PAYLOAD_INVALID
 
 
 def encode_job(job: Job) -> bytes:
-    """What a worker needs: the job without what is kept beside it."""
+    """Encodes what a worker needs: the job without the fields that are stored beside it."""
     if job.facts or job.idempotency is not None or job.durability is not Durability.NONE:
         job = replace(job, facts="", idempotency=None, durability=Durability.NONE)
     return _encoder.encode(job)

@@ -112,12 +112,12 @@ class RedisWorkerRegistry:
 
 
 def _milliseconds(time: tuple[int, int]) -> int:
-    """Of the reply of TIME."""
+    """Converts the reply of TIME."""
     seconds, microseconds = time
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def _tokens_of(worker: WorkerStatus) -> float:
-    """That its engine has computed, prompts and outputs."""
+    """Returns the tokens that its engine has computed, prompts and outputs."""
     counts = (worker.stats.get(name, 0) for name in ("prompt_tokens", "generated_tokens"))
     return sum(count for count in counts if isinstance(count, float | int))

@@ -3,7 +3,7 @@
 --   logprobs (JSON or ''), segments (JSON without '|'; '': all of it is choice 0's), text,
 --   cached tokens ('' unknown), end state ('' goes on), reason, stop_reason|message (stop_reason is
 --   JSON without '|'), slice, scores. With scores the item is that slice (from 0) of the prompt's log
---   probabilities and says nothing else; without, slice is how many of them come before the first
+--   probabilities and holds nothing else; without, slice is how many of them come before the first
 --   delta ('' none)
 -- Returns one word per item: ok, gap:<n>-<b>, diverged:<n>-<b>, fenced, gone, ended:<state>:<reason>,
 --   bad:<why>, error:<why>.
@@ -63,14 +63,14 @@ local function check(job, item)
   return nil, false
 end
 
--- This entry began the log, or began it anew: somebody deleted it.
+-- This entry began the log, or began it again after the log was deleted.
 local function keep_log(job, log_key)
   if redis.call('PTTL', log_key) < 0 then
     redis.call('PEXPIRE', log_key, whole(math.max(tonumber(job.deadline) - now_ms(), 0) + LEFTOVER_MS))
   end
 end
 
--- No frame: whoever reads the prompt's log probabilities reads the log, when the first delta comes.
+-- No frame: readers of the prompt's log probabilities read the log, when the first delta comes.
 local function log_slice(job, item)
   local log_key, slice = P .. 'log:' .. item.id, whole(tonumber(item.slice) + 1)
   local added = redis.pcall('XADD', log_key, '0-' .. slice, 'k', 'prompt', 'lp', item.scores)
@@ -98,7 +98,7 @@ local function log_delta(job, item)
     or {'C', item.n0, item.n1, item.b1, item.segments}
   redis.call(PUBLISH, P .. 'ch:' .. item.id, table.concat(frame, '|') .. '|' .. item.tokens .. '|'
     .. item.logprobs .. '|' .. item.text)
-  -- What gave a token is not what kills workers at once; whoever does it later meets MAX_DEATHS.
+  -- A job that gave a token does not kill workers at once; one that does so later meets MAX_DEATHS.
   if (job.crashes ~= '0' or job.losses) and item.n1 ~= item.n0 then
     redis.call('HSET', job_key, 'crashes', 0)
     redis.call('HDEL', job_key, 'losses')

@@ -1,6 +1,6 @@
--- batch_cancel: ask that a batch ends; its owner cancels what runs and keeps what is done.
+-- batch_cancel: request the end of a batch; its owner cancels what runs and keeps what is done.
 -- ARGV: 3 id, 4 tenant
--- Returns {'OK', status} or {'GONE'}. One that nobody has begun ends here; one that is finalizing or
+-- Returns {'OK', status} or {'GONE'}. One without an owner so far ends here; one that is finalizing or
 --   has ended stays as it is.
 -- Idempotent.
 --@include lib/common.lua

@@ -1,7 +1,7 @@
--- batch_claim: give this frontend a batch that nobody runs: new, released, or with an ended lease.
+-- batch_claim: give this frontend a batch without an owner: new, released, or with an ended lease.
 -- ARGV: 3 frontend, 4 lease_ms, then ids that it does not want (it cannot read their files)
 -- Returns {id, fence} or {}.
--- The tenant with the fewest running batches goes first, then age. A lost reply costs one lease.
+-- The tenant with the fewest running batches comes first, then age. A lost reply costs one lease.
 --@include lib/common.lua
 --@include lib/pulse.lua
 local SCANNED = 1000

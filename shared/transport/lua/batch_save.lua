@@ -1,10 +1,10 @@
--- batch_save: the owner's word on how far its batch is; renews the lease.
+-- batch_save: store the owner's progress of its batch; renews the lease.
 -- ARGV: 3 id, 4 fence, 5 lease_ms (0: give the batch back), 6 next status ('' as it is), 7 number of
 --   fields f, then f names and values, then ids of jobs whose results are saved with this
 -- Returns {'OK', status, milliseconds left}, {'FENCED'}, or {'OVER', status}: it has ended, or is gone.
 -- A batch that is being cancelled stays so: the status in the reply is the one that counts.
--- Idempotent: all values are absolute. The jobs' records have done their duty and soon expire, but for
---   those that were asked to be kept for longer.
+-- Idempotent: all values are absolute. The jobs' records are not needed any more and soon expire, but
+--   for those with a longer retain_ms.
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
 --@include lib/common.lua
 --@include lib/batches.lua

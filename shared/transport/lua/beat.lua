@@ -1,4 +1,4 @@
--- beat: renew a worker's lease, say what it does, and tell it which of its jobs to drop.
+-- beat: renew a worker's lease, store its report, and return which of its jobs to drop.
 -- ARGV: 3 worker, 4 lease_ms, 5 models (JSON list), 6 testimony (lib/pulse.lua), 7 number of fields f,
 --   then f names and values, then id and attempt of each job it runs
 -- Returns {what `pulse` returns, ids to drop, ids that the server has lost}. To drop: ended, taken by

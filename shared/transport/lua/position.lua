@@ -1,8 +1,8 @@
--- position: how many queued jobs go before each of these. Reads only.
+-- position: how many queued jobs precede each of these. Reads only.
 -- ARGV: 3 most entries counted per lane, then ids
 -- Returns one number per id, -1 for a job that is not queued.
 -- Counted in the streams behind the group's last delivery: their length would count running jobs too.
--- Each lane is read once, however many jobs are asked for.
+-- Each lane is read once, however many jobs are given.
 --@include lib/common.lua
 --@include lib/delivered.lua
 local MAX_COUNTED = tonumber(ARGV[3])
@@ -20,7 +20,7 @@ local function waiting(queue, to)
   return redis.call('XRANGE', queue, from, to, 'COUNT', MAX_COUNTED)
 end
 
--- How many of the lane go before this entry of it.
+-- How many entries of the lane precede this one.
 local function place(queue, entry)
   local lane = lane_of(queue)
   if not lane.places then
@@ -53,7 +53,7 @@ for at, job in ipairs(jobs) do
   local position = -1
   if job[1] == 'queued' then
     position = 0
-    -- Delivered once and given back: released jobs go before new ones.
+    -- Delivered once and given back: released jobs precede new ones.
     if is_after(job[3], lane_of(job[2]).last) then
       for lane = 0, 7 do
         local queue = P .. 'q:' .. job[4] .. ':' .. lane

@@ -1,11 +1,11 @@
--- reap: end what is past its deadline, queued or running, what nobody began within its queue timeout,
--- and what nobody reads any more. Anybody may call it at any time; everybody does, each second.
+-- reap: end what is past its deadline, queued or running, what no worker claimed within its queue
+-- timeout, and what has no reader any more. Every frontend and worker may call it at any time.
 -- ARGV: 3 testimony (lib/pulse.lua)
 -- Returns what `pulse` returns, and the number of jobs that this call ended.
 -- Orphans are looked for in one page of the live jobs per call, the next page each time: a job that
--- waits in the queue meets nobody else who would notice that its frontend died.
+-- waits in the queue has no other caller that would notice the death of its frontend.
 -- What an older release submitted or moved is listed there too, where this release looks for it.
--- When no job is live the gauges are set to zero: a job whose hash expired unreaped (nobody was there
+-- When no job is live the gauges are set to zero: a job whose hash expired unreaped (no process ran
 -- for a day) cannot be counted back one by one. When no batch is open either, no deadline is left that
 -- the time must be continuous for: it is what the server's clock shows again.
 --@include lib/common.lua

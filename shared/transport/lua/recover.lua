@@ -5,7 +5,7 @@
 -- After the store itself was away only released jobs are taken: see lib/pulse.lua.
 -- A lost reply leaves the claims in this worker's own pending list: reconcile claims them again.
 --
--- A crash of a batching worker says little about each of its jobs. The first is nobody's fault: all
+-- A crash of a batching worker says little about each of its jobs. The first is blamed on no job: all
 -- are taken over. A job that was there twice is a suspect: a worker admits one suspect at a time and
 -- names it in probe:<worker>; if that worker dies, only the named one is blamed. The one that was
 -- there the fewest times is the first: the culprit must not keep the others from being cleared. A

@@ -1,9 +1,9 @@
 -- submit: admit one job, or refuse it before anything is written.
 -- ARGV: names and values from 3 on. Of the job: id, model, lane (priority: the first it may get),
 --   tenant, kind, request, timeout_ms, queue_timeout_ms ('' as timeout_ms: until its first claim),
---   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, for who
---   looks at the record), facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
---   Who waits for it: reader ('' nobody), grace (policy), frontend_lease_ms.
+--   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, shown with
+--   the record), facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
+--   Its reader: reader ('' none), grace (policy), frontend_lease_ms.
 --   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_share,
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
 --   tokens_per_minute.
@@ -24,23 +24,23 @@
 --@include lib/allowance.lua
 --@include lib/dead_letter.lua
 local LAST_LANE, UNKNOWN_OUTPUT = 7, 256
-local asked = {}
-for i = 3, #ARGV, 2 do asked[ARGV[i]] = ARGV[i + 1] end
-local id, model, tenant, reader = asked.id, asked.model, asked.tenant, asked.reader
-local prompt_tokens, timeout_ms = tonumber(asked.prompt_tokens), tonumber(asked.timeout_ms)
--- One that is not shorter than the deadline can never pass first: it is none.
-local queue_timeout_ms = tonumber(asked.queue_timeout_ms)
+local params = {}
+for i = 3, #ARGV, 2 do params[ARGV[i]] = ARGV[i + 1] end
+local id, model, tenant, reader = params.id, params.model, params.tenant, params.reader
+local prompt_tokens, timeout_ms = tonumber(params.prompt_tokens), tonumber(params.timeout_ms)
+-- A queue timeout that is not shorter than the deadline can never pass first: it is none.
+local queue_timeout_ms = tonumber(params.queue_timeout_ms)
 if queue_timeout_ms and queue_timeout_ms >= timeout_ms then queue_timeout_ms = nil end
-local reserved = prompt_tokens + tonumber(asked.max_output)
-local base, num_choices = tonumber(asked.lane), tonumber(asked.choices ~= '' and asked.choices or '1')
+local reserved = prompt_tokens + tonumber(params.max_output)
+local base, num_choices = tonumber(params.lane), tonumber(params.choices ~= '' and params.choices or '1')
 local job_key, tenant_key, work_key = P .. 'job:' .. id, P .. 'tenant:' .. tenant, P .. 'work:' .. model
 
 local rates = {}  -- name, amount, per minute
-if asked.requests_per_minute ~= '' then
-  rates[#rates + 1] = {'requests', 1, tonumber(asked.requests_per_minute)}
+if params.requests_per_minute ~= '' then
+  rates[#rates + 1] = {'requests', 1, tonumber(params.requests_per_minute)}
 end
-if asked.tokens_per_minute ~= '' then
-  rates[#rates + 1] = {'tokens', reserved, tonumber(asked.tokens_per_minute)}
+if params.tokens_per_minute ~= '' then
+  rates[#rates + 1] = {'tokens', reserved, tonumber(params.tokens_per_minute)}
 end
 
 -- For who takes nothing.
@@ -52,20 +52,20 @@ local function allowances_left()
   return left
 end
 
--- nil, or the answer to a repeat or to something that is not there.
+-- Returns nil, or the reply to a repeat or to a dead letter that is missing.
 local function known_before()
   local state = redis.call('HGET', job_key, 'state')
   if state then return {'DUP', state, allowances_left()} end
-  if asked.idem ~= '' then
-    local kept = redis.call('HMGET', P .. 'idem:' .. asked.idem, 'id', 'body')
+  if params.idem ~= '' then
+    local kept = redis.call('HMGET', P .. 'idem:' .. params.idem, 'id', 'body')
     local kept_state = kept[1] and redis.call('HGET', P .. 'job:' .. kept[1], 'state')
     -- What failed may be tried again, as a new job.
     if kept_state == 'finished' or (kept_state and not TERMINAL[kept_state]) then
-      return {kept[2] == asked.idem_body and 'SAME' or 'REUSED', kept[1]}
+      return {kept[2] == params.idem_body and 'SAME' or 'REUSED', kept[1]}
     end
   end
-  if asked.letter ~= '' then
-    local letter = redis.call('HMGET', P .. 'dead:' .. asked.letter, 'entry', 'requeued_as')
+  if params.letter ~= '' then
+    local letter = redis.call('HMGET', P .. 'dead:' .. params.letter, 'entry', 'requeued_as')
     if letter[2] then return {'REQUEUED', letter[2]} end
     if not letter[1] then return {'NOLETTER'} end
   end
@@ -74,7 +74,7 @@ end
 
 local answer = known_before()
 if answer then return answer end
-local is_again = asked.again == '1'
+local is_again = params.again == '1'
 if is_again and redis.call('EXISTS', P .. 'tombstone:' .. id) == 1 then return {'OVER'} end
 
 -- The fields of a hash as numbers, and the last one as it is.
@@ -97,9 +97,8 @@ local function depth()
   return sum, mine[#mine]
 end
 
--- Who has few jobs waiting goes before who has many: a lane for each doubling. A tenant that is alone
--- in the queue has nobody to be fair to: its jobs stay in their order, and none gets a lane before that
--- of its newest.
+-- A tenant with few waiting jobs precedes one with many: a lane for each doubling. The jobs of a tenant
+-- that is alone in the queue stay in their order, and none gets a lane before that of its newest.
 local function lane_of()
   local before, of_this_base = depth()
   local lane = 0
@@ -112,7 +111,7 @@ local lane = lane_of()
 local ahead = 0
 for k = 0, lane do ahead = ahead + work[k + 1] end
 local expected = mean and math.ceil(tonumber(mean) / 1000) or UNKNOWN_OUTPUT
-local own_work = prompt_tokens + math.min(tonumber(asked.max_output), expected * num_choices)
+local own_work = prompt_tokens + math.min(tonumber(params.max_output), expected * num_choices)
 
 local function full(scope, ms)
   return {'FULL', scope, whole(ahead + own_work), ms and whole(ms) or '', allowances_left()}
@@ -125,29 +124,29 @@ local function over(limit, amount) return limit ~= '' and not is_again and amoun
 -- have nothing or little waiting. `amount` is what the job adds.
 local RESERVED, LITTLE = 1 / 10, 1 / 200   -- of the limit
 local function over_share(limit, all, own, amount)
-  if is_again or asked.max_tenant_share == '' or own <= 0 or own + amount <= limit * LITTLE then
+  if is_again or params.max_tenant_share == '' or own <= 0 or own + amount <= limit * LITTLE then
     return false
   end
   local left = limit - all - amount
   return left < math.floor(limit * RESERVED)
-    or own + amount > tonumber(asked.max_tenant_share) * (own + amount + left)
+    or own + amount > tonumber(params.max_tenant_share) * (own + amount + left)
 end
 
 -- A tenant's own bounds first: one that has filled its share learns that, not that the queue is full.
-if over_share(tonumber(asked.max_queued), stat[1], mine[1], 1) then return full('tenant') end
-if over_share(tonumber(asked.max_queued_tokens), stat[2], mine[3], prompt_tokens) then
+if over_share(tonumber(params.max_queued), stat[1], mine[1], 1) then return full('tenant') end
+if over_share(tonumber(params.max_queued_tokens), stat[2], mine[3], prompt_tokens) then
   return full('tenant_tokens')
 end
-if over(asked.max_queued, stat[1] + 1) then return full('total') end
-if over(asked.max_queued_tokens, stat[2] + prompt_tokens) then return full('tokens') end
-if over(asked.max_tenant_queued, mine[1] + 1) then return full('tenant') end
-if over(asked.max_tenant_queued_tokens, mine[3] + prompt_tokens) then return full('tenant_tokens') end
-if over(asked.max_tenant_jobs, mine[1] + mine[2] + 1) then return full('tenant_jobs') end
--- Sooner said than after having waited for nothing.
-if asked.tok_s ~= '' and not is_again and (ahead + own_work) * 1000 > tonumber(asked.tok_s) * timeout_ms then
+if over(params.max_queued, stat[1] + 1) then return full('total') end
+if over(params.max_queued_tokens, stat[2] + prompt_tokens) then return full('tokens') end
+if over(params.max_tenant_queued, mine[1] + 1) then return full('tenant') end
+if over(params.max_tenant_queued_tokens, mine[3] + prompt_tokens) then return full('tenant_tokens') end
+if over(params.max_tenant_jobs, mine[1] + mine[2] + 1) then return full('tenant_jobs') end
+-- Refused now, not after a wait that must fail.
+if params.tok_s ~= '' and not is_again and (ahead + own_work) * 1000 > tonumber(params.tok_s) * timeout_ms then
   return full('deadline')
 end
-if queue_timeout_ms and asked.tok_s ~= '' and not is_again and ahead * 1000 > tonumber(asked.tok_s) * queue_timeout_ms then
+if queue_timeout_ms and params.tok_s ~= '' and not is_again and ahead * 1000 > tonumber(params.tok_s) * queue_timeout_ms then
   return full('queue_timeout')
 end
 for _, rate in ipairs(rates) do
@@ -158,26 +157,26 @@ end
 local now = now_ms()
 local queue = P .. 'q:' .. model .. ':' .. lane
 local life_ms = timeout_ms + LEFTOVER_MS
-local choices = asked.choices ~= '' and {'c', asked.choices} or {}
+local choices = params.choices ~= '' and {'c', params.choices} or {}
 local deadline_ms = whole(due_in(timeout_ms))
 local entry = redis.call('XADD', queue, '*', 'v', SCHEMA_VERSION, 'id', id, unpack(choices))
 expire_at_least(queue, life_ms)
 redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', model, 'tenant', tenant,
-  'kind', asked.kind, 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', asked.prompt_tokens,
-  'q', queue, 'qid', entry, 'lane', asked.lane, 'work', whole(own_work), 'sub_ms', whole(now),
-  'deadline_ms', deadline_ms, 'fe', reader, 'og', asked.grace, 'crid', asked.crid,
-  'sampling', asked.sampling)
+  'kind', params.kind, 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', params.prompt_tokens,
+  'q', queue, 'qid', entry, 'lane', params.lane, 'work', whole(own_work), 'sub_ms', whole(now),
+  'deadline_ms', deadline_ms, 'fe', reader, 'og', params.grace, 'crid', params.crid,
+  'sampling', params.sampling)
 for _, name in ipairs({'retain_ms', 'choices', 'idem'}) do
-  if asked[name] ~= '' then redis.call('HSET', job_key, name, asked[name]) end
+  if params[name] ~= '' then redis.call('HSET', job_key, name, params[name]) end
 end
-if asked.tokens_per_minute ~= '' then redis.call('HSET', job_key, 'reserved', whole(reserved)) end
+if params.tokens_per_minute ~= '' then redis.call('HSET', job_key, 'reserved', whole(reserved)) end
 redis.call('PEXPIRE', job_key, whole(life_ms))
-redis.call('SET', P .. 'req:' .. id, asked.request, 'PX', whole(life_ms))
-if asked.facts ~= '' then redis.call('SET', P .. 'facts:' .. id, asked.facts, 'PX', whole(life_ms)) end
-if asked.idem ~= '' then
+redis.call('SET', P .. 'req:' .. id, params.request, 'PX', whole(life_ms))
+if params.facts ~= '' then redis.call('SET', P .. 'facts:' .. id, params.facts, 'PX', whole(life_ms)) end
+if params.idem ~= '' then
   redis.call('DEL', P .. 'tombstone:' .. id)  -- the same request again, long after the first
-  redis.call('HSET', P .. 'idem:' .. asked.idem, 'id', id, 'body', asked.idem_body)
-  redis.call('PEXPIRE', P .. 'idem:' .. asked.idem, whole(life_ms))
+  redis.call('HSET', P .. 'idem:' .. params.idem, 'id', id, 'body', params.idem_body)
+  redis.call('PEXPIRE', P .. 'idem:' .. params.idem, whole(life_ms))
 end
 redis.call('ZADD', P .. 'live', deadline_ms, id)
 expire_at_least(P .. 'live', life_ms)
@@ -186,7 +185,7 @@ if queue_timeout_ms then
   redis.call('ZADD', P .. 'unbegun', whole(due_in(queue_timeout_ms)), id)
   expire_at_least(P .. 'unbegun', life_ms)
 end
-count_job(id, nil, 'queued', {tenant = tenant, prompt_tokens = asked.prompt_tokens, lane = asked.lane,
+count_job(id, nil, 'queued', {tenant = tenant, prompt_tokens = params.prompt_tokens, lane = params.lane,
   q = queue, work = whole(own_work), model = model, deadline_ms = deadline_ms})
 redis.call('HSET', tenant_key, 'newest' .. base, lane)
 expire_at_least(tenant_key, life_ms)
@@ -194,11 +193,12 @@ local left = {}
 for k, rate in ipairs(rates) do
   left[k] = told_of(rate[1], rate[3], use(tenant, rate[1], rate[2], rate[3]))
 end
-if asked.letter ~= '' then take_letter(asked.letter, id) end
--- Who submits is alive: without this a frontend's first job could look orphaned before its first beat.
+if params.letter ~= '' then take_letter(params.letter, id) end
+-- The caller is alive: without this a frontend's first job could count as orphaned before its first
+-- heartbeat.
 local frontend = frontend_of(reader)
 if frontend then
-  local lease_ms = asked.frontend_lease_ms
+  local lease_ms = params.frontend_lease_ms
   redis.call('SET', P .. 'f:' .. frontend, lease_ms, 'PX', lease_ms, 'NX')
 end
 return {'OK', entry, left}

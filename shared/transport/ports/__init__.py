@@ -1,1 +1,1 @@
-"""What api and worker may ask of a transport."""
+"""The ports between api and worker and the transport that carries their jobs."""

@@ -1,6 +1,6 @@
 """BatchStore: batches and how far they are. One frontend at a time runs a batch, under a lease.
 
-The fence of a lease is to a batch what the attempt is to a job: who speaks under an older one is
+The fence of a lease is to a batch what the attempt is to a job: writes under an older one are
 refused.
 """
 
@@ -24,12 +24,12 @@ def new_batch_id() -> str:
 
 
 def row_job_id(batch_id: str, line: int) -> str:
-    """Of the job that answers a line of the batch's input, whoever submits it."""
+    """Returns the id of the job of a line of the batch's input, the same for every owner."""
     return f"{batch_id.removeprefix(BATCH_PREFIX)}_{line}"
 
 
 def output_file_id(batch_id: str, ending: str) -> str:
-    """Of the file that the batch's output (or errors) becomes, whoever ends it."""
+    """Returns the id of the batch's output (or error) file, the same for every owner."""
     return f"{FILE_PREFIX}{batch_id.removeprefix(BATCH_PREFIX)}_{ending}"
 
 
@@ -65,7 +65,7 @@ class BatchError(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """How far a batch is: what a new owner goes on from.
+    """The progress of a batch, which a new owner resumes.
 
     Every line before `low_line` (the first is 1) is done, and `low_offset` is where it begins; bit
     i of `done_bits` says that line `low_line + i` is done too. Done: its result is in the first
@@ -106,7 +106,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """What `create` is told."""
+    """The arguments of `create`."""
 
     batch_id: str
     tenant: str
@@ -193,13 +193,13 @@ class BatchStore(Protocol):
         ...
 
     async def cancel(self, batch_id: str, tenant: str) -> bool:
-        """Asks for it, where it has not ended. False: there is none of this tenant."""
+        """Requests the end of a batch that has not ended. False: no such batch of this tenant."""
         ...
 
     async def claim(
         self, frontend_id: str, lease_ms: int, unwanted: Sequence[str]
     ) -> BatchClaim | None:
-        """A batch that nobody runs; None: there is none but the unwanted."""
+        """Returns the lease of a batch without an owner; None: there is none but the unwanted."""
         ...
 
     async def save(
@@ -218,5 +218,5 @@ class BatchStore(Protocol):
         ...
 
     async def end(self, claim: BatchClaim, end: BatchEnd) -> BatchStatus:
-        """The status it ended with. Raises LeaseLost."""
+        """Ends the batch; returns the status it ended with. Raises LeaseLost."""
         ...

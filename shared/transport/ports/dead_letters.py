@@ -1,6 +1,7 @@
-"""DeadLetters: jobs that killed whatever ran them, kept for somebody to look at and run again.
+"""DeadLetters: jobs that killed workers or engines, kept to be inspected and run again.
 
-Bounds (lua/lib/dead_letter.lua): 1000 letters, 64 MiB of requests, seven days; the oldest go first.
+Bounds (lua/lib/dead_letter.lua): 1000 letters, 64 MiB of requests, seven days. The oldest are
+dropped first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shared.messages import Job
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What is kept of one job, without its request. Times are milliseconds of the Redis clock."""
+    """One job's dead letter, without its request. Times are milliseconds of the Redis clock."""
 
     job_id: str
     model: str
@@ -28,7 +29,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """A letter that was taken: by which job."""
+    """A dead letter that was replaced by a new job, `job_id`."""
 
     tenant: str
     job_id: str
@@ -43,12 +44,12 @@ class DeadLetters(Protocol):
 
     async def get(self, job_id: str) -> DeadLetter | Requeued | None: ...
     async def request(self, job_id: str) -> Job | None:
-        """The job as it was submitted; None: no letter, or its request was too large to keep.
+        """Returns the job as submitted; None: no dead letter, or its request was too large to keep.
 
         Raises PayloadInvalid for one that cannot be read.
         """
         ...
 
     async def drop(self, job_id: str) -> bool:
-        """Throws the letter away. False: there is none."""
+        """Deletes the dead letter. False: there is none."""
         ...

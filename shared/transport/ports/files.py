@@ -1,7 +1,6 @@
 """FileIndex: what is known of files whose bytes lie on a disk that the frontends share.
 
-The bytes are somebody else's (api/files/storage.py); here is what makes them a file: whose it is,
-of which parts, for how long.
+api/files/storage.py keeps the bytes; the index keeps a file's tenant, its parts and its lifetime.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileUsage:
-    """What is stored: in all, and of one tenant."""
+    """How much is stored: in all, and of one tenant."""
 
     num_files: int
     num_bytes: int
@@ -63,10 +62,13 @@ class FileLimits:
 
 
 class FilesFull(Exception):
-    """A limit said no; nothing was written. `scope`: files, bytes, tenant_files, tenant_bytes."""
+    """A limit was reached; nothing was written.
+
+    `scope`: files, bytes, tenant_files or tenant_bytes.
+    """
 
     def __init__(self, scope: str) -> None:
-        super().__init__(f"no room for a file ({scope})")
+        super().__init__(f"the file limit is reached ({scope})")
         self.scope = scope
 
 
@@ -76,7 +78,7 @@ class FileInUse(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """What `put` is told; the store adds the times."""
+    """The arguments of `put`; the store adds the times."""
 
     file_id: str
     tenant: str
@@ -104,7 +106,7 @@ class FileIndex(Protocol):
     async def list(
         self, tenant: str, after: str | None, limit: int, *, oldest_first: bool, purpose: str | None
     ) -> Sequence[FileRecord]:
-        """By time of creation, those that follow `after` (the id of a file of this tenant)."""
+        """Returns files by time of creation, those that follow `after` (the id of one of them)."""
         ...
 
     async def drop(self, file_id: str, tenant: str) -> bool:

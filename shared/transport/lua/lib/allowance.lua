@@ -1,4 +1,4 @@
--- What a tenant may use in a minute, of requests and of tokens: a bucket of one minute's allowance that
+-- A tenant's allowance for a minute, of requests and of tokens: a bucket of one minute's allowance that
 -- fills up evenly. `limit:<tenant>` holds what is used and not filled up yet, in parts of a minute's
 -- allowance: amount x 60000, so that a millisecond fills up exactly `per_minute` of them.
 local MINUTE_MS = 60000
@@ -18,13 +18,13 @@ local function allowed_in_ms(tenant, name, amount, per_minute)
   return math.max(0, math.ceil(math.min(over, used) / per_minute))
 end
 
--- What is told of an allowance: {name, per minute, what is left of it, ms until it is full again}.
+-- An allowance as replies show it: {name, per minute, what is left, ms until it is full again}.
 local function told_of(name, per_minute, used)
   local left = math.max(0, math.floor((per_minute * MINUTE_MS - used) / MINUTE_MS))
   return {name, whole(per_minute), whole(left), whole(math.ceil(used / per_minute))}
 end
 
--- At admission; the caller has asked `allowed_in_ms`. Returns what is used then, as `used_now`.
+-- At admission; the caller has called `allowed_in_ms`. Returns what is used then, as `used_now`.
 local function use(tenant, name, amount, per_minute)
   local key = P .. 'limit:' .. tenant
   local used = used_now(tenant, name, per_minute) + amount * MINUTE_MS

@@ -24,7 +24,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
     latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
     return {'DONE', 'expired'}
   end
-  -- Of one that nobody has begun; who was begun and put back has its deadline alone.
+  -- For a job without an earlier claim; one that was put back has only its deadline.
   local queue_deadline_ms = job.attempt == '0' and tonumber(job.queue_deadline_ms)
   if queue_deadline_ms and now_ms() >= queue_deadline_ms then
     latch(id, {state = 'expired', reason = 'queue_timeout', by = wid})

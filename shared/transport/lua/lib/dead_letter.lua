@@ -1,6 +1,6 @@
--- Dead letters: jobs that killed whatever ran them, kept with their requests so that somebody can look
--- and have them run again. `dlq` lists them, the oldest first; `dead:<id>` has all of one.
--- Bounds: so many letters, so many bytes of requests in all, so long. The oldest go first.
+-- Dead letters: jobs that killed workers or engines, kept with their requests so that an operator can
+-- inspect them and run them again. `dlq` lists them, the oldest first; `dead:<id>` has all of one.
+-- Bounds: so many letters, so many bytes of requests in all, so long. The oldest are dropped first.
 local LETTERS_MAX, LETTERS_MAX_BYTES, LETTER_LIFE_MS = 1000, 67108864, 604800000
 local REQUEUED_LIFE_MS = 86400000  -- how long a letter that was taken says by which job
 
@@ -45,7 +45,7 @@ local function write_letter(id, reason, crashes)
   redis.call('PEXPIRE', letter_key, LETTER_LIFE_MS)
 end
 
--- The letter goes; who asks for it again is told by which job it was taken.
+-- Drops the letter; a later requeue gets the id of the job that took it.
 local function take_letter(id, new_id)
   local letter_key = P .. 'dead:' .. id
   local letter = redis.call('HMGET', letter_key, 'entry', 'tenant')

@@ -1,4 +1,4 @@
--- The fields of a queue entry: id of its job (nil: not an entry of ours) and its number of choices,
+-- The fields of a queue entry: id of its job (nil: not a queue entry) and its number of choices,
 -- which is how many places the job takes in a worker.
 local function read_entry(fields)
   local id, choices

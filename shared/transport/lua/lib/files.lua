@@ -1,6 +1,6 @@
 -- The index of files whose bytes lie on a disk that the frontends share. A file that goes leaves the
 -- names of its parts in `blobs_gone` until a frontend has removed them from that disk.
-local FILE_LEFTOVER_MS = 604800000   -- what the keys outlive a file's life by, so that somebody sweeps it
+local FILE_LEFTOVER_MS = 604800000   -- how long the keys outlive a file, so that a sweep finds it
 
 local function count_bytes(tenant, step)
   redis.call('HINCRBY', P .. 'files_bytes', 'total', step)

@@ -1,4 +1,4 @@
--- The one door to a terminal state. The caller has checked that the job exists and has not ended.
+-- The only way to a terminal state. The caller has checked that the job exists and has not ended.
 -- `ending` has state, reason, by; optionally message, stop_reason (JSON), cached (tokens).
 -- Freeing writes go first: above maxmemory a script may run deny-oom commands only once it has written.
 local ENDED_INDEX_MAX = 1000
@@ -6,8 +6,8 @@ local MEAN_OVER = 32   -- jobs that the mean of the outputs is moved by
 
 local MESSAGES = {
   deadline_exceeded = 'The deadline passed before the job was finished.',
-  queue_timeout = 'The job waited in vain: nobody began it within its queue timeout.',
-  orphaned = 'Nobody was left to read the job.',
+  queue_timeout = 'No worker started the job within its queue timeout.',
+  orphaned = 'The job had no reader left.',
   disconnected = 'The client disconnected.',
   cancelled = 'The job was cancelled.',
   poison = 'Workers died repeatedly while running this job.',

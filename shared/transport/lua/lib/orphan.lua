@@ -1,6 +1,6 @@
--- Who reads a job, and whether nobody does any more.
-local TAKEOVER_MS = 4000     -- what readers elsewhere have to take the mark of a dead frontend over
-local STANDSTILL_MS = 20000  -- what a frontend has, beyond its lease, that stands still and may wake
+-- A job's readers, and whether all of them have left.
+local TAKEOVER_MS = 4000     -- how long readers elsewhere have to take over the mark of a dead frontend
+local STANDSTILL_MS = 20000  -- how long, beyond its lease, a frontend that stands still may wake
 
 local function frontend_of(reader)
   return string.match(reader or '', '^[^#]+')
@@ -24,7 +24,7 @@ local function has_listener(id)
   return not found.err and tonumber(found[2]) > 0
 end
 
--- True when nobody reads the job any more and its grace has passed. `og` is the policy: '' keeps the
+-- Returns true when the job has no reader any more and its grace has passed. `og` is the policy: '' keeps the
 -- job for ever, else the grace in ms ('0': none, but for readers at other frontends). A frontend whose
 -- lease ended starts the clock; the first look decides whether it has died or may still wake.
 local function orphaned(id, reader, orphan_ms, grace_ms)

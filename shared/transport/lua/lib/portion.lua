@@ -1,7 +1,7 @@
--- Needs lib/delivered.lua. Workers that ask for work at the same time divide what waits evenly: a burst
--- must not go to the one that asks first. A worker's portion is what it may take now; the rest it defers to
--- the others. What has waited for `defer_ms` is anybody's: whoever was to take it does not keep up, so a
--- worker that asked and then stands still, or is slow, holds nothing up for longer.
+-- Needs lib/delivered.lua. Workers that pull at the same time divide the waiting jobs evenly: a burst must
+-- not go to the first one. A worker's portion is what it may take now; the rest it defers to the others.
+-- Jobs that have waited for `defer_ms` may be taken by any worker, so a worker that pulled and then stands
+-- still, or is slow, holds nothing up for longer.
 
 -- The queues in which jobs wait, how many do, and how many jobs of these queues each worker holds.
 local function waiting_and_held(queues)
@@ -33,8 +33,8 @@ local function even_level(holds, waiting)
   end
 end
 
--- What this worker holds and what each of those holds that serve one of these queues too and asked lately.
--- Who drains or is stalled takes nothing.
+-- What this worker holds, and what each worker holds that serves one of these queues too and has pulled
+-- lately. One that drains or is stalled takes nothing.
 local function askers(wid, queues, held, asking_ms)
   local serves, named, holds = {}, redis.call('HGETALL', P .. 'workers'), {[wid] = held[wid] or 0}
   for _, queue in ipairs(queues) do serves[queue] = true end

@@ -1,5 +1,5 @@
 -- Leases end by the clock, also while the store itself is away. When it comes back, all of them have
--- ended at once and nobody has died: for a moment an ended lease then means nothing.
+-- ended at once and no process has died: for a moment an ended lease then means nothing.
 --
 -- A silence looks like a clock that was set forward: the server's clock has moved without a call.
 -- Time then stands still (`stands_ms`) until a caller testifies what passed between two of its calls,
@@ -9,7 +9,7 @@
 -- some numbers twice. `epoch` names the stretch in which nothing was added to `skew_ms`. A caller keeps
 -- the epoch of its first call, which it made while time did not stand still. One of an earlier epoch would
 -- count again what is known already, and is refused.
-local RETURN_MS = 5000       -- what everybody has to beat again
+local RETURN_MS = 5000       -- how long every process has to send a heartbeat again
 local STAND_MS = 10000       -- without testimony (all callers are new): time has passed
 local PULSE_LIFE_MS = 604800000
 
