@@ -1,7 +1,7 @@
 """What crosses the wire: Job, SamplingParams, JobEvent and their parts.
 
-Standard library only: the engine core imports this module and no other one of
-this package. Every class is frozen; validation happens once, where an object is made, and is never repeated further in.
+Standard library only: the engine core imports this module and no other one of this package. Every
+class is frozen; validation happens once, where an object is made, and is never repeated further in.
 """
 
 from __future__ import annotations
