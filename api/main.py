@@ -28,13 +28,12 @@ from api.files.upload import FORM_BYTES
 from api.http.error_responses import ErrorAnswersMiddleware, answer_framework_errors
 from api.http.middleware import BodyLimitMiddleware, TrailingSlashMiddleware
 from api.http.open_requests import OpenRequests
+from api.http.openapi import customize_openapi, openapi_router
 from api.http.origins import AllowedHostsMiddleware, OriginMiddleware, cors_options
-from api.http.plain_route import PlainRoutesMiddleware
 from api.http.request_id import RequestIdMiddleware
 from api.jobs import dead_letters
 from api.jobs import routes as jobs
 from api.metrics import Metrics
-from api.openapi.document import openapi_router
 from api.services import Services, Transport
 from api.settings import ApiSettings
 from api.system import health, models, tokenize
@@ -88,6 +87,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.open_requests = open_requests
     answer_framework_errors(app)
@@ -107,9 +107,6 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     )
     routers = [room.router for room in rooms]
     # The last one added stands outermost.
-    app.add_middleware(
-        PlainRoutesMiddleware, routes=[route for router in routers for route in router.routes]
-    )
     app.add_middleware(
         BodyLimitMiddleware,
         max_bytes=settings.max_body_bytes,
@@ -132,8 +129,9 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     app.add_middleware(AnthropicAnswersMiddleware)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TrailingSlashMiddleware)
-    for router in (*routers, openapi_router(routers), pages_router()):
+    for router in (*routers, openapi_router(), pages_router()):
         app.include_router(router)
+    customize_openapi(app)
     return app
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from api.errors import MAX_ECHO_CHARS
-from api.generation.protocol import DurabilityLevel, RequestModel
+from api.generation.protocol import DurabilityLevel, RequestModel, ResponseModel
 from shared.messages import InvalidParameter
 
 ENDPOINT_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -63,3 +65,86 @@ def checked_metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
                 f"must be a string of at most {MAX_VALUE_CHARS} characters",
             )
     return metadata
+
+
+# The responses.
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class BatchLineError(ResponseModel):
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+
+
+class BatchErrors(ResponseModel):
+    object: Literal["list"]
+    data: list[BatchLineError]
+
+
+class BatchCounts(ResponseModel):
+    total: Count
+    completed: Count
+    failed: Count
+
+
+class BatchInputDetails(ResponseModel):
+    cached_tokens: Count
+
+
+class BatchOutputDetails(ResponseModel):
+    reasoning_tokens: Count
+
+
+class BatchUsage(ResponseModel):
+    input_tokens: Count
+    input_tokens_details: BatchInputDetails
+    output_tokens: Count
+    output_tokens_details: BatchOutputDetails
+    total_tokens: Count
+
+
+class BatchObject(ResponseModel):
+    """Times are Unix seconds of the Redis clock; null: not (yet)."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating",
+        "failed",
+        "in_progress",
+        "finalizing",
+        "completed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class BatchList(ResponseModel):
+    object: Literal["list"]
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

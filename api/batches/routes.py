@@ -8,34 +8,39 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.batches.protocol import BatchRequest
+from api.batches.protocol import BatchList, BatchObject, BatchRequest
 from api.batches.service import BatchesDep
 from api.errors import unknown_parameter
 from api.http.caller import CallerDep
 from api.http.json_response import json_answer
+from api.http.openapi import BODY, NAMED, PAGE_AFTER, STORE, errors, limit, parameters
 from api.http.pagination import page_answer, page_of
 from api.http.response_headers import set_durability_header
-from api.jobs.request_reader import RequestReaderDep
+from api.jobs.request_reader import JsonRoute
 from shared.transport.ports.batches import BatchError, BatchRecord, BatchStatus
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
 
 
-@router.post("/v1/batches")
+@router.post("/v1/batches", response_model=BatchObject, responses=errors(BODY))
 async def create_batch(
-    request: Request, caller: CallerDep, reader: RequestReaderDep, batches: BatchesDep
+    request: Request, params: BatchRequest, caller: CallerDep, batches: BatchesDep
 ) -> Response:
     """Creates a batch of an uploaded file. Errors in its lines appear in `errors` later."""
-    params = await reader.read(request, BatchRequest)
     record, durability = await batches.create(caller.tenant, params)
     set_durability_header(request.scope, durability)
     return json_answer(batch_payload(record))
 
 
-@router.get("/v1/batches")
+@router.get(
+    "/v1/batches",
+    response_model=BatchList,
+    responses=errors(STORE),
+    openapi_extra=parameters(limit(DEFAULT_LIMIT, MAX_LIMIT), PAGE_AFTER),
+)
 async def list_batches(request: Request, caller: CallerDep, batches: BatchesDep) -> Response:
     """Lists the caller's batches, newest first: `limit` (1 to 100, default 20), `after` (an id)."""
     page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT)
@@ -43,7 +48,7 @@ async def list_batches(request: Request, caller: CallerDep, batches: BatchesDep)
     return page_answer([batch_payload(record) for record in records], page)
 
 
-@router.get("/v1/batches/{batch_id}")
+@router.get("/v1/batches/{batch_id}", response_model=BatchObject, responses=errors(NAMED))
 async def get_batch(
     request: Request, batch_id: str, caller: CallerDep, batches: BatchesDep
 ) -> Response:
@@ -53,7 +58,11 @@ async def get_batch(
     return json_answer(batch_payload(await batches.find(caller.tenant, batch_id)))
 
 
-@router.post("/v1/batches/{batch_id}/cancel")
+@router.post(
+    "/v1/batches/{batch_id}/cancel",
+    response_model=BatchObject,
+    responses=errors(NAMED | {409}),
+)
 async def cancel_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> Response:
     """Cancels a batch: its running rows end, its results so far are kept."""
     return json_answer(batch_payload(await batches.cancel(caller.tenant, batch_id)))

@@ -14,30 +14,67 @@ from api.errors import (
     ServerError,
     unknown_parameter,
 )
+from api.files.protocol import FileDeleted, FileList, FileObject
 from api.files.service import Files, FilesDep, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.http.caller import CallerDep
 from api.http.json_response import json_answer
 from api.http.open_requests import OpenRequests, OpenRequestsDep
+from api.http.openapi import NAMED, PAGE_AFTER, STORE, errors, limit, parameters, query
 from api.http.pagination import page_answer, page_of
 from shared.messages import InvalidParameter
 from shared.transport.ports.files import FileRecord
 
-router = APIRouter()
+router = APIRouter(tags=["OpenAI"])
 
 PATH = "/v1/files"
 MAX_LIMIT = 10_000
 MAX_PURPOSE_CHARS = 64
 ORDERS = ("asc", "desc")
+# The form is read by `api.files.upload`, which streams the file to the disk.
+_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"enum": ["batch"]},
+                        "expires_after[anchor]": {"enum": ["created_at"]},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": 3600,
+                            "maximum": 2_592_000,
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
 
 
-@router.post(PATH)
+@router.post(PATH, response_model=FileObject, responses=errors(STORE | {408}), openapi_extra=_FORM)
 async def create_file(request: Request, caller: CallerDep, files: FilesDep) -> Response:
     """Stores the file of a multipart form with `file` and `purpose: batch`."""
     return json_answer(file_payload(await files.receive(request, caller.tenant)))
 
 
-@router.get(PATH)
+@router.get(
+    PATH,
+    response_model=FileList,
+    responses=errors(STORE),
+    openapi_extra=parameters(
+        query("purpose", {"type": "string", "enum": ["batch", "batch_output"]}),
+        query("order", {"type": "string", "enum": list(ORDERS)}),
+        limit(MAX_LIMIT, MAX_LIMIT),
+        PAGE_AFTER,
+    ),
+)
 async def list_files(request: Request, caller: CallerDep, files: FilesDep) -> Response:
     """Lists the caller's files, newest first: `purpose`, `order`, `limit`, `after` (an id)."""
     page = page_of(request, MAX_LIMIT, MAX_LIMIT, also=("purpose", "order"))
@@ -55,7 +92,7 @@ async def list_files(request: Request, caller: CallerDep, files: FilesDep) -> Re
     return page_answer([file_payload(record) for record in records], page)
 
 
-@router.get(PATH + "/{file_id}")
+@router.get(PATH + "/{file_id}", response_model=FileObject, responses=errors(NAMED))
 async def get_file(request: Request, file_id: str, caller: CallerDep, files: FilesDep) -> Response:
     """Returns the metadata of a file."""
     _refuse_query(request)
@@ -63,7 +100,11 @@ async def get_file(request: Request, file_id: str, caller: CallerDep, files: Fil
     return json_answer(file_payload(record))
 
 
-@router.get(PATH + "/{file_id}/content")
+@router.get(
+    PATH + "/{file_id}/content",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}}, **errors(NAMED)},
+)
 async def get_content(
     request: Request,
     file_id: str,
@@ -77,7 +118,7 @@ async def get_content(
     return ContentResponse(files, record, open_requests)
 
 
-@router.delete(PATH + "/{file_id}")
+@router.delete(PATH + "/{file_id}", response_model=FileDeleted, responses=errors(NAMED | {409}))
 async def delete_file(file_id: str, caller: CallerDep, files: FilesDep) -> Response:
     """Deletes a file; 409 while a batch reads it. Its bytes are removed soon after."""
     await files.drop(file_id, caller.tenant)

@@ -40,6 +40,11 @@ class RequestModel(BaseModel):
 
     kind: ClassVar[str] = ""
 
+    @classmethod
+    def explain(cls, error: InvalidParameter) -> InvalidParameter:
+        """Returns the error that a client gets for one of parsing; for dialects with reasons."""
+        return error
+
     @model_validator(mode="before")
     @classmethod
     def _keep_one_unknown(cls, value: Any) -> Any:
@@ -210,3 +215,44 @@ def check_stream_options(is_streamed: bool, include_obfuscation: bool | None) ->
         raise InvalidParameter(
             "stream_options.include_obfuscation", "no padding is sent: it can only be false"
         )
+
+
+# Parts of the responses of several dialects.
+
+
+class ResponseModel(BaseModel):
+    """An object of a response, as the OpenAPI document describes it.
+
+    Optional fields are left out of a response that was not asked for them. A response may have more
+    fields than its model: clients ignore what they do not know.
+    """
+
+
+class CachedTokens(ResponseModel):
+    cached_tokens: int
+
+
+class ReasoningTokens(ResponseModel):
+    reasoning_tokens: int
+
+
+class UsageObject(ResponseModel):
+    """Counts of tokens; the prompt counts once, however many choices there are."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+
+
+class PromptToken(ResponseModel):
+    """A token that may stand at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By token id; null for the first token.
+PromptLogprobs = list[dict[str, PromptToken] | None]

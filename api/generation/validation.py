@@ -52,11 +52,14 @@ def parse_request(
     Raises InvalidParameter.
     """
     known = frozenset(model.model_fields)
-    members = without_unused(body, model.kind, known, ignored or IgnoredMembers())
     try:
-        return model.model_validate(members)
-    except ValidationError as error:
-        raise _invalid(error, members) from None
+        members = without_unused(body, model.kind, known, ignored or IgnoredMembers())
+        try:
+            return model.model_validate(members)
+        except ValidationError as error:
+            raise _invalid(error, members) from None
+    except InvalidParameter as error:
+        raise model.explain(error) from None
 
 
 def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParameter:

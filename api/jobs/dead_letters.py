@@ -19,21 +19,27 @@ from api.errors import (
 )
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import json_answer
+from api.http.openapi import NAMED, STORE, errors, limit, parameters
 from api.ids import parse_job_id, public_id
-from api.jobs.protocol import job_payload
-from api.jobs.routes import DEFAULT_LIMIT, list_limit
+from api.jobs.protocol import DeadLetterDeleted, DeadLetterList, JobAnswer, job_payload
+from api.jobs.routes import DEFAULT_LIMIT, MAX_LIMIT, list_limit
 from api.jobs.service import JobsDep, JobService
 from shared.keys import new_job_id
 from shared.messages import OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
 from shared.transport.wire import PayloadInvalid
 
-router = APIRouter()
+router = APIRouter(tags=["Jobs"])
 
 DeadLettersDep = Annotated[DeadLetters, provided(DeadLetters)]
 
 
-@router.get("/v1/dead-letters")
+@router.get(
+    "/v1/dead-letters",
+    response_model=DeadLetterList,
+    responses=errors(STORE),
+    openapi_extra=parameters(limit(DEFAULT_LIMIT, MAX_LIMIT)),
+)
 async def list_dead_letters(
     request: Request, caller: CallerDep, dead_letters: DeadLettersDep
 ) -> Response:
@@ -42,12 +48,12 @@ async def list_dead_letters(
     for name in query:
         if name != "limit":
             raise unknown_parameter(name)
-    limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
-    letters = await dead_letters.list(caller.scope, limit)
+    length = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
+    letters = await dead_letters.list(caller.scope, length)
     return json_answer({"object": "list", "data": [_payload(letter) for letter in letters]})
 
 
-@router.delete("/v1/dead-letters/{name}")
+@router.delete("/v1/dead-letters/{name}", response_model=DeadLetterDeleted, responses=errors(NAMED))
 async def delete_dead_letter(
     name: str, caller: CallerDep, dead_letters: DeadLettersDep
 ) -> Response:
@@ -59,7 +65,7 @@ async def delete_dead_letter(
     return json_answer({**payload, "deleted": True})
 
 
-@router.post("/v1/jobs/{name}/requeue")
+@router.post("/v1/jobs/{name}/requeue", response_model=JobAnswer, responses=errors(NAMED | {409}))
 async def requeue_job(
     name: str, caller: CallerDep, jobs: JobsDep, dead_letters: DeadLettersDep
 ) -> Response:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from api.generation.formatter import usage_payload
+from api.generation.protocol import ResponseModel, UsageObject
 from api.ids import public_id
 from shared.messages import InvalidParameter, JobState, Usage
 from shared.transport.ports.jobs import JobRecord
@@ -65,3 +66,88 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 def _between(begin_ms: int, end_ms: int | None) -> int | None:
     return None if end_ms is None else end_ms - begin_ms
+
+
+# The responses of the routes of jobs.
+
+
+class JobTimings(ResponseModel):
+    """Milliseconds; null: not yet."""
+
+    queue_ms: int | None
+    ttft_ms: int | None
+    total_ms: int | None
+
+
+class JobError(ResponseModel):
+    code: str | None
+    message: str
+
+
+class JobAnswer(ResponseModel):
+    """A job; times are Unix seconds of the Redis clock, null: not yet."""
+
+    id: str
+    object: Literal["job"]
+    job_id: str
+    status: JobState
+    model: str
+    kind: str
+    num_choices: int
+    tenant: str
+    queue_position: int | None
+    worker: str | None
+    attempt: int
+    created_at: float
+    started_at: float | None
+    first_token_at: float | None
+    ended_at: float | None
+    expires_at: float | None
+    queue_expires_at: float | None
+    timings: JobTimings
+    usage: UsageObject
+    finish_reason: str | None
+    stop_reason: str | int | None
+    error: JobError | None
+    sampling: dict[str, float] | None  # what the job has; null: of an older release
+    client_request_id: str | None
+
+
+class JobList(ResponseModel):
+    object: Literal["list"]
+    data: list[JobAnswer]
+
+
+class StreamToken(ResponseModel):
+    """Opens one job's stream; `expires_at` is Unix seconds."""
+
+    object: Literal["stream_token"]
+    token: str
+    url: str
+    expires_at: int
+
+
+class DeadLetterAnswer(ResponseModel):
+    """A job that killed whatever ran it; `died_at` is Unix seconds of the Redis clock."""
+
+    id: str
+    object: Literal["dead_letter"]
+    job_id: str
+    model: str
+    kind: str
+    tenant: str
+    code: str
+    crashes: int
+    completion_tokens: int
+    died_at: float
+
+
+class DeadLetterList(ResponseModel):
+    object: Literal["list"]
+    data: list[DeadLetterAnswer]
+
+
+class DeadLetterDeleted(ResponseModel):
+    id: str
+    object: Literal["dead_letter"]
+    deleted: Literal[True]

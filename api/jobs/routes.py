@@ -14,41 +14,55 @@ from api.errors import (
 )
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import json_answer
+from api.http.openapi import NAMED, STORE, errors, header, limit, parameters, query, streamed
 from api.ids import parse_job_id, public_id
-from api.jobs.protocol import job_payload, parse_status
+from api.jobs.protocol import JobAnswer, JobList, StreamToken, job_payload, parse_status
 from api.jobs.resume_point import ResumePoint
 from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
-from shared.messages import TERMINAL_STATES, InvalidParameter
+from shared.messages import TERMINAL_STATES, InvalidParameter, JobState
 from shared.transport.ports.jobs import JobRecord
 
-router = APIRouter()
+router = APIRouter(tags=["Jobs"])
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
+_CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 
 
-@router.get("/v1/jobs")
+@router.get(
+    "/v1/jobs",
+    response_model=JobList,
+    responses=errors(STORE),
+    openapi_extra=parameters(
+        query("state", {"type": "string", "enum": list(JobState)}), limit(DEFAULT_LIMIT, MAX_LIMIT)
+    ),
+)
 async def list_jobs(request: Request, caller: CallerDep, jobs: JobsDep) -> Response:
     """Newest first. `state`: one of the status words; `limit`: 1 to 1000, 20 by default."""
-    query = request.query_params
-    for name in query:
+    params = request.query_params
+    for name in params:
         if name not in ("state", "limit"):
             raise unknown_parameter(name)
-    state = parse_status(query["state"]) if "state" in query else None
-    limit = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
-    records = await jobs.store.list_jobs(state, limit, caller.scope)
+    state = parse_status(params["state"]) if "state" in params else None
+    length = list_limit(params.get("limit", str(DEFAULT_LIMIT)))
+    records = await jobs.store.list_jobs(state, length, caller.scope)
     return json_answer({"object": "list", "data": [job_payload(record) for record in records]})
 
 
-@router.get("/v1/jobs/{name}")
+@router.get("/v1/jobs/{name}", response_model=JobAnswer, responses=errors(NAMED))
 async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """State, queue position, timings, token counts, worker and finish reason."""
     return json_answer(job_payload(await _find(jobs, caller, name)))
 
 
-@router.delete("/v1/jobs/{name}")
-@router.post("/v1/jobs/{name}/cancel")
+@router.delete("/v1/jobs/{name}", response_model=JobAnswer, responses=errors(NAMED))
+@router.post(
+    "/v1/jobs/{name}/cancel",
+    response_model=JobAnswer,
+    responses=errors(NAMED),
+    operation_id="cancel_job_post",
+)
 async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """Cancels in every state; the answer is the job as it ended, whoever was first. Idempotent."""
     record = await _find(jobs, caller, name)
@@ -57,7 +71,16 @@ async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     return json_answer(job_payload(await _find(jobs, caller, name)))
 
 
-@router.get("/v1/jobs/{name}/stream")
+@router.get(
+    "/v1/jobs/{name}/stream",
+    response_class=Response,
+    responses=streamed(NAMED) | {204: {"description": "The job has ended and all of it was read."}},
+    openapi_extra=parameters(
+        query("after", _CURSOR, "The id of the last event that was read."),
+        header("last-event-id", _CURSOR, "As `after`, which it overrides."),
+        query("token", {"type": "string"}, "In place of a key: of `stream-token`."),
+    ),
+)
 async def stream_job(request: Request, name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """The job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left to send."""
     after = _after(request)
@@ -67,7 +90,7 @@ async def stream_job(request: Request, name: str, caller: CallerDep, jobs: JobsD
     return tail_response(jobs, record, after)
 
 
-@router.post("/v1/jobs/{name}/stream-token")
+@router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(NAMED))
 async def new_stream_token(
     name: str, caller: CallerDep, jobs: JobsDep, tokens: StreamTokensDep
 ) -> Response:

@@ -5,21 +5,28 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import APIRouter
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from api.generation.service import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import json_answer
 from api.http.open_requests import OpenRequestsDep
+from api.http.openapi import FREE, KEYED, errors, statuses
 from api.metrics import MetricsDep
 from api.system.health_monitor import HealthDep
+from api.system.protocol import Health, Readiness, Version
 
-router = APIRouter()
+router = APIRouter(tags=["Service"])
+
+_NOT_READY = "Requests are not accepted here now."
 
 _VERSION = version("penstock")
 
 
-@router.api_route("/health", methods=["GET", "HEAD"])
+@router.get("/health", response_model=Health, responses=errors(KEYED))
+@router.head(
+    "/health", response_class=Response, responses=statuses(KEYED), operation_id="head_health"
+)
 async def health(caller: CallerDep, monitor: HealthDep) -> Response:
     """This process lives: 200. `status` is the deployment's state; the rest needs a key, where
     there are keys."""
@@ -29,7 +36,17 @@ async def health(caller: CallerDep, monitor: HealthDep) -> Response:
     return json_answer(payload)
 
 
-@router.api_route("/ready", methods=["GET", "HEAD"])
+@router.get(
+    "/ready",
+    response_model=Readiness,
+    responses={**errors(FREE), 503: {"model": Readiness, "description": _NOT_READY}},
+)
+@router.head(
+    "/ready",
+    response_class=Response,
+    responses=statuses(FREE | {503}),
+    operation_id="head_ready",
+)
 async def ready(
     monitor: HealthDep, generation: GenerationDep, open_requests: OpenRequestsDep
 ) -> Response:
@@ -50,13 +67,13 @@ async def ready(
     return response
 
 
-@router.get("/version")
+@router.get("/version", response_model=Version, responses=errors(KEYED))
 async def release() -> Response:
     """Returns the release of this frontend, in vLLM's shape."""
     return json_answer({"version": _VERSION})
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse, responses=errors(KEYED))
 async def metrics(counters: MetricsDep) -> Response:
     """The Prometheus text format; docs: the table in `api.metrics`."""
     return Response(

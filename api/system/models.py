@@ -13,11 +13,13 @@ from api.dialects.messages.protocol import model_info, model_page
 from api.generation.models import ServedModel
 from api.generation.service import GenerationDep
 from api.http.json_response import json_answer
+from api.http.openapi import ANY, NAMED, errors
+from api.system.protocol import Model, ModelList
 
-router = APIRouter()
+router = APIRouter(tags=["Models"])
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", response_model=ModelList, responses=errors(ANY))
 async def list_models(request: Request, generation: GenerationDep) -> Response:
     """What requests can name now; in Anthropic's shape for who sends `anthropic-version`."""
     known = generation.models.known
@@ -26,7 +28,7 @@ async def list_models(request: Request, generation: GenerationDep) -> Response:
     return json_answer({"object": "list", "data": [_payload(model) for model in known.values()]})
 
 
-@router.get("/v1/models/{model_id:path}")
+@router.get("/v1/models/{model_id:path}", response_model=Model, responses=errors(NAMED))
 async def get_model(request: Request, model_id: str, generation: GenerationDep) -> Response:
     """One of them; its name may have slashes."""
     model = await generation.models.require(model_id)

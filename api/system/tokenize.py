@@ -6,36 +6,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
 from api.generation.models import ServedModel
 from api.generation.prompt import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
 from api.generation.service import GenerationDep
 from api.http.json_response import LongJsonAnswer
+from api.http.openapi import BODY, errors
 from api.http.time_slices import SlicesDep
-from api.jobs.request_reader import RequestReaderDep
-from api.system.protocol import DetokenizeRequest, TokenizeRequest
+from api.jobs.request_reader import JsonRoute
+from api.system.protocol import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute, tags=["Models"])
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", response_model=Tokens, responses=errors(BODY))
 async def tokenize(
-    request: Request, reader: RequestReaderDep, generation: GenerationDep, slices: SlicesDep
+    params: TokenizeRequest, generation: GenerationDep, slices: SlicesDep
 ) -> Response:
     """Returns the token ids of a text, or of a conversation rendered by the chat template."""
-    params = await reader.read(request, TokenizeRequest)
     model = await generation.models.only(params.model)
     return LongJsonAnswer(await generation.pool.run(_tokenized, model, params), slices)
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", response_model=Detokenized, responses=errors(BODY))
 async def detokenize(
-    request: Request, reader: RequestReaderDep, generation: GenerationDep, slices: SlicesDep
+    params: DetokenizeRequest, generation: GenerationDep, slices: SlicesDep
 ) -> Response:
     """Returns the text of token ids, special tokens included."""
-    params = await reader.read(request, DetokenizeRequest)
     model = await generation.models.only(params.model)
     text = await generation.pool.run(_detokenized, model, params.tokens)
     return LongJsonAnswer({"prompt": text}, slices)

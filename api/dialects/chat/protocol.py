@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from api.generation.protocol import CompletionFields, Objects
+from api.generation.protocol import (
+    CompletionFields,
+    Objects,
+    PromptLogprobs,
+    ResponseModel,
+    UsageObject,
+)
 
 # Tokens of reasoning.
 ThinkingBudget = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -36,3 +42,45 @@ class ChatRequest(CompletionFields):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+
+# The response.
+
+
+class FunctionCall(ResponseModel):
+    name: str
+    arguments: str
+
+
+class ChatToolCall(ResponseModel):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ChatMessage(ResponseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ChatToolCall] | None = None
+
+
+class ChatChoice(ResponseModel):
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(ResponseModel):
+    """A whole answer; streamed it is `chat.completion.chunk`s and `[DONE]`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageObject
+    prompt_logprobs: PromptLogprobs | None = None

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import part_in
 from api.dialects.chat.formatter import ChatFormatter
-from api.dialects.chat.protocol import ChatRequest
+from api.dialects.chat.protocol import ChatCompletion, ChatRequest
 from api.dialects.chat.request import chat_sampling
 from api.generation.chat_prompt import ChatAsk, plan_chat
 from api.generation.chunk_formatter import ResponseContext
@@ -18,29 +16,33 @@ from api.generation.priority import job_lane, served_tier
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
 from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
 from api.generation.sampling import Room
-from api.generation.service import GenerationService
+from api.generation.service import GenerationDep, GenerationService
 from api.generation.structured_output import structured_members
 from api.generation.timing import Timing
-from api.http.caller import Caller, caller_in
-from api.http.plain_route import PlainRoute
-from api.jobs.expected_job import expect_job
+from api.http.caller import Caller, CallerDep
+from api.http.openapi import IDEMPOTENT, JOB, streamed
+from api.jobs.expected_job import SUBMITS_JOB
 from api.jobs.new_job import Prepared, new_job, now_s
-from api.jobs.request_reader import RequestReader
-from api.jobs.service import JobService
+from api.jobs.request_reader import JsonRoute
+from api.jobs.service import JobsDep
 from api.jobs.stream_response import generation_response
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 
-@router.post("/v1/chat/completions")
-async def create_chat_completion(request: Request) -> Response:
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    responses=streamed(JOB),
+    openapi_extra=IDEMPOTENT,
+    dependencies=SUBMITS_JOB,
+)
+async def create_chat_completion(
+    chat: ChatRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+) -> Response:
     """The next message of a conversation, whole or as a stream of chunks."""
-    jobs = part_in(request.scope, JobService)
-    generation = part_in(request.scope, GenerationService)
-    chat = await part_in(request.scope, RequestReader).read(request, ChatRequest)
-    await expect_job(request.scope, jobs.relay)
-    prepared = await prepare_chat(generation, caller_in(request.scope), chat)
+    prepared = await prepare_chat(generation, caller, chat)
     return generation_response(
         jobs,
         (prepared.job,),

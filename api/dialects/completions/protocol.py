@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
-from api.generation.protocol import CompletionFields, Prompt
+from api.generation.protocol import (
+    CompletionFields,
+    Prompt,
+    PromptLogprobs,
+    ResponseModel,
+    UsageObject,
+)
 
 
 class CompletionRequest(CompletionFields):
@@ -16,3 +22,27 @@ class CompletionRequest(CompletionFields):
     best_of: int | None = None
     echo: bool = False
     logprobs: int | None = None
+
+
+# The response.
+
+
+class CompletionChoice(ResponseModel):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "content_filter"]
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(ResponseModel):
+    """A whole answer; streamed it is chunks of the same shape and `[DONE]`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageObject
+    job_ids: list[str] | None = None  # of several prompts, in their order

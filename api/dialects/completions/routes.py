@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import part_in
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
-from api.dialects.completions.protocol import CompletionRequest
+from api.dialects.completions.protocol import Completion, CompletionRequest
 from api.dialects.completions.request import check_choices, completion_sampling
 from api.errors import unsupported
 from api.generation.chunk_formatter import ResponseContext
@@ -25,20 +23,20 @@ from api.generation.response_size import (
     AnswerSize,
     prompt_logprobs_bytes,
 )
-from api.generation.service import GenerationService
+from api.generation.service import GenerationDep, GenerationService
 from api.generation.structured_output import checked_grammar, structured_members
 from api.generation.timing import Timing
-from api.http.caller import Caller, caller_in
-from api.http.plain_route import PlainRoute
-from api.jobs.expected_job import expect_job
+from api.http.caller import Caller, CallerDep
+from api.http.openapi import IDEMPOTENT, JOB, streamed
+from api.jobs.expected_job import SUBMITS_JOB
 from api.jobs.new_job import Prepared, new_job, now_s, sibling
-from api.jobs.request_reader import RequestReader
-from api.jobs.service import JobService
+from api.jobs.request_reader import JsonRoute
+from api.jobs.service import JobsDep
 from api.jobs.stream_response import generation_response
 from api.sse import json_bytes
 from shared.messages import Grammar, Job, SamplingParams
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,18 @@ class PreparedCompletion:
     scored: tuple[ScoredPrompt, ...] = ()  # the prompts, where their log probabilities are shown
 
 
-@router.post("/v1/completions")
-async def create_completion(request: Request) -> Response:
+@router.post(
+    "/v1/completions",
+    response_model=Completion,
+    responses=streamed(JOB),
+    openapi_extra=IDEMPOTENT,
+    dependencies=SUBMITS_JOB,
+)
+async def create_completion(
+    completion: CompletionRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+) -> Response:
     """What follows a prompt, or each of several, whole or as a stream of chunks."""
-    jobs = part_in(request.scope, JobService)
-    generation = part_in(request.scope, GenerationService)
-    completion = await part_in(request.scope, RequestReader).read(request, CompletionRequest)
-    await expect_job(request.scope, jobs.relay)
-    prepared = await prepare_completions(generation, caller_in(request.scope), completion)
+    prepared = await prepare_completions(generation, caller, completion)
     return generation_response(
         jobs,
         prepared.jobs,

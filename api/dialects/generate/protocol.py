@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from api.generation.protocol import JobParameters, Prompt, StreamParameters, Texts, TokenIds
+from typing import Literal
+
+from api.generation.protocol import (
+    JobParameters,
+    Prompt,
+    PromptLogprobs,
+    ResponseModel,
+    StreamParameters,
+    Texts,
+    TokenIds,
+    UsageObject,
+)
 
 
 class GenerateRequest(StreamParameters, JobParameters):
@@ -23,3 +34,22 @@ class GenerateRequest(StreamParameters, JobParameters):
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
     stream: bool = True
+
+
+# The response.
+
+
+class Generated(ResponseModel):
+    """A whole answer; streamed it is events with `text` and `token_ids`, the last with `done`."""
+
+    id: str
+    model: str
+    text: str
+    token_ids: list[int]
+    done: Literal[True]
+    full_text: str
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+    usage: UsageObject
+    ttft_ms: float | None
+    prompt_logprobs: PromptLogprobs | None = None

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import part_in
 from api.dialects.generate.formatter import GenerateFormatter
-from api.dialects.generate.protocol import GenerateRequest
+from api.dialects.generate.protocol import Generated, GenerateRequest
 from api.dialects.generate.request import generate_sampling
 from api.generation.prompt import prompt_token_ids
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
 from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
 from api.generation.sampling import Room
-from api.generation.service import GenerationService
+from api.generation.service import GenerationDep, GenerationService
 from api.generation.timing import Timing
-from api.http.caller import caller_in
-from api.http.plain_route import PlainRoute
-from api.jobs.expected_job import expect_job
+from api.http.caller import CallerDep
+from api.http.openapi import IDEMPOTENT, JOB, streamed
+from api.jobs.expected_job import SUBMITS_JOB
 from api.jobs.new_job import new_job
-from api.jobs.request_reader import RequestReader
-from api.jobs.service import JobService
+from api.jobs.request_reader import JsonRoute
+from api.jobs.service import JobsDep
 from api.jobs.stream_response import generation_response
 from shared.messages import SamplingParams
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter(route_class=JsonRoute, tags=["Native"])
 
 
-@router.post("/generate")
-async def generate(request: Request) -> Response:
+@router.post(
+    "/generate",
+    response_model=Generated,
+    responses=streamed(JOB),
+    openapi_extra=IDEMPOTENT,
+    dependencies=SUBMITS_JOB,
+)
+async def generate(
+    asked: GenerateRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+) -> Response:
     """What follows a prompt; `model` may be left out while one model is served."""
-    jobs = part_in(request.scope, JobService)
-    generation = part_in(request.scope, GenerationService)
-    asked = await part_in(request.scope, RequestReader).read(request, GenerateRequest)
-    await expect_job(request.scope, jobs.relay)
     model = await generation.models.only(asked.model)
     _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
     token_ids = await generation.pool.run(prompt_token_ids, model, asked.prompt)
     room = model.room(len(token_ids))
     room.check_prompt("prompt")
     job = new_job(
-        caller_in(request.scope),
+        caller,
         generation.job_defaults,
         model=model.card.name,
         kind=GenerateFormatter.kind,
@@ -55,7 +57,7 @@ async def generate(request: Request) -> Response:
     prompt, shown = scored_prompt(job), None
     if prompt is not None:
         shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
-    dialect = GenerateFormatter(caller_in(request.scope).request_id, model.card.name, timing, shown)
+    dialect = GenerateFormatter(caller.request_id, model.card.name, timing, shown)
     return generation_response(
         jobs,
         (job,),

@@ -7,14 +7,22 @@ value that does: `cache_control` (the prefix cache finds every repeated prefix b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from api.errors import unsupported
 from api.generation.models import ServedModel
-from api.generation.protocol import JobParameters, RequestModel, StreamParameters, Texts
+from api.generation.protocol import (
+    JobParameters,
+    RequestModel,
+    ResponseModel,
+    StreamParameters,
+    Texts,
+)
 from shared.messages import InvalidParameter
 
 MAX_USER_ID_CHARS = 512
@@ -202,6 +210,34 @@ class Metadata(RequestModel):
     user_id: Annotated[str, Field(max_length=MAX_USER_ID_CHARS)] | None = None
 
 
+# Why a parameter is refused, where "invalid value" would not explain enough.
+
+# What Anthropic's SDKs know: they send the whole conversation again, without the member.
+_THREAD, _NO_THREADS = "thread", "thread_unsupported_request"
+_MISSING = "missing_required_parameter"
+
+# the path of a parameter -> why this value of it is not served
+_REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"(messages\.\d+\.content|system)\.\d+(\.content\.\d+)?\.type"),
+        "blocks are text, in an assistant's message also thinking and tool_use, in a user's also "
+        "tool_result",
+    ),
+    (re.compile(r"tools\.\d+\.type"), "only custom tools are served: none runs at this server"),
+    (
+        re.compile(r"thinking\.type"),
+        "'adaptive' lets the model think as long as it likes, 'enabled' as long as its budget "
+        "lasts, 'disabled' asks the template for none",
+    ),
+    (re.compile(r"thinking\.display"), "what the model thinks is always shown"),
+    (re.compile(r"speed"), "there is one speed"),
+    (re.compile(r"service_tier"), "there is one tier"),
+    (re.compile(r"tools\.\d+\.defer_loading"), "every tool is shown to the model"),
+    (re.compile(r"tools\.\d+\.allowed_callers\.\d+"), "only the model itself calls tools"),
+    (re.compile(r"tools\.\d+\.input_examples"), "examples are not shown to the model"),
+)
+
+
 class CountTokensRequest(RequestModel):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
@@ -216,6 +252,18 @@ class CountTokensRequest(RequestModel):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
+
+    @classmethod
+    def explain(cls, error: InvalidParameter) -> InvalidParameter:
+        """Returns an error of parsing with the reason, where one is known."""
+        if error.param == _THREAD:
+            message = "No threads are kept here: send the whole conversation, without this member."
+            return InvalidParameter(_THREAD, message, _NO_THREADS)
+        if error.code != _MISSING:
+            for pattern, why in _REASONS:
+                if pattern.fullmatch(error.param):
+                    return unsupported(error.param, why)
+        return error
 
 
 class MessageRequest(CountTokensRequest, StreamParameters, JobParameters):
@@ -285,3 +333,56 @@ def _position(names: Sequence[str], name: str, param: str) -> int:
     if name not in names:
         raise InvalidParameter(param, "must be the id of a model")
     return names.index(name)
+
+
+# The responses.
+
+
+class MessagesErrorDetails(ResponseModel):
+    """The code that the other dialects have, and the member that is at fault."""
+
+    error_code: str | None = None
+    param: str | None = None
+
+
+class MessagesErrorObject(ResponseModel):
+    """What is wrong, and of which of Anthropic's kinds it is."""
+
+    type: str
+    message: str
+    details: MessagesErrorDetails | None = None
+
+
+class MessagesError(ResponseModel):
+    """The body of every error of the Messages dialect, and of an error event."""
+
+    type: Literal["error"]
+    error: MessagesErrorObject
+    request_id: str
+
+
+class MessagesUsage(ResponseModel):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    service_tier: Literal["standard"]
+
+
+class MessagesAnswer(ResponseModel):
+    """A whole answer; streamed it is Anthropic's events."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+    ]
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class InputTokens(ResponseModel):
+    input_tokens: int

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import part_in
+from api.dialects.messages.errors import error_status
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
-from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
+from api.dialects.messages.protocol import (
+    CountTokensRequest,
+    InputTokens,
+    MessageRequest,
+    MessagesAnswer,
+    MessagesError,
+)
 from api.dialects.messages.request import (
     chat_ask,
     check_thinking,
-    explaining,
     in_this_dialect,
     is_cut_by_context,
     message_sampling,
@@ -23,29 +27,32 @@ from api.generation.chat_prompt import ChatPlan, plan_chat
 from api.generation.models import ServedModel
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
-from api.generation.service import GenerationService
-from api.http.caller import Caller, caller_in
+from api.generation.service import GenerationDep, GenerationService
+from api.http.caller import Caller, CallerDep
 from api.http.json_response import json_answer
-from api.http.plain_route import PlainRoute
-from api.jobs.expected_job import expect_job
+from api.http.openapi import BODY, IDEMPOTENT, JOB, errors, streamed
+from api.jobs.expected_job import SUBMITS_JOB
 from api.jobs.new_job import Prepared, new_job
-from api.jobs.request_reader import RequestReader
-from api.jobs.service import JobService
+from api.jobs.request_reader import JsonRoute
+from api.jobs.service import JobsDep
 from api.jobs.stream_response import generation_response
 from shared.messages import SamplingParams
 
-router = APIRouter(route_class=PlainRoute)
+router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 
 
-@router.post("/v1/messages")
-async def create_message(request: Request) -> Response:
+@router.post(
+    "/v1/messages",
+    response_model=MessagesAnswer,
+    responses=streamed(map(error_status, JOB), MessagesError),
+    openapi_extra=IDEMPOTENT,
+    dependencies=SUBMITS_JOB,
+)
+async def create_message(
+    asked: MessageRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+) -> Response:
     """The assistant's next message, whole or as a stream of events."""
-    jobs = part_in(request.scope, JobService)
-    generation = part_in(request.scope, GenerationService)
-    with explaining():
-        asked = await part_in(request.scope, RequestReader).read(request, MessageRequest)
-    await expect_job(request.scope, jobs.relay)
-    prepared = await prepare_message(generation, caller_in(request.scope), asked)
+    prepared = await prepare_message(generation, caller, asked)
     return generation_response(
         jobs,
         (prepared.job,),
@@ -56,12 +63,13 @@ async def create_message(request: Request) -> Response:
     )
 
 
-@router.post("/v1/messages/count_tokens")
-async def count_tokens(request: Request) -> Response:
+@router.post(
+    "/v1/messages/count_tokens",
+    response_model=InputTokens,
+    responses=errors(map(error_status, BODY), MessagesError),
+)
+async def count_tokens(asked: CountTokensRequest, generation: GenerationDep) -> Response:
     """How many tokens the prompt of such a message would have; nothing is queued."""
-    generation = part_in(request.scope, GenerationService)
-    with explaining():
-        asked = await part_in(request.scope, RequestReader).read(request, CountTokensRequest)
     model = await generation.models.require(asked.model)
     plan = await generation.pool.run(_planned, model, asked, "", False)
     return json_answer({"input_tokens": len(plan.token_ids)})

@@ -6,7 +6,7 @@ changes nothing is taken out before (`api.generation.unused_parameters`).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,9 @@ from api.generation.protocol import (
     JobParameters,
     Labels,
     Objects,
+    ReasoningTokens,
     RequestModel,
+    ResponseModel,
     SamplingFields,
     Texts,
     TierFields,
@@ -130,3 +132,63 @@ def _check_metadata(metadata: dict[str, str]) -> None:
                 f"keys have at most {MAX_METADATA_KEY_CHARS} characters, values at most "
                 f"{MAX_METADATA_VALUE_CHARS}",
             )
+
+
+# The responses.
+
+
+class InputTokensDetails(ResponseModel):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ResponseUsage(ResponseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class ResponseObject(ResponseModel):
+    """A response; streamed it is OpenAI's events, each with its `sequence_number`."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    completed_at: int | None = None
+
+
+class ResponseDeleted(ResponseModel):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ItemList(ResponseModel):
+    """A page of input items; newest first unless asked otherwise."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -10,7 +10,6 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dependencies import part_in
 from api.dialects.responses.formatter import ResponseFormatter
 from api.dialects.responses.items import (
     DEFAULT_LIMIT,
@@ -20,7 +19,15 @@ from api.dialects.responses.items import (
     input_items,
     items_of_page,
 )
-from api.dialects.responses.protocol import ResponseRequest, check_includes, check_request
+from api.dialects.responses.protocol import (
+    LOGPROBS,
+    ItemList,
+    ResponseDeleted,
+    ResponseObject,
+    ResponseRequest,
+    check_includes,
+    check_request,
+)
 from api.dialects.responses.record import encode_facts, facts_of
 from api.dialects.responses.request import (
     chat_ask,
@@ -43,33 +50,54 @@ from api.generation.models import ServedModel
 from api.generation.priority import job_lane
 from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room
-from api.generation.service import GenerationService
+from api.generation.service import GenerationDep, GenerationService
 from api.generation.timing import Timing
-from api.http.caller import Caller, CallerDep, caller_in
+from api.http.caller import Caller, CallerDep
 from api.http.json_response import LongJsonAnswer, json_answer
+from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, limit, parameters, query, streamed
 from api.http.pagination import page_answer, page_of
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.new_job import new_job, now_s
-from api.jobs.request_reader import RequestReader
+from api.jobs.request_reader import JsonRoute
 from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobsDep, JobService
 from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 MAX_SEQUENCE_NUMBER = 2**53
 INCLUDES = ("include", "include[]")  # the SDK's way to write a list, and others'
+_INCLUDE = query("include", {"type": "string", "enum": [LOGPROBS]})
+_EVENTS_OF_RESPONSE = parameters(
+    query("stream", {"type": "boolean", "default": False}),
+    query(
+        "starting_after",
+        {"type": "integer", "minimum": 0, "maximum": MAX_SEQUENCE_NUMBER - 1},
+        "Only with `stream`: the number of the last event that was read.",
+    ),
+    _INCLUDE,
+    query("include_obfuscation", {"type": "boolean", "enum": [False]}),
+)
 
 
-@router.post("/v1/responses")
-async def create_response(request: Request) -> Response:
+@router.post(
+    "/v1/responses",
+    response_model=ResponseObject,
+    responses=streamed(JOB),
+    openapi_extra=IDEMPOTENT,
+)
+async def create_response(
+    request: Request,
+    asked: ResponseRequest,
+    caller: CallerDep,
+    jobs: JobsDep,
+    generation: GenerationDep,
+    responses: ResponsesDep,
+) -> Response:
     """The next turn of a conversation: whole, as a stream of events, or in the background."""
-    jobs, responses = part_in(request.scope, JobService), part_in(request.scope, ResponseStore)
-    generation = part_in(request.scope, GenerationService)
-    asked = await part_in(request.scope, RequestReader).read(request, ResponseRequest)
-    job, dialect = await prepare_response(generation, responses, caller_in(request.scope), asked)
+    job, dialect = await prepare_response(generation, responses, caller, asked)
     if asked.background and not asked.stream:
         return await _begin(request, jobs, job, dialect)
     return generation_response(jobs, (job,), dialect, Timing(), streamed=asked.stream)
@@ -106,7 +134,12 @@ async def prepare_response(
     return job, ResponseFormatter(facts, job.job_id, model.text.tokenizer)
 
 
-@router.get("/v1/responses/{name}")
+@router.get(
+    "/v1/responses/{name}",
+    response_model=ResponseObject,
+    responses=streamed(NAMED),
+    openapi_extra=_EVENTS_OF_RESPONSE,
+)
 async def get_response(
     request: Request, name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
 ) -> Response:
@@ -132,7 +165,7 @@ async def get_response(
     return StreamResponse(jobs, AttachedJob(jobs, stored.record), body)
 
 
-@router.post("/v1/responses/{name}/cancel")
+@router.post("/v1/responses/{name}/cancel", response_model=ResponseObject, responses=errors(NAMED))
 async def cancel_response(
     name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
 ) -> Response:
@@ -150,7 +183,7 @@ async def cancel_response(
     return LongJsonAnswer(told.payload, jobs.slices)
 
 
-@router.delete("/v1/responses/{name}")
+@router.delete("/v1/responses/{name}", response_model=ResponseDeleted, responses=errors(NAMED))
 async def delete_response(
     name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
 ) -> Response:
@@ -162,7 +195,17 @@ async def delete_response(
     return json_answer({"id": name, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{name}/input_items")
+@router.get(
+    "/v1/responses/{name}/input_items",
+    response_model=ItemList,
+    responses=errors(NAMED),
+    openapi_extra=parameters(
+        limit(DEFAULT_LIMIT, MAX_LIMIT),
+        query("order", {"type": "string", "enum": list(ORDERS)}),
+        query("after", {"type": "string"}, "The id of the last item read."),
+        _INCLUDE,
+    ),
+)
 async def list_input_items(
     request: Request, name: str, caller: CallerDep, responses: ResponsesDep
 ) -> Response:

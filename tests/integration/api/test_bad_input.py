@@ -12,16 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.openapi.operation import JSON
-from api.openapi.operations import OPERATIONS
 from tests.integration.api.stage import MODEL, Stage
+from tests.support.api_document import json_routes
 from tests.support.table import table
 
-ROUTES = [
-    route.split()[1]
-    for route, row in OPERATIONS.items()
-    if row.body is not None and row.body_media == JSON
-]
+ROUTES = json_routes()
 MEMBERS = [
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p",
     "top_k", "min_p", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs", "seed",

@@ -19,20 +19,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import api.http.protocol
-from api.openapi.operation import JSON
-from api.openapi.operations import OPERATIONS
 from tests.integration.api.stage import Script, Stage, staged, wait_until
+from tests.support.api_document import json_routes
 from tests.support.redis_server import new_namespace
 from tests.support.table import table
 
 MAX_BODY_BYTES = 65_536
 TIMEOUT_S = 30
 PATIENCE_S = 30.0
-JSON_ROUTES = [
-    route.split()[1]
-    for route, row in OPERATIONS.items()
-    if row.body is not None and row.body_media == JSON
-]
+JSON_ROUTES = json_routes()
 GENERATE = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
 FUZZED = settings(
     max_examples=60,

@@ -22,7 +22,6 @@ from api.dialects.messages.formatter import (
 from api.dialects.messages.protocol import MessageRequest, model_page
 from api.dialects.messages.request import (
     chat_ask,
-    explaining,
     in_this_dialect,
     is_cut_by_context,
     message_sampling,
@@ -43,8 +42,7 @@ TOOL = {"name": "depth", "input_schema": {"type": "object"}}
 
 def parsed(**members: Any) -> MessageRequest:
     base = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
-    with explaining():
-        return parse_request({**base, **members}, MessageRequest)
+    return parse_request({**base, **members}, MessageRequest)
 
 
 class ScriptedParser:

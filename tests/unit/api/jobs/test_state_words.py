@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from api.jobs.protocol import job_payload, parse_status
-from api.openapi.answers import JobAnswer
-from api.openapi.operations import OPERATIONS
+from api.jobs.protocol import JobAnswer, job_payload, parse_status
 from shared.messages import TERMINAL_STATES, InvalidParameter, JobState
+from tests.support.api_document import operations
 from tests.support.launched import REPOSITORY
 from tests.unit.api.jobs.relay_fakes import record_of
 
@@ -37,8 +35,9 @@ def test_the_word_of_earlier_releases_still_finds_its_jobs() -> None:
 
 
 def test_the_document_has_these_words() -> None:
-    asked: Any = next(p for p in OPERATIONS["GET /v1/jobs"].parameters if p.name == "state")
-    assert set(asked.schema["enum"]) == STATES
+    parameters = dict(operations())["GET /v1/jobs"]["parameters"]
+    state = next(one for one in parameters if one["name"] == "state")
+    assert set(state["schema"]["enum"]) == STATES
     assert JobAnswer.__annotations__["status"] == "JobState"
 
 

@@ -1,0 +1,148 @@
+"""The OpenAPI document: what FastAPI does not derive from the declarations of the routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.sse import json_bytes
+
+VERSION = "1"
+
+# Statuses by what a route does. Some come from before any route: a head that is too large or not
+# HTTP (400, 431), an origin or a host that is not allowed (403, 421), a body over the limit (413),
+# a key that is missing (401, 403) or used too often (429).
+FREE = frozenset({400, 403, 413, 421, 431, 500})  # needs no key
+KEYED = FREE | {401}
+ANY = KEYED | {429}
+STORE = ANY | {503}  # reads the store
+NAMED = STORE | {404}  # something with a name
+BODY = NAMED | {408, 415}  # reads a body, which names a model
+JOB = BODY | {409, 502, 504}  # submits a job and waits for its end
+
+Described = dict[int | str, dict[str, Any]]  # the `responses` of a route
+
+_PHRASES = {529: "Overloaded"}
+_EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # OpenAPI 3.1 describes no events
+_VALIDATION = ("HTTPValidationError", "ValidationError")  # FastAPI's, which are never sent
+
+
+class ErrorObject(BaseModel):
+    """What is wrong, its type, the parameter at fault, and a code to branch on."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """The body of every error response, and of an error event."""
+
+    error: ErrorObject
+
+
+def errors(statuses: Iterable[int], model: type[BaseModel] = Error) -> Described:
+    """Returns the error responses of a route."""
+    return {
+        status: {"model": model, "description": _PHRASES.get(status) or HTTPStatus(status).phrase}
+        for status in sorted(statuses)
+    }
+
+
+def statuses(numbers: Iterable[int]) -> Described:
+    """Returns the error responses of a HEAD, which have no body."""
+    return {status: {"description": HTTPStatus(status).phrase} for status in sorted(numbers)}
+
+
+def streamed(statuses: Iterable[int], model: type[BaseModel] = Error) -> Described:
+    """Returns the responses of a route that can stream events, and its errors."""
+    return {200: _EVENTS, **errors(statuses, model)}
+
+
+def parameters(*described: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `openapi_extra` of a route that reads these parameters itself."""
+    return {"parameters": list(described)}
+
+
+def query(name: str, schema: Mapping[str, Any], why: str = "") -> dict[str, Any]:
+    """Describes a parameter of the query string."""
+    about = {"description": why} if why else {}
+    return {"name": name, "in": "query", "schema": dict(schema), **about}
+
+
+def header(name: str, schema: Mapping[str, Any], why: str) -> dict[str, Any]:
+    """Describes a header."""
+    return {"name": name, "in": "header", "schema": dict(schema), "description": why}
+
+
+def limit(default: int, most: int) -> dict[str, Any]:
+    """Describes the length of a page."""
+    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
+    return query("limit", schema)
+
+
+PAGE_AFTER = query("after", {"type": "string"}, "The id of the last one that was read.")
+IDEMPOTENT = parameters(
+    header(
+        "idempotency-key",
+        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+        "The same request under the same key is the same job, running or finished.",
+    )
+)
+
+
+def openapi_router() -> APIRouter:
+    """Returns the route of the document, which is made at its first request."""
+    router = APIRouter(tags=["Service"])
+
+    @router.get("/openapi.json", responses=errors(FREE), response_model=dict[str, Any])
+    async def openapi(request: Request) -> Response:
+        """The OpenAPI document of all routes."""
+        document = await asyncio.to_thread(request.app.openapi)
+        return Response(json_bytes(document), media_type="application/json")
+
+    return router
+
+
+def customize_openapi(app: FastAPI) -> None:
+    """Replaces `app.openapi` by one that knows of keys and of our own validation errors."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _customized(
+                get_openapi(
+                    title="Penstock",
+                    version=VERSION,
+                    description="Large language models served from a durable queue.",
+                    routes=app.routes,
+                    separate_input_output_schemas=False,
+                )
+            )
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _customized(document: dict[str, Any]) -> dict[str, Any]:
+    for item in document["paths"].values():
+        for operation in item.values():
+            operation["responses"].pop("422", None)
+            if "401" in operation["responses"]:  # without keys configured none is needed
+                operation["security"] = [{}, {"bearer": []}, {"x-api-key": []}]
+    components = document["components"]
+    for name in _VALIDATION:
+        components["schemas"].pop(name, None)
+    components["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    return document
