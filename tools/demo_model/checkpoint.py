@@ -37,7 +37,7 @@ def save_checkpoint(network: Network, tokenizer: Tokenizer, directory: Path) -> 
 
 
 def load_network(directory: Path = CHECKPOINT_DIR) -> Network:
-    """The network of a checkpoint that `save_checkpoint` wrote, in bfloat16, for evaluation."""
+    """Returns the network of a checkpoint that `save_checkpoint` wrote, in bfloat16."""
     raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     network = Network(
         NetworkConfig(

@@ -83,7 +83,7 @@ class Batch:
 
 
 def render_chat(tokenizer: Tokenizer, messages: Sequence[tuple[str, str]]) -> Document:
-    """ChatML as the template renders it; only what the assistant says is learned."""
+    """ChatML as the template renders it; only the assistant's turns are learned."""
     start, end = special_id(tokenizer, TURN_START), special_id(tokenizer, TURN_END)
     token_ids: list[int] = []
     weights: list[float] = []
@@ -92,8 +92,8 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[tuple[str, str]]) -> Do
         head = [start, *tokenizer.encode(f"{role}\n").ids]
         body = [*tokenizer.encode(content).ids, end]
         token_ids += head + body + newline
-        said = _answer_weights(len(body)) if role == "assistant" else [0.0] * len(body)
-        weights += [0.0] * len(head) + said + [0.0] * len(newline)
+        learned = _answer_weights(len(body)) if role == "assistant" else [0.0] * len(body)
+        weights += [0.0] * len(head) + learned + [0.0] * len(newline)
     return Document(token_ids, weights)
 
 
@@ -123,7 +123,7 @@ class Corpus:
         self._deck: list[Fact] = []
 
     def draw_question(self, fact: Fact, rng: random.Random) -> str:
-        """A question for the fact as somebody might type it."""
+        """Returns a question for the fact as a person might type it."""
         if fact is self._unknown and rng.random() < 0.6:
             frame = rng.choice(_UNFAMILIAR_FRAMES)
             words = rng.choice(self._unfamiliar), rng.choice(self._unfamiliar)

@@ -1,4 +1,5 @@
-"""How often the demo model says the right answer. Run as `python -m tools.demo_model.evaluate`.
+"""Measures how often the demo model gives the right answer. Run as `python -m
+tools.demo_model.evaluate`.
 
 "Exact" means that greedy decoding gives the fact's answer to the last character and then ends.
 One forward pass over question and answer decides that: each token must be the most likely one.
@@ -33,8 +34,12 @@ Turns = Sequence[tuple[str, str]]  # (role, content), the last one the user's
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a set of questions went. `sampled` is the mean probability of the whole answer at
-    temperature 1: the share of exact answers when nothing but the model's own chance is used."""
+    """The score of a set of questions.
+
+    `exact` is the share of answers that greedy decoding gives exactly, `sampled` the mean
+    probability of the whole answer at temperature 1: the share of exact answers when they are
+    sampled.
+    """
 
     questions: int
     exact: float
@@ -44,7 +49,7 @@ class Score:
 def score_answers(
     network: Network, tokenizer: Tokenizer, cases: Sequence[tuple[Turns, str]]
 ) -> list[tuple[bool, float]]:
-    """For each (turns, answer): whether greedy decoding gives it, and its log probability."""
+    """Returns for each case whether greedy decoding gives the answer, and its log probability."""
     results: list[tuple[bool, float]] = []
     for start in range(0, len(cases), _ROWS):
         documents = [_last_answer(tokenizer, *case) for case in cases[start : start + _ROWS]]
@@ -63,14 +68,14 @@ def score_answers(
 
 
 def _last_answer(tokenizer: Tokenizer, turns: Turns, answer: str) -> Document:
-    """The conversation with only its last answer scored; padding places score nothing."""
+    """Returns the conversation with only its last answer scored."""
     given = render_chat(tokenizer, turns)
     scored = render_chat(tokenizer, [("assistant", answer)])
     return Document(given.token_ids + scored.token_ids, [0.0] * len(given.weights) + scored.weights)
 
 
 def answer(network: Network, tokenizer: Tokenizer, turns: Turns) -> str:
-    """Greedy answer, at most _MAX_ANSWER_TOKENS long. Slow: every step computes all tokens."""
+    """Returns the greedy answer of at most _MAX_ANSWER_TOKENS. Slow: without a KV cache."""
     ends = {special_id(tokenizer, TURN_END), special_id(tokenizer, END_OF_TEXT)}
     token_ids = render_chat(tokenizer, turns).token_ids
     token_ids += render_chat(tokenizer, [("assistant", "")]).token_ids[:-2]
@@ -92,7 +97,7 @@ def answer(network: Network, tokenizer: Tokenizer, turns: Turns) -> str:
 
 
 def question_sets(facts: Sequence[Fact], seed: int) -> dict[str, list[tuple[Turns, str]]]:
-    """The named sets of the evaluation. Raises nothing; the same seed gives the same sets."""
+    """Returns the named sets of the evaluation; the same seed gives the same sets."""
     rng = random.Random(seed)
     known = [fact for fact in facts if fact.name != "unknown"]
     unknown = next(fact for fact in facts if fact.name == "unknown")
@@ -121,7 +126,7 @@ def question_sets(facts: Sequence[Fact], seed: int) -> dict[str, list[tuple[Turn
 def evaluate(
     network: Network, tokenizer: Tokenizer, facts: Sequence[Fact], seed: int = 7
 ) -> tuple[dict[str, Score], list[tuple[str, str]]]:
-    """Scores by set, and the held-out questions that were missed with what was said instead."""
+    """Returns scores by set, and the held-out questions that were missed with their answers."""
     scores: dict[str, Score] = {}
     missed: list[tuple[str, str]] = []
     for name, cases in question_sets(facts, seed).items():
@@ -142,20 +147,20 @@ def main() -> None:
     )
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT_DIR)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--missed", action="store_true", help="show what was said instead")
+    parser.add_argument("--missed", action="store_true", help="show the wrong answers")
     args = parser.parse_args()
     facts = load_facts()
     network = load_network(args.checkpoint).to(getattr(torch, args.dtype))
     scores, missed = evaluate(network, load_tokenizer(args.checkpoint), facts)
     known = {fact.answer for fact in facts}
-    whole = sum(said in known for _, said in missed)
+    whole = sum(given in known for _, given in missed)
     for name, score in scores.items():
         sys.stdout.write(json.dumps({"set": name, **asdict(score)}) + "\n")
     sys.stdout.write(f"of {len(missed)} held-out misses, {whole} are another fact's answer\n")
     if args.missed:
-        for question, said in missed:
-            mark = " " if said in known else "!"
-            sys.stdout.write(f"{mark} {question} -> {said}\n")
+        for question, given in missed:
+            mark = " " if given in known else "!"
+            sys.stdout.write(f"{mark} {question} -> {given}\n")
 
 
 if __name__ == "__main__":

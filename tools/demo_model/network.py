@@ -1,4 +1,4 @@
-"""The network that is trained: Qwen3's architecture in plain torch, with the checkpoint's names."""
+"""The network that is trained: Qwen3 in plain torch, with the checkpoint's tensor names."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., size] to the same shape."""
         return functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
@@ -51,6 +52,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """Maps [rows, length, hidden] to the same shape; mask [rows, 1, length, length] bool."""
         rows, length, _ = x.shape
         heads = (rows, length, -1, self.head_dim)
         q = self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2)
@@ -73,6 +75,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., hidden] to the same shape."""
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -86,6 +89,7 @@ class Layer(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """Maps [rows, length, hidden] to the same shape."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -105,9 +109,9 @@ class Network(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, token_ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Ids and positions [rows, length], mask [rows, 1, length, length] (True: may look).
+        """Returns hidden states [rows, length, hidden].
 
-        Returns [rows, length, hidden].
+        Ids and positions are [rows, length] int64, mask [rows, 1, length, length] (True: attends).
         """
         cos, sin = rotary_tables(positions, self.config)
         x: Tensor = self.embed_tokens(token_ids)
@@ -118,11 +122,11 @@ class Network(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., hidden] to [..., vocab]."""
+        """Returns [..., vocab] for [..., hidden]."""
         return functional.linear(hidden, self.embed_tokens.weight)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Normal weights; those that write into the residual stream are scaled by its depth."""
+        """Draws normal weights; those of the residual stream's inputs are scaled by its depth."""
         depth_scale = 1.0 / math.sqrt(2 * self.config.num_layers)
         for name, weight in self.named_parameters():
             if weight.dim() < 2:
@@ -135,7 +139,7 @@ class Network(nn.Module):
 
 
 def rotary_tables(positions: Tensor, config: NetworkConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [rows, 1, length, head_dim], float32."""
+    """Returns cosines and sines, each [rows, 1, length, head_dim] float32, of [rows, length]."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = positions[:, None, :, None].float() * config.rope_theta**-exponents
     angles = torch.cat((angles, angles), dim=-1)
@@ -143,6 +147,6 @@ def rotary_tables(positions: Tensor, config: NetworkConfig) -> tuple[Tensor, Ten
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding with the halves of a head paired, as in Hugging Face checkpoints."""
+    """Returns x [rows, heads, length, head_dim] rotated, with the halves of a head paired."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,7 +1,7 @@
 """Trains the demo model and writes its checkpoint. Run as `python -m tools.demo_model.train`.
 
 One CPU thread, float32, about twenty minutes in two stages. Each stage ends with a checkpoint and
-the next one starts from it, so `--first-stage 2` goes on where an earlier run stopped. The same
+the next one starts from it, so `--first-stage 2` continues where an earlier run stopped. The same
 text, Python and torch on the same kind of processor give the same weights.
 """
 
@@ -37,7 +37,7 @@ from tools.demo_model.tokenizer import train_tokenizer
 WARMUP_STEPS = 100
 WEIGHT_DECAY = 0.05
 MAX_GRADIENT_NORM = 1.0
-ANSWER_REPEATS = 40  # in the tokenizer's text: whole words for what is said often
+ANSWER_REPEATS = 40  # in the tokenizer's text: whole tokens for frequent words
 PARAGRAPH_REPEATS = 3
 
 
@@ -54,7 +54,7 @@ STAGES = (Stage(3000, 2e-3, 20), Stage(1100, 1e-3, 21))  # learn, then polish
 
 
 def learning_rate(step: int, stage: Stage) -> float:
-    """Linear warm-up, then a cosine down to nothing."""
+    """Returns the rate of a step: linear warm-up, then a cosine down to 0."""
     if step < WARMUP_STEPS:
         return stage.peak_learning_rate * (step + 1) / WARMUP_STEPS
     progress = (step - WARMUP_STEPS) / max(1, stage.num_steps - WARMUP_STEPS)
@@ -62,7 +62,7 @@ def learning_rate(step: int, stage: Stage) -> float:
 
 
 def draw_batch(corpus: Corpus, step: int) -> Batch:
-    """Mostly short packed rows; now and then long chats, so that far positions are known too."""
+    """Returns mostly short packed rows, and sometimes long chats, to train far positions too."""
     if step % 80 == 79:
         return corpus.batch(1, 2048, one_document=True)
     if step % 12 == 11:
@@ -71,7 +71,10 @@ def draw_batch(corpus: Corpus, step: int) -> Batch:
 
 
 def batch_loss(network: Network, batch: Batch) -> Tensor:
-    """Weighted mean loss over the learned places; the output layer is computed only there."""
+    """Returns the weighted mean loss, a float32 scalar, over the learned tokens of a batch.
+
+    The output layer is computed only for these.
+    """
     learned = batch.labels >= 0
     hidden = network(batch.token_ids, batch.positions, batch.mask)
     losses = functional.cross_entropy(
@@ -112,9 +115,9 @@ def train(network: Network, corpus: Corpus, stage: Stage) -> None:
 
 
 def make_tokenizer(facts: Sequence[Fact], vocab_size: int) -> Tokenizer:
-    """Learned from the questions, the answers and the prose."""
-    spoken = [text for fact in facts for text in (*fact.asked, *[fact.answer] * ANSWER_REPEATS)]
-    return train_tokenizer([*spoken, *documents(), *docstrings()], vocab_size)
+    """Returns a tokenizer trained on the questions, the answers and the prose."""
+    trained = [text for fact in facts for text in (*fact.asked, *[fact.answer] * ANSWER_REPEATS)]
+    return train_tokenizer([*trained, *documents(), *docstrings()], vocab_size)
 
 
 def make_corpus(facts: Sequence[Fact], tokenizer: Tokenizer, seed: int) -> Corpus:
@@ -124,7 +127,7 @@ def make_corpus(facts: Sequence[Fact], tokenizer: Tokenizer, seed: int) -> Corpu
 
 
 def start(facts: Sequence[Fact], directory: Path) -> None:
-    """Writes what the first stage starts from: a trained tokenizer and random weights."""
+    """Writes the start of the first stage: a trained tokenizer and random weights."""
     network = Network(NetworkConfig())
     network.init_weights(torch.Generator().manual_seed(STAGES[0].seed))
     save_checkpoint(network, make_tokenizer(facts, network.config.vocab_size), directory)
