@@ -19,13 +19,12 @@ class ApiSettings(SharedSettings):
 
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. Any but a loopback address asks for keys, or for "
+        description="Address to listen on. Any other than a loopback address requires keys, or "
         "ALLOW_WITHOUT_KEYS.",
     )
     published_host: str = Field(
         default="",
-        description="Where the port can be reached from outside of a container, if not at HOST: "
-        "the address that it is published on.",
+        description="Address at which the port is published outside of a container, if not HOST.",
     )
     port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes any free one.")
 
@@ -33,10 +32,10 @@ class ApiSettings(SharedSettings):
         default=4 * 2**20,
         ge=1024,
         le=256 * 2**20,
-        description="Bytes of a request body; more is answered 413.",
+        description="Bytes of a request body; more is a 413.",
     )
     body_timeout_s: float = Field(
-        default=60.0, gt=0, le=3600, description="Seconds that a request body may take to arrive."
+        default=60.0, gt=0, le=3600, description="Seconds in which a request body must arrive."
     )
     refuse_unused_members: bool = Field(
         default=False,
@@ -47,14 +46,15 @@ class ApiSettings(SharedSettings):
         default=4096,
         ge=1,
         le=1_000_000,
-        description="Answers being generated or tailed at once by this frontend; more are 503.",
+        description="Responses generated or streamed at once by this frontend; more are 503.",
     )
     max_answer_bytes: int = Field(
         default=64 * 2**20,
         ge=1024,
         le=2**40,
-        description="Bytes of one whole answer, estimated from its request's choices, max_tokens "
-        "and log probabilities; more is answered 400. A frontend holds them until they are sent.",
+        description="Bytes of one whole response, estimated from choices, max_tokens and log "
+        "probabilities of its request; more is a 400. A frontend holds them until "
+        "they are sent.",
     )
     max_queued_jobs: int = Field(
         default=1000, ge=1, le=10_000_000, description="Jobs waiting in the queue; more are 503."
@@ -77,8 +77,8 @@ class ApiSettings(SharedSettings):
         default=None,
         ge=1,
         le=10_000_000,
-        description="Jobs of one tenant waiting in the queue; more are 429. A key's line may say "
-        "otherwise of its tenant, here and in the next four.",
+        description="Jobs of one tenant waiting in the queue; more are 429. The options of a "
+        "key override this setting and the next four for its tenant.",
     )
     max_queued_tokens_per_tenant: int | None = Field(
         default=None,
@@ -111,26 +111,27 @@ class ApiSettings(SharedSettings):
         default=0.0,
         ge=0,
         le=86_400,
-        description="Seconds that a job may wait until a worker begins it, where its request does "
-        "not say; 0: as long as REQUEST_TIMEOUT_S. Not of jobs that go on without a reader.",
+        description="Seconds that a job may wait until a worker starts it, if its request does "
+        "not set `queue_timeout`; 0: as long as REQUEST_TIMEOUT_S. Not for jobs "
+        "that continue without a reader.",
     )
     model_retention_s: float = Field(
         default=600.0,
         ge=0,
         le=86_000,
-        description="Seconds after the last worker of a model went in which requests for it are "
-        "still accepted: they wait in the queue until a worker comes.",
+        description="Seconds after the last worker of a model is gone in which requests for it "
+        "are still accepted: they wait in the queue for a worker.",
     )
     keep_models: str = Field(
         default="",
         max_length=8192,
         description="Models, separated by commas, whose requests are accepted for ever once a "
-        "worker has announced them, however long none serves them: to start workers from zero.",
+        "worker has announced them: to scale workers from zero.",
     )
     accept_durability: Durability = Field(
         default=Durability.NONE,
-        description="What is waited for before a request is accepted, where it does not say: none, "
-        "fsync (Redis' append-only file is on its disk; Redis 7.2 or newer), replicas "
+        description="What acceptance of a request waits for by default: none, fsync (the job is"
+        " in Redis' append-only file on disk; Redis 7.2 or newer), replicas "
         "(ACCEPT_REPLICAS of them have it).",
     )
     accept_replicas: int = Field(
@@ -140,7 +141,7 @@ class ApiSettings(SharedSettings):
         default=5.0,
         ge=0.1,
         le=MAX_ACCEPT_WAIT_S,
-        description="Seconds that it is waited for; then the request is answered 503.",
+        description="Seconds that acceptance waits for this; then the request is a 503.",
     )
     response_ttl_s: float = Field(
         default=3600.0,
@@ -166,13 +167,13 @@ class ApiSettings(SharedSettings):
         default=30.0,
         ge=0.1,
         le=3600,
-        description="Seconds that an open stream waits for a Redis that went away.",
+        description="Seconds that an open stream waits for an unreachable Redis.",
     )
     shutdown_timeout_s: float = Field(
         default=25.0,
         ge=0,
         le=3600,
-        description="Seconds that open streams may go on after SIGTERM before they are cut.",
+        description="Seconds that open streams may continue after SIGTERM before they are cut.",
     )
     text_threads: int = Field(
         default=2,
@@ -185,21 +186,22 @@ class ApiSettings(SharedSettings):
         default=64 * 2**20,
         ge=4096,
         le=2**40,
-        description="Bytes of the requests that wait for such a thread, at least 4096 each; more "
-        "are answered 503, and so is one that waits for longer than 30 seconds.",
+        description="Bytes of the requests that wait for such a thread, at least 4096 each; "
+        "more are 503, and so is a request that waits for longer than 30 seconds.",
     )
     frontend_lease_ms: int = Field(
         default=10_000,
         ge=2000,
         le=600_000,
-        description="Milliseconds without a beat until this frontend's readers count as gone; 20 s "
-        "more where its connections are still there.",
+        description="Milliseconds without a heartbeat after which this frontend's readers count"
+        " as disconnected; 20 s more while its connections are open.",
     )
     health_interval_s: float = Field(
         default=0.5,
         ge=0.05,
         le=10,
-        description="Seconds between looks at workers, queue and models; /health shows the last.",
+        description="Seconds between checks of workers, queue and models; /health shows the "
+        "last one.",
     )
     cors_origins: str = Field(
         default="",
@@ -226,7 +228,7 @@ class ApiSettings(SharedSettings):
         default=512 * 2**20,
         ge=1024,
         le=2**40,
-        description="Bytes of one uploaded file; more is answered 413.",
+        description="Bytes of one uploaded file; more is a 413.",
     )
     max_files: int = Field(
         default=10_000,
@@ -253,8 +255,8 @@ class ApiSettings(SharedSettings):
         default=30 * 86_400,
         ge=60,
         le=90 * 86_400,
-        description="Seconds that a file is kept, where it does not say itself, and the record of "
-        "a batch after its end.",
+        description="Seconds that a file is kept, if its upload sets no expiry, and the record "
+        "of a batch after its end.",
     )
     max_open_batches: int = Field(
         default=1000,
@@ -278,7 +280,7 @@ class ApiSettings(SharedSettings):
         default=16,
         ge=0,
         le=256,
-        description="Batches that this frontend runs at once; 0: it leaves them to others.",
+        description="Batches that this frontend runs at once; 0: none.",
     )
     batch_rows_in_flight: int = Field(
         default=256,
@@ -291,8 +293,8 @@ class ApiSettings(SharedSettings):
         default="",
         max_length=4 * 2**20,
         repr=False,
-        description="Lines of `python -m api.keys`, separated by line breaks or semicolons: the "
-        "keys that requests must have. Without any, and without API_KEYS_FILE, none is asked for.",
+        description="Lines of `python -m api.keys`, separated by line breaks or semicolons. "
+        "Without any, and without API_KEYS_FILE, requests need no key.",
     )
     api_keys_file: str = Field(
         default="",
@@ -301,25 +303,24 @@ class ApiSettings(SharedSettings):
     )
     allow_without_keys: bool = Field(
         default=False,
-        description="Serve whoever reaches the port, on any address, when there are no keys.",
+        description="Serve any client that can reach the port, on any address, without keys.",
     )
     metrics_key: str = Field(
         default="",
         max_length=512,
         repr=False,
-        description="What GET /metrics asks for as a bearer token; empty: a key, where there are "
-        "keys.",
+        description="The bearer token of GET /metrics; empty: an API key, if keys are configured.",
     )
     monitoring_without_keys: bool = Field(
         default=False,
-        description="Answer GET /metrics (without METRICS_KEY) and all of GET /health without a "
-        "key, where there are keys.",
+        description="Serve GET /metrics (without METRICS_KEY) and the whole of GET /health "
+        "without a key, if keys are configured.",
     )
     stream_token_s: int = Field(
         default=600,
         ge=1,
         le=3600,
-        description="Seconds that a token in the URL of a job's stream is good for.",
+        description="Seconds that a token in the URL of a job's stream is valid.",
     )
 
     @field_validator("cors_origins")

@@ -135,7 +135,7 @@ class WorkerSettings(SharedSettings):
     override_generation_config: str = Field(
         default="",
         max_length=MAX_OVERRIDE_CHARS,
-        description="JSON object of these members that goes before the checkpoint's, such as "
+        description="JSON object of these parameters that overrides the checkpoint's, such as "
         '{"temperature": 0.6}.',
     )
     runner: RunnerKind = Field(
@@ -213,7 +213,7 @@ class WorkerSettings(SharedSettings):
         default=10_000,
         ge=500,
         le=600_000,
-        description="Milliseconds without a beat after which others take over this worker's jobs.",
+        description="Milliseconds without a heartbeat after which other workers take its jobs.",
     )
     beat_interval_ms: int = Field(
         default=500, ge=50, le=60_000, description="Milliseconds between heartbeats."
@@ -235,13 +235,13 @@ class WorkerSettings(SharedSettings):
         default=1000, ge=10, le=5000, description="Milliseconds that one pull waits for a job."
     )
     reconcile_interval_s: float = Field(
-        default=2.0, ge=0.1, le=60, description="Seconds between looks for lost deliveries."
+        default=2.0, ge=0.1, le=60, description="Seconds between checks for lost deliveries."
     )
     flush_interval_ms: int = Field(
         default=25,
         ge=0,
         le=10_000,
-        description="Milliseconds that tokens wait at most for company when appends are slow.",
+        description="Longest time in milliseconds that tokens are batched when appends are slow.",
     )
     flush_tokens: int = Field(
         default=8, ge=1, le=4096, description="Tokens of one job that are sent without waiting."
@@ -256,7 +256,7 @@ class WorkerSettings(SharedSettings):
         default=30.0,
         ge=0,
         le=86_400,
-        description="Seconds for running jobs to finish after SIGTERM; the rest is handed back.",
+        description="Seconds for running jobs to finish after SIGTERM; the rest is requeued.",
     )
 
     @field_validator("override_generation_config")
