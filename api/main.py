@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 
 from api.auth.access import AccessMiddleware
 from api.auth.keys import KeyRing
@@ -29,7 +28,7 @@ from api.http.error_responses import ErrorAnswersMiddleware, answer_framework_er
 from api.http.middleware import BodyLimitMiddleware, TrailingSlashMiddleware
 from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
-from api.http.origins import AllowedHostsMiddleware, OriginMiddleware, cors_options
+from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
 from api.http.request_id import RequestIdMiddleware
 from api.jobs import dead_letters
 from api.jobs import routes as jobs
@@ -124,7 +123,6 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         AllowedHostsMiddleware, allowed=settings.hosts_for(has_keys=not ring.is_open)
     )
     app.add_middleware(ErrorAnswersMiddleware)
-    app.add_middleware(CORSMiddleware, **cors_options(origins))
     app.add_middleware(OriginMiddleware, origins=origins)
     app.add_middleware(AnthropicAnswersMiddleware)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
