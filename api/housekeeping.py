@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from api.auth.keys import KeyRing
-from api.files.service import Files
+from api.files.service import FileService
 from api.generation.models import ModelCatalog
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.disconnects import ATTACH_ROUNDS, DisconnectTracker
@@ -43,7 +43,7 @@ class Housekeeping:
         accepted: AcceptedJobs,
         health: HealthMonitor,
         catalog: ModelCatalog,
-        files: Files,
+        files: FileService,
         ring: KeyRing,
         *,
         frontend_id: str,

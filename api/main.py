@@ -24,7 +24,7 @@ from api.dialects.messages.errors import AnthropicAnswersMiddleware
 from api.dialects.responses import routes as responses
 from api.files import routes as files
 from api.files.upload import FORM_BYTES
-from api.http.error_responses import ErrorAnswersMiddleware, answer_framework_errors
+from api.http.error_responses import ErrorResponsesMiddleware, answer_framework_errors
 from api.http.middleware import BodyLimitMiddleware, TrailingSlashMiddleware
 from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
@@ -122,7 +122,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     app.add_middleware(
         AllowedHostsMiddleware, allowed=settings.hosts_for(has_keys=not ring.is_open)
     )
-    app.add_middleware(ErrorAnswersMiddleware)
+    app.add_middleware(ErrorResponsesMiddleware)
     app.add_middleware(OriginMiddleware, origins=origins)
     app.add_middleware(AnthropicAnswersMiddleware)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)

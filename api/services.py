@@ -9,7 +9,7 @@ from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.batches.service import MAX_RECORDS_PER_TENANT, BatchService
 from api.dialects.responses.store import ResponseStore
-from api.files.service import FilePolicy, Files
+from api.files.service import FilePolicy, FileService
 from api.files.storage import FileStorage
 from api.files.upload import UploadLimits
 from api.generation.models import ModelCatalog
@@ -89,7 +89,7 @@ class Services:
         )
         self.health = HealthMonitor(store, transport.registry)
         self.stream_tokens = StreamTokens(store, settings.stream_token_s)
-        self.files = Files(
+        self.files = FileService(
             transport.files,
             FileStorage(settings.files_dir, settings.namespace),
             file_policy(settings),
@@ -183,7 +183,7 @@ class Services:
         return {
             BatchService: self.batch_service,
             DeadLetters: self.dead_letters,
-            Files: self.files,
+            FileService: self.files,
             GenerationService: self.generation,
             HealthMonitor: self.health,
             JobService: self.jobs,

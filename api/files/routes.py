@@ -15,7 +15,7 @@ from api.errors import (
     unknown_parameter,
 )
 from api.files.protocol import FileDeleted, FileList, FileObject
-from api.files.service import Files, FilesDep, unavailable_files
+from api.files.service import FilesDep, FileService, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.http.caller import CallerDep
 from api.http.json_response import json_answer
@@ -154,7 +154,7 @@ class ContentResponse(Response):
     """An ASGI response. What is found out after its begin (damage on the disk, this frontend going
     down) ends it before its announced length."""
 
-    def __init__(self, files: Files, record: FileRecord, open_requests: OpenRequests) -> None:
+    def __init__(self, files: FileService, record: FileRecord, open_requests: OpenRequests) -> None:
         super().__init__()
         self._files = files
         self._record = record

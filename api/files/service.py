@@ -55,7 +55,7 @@ class FilePolicy:
     life_s: int
 
 
-class Files:
+class FileService:
     """The files of one deployment, as one frontend reads and writes them."""
 
     def __init__(
@@ -265,4 +265,4 @@ def _life_s(fields: dict[str, str], default_s: int) -> int:
     return parse_life_s(anchor, whole, "expires_after")
 
 
-FilesDep = Annotated[Files, provided(Files)]
+FilesDep = Annotated[FileService, provided(FileService)]

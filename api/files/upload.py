@@ -185,7 +185,8 @@ def _boundary_of(request: Request) -> bytes:
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
         raise CallerError(
-            "Files must be sent as multipart/form-data with a boundary.", code="invalid_multipart"
+            "Files must be sent as multipart/form-data with a boundary.",
+            code="invalid_multipart",
         )
     return boundary
 

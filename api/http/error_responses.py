@@ -31,7 +31,7 @@ _HTTP_MESSAGES = {
 }
 
 
-class ErrorAnswersMiddleware:
+class ErrorResponsesMiddleware:
     """Pure ASGI. Turns exceptions into responses while nothing has been sent.
 
     An exception after that is raised on: streams send their own error events.
