@@ -46,7 +46,7 @@ FAKETIME := $(firstword $(wildcard $(addsuffix /libfaketime.so.1,/usr/lib/*/fake
 left_out = @echo "penstock: not installed: $(1). The tests $(2) are left out; apt-get install $(1) brings them back"
 space := $(subst ,, )
 # First what starts and breaks processes: it waits for most of its time. What only computes runs
-# beside it at the lowest priority. Then what looks at times and at shares of the processor, `alone`.
+# beside it at a low priority, and may be held up. Then what looks at times and at shares of the processor, `alone`.
 # `packages` are tests that fetch packages: they have a target of their own.
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
 MISSING := $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
@@ -60,7 +60,7 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; 9 minutes on 
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
 	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
 	@$(BIN)/python -m tests.suite run \
-		--beside '-n 2 $(FILES_AT_A_TIME) -m "$(call but_not,packages $(MISSING))" $(COMPUTING)' \
+		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,packages $(MISSING))" $(COMPUTING)' \
 		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone packages $(MISSING))" $(addprefix --ignore=,$(COMPUTING))' \
 		'-m "alone and $(call but_not,packages $(MISSING))" tests/e2e tests/neighbours'
 

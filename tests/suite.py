@@ -4,7 +4,7 @@
     python -m tests.suite failed
 
 Both work in the repository's root. Each ARGUMENTS is one word, pytest's arguments for one run. The
-run `beside` the first one has the lowest priority: it gets the processor time that the first
+run `beside` the first one has a low priority: it gets the processor time that the first
 leaves, and its output follows the first's. The second run begins when both have ended.
 
 The last lines are the counts of all runs and the names of the tests that failed. `failed` runs
@@ -33,7 +33,7 @@ FAILED = Path(".pytest_cache/failed-tests")  # a name in each line, of the last 
 LAST_RUN = Path(".pytest_cache/last-run")  # its counts and time, for tools.stats
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
 MOST_NAMES = 50
-LOWEST_PRIORITY = 19
+LOW_PRIORITY = 10  # it gets a tenth where others want all
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Outcome:
 def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = None) -> Outcome:
     """Runs pytest once for each list of arguments. An interrupted run is the last one.
 
-    `beside` are the arguments of one more run, at the lowest priority, which begins with the first.
+    `beside` are the arguments of one more run, at a low priority, which begins with the first.
     """
     outcome, begin_s = Outcome(), time.monotonic()
     # Short: the paths of Unix sockets below it have about a hundred characters.
@@ -119,7 +119,7 @@ def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = 
 class Pytest:
     """A run of pytest, with its own folder in the suite's folder for what tests write.
 
-    With `is_low` it has the lowest priority, and `wait` prints its output.
+    With `is_low` it has a low priority, and `wait` prints its output.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class Pytest:
 
 
 def _lower_priority(pid: int) -> None:
-    """Gives a process, all that it starts, and its session the lowest priority."""
-    os.setpriority(os.PRIO_PROCESS, pid, LOWEST_PRIORITY)
+    """Gives a process, all that it starts, and its session a low priority."""
+    os.setpriority(os.PRIO_PROCESS, pid, LOW_PRIORITY)
     with contextlib.suppress(OSError):  # a kernel without autogroups
-        Path(f"/proc/{pid}/autogroup").write_text(str(LOWEST_PRIORITY))
+        Path(f"/proc/{pid}/autogroup").write_text(str(LOW_PRIORITY))
 
 
 def main() -> int:
