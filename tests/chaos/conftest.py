@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 from tests.support.checkpoints import make_checkpoint
 
 
@@ -37,11 +37,11 @@ def echo(checkpoint: Path) -> EchoText:
 
 
 @pytest.fixture
-async def stage(deployment: Deployment, echo: EchoText) -> AsyncIterator[Stage]:
-    deployment.brake.release()
+async def scenario(deployment: Deployment, echo: EchoText) -> AsyncIterator[Scenario]:
+    deployment.throttle.release()
     await deployment.heal()
     async with deployment.transport() as transport:
-        made = Stage(deployment, transport, echo)
+        made = Scenario(deployment, transport, echo)
         await made.oracle.begin()
         yield made
         await made.close()

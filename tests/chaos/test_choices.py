@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 
 PROMPTS = [[11, 50, 200, 33, 7, 90, 91, 92], [120, 7, 300, 301, 302, 44]]
 SAMPLED: dict[str, Any] = {
@@ -44,17 +44,17 @@ class Answer:
 
 @pytest.mark.parametrize("num_prompts", [1, 2])
 async def test_the_sdk_reads_whole_answers_of_every_choice_while_their_worker_is_killed(
-    stage: Stage, num_prompts: int
+    scenario: Scenario, num_prompts: int
 ) -> None:
-    await stage.deployment.use_workers(
+    await scenario.deployment.use_workers(
         RUNNER="model", DTYPE="float32", DEVICE="cpu", NUM_KV_BLOCKS=256
     )
     asked = SAMPLED | {
-        "model": stage.deployment.model,
+        "model": scenario.deployment.model,
         "prompt": PROMPTS[0] if num_prompts == 1 else PROMPTS,
     }
     async with AsyncOpenAI(
-        base_url=f"{stage.deployment.urls()[0]}/v1", api_key="none", max_retries=0
+        base_url=f"{scenario.deployment.urls()[0]}/v1", api_key="none", max_retries=0
     ) as client:
         plain = await client.completions.create(**asked)
         # A string that appears late in one of the undisturbed answers.
@@ -62,7 +62,7 @@ async def test_the_sdk_reads_whole_answers_of_every_choice_while_their_worker_is
         calm = await client.completions.create(**asked)
         assert calm.usage is not None
         answers: dict[int, Answer] = defaultdict(Answer)
-        stage.deployment.brake.apply(12)
+        scenario.deployment.throttle.apply(12)
         usage, is_killed = None, False
         try:
             async for chunk in await client.completions.create(
@@ -75,11 +75,11 @@ async def test_the_sdk_reads_whole_answers_of_every_choice_while_their_worker_is
                     len(answer.token_ids) >= 4 for answer in answers.values()
                 )
                 if have_begun and not is_killed:
-                    (await stage.worker_of(chunk.id.removeprefix("cmpl-"))).kill()
-                    stage.deployment.brake.release()
+                    (await scenario.worker_of(chunk.id.removeprefix("cmpl-"))).kill()
+                    scenario.deployment.throttle.release()
                     is_killed = True
         finally:
-            stage.deployment.brake.release()
+            scenario.deployment.throttle.release()
     assert is_killed
     for choice in calm.choices:
         answer = answers[choice.index]
@@ -92,5 +92,5 @@ async def test_the_sdk_reads_whole_answers_of_every_choice_while_their_worker_is
     assert usage is not None
     assert usage.completion_tokens == calm.usage.completion_tokens
     assert usage.prompt_tokens == calm.usage.prompt_tokens
-    assert (await stage.job(chunk.id.removeprefix("cmpl-")))["attempt"] == "2"
-    await stage.settled()
+    assert (await scenario.job(chunk.id.removeprefix("cmpl-")))["attempt"] == "2"
+    await scenario.settled()

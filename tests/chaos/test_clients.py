@@ -11,85 +11,87 @@ from shared.messages import JobState
 from tests.chaos.harness.clients import Client, SlowClient
 from tests.chaos.harness.expected import random_prompt
 from tests.chaos.harness.polling import until
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 
 MAX_GROWTH_BYTES = 24 * 2**20
 
 
-async def test_a_client_that_leaves_frees_its_blocks_at_once(stage: Stage) -> None:
-    clients = stage.clients(4, 400)
-    async with stage.middle_of(clients):
+async def test_a_client_that_leaves_frees_its_blocks_at_once(scenario: Scenario) -> None:
+    clients = scenario.clients(4, 400)
+    async with scenario.middle_of(clients):
         for client in clients:
             await client.close()
         for client in clients:
-            await _ended_as(stage, client.reading.job_id, "disconnected")
-    await stage.settled()
+            await _ended_as(scenario, client.reading.job_id, "disconnected")
+    await scenario.settled()
 
 
-async def _ended_as(stage: Stage, job_id: str, reason: str) -> None:
+async def _ended_as(scenario: Scenario, job_id: str, reason: str) -> None:
     async def has_ended() -> bool:
-        job = await stage.job(job_id)
+        job = await scenario.job(job_id)
         return (job["state"], job.get("reason")) == (JobState.CANCELLED, reason)
 
     await until(has_ended, f"{job_id} to be cancelled")
 
 
-async def test_a_client_that_leaves_before_the_first_token_ends_the_prefill(stage: Stage) -> None:
+async def test_a_client_that_leaves_before_the_first_token_ends_the_prefill(
+    scenario: Scenario,
+) -> None:
     # A prompt of 300 tokens takes 38 steps of 300 ms.
-    await stage.deployment.use_workers(
+    await scenario.deployment.use_workers(
         1, MAX_NUM_BATCHED_TOKENS=8, ECHO_STEP_MS=300, MAX_NUM_SEQS=2
     )
-    prompt = random_prompt(stage.rng, 300)
-    streamed = stage.client(20, prompt=prompt)
+    prompt = random_prompt(scenario.rng, 300)
+    streamed = scenario.client(20, prompt=prompt)
     await until(lambda: streamed.reading.job_id, "the stream to be open")
-    whole = stage.client(20, prompt=prompt, stream=False)
-    await until(lambda: _live(stage, 2), "two jobs")
-    job_ids = await _live_ids(stage)
-    queued = stage.client(20, prompt=prompt)
-    await until(lambda: _live(stage, 3), "three jobs")
-    job_ids = await _live_ids(stage)
+    whole = scenario.client(20, prompt=prompt, stream=False)
+    await until(lambda: _live(scenario, 2), "two jobs")
+    job_ids = await _live_ids(scenario)
+    queued = scenario.client(20, prompt=prompt)
+    await until(lambda: _live(scenario, 3), "three jobs")
+    job_ids = await _live_ids(scenario)
     for client in (streamed, whole, queued):
         await client.close()
     for job_id in job_ids:
-        await _ended_as(stage, job_id, "disconnected")
-        assert (await stage.job(job_id))["n"] == "0"
-    await stage.settled()
+        await _ended_as(scenario, job_id, "disconnected")
+        assert (await scenario.job(job_id))["n"] == "0"
+    await scenario.settled()
 
 
-async def _live_ids(stage: Stage) -> list[str]:
-    live = await stage.redis.zrange(stage.transport.keys.live, 0, -1)
+async def _live_ids(scenario: Scenario) -> list[str]:
+    live = await scenario.redis.zrange(scenario.transport.keys.live, 0, -1)
     return [job_id.decode() for job_id in live]
 
 
-async def _live(stage: Stage, number: int) -> bool:
-    return len(await _live_ids(stage)) == number
+async def _live(scenario: Scenario, number: int) -> bool:
+    return len(await _live_ids(scenario)) == number
 
 
-async def test_a_slow_reader_holds_nobody_up_and_costs_bounded_memory(stage: Stage) -> None:
-    frontend = stage.deployment.frontends[0]
-    await stage.all_finished([stage.client(20, first_url=0) for _ in range(20)])
+async def test_a_slow_reader_holds_nobody_up_and_costs_bounded_memory(scenario: Scenario) -> None:
+    frontend = scenario.deployment.frontends[0]
+    await scenario.all_finished([scenario.client(20, first_url=0) for _ in range(20)])
     before = frontend.rss_bytes()
-    prompt = random_prompt(stage.rng)
+    prompt = random_prompt(scenario.rng)
     slow = SlowClient("127.0.0.1", frontend.port, prompt, 450).start()
-    fast = [stage.client(250, first_url=0) for _ in range(20)]
-    await stage.all_finished(fast)
+    fast = [scenario.client(250, first_url=0) for _ in range(20)]
+    await scenario.all_finished(fast)
     assert slow.is_reading
     assert frontend.rss_bytes() - before < MAX_GROWTH_BYTES
     slow.bytes_per_s = 1e9
     reading = await slow.ended()
-    expected = stage.echo.of(prompt, 450)
+    expected = scenario.echo.of(prompt, 450)
     assert (reading.text, tuple(reading.token_ids)) == (expected.text, expected.token_ids)
     assert len(reading.ends) == 1
-    await stage.settled()
+    await scenario.settled()
 
 
 async def test_clients_that_drop_and_resume_again_and_again_read_each_token_once(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
     async def read_in_pieces(number: int) -> Client:
-        prompt = random_prompt(stage.rng)
-        job_id = await stage.submit(prompt, 150)
-        reader = stage.reader_of(job_id, prompt, 150)
+        prompt = random_prompt(scenario.rng)
+        job_id = await scenario.submit(prompt, 150)
+        reader = scenario.reader_of(job_id, prompt, 150)
         for at in range(5, 120, 10 + number):
             await reader.tokens(at)
             await reader.close()
@@ -97,16 +99,20 @@ async def test_clients_that_drop_and_resume_again_and_again_read_each_token_once
         return reader
 
     readers = await asyncio.gather(*(read_in_pieces(number) for number in range(6)))
-    await stage.all_finished(readers)
-    await stage.settled()
+    await scenario.all_finished(readers)
+    await scenario.settled()
 
 
-async def test_an_openai_stream_whose_worker_is_killed_is_one_whole_answer(stage: Stage) -> None:
-    client = AsyncOpenAI(base_url=f"{stage.deployment.urls()[0]}/v1", api_key="none", max_retries=0)
-    prompt = random_prompt(stage.rng)
-    stage.deployment.brake.apply(10)
+async def test_an_openai_stream_whose_worker_is_killed_is_one_whole_answer(
+    scenario: Scenario,
+) -> None:
+    client = AsyncOpenAI(
+        base_url=f"{scenario.deployment.urls()[0]}/v1", api_key="none", max_retries=0
+    )
+    prompt = random_prompt(scenario.rng)
+    scenario.deployment.throttle.apply(10)
     stream = await client.completions.create(
-        model=stage.deployment.model, prompt=prompt, max_tokens=150, stream=True
+        model=scenario.deployment.model, prompt=prompt, max_tokens=150, stream=True
     )
     texts: list[str] = []
     finishes: list[str] = []
@@ -116,23 +122,23 @@ async def test_an_openai_stream_whose_worker_is_killed_is_one_whole_answer(stage
             finishes.append(chunk.choices[0].finish_reason)
         if len(texts) == 5:
             job_id = chunk.id.removeprefix("cmpl-")
-            (await stage.worker_of(job_id)).kill()
-            stage.deployment.brake.release()
+            (await scenario.worker_of(job_id)).kill()
+            scenario.deployment.throttle.release()
     await client.close()
-    assert "".join(texts) == stage.echo.of(prompt, 150).text
+    assert "".join(texts) == scenario.echo.of(prompt, 150).text
     assert finishes == ["length"]
-    assert (await stage.job(job_id))["attempt"] == "2"
-    await stage.settled()
+    assert (await scenario.job(job_id))["attempt"] == "2"
+    await scenario.settled()
 
 
-async def test_a_finished_job_read_to_its_end_has_nothing_more_to_tell(stage: Stage) -> None:
-    client = stage.client(20, on_disconnect="continue")
-    await stage.all_finished([client])
+async def test_a_finished_job_read_to_its_end_has_nothing_more_to_tell(scenario: Scenario) -> None:
+    client = scenario.client(20, on_disconnect="continue")
+    await scenario.all_finished([client])
     job_id = client.reading.job_id
     async with httpx.AsyncClient() as http:
-        for url in stage.deployment.urls():
+        for url in scenario.deployment.urls():
             answer = await http.get(
                 f"{url}/v1/jobs/{job_id}/stream", headers={"Last-Event-ID": "21-0"}
             )
             assert answer.status_code == 204
-    await stage.settled()
+    await scenario.settled()

@@ -11,12 +11,12 @@ import pytest
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText
 from tests.chaos.harness.polling import until
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 from tests.support.settable_clock import SettableClock
 
 HOUR_S = 3600
 A_WHILE_S = 2.0
-BRAKED_STEP_S = 0.1
+THROTTLED_STEP_S = 0.1
 # So many that no engine is done before the clock was set twice.
 NUM_TOKENS = 400
 
@@ -32,12 +32,12 @@ async def test_streams_go_on_when_the_servers_clock_is_set_and_a_worker_dies_the
     try:
         await deployment.heal()
         async with deployment.transport() as transport, contextlib.AsyncExitStack() as closing:
-            stage = Stage(deployment, transport, echo)
-            await stage.oracle.begin()
-            closing.push_async_callback(stage.close)
-            running = stage.clients(8, NUM_TOKENS)
-            async with stage.middle_of(running, 3, step_s=BRAKED_STEP_S):
-                waiting = stage.clients(40, 20)
+            scenario = Scenario(deployment, transport, echo)
+            await scenario.oracle.begin()
+            closing.push_async_callback(scenario.close)
+            running = scenario.clients(8, NUM_TOKENS)
+            async with scenario.middle_of(running, 3, step_s=THROTTLED_STEP_S):
+                waiting = scenario.clients(40, 20)
                 await until(lambda: all(c.reading.status == 200 for c in waiting), "acceptance")
                 for offset_s in (HOUR_S, -HOUR_S):
                     clock.set(offset_s)
@@ -47,7 +47,7 @@ async def test_streams_go_on_when_the_servers_clock_is_set_and_a_worker_dies_the
                     seen = min(client.reading.num_tokens for client in running)
                     for client in running:
                         await client.tokens(seen + 5)
-            await stage.all_finished([*running, *waiting])
-            await stage.settled()
+            await scenario.all_finished([*running, *waiting])
+            await scenario.settled()
     finally:
         deployment.close()

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.chaos.harness.polling import until
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 
 TERMINAL = frozenset({"completed", "failed", "cancelled", "incomplete"})
 PATIENCE_S = 60.0
@@ -23,8 +23,8 @@ PATIENCE_S = 60.0
 class Background:
     """Background responses, asked for at one frontend after the other."""
 
-    def __init__(self, stage: Stage, client: httpx.AsyncClient) -> None:
-        self._stage = stage
+    def __init__(self, scenario: Scenario, client: httpx.AsyncClient) -> None:
+        self._stage = scenario
         self._client = client
         self._number = 0
 
@@ -83,33 +83,33 @@ class Background:
 
 
 @pytest.fixture
-async def background(stage: Stage) -> AsyncIterator[Background]:
+async def background(scenario: Scenario) -> AsyncIterator[Background]:
     async with httpx.AsyncClient(timeout=20) as client:
-        yield Background(stage, client)
+        yield Background(scenario, client)
 
 
 @asynccontextmanager
-async def braked(stage: Stage, after_tokens: int) -> AsyncIterator[None]:
-    stage.deployment.brake.apply(after_tokens)
+async def throttled(scenario: Scenario, after_tokens: int) -> AsyncIterator[None]:
+    scenario.deployment.throttle.apply(after_tokens)
     try:
         yield
     finally:
-        stage.deployment.brake.release()
+        scenario.deployment.throttle.release()
 
 
-async def logged(stage: Stage, names: Sequence[str], num_tokens: int) -> None:
+async def logged(scenario: Scenario, names: Sequence[str], num_tokens: int) -> None:
     """Returns when each of these has so many tokens in its log."""
 
     async def are() -> bool:
         for name in names:
-            fields = await stage.job(name.removeprefix("resp_"))
+            fields = await scenario.job(name.removeprefix("resp_"))
             assert int(fields.get("n", 0)) >= num_tokens, fields
         return True
 
     await until(are, "tokens in the log", PATIENCE_S)
 
 
-async def undisturbed(stage: Stage, background: Background, count: int) -> list[str]:
+async def undisturbed(scenario: Scenario, background: Background, count: int) -> list[str]:
     """What these responses say when nothing happens; the numbers begin again afterwards."""
     names = [await background.begin() for _ in range(count)]
     await background.all_in(names, frozenset({"completed", "incomplete"}), "the calm ones")
@@ -118,68 +118,68 @@ async def undisturbed(stage: Stage, background: Background, count: int) -> list[
 
 
 async def test_background_responses_outlive_the_loss_of_the_file_since_they_were_accepted(
-    stage: Stage, background: Background
+    scenario: Scenario, background: Background
 ) -> None:
-    server = stage.deployment.server
-    await stage.deployment.use_workers(1, MAX_NUM_SEQS=2)
-    expected = await undisturbed(stage, background, 4)
-    async with braked(stage, 20):
+    server = scenario.deployment.server
+    await scenario.deployment.use_workers(1, MAX_NUM_SEQS=2)
+    expected = await undisturbed(scenario, background, 4)
+    async with throttled(scenario, 20):
         size = server.file_size()
         names = [await background.begin() for _ in range(4)]  # two of them wait
-        await logged(stage, names[:2], 20)
+        await logged(scenario, names[:2], 20)
         server.kill()
         assert server.cut_tail(server.file_size() - size) > 0
         server.start()
-        await until(lambda: _no_job(stage, names), "the loss to show", PATIENCE_S)
+        await until(lambda: _no_job(scenario, names), "the loss to show", PATIENCE_S)
     await background.all_in(names, frozenset({"completed", "incomplete"}), "all to end")
     assert await background.texts(names) == expected
-    await stage.settled()
+    await scenario.settled()
 
 
-async def _no_job(stage: Stage, names: Sequence[str]) -> bool:
+async def _no_job(scenario: Scenario, names: Sequence[str]) -> bool:
     """Or so quickly put back that it shows in the worker's log alone."""
-    worker = stage.deployment.workers[0]
-    gone = [not await stage.job(name.removeprefix("resp_")) for name in names]
+    worker = scenario.deployment.workers[0]
+    gone = [not await scenario.job(name.removeprefix("resp_")) for name in names]
     return any(gone) or "a lost job was put back" in worker.log
 
 
 async def test_background_responses_outlive_an_emptied_server(
-    stage: Stage, background: Background
+    scenario: Scenario, background: Background
 ) -> None:
-    await stage.deployment.use_workers(2, MAX_NUM_SEQS=4)
-    expected = await undisturbed(stage, background, 20)
-    async with braked(stage, 20):
+    await scenario.deployment.use_workers(2, MAX_NUM_SEQS=4)
+    expected = await undisturbed(scenario, background, 20)
+    async with throttled(scenario, 20):
         names = [await background.begin() for _ in range(20)]  # twelve of them wait
-        await until(lambda: _num_running(stage, 8), "eight to run")
-        await stage.redis.flushall()
-    stage.oracle.begin_at_zero()
+        await until(lambda: _num_running(scenario, 8), "eight to run")
+        await scenario.redis.flushall()
+    scenario.oracle.begin_at_zero()
     await background.all_in(names, frozenset({"completed", "incomplete"}), "all to end")
     assert await background.texts(names) == expected
-    await stage.settled()
+    await scenario.settled()
 
 
-async def _num_running(stage: Stage, number: int) -> bool:
-    return (await stage.transport.registry.queue_stats()).running == number
+async def _num_running(scenario: Scenario, number: int) -> bool:
+    return (await scenario.transport.registry.queue_stats()).running == number
 
 
 @pytest.mark.parametrize("how", ["flush", "lost tail"])
 async def test_what_was_deleted_or_cancelled_before_the_loss_does_not_come_back(
-    stage: Stage, background: Background, how: str
+    scenario: Scenario, background: Background, how: str
 ) -> None:
-    server = stage.deployment.server
-    await stage.deployment.use_workers(1, MAX_NUM_SEQS=2)
-    async with braked(stage, 20):
+    server = scenario.deployment.server
+    await scenario.deployment.use_workers(1, MAX_NUM_SEQS=2)
+    async with throttled(scenario, 20):
         deleted, cancelled, kept, waiting = [await background.begin() for _ in range(4)]
-        await logged(stage, [deleted, cancelled], 20)
+        await logged(scenario, [deleted, cancelled], 20)
         await background.delete(deleted)
         await background.cancel(cancelled)
-        await logged(stage, [kept], 1)
+        await logged(scenario, [kept], 1)
         await asyncio.sleep(2.5)  # each frontend has looked at its jobs since
         later = server.file_size()
         last = await background.begin()
         if how == "flush":
-            await stage.redis.flushall()
-            stage.oracle.begin_at_zero()
+            await scenario.redis.flushall()
+            scenario.oracle.begin_at_zero()
         else:
             server.kill()
             server.cut_tail(server.file_size() - later)
@@ -189,24 +189,24 @@ async def test_what_was_deleted_or_cancelled_before_the_loss_does_not_come_back(
     assert await background.status(deleted) == "404"
     assert await background.status(cancelled) == ("404" if how == "flush" else "cancelled")
     # The totals count the deleted one, of which nothing is kept.
-    await stage.oracle.settled(stage.deployment.worker_ids(), all_kept=False)
-    stage.is_settled = True
+    await scenario.oracle.settled(scenario.deployment.worker_ids(), all_kept=False)
+    scenario.is_settled = True
 
 
 async def test_a_job_that_was_put_back_outlives_the_death_of_its_worker(
-    stage: Stage, background: Background
+    scenario: Scenario, background: Background
 ) -> None:
-    await stage.deployment.use_workers(2, MAX_NUM_SEQS=4)
-    (expected,) = await undisturbed(stage, background, 1)
-    async with braked(stage, 20):
+    await scenario.deployment.use_workers(2, MAX_NUM_SEQS=4)
+    (expected,) = await undisturbed(scenario, background, 1)
+    async with throttled(scenario, 20):
         name = await background.begin()
-        await logged(stage, [name], 20)
-        worker = await stage.worker_of(name.removeprefix("resp_"))
-        await stage.redis.flushall()
-        stage.oracle.begin_at_zero()
-        await logged(stage, [name], 20)
+        await logged(scenario, [name], 20)
+        worker = await scenario.worker_of(name.removeprefix("resp_"))
+        await scenario.redis.flushall()
+        scenario.oracle.begin_at_zero()
+        await logged(scenario, [name], 20)
         worker.kill()
     await background.all_in([name], frozenset({"completed", "incomplete"}), "it to end")
     assert await background.texts([name]) == [expected]
-    assert int((await stage.job(name.removeprefix("resp_")))["attempt"]) >= 2
-    await stage.settled()
+    assert int((await scenario.job(name.removeprefix("resp_")))["attempt"]) >= 2
+    await scenario.settled()

@@ -11,7 +11,7 @@ from shared.text.grammar import json_schema_grammar, regex_grammar
 from shared.transport.ports.jobs import AdmissionLimits, Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.reading import Reading
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 
 PROMPTS = ([11, 50, 200, 33], [90, 91, 92], [120, 7, 300, 301, 302], [44, 45])
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -23,11 +23,11 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 MAX_TOKENS = 300
 
 
-def _requests(stage: Stage, stops: list[str]) -> list[Client]:
+def _requests(scenario: Scenario, stops: list[str]) -> list[Client]:
     clients = []
     for prompt, sampling, stop in zip(PROMPTS, SAMPLINGS, stops, strict=True):
         more = {"stop": stop} if stop else {"ignore_eos": True}
-        clients.append(stage.client(MAX_TOKENS, prompt=list(prompt), **sampling, **more))
+        clients.append(scenario.client(MAX_TOKENS, prompt=list(prompt), **sampling, **more))
     return clients
 
 
@@ -38,18 +38,18 @@ async def _whole(clients: list[Client]) -> list[Reading]:
 
 
 async def test_sampling_penalties_and_stop_strings_go_on_as_if_nothing_had_happened(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
-    await stage.deployment.use_workers(
+    await scenario.deployment.use_workers(
         RUNNER="model", DTYPE="float32", DEVICE="cpu", NUM_KV_BLOCKS=256
     )
-    plain = await _whole(_requests(stage, [""] * 4))
+    plain = await _whole(_requests(scenario, [""] * 4))
     # Strings that appear late in the undisturbed answers, for half of the jobs.
     stops = [_late_piece(plain[0].text), "", _late_piece(plain[2].text), ""]
-    undisturbed = await _whole(_requests(stage, stops))
-    clients = _requests(stage, stops)
-    async with stage.middle_of(clients, 15):
-        (await stage.worker_of(clients[0].reading.job_id)).kill()
+    undisturbed = await _whole(_requests(scenario, stops))
+    clients = _requests(scenario, stops)
+    async with scenario.middle_of(clients, 15):
+        (await scenario.worker_of(clients[0].reading.job_id)).kill()
     moved = await _whole(clients)
     for before, after in zip(undisturbed, moved, strict=True):
         assert after.token_ids == before.token_ids
@@ -59,8 +59,8 @@ async def test_sampling_penalties_and_stop_strings_go_on_as_if_nothing_had_happe
         usage = [reading.ends[0]["usage"] for reading in (before, after)]
         assert usage[0]["completion_tokens"] == usage[1]["completion_tokens"]
         assert usage[0]["prompt_tokens"] == usage[1]["prompt_tokens"]
-    assert {(await stage.job(c.reading.job_id))["attempt"] for c in clients} & {"2"}
-    await stage.settled()
+    assert {(await scenario.job(c.reading.job_id))["attempt"] for c in clients} & {"2"}
+    await scenario.settled()
 
 
 ROWS = {"type": "array", "items": {"enum": ["up", "down", 7, None]}, "minItems": 60, "maxItems": 90}
@@ -68,38 +68,38 @@ REGEX = "([a-f]{4}-){30}"
 GRAMMARS = (json_schema_grammar(ROWS, "schema"), regex_grammar(REGEX, "regex"))
 
 
-async def test_structured_answers_move_and_stay_in_their_grammars(stage: Stage) -> None:
-    await stage.deployment.use_workers(
+async def test_structured_answers_move_and_stay_in_their_grammars(scenario: Scenario) -> None:
+    await scenario.deployment.use_workers(
         RUNNER="model", DTYPE="float32", DEVICE="cpu", NUM_KV_BLOCKS=256
     )
-    undisturbed = await _whole(await _structured(stage))
-    clients = await _structured(stage)
-    async with stage.middle_of(clients, 15):
-        (await stage.worker_of(clients[0].reading.job_id)).kill()
+    undisturbed = await _whole(await _structured(scenario))
+    clients = await _structured(scenario)
+    async with scenario.middle_of(clients, 15):
+        (await scenario.worker_of(clients[0].reading.job_id)).kill()
     moved = await _whole(clients)
     for before, after in zip(undisturbed, moved, strict=True):
         assert (after.token_ids, after.text) == (before.token_ids, before.text)
         assert after.ends[0]["finish_reason"] == before.ends[0]["finish_reason"]
     assert moved[0].text.startswith("[")
     assert re.fullmatch(REGEX, moved[1].text)
-    assert {(await stage.job(c.reading.job_id))["attempt"] for c in clients} & {"2"}
-    await stage.settled()
+    assert {(await scenario.job(c.reading.job_id))["attempt"] for c in clients} & {"2"}
+    await scenario.settled()
 
 
-async def _structured(stage: Stage) -> list[Client]:
+async def _structured(scenario: Scenario) -> list[Client]:
     clients = []
     for prompt, grammar in zip(PROMPTS, GRAMMARS, strict=False):
         job = Job(
             job_id=new_job_id(),
-            model=stage.deployment.model,
+            model=scenario.deployment.model,
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(max_tokens=400, seed=3, temperature=1.0, grammar=grammar),
             kind="generate",
             on_disconnect=OnDisconnect.CONTINUE,
         )
-        accepted = await stage.transport.store.submit(job, AdmissionLimits(), "")
+        accepted = await scenario.transport.store.submit(job, AdmissionLimits(), "")
         assert accepted.outcome is Submitted.ACCEPTED
-        clients.append(stage.reader_of(job.job_id, list(prompt), 400))
+        clients.append(scenario.reader_of(job.job_id, list(prompt), 400))
     return clients
 
 

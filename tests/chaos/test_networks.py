@@ -14,23 +14,23 @@ from tests.chaos.harness.clients import Client
 from tests.chaos.harness.expected import random_prompt
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.proxy import Proxy
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 
 KILLS = 6
 RESETS, RESET_S, REST_S = 3, 4.0, 1.0
-BRAKED_STEP_S = 0.1  # a stream of 200 tokens outlasts all kills
+THROTTLED_STEP_S = 0.1  # a stream of 200 tokens outlasts all kills
 
 
-async def test_killed_subscribers_come_back_and_nothing_is_missed(stage: Stage) -> None:
-    clients = stage.clients(12, 200)
-    before = _reconnects(stage)
-    async with stage.middle_of(clients, 3, step_s=BRAKED_STEP_S):
+async def test_killed_subscribers_come_back_and_nothing_is_missed(scenario: Scenario) -> None:
+    clients = scenario.clients(12, 200)
+    before = _reconnects(scenario)
+    async with scenario.middle_of(clients, 3, step_s=THROTTLED_STEP_S):
         for _ in range(KILLS):
-            await stage.redis.client_kill_filter(_type="pubsub")
+            await scenario.redis.client_kill_filter(_type="pubsub")
             await _all_go_on(clients)
-    await stage.all_finished(clients)
-    assert _reconnects(stage) > before
-    await stage.settled()
+    await scenario.all_finished(clients)
+    assert _reconnects(scenario) > before
+    await scenario.settled()
 
 
 async def _all_go_on(clients: list[Client], num_tokens: int = 5) -> None:
@@ -39,87 +39,91 @@ async def _all_go_on(clients: list[Client], num_tokens: int = 5) -> None:
         await client.tokens(seen + num_tokens)
 
 
-def _reconnects(stage: Stage) -> int:
-    return min(f.log.count("pub/sub connection lost") for f in stage.deployment.frontends)
+def _reconnects(scenario: Scenario) -> int:
+    return min(f.log.count("pub/sub connection lost") for f in scenario.deployment.frontends)
 
 
-async def test_killed_command_connections_come_back_and_nothing_is_missed(stage: Stage) -> None:
-    clients = stage.clients(12, 200)
-    async with stage.middle_of(clients, 1, step_s=BRAKED_STEP_S):
+async def test_killed_command_connections_come_back_and_nothing_is_missed(
+    scenario: Scenario,
+) -> None:
+    clients = scenario.clients(12, 200)
+    async with scenario.middle_of(clients, 1, step_s=THROTTLED_STEP_S):
         for _ in range(KILLS):
-            await stage.redis.client_kill_filter(_type="normal", skipme=True)
+            await scenario.redis.client_kill_filter(_type="normal", skipme=True)
             await _all_go_on(clients)
-    await stage.all_finished(clients)
-    await stage.settled()
+    await scenario.all_finished(clients)
+    await scenario.settled()
 
 
-async def test_a_load_balancer_that_resets_every_connection_ends_no_stream(stage: Stage) -> None:
+async def test_a_load_balancer_that_resets_every_connection_ends_no_stream(
+    scenario: Scenario,
+) -> None:
     """It accepts and resets while its backend is away: for longer than a worker's lease, three
     times. Some streams run, some wait for a place, and new requests come between the outages."""
-    async with Proxy(stage.deployment.server.url) as proxy:
-        await stage.deployment.use_workers(redis_url=proxy.url)
-        await stage.deployment.use_frontends(redis_url=proxy.url)
-        clients = stage.clients(12, 300) + stage.clients(4, 300, on_disconnect="continue")
-        async with stage.middle_of(clients, 3, step_s=BRAKED_STEP_S):
+    async with Proxy(scenario.deployment.server.url) as proxy:
+        await scenario.deployment.use_workers(redis_url=proxy.url)
+        await scenario.deployment.use_frontends(redis_url=proxy.url)
+        clients = scenario.clients(12, 300) + scenario.clients(4, 300, on_disconnect="continue")
+        async with scenario.middle_of(clients, 3, step_s=THROTTLED_STEP_S):
             for _ in range(RESETS):
                 with proxy.resetting():
                     await asyncio.sleep(RESET_S)
                 await _all_go_on(clients)
-                clients += stage.clients(2, 100)
+                clients += scenario.clients(2, 100)
                 await clients[-2].tokens(1)
                 await clients[-1].tokens(1)
-        await stage.all_finished(clients)
-        for process in (*stage.deployment.workers, *stage.deployment.frontends):
+        await scenario.all_finished(clients)
+        for process in (*scenario.deployment.workers, *scenario.deployment.frontends):
             assert "RuntimeError" not in process.log, process.log
-        await stage.settled()
-        await stage.deployment.use_workers()
-        await stage.deployment.use_frontends()
+        await scenario.settled()
+        await scenario.deployment.use_workers()
+        await scenario.deployment.use_frontends()
 
 
 async def test_a_silent_subscription_is_replaced_and_its_streams_never_stand_still(
-    stage: Stage, tmp_path: Path
+    scenario: Scenario, tmp_path: Path
 ) -> None:
-    async with Proxy(stage.deployment.server.url, tmp_path / "proxy.sock") as proxy:
-        await stage.deployment.use_frontends(redis_url=proxy.url)
-        clients = stage.clients(8, 150)
-        async with stage.middle_of(clients):
+    async with Proxy(scenario.deployment.server.url, tmp_path / "proxy.sock") as proxy:
+        await scenario.deployment.use_frontends(redis_url=proxy.url)
+        clients = scenario.clients(8, 150)
+        async with scenario.middle_of(clients):
             # New ones go the same way: nobody hears anything, and the log is looked into.
             proxy.blackhole_all(lambda connection: connection.is_listening)
             await _all_go_on(clients)
-            for frontend in stage.deployment.frontends:
+            for frontend in scenario.deployment.frontends:
                 await until(lambda f=frontend: "pub/sub connection lost" in f.log, "the loss")
             await _all_go_on(clients)
             proxy.blackhole_all(None)
-            for frontend in stage.deployment.frontends:
+            for frontend in scenario.deployment.frontends:
                 await until(lambda f=frontend: "pub/sub connection is back" in f.log, "its return")
-        await stage.all_finished(clients)
-        await stage.settled()
-        await stage.deployment.use_frontends()
+        await scenario.all_finished(clients)
+        await scenario.settled()
+        await scenario.deployment.use_frontends()
 
 
 async def test_a_partitioned_worker_is_taken_over_and_its_late_words_are_refused(
-    stage: Stage,
+    scenario: Scenario,
 ) -> None:
     """It goes on computing, hears nothing, and says all of it when the network is back.
 
     What refuses it is a race of the two that speak first: its append is fenced, or its beat hears
     that the jobs are another's and drops what was not said yet.
     """
-    async with Proxy(stage.deployment.server.url) as proxy:
-        (cut_off,) = await stage.deployment.use_workers(1, redis_url=proxy.url)
-        clients = stage.clients(12, 150)
-        async with stage.middle_of(clients):
-            await stage.deployment.start_worker().ready()
+    async with Proxy(scenario.deployment.server.url) as proxy:
+        (cut_off,) = await scenario.deployment.use_workers(1, redis_url=proxy.url)
+        clients = scenario.clients(12, 150)
+        async with scenario.middle_of(clients):
+            await scenario.deployment.start_worker().ready()
             proxy.partition()
             jobs = [client.reading.job_id for client in clients]
-            await until(lambda: _all_at_attempt(stage, jobs, "2"), "the takeover")
+            await until(lambda: _all_at_attempt(scenario, jobs, "2"), "the takeover")
             proxy.heal()
             await until(lambda: _given_up(cut_off.log) == set(jobs), "its jobs to be given up")
-        await stage.all_finished(clients)
+        await scenario.all_finished(clients)
         for job_id in jobs:
-            assert (await stage.job(job_id))["attempt"] == "2"
-        await stage.settled()  # it is one of the workers still, and idle
-        await stage.deployment.use_workers()
+            assert (await scenario.job(job_id))["attempt"] == "2"
+        await scenario.settled()  # it is one of the workers still, and idle
+        await scenario.deployment.use_workers()
 
 
 def _given_up(worker_log: str) -> set[str]:
@@ -128,122 +132,126 @@ def _given_up(worker_log: str) -> set[str]:
     return set(re.findall(given_up, worker_log))
 
 
-async def _all_at_attempt(stage: Stage, job_ids: list[str], attempt: str) -> bool:
-    return all([(await stage.job(job_id))["attempt"] == attempt for job_id in job_ids])
+async def _all_at_attempt(scenario: Scenario, job_ids: list[str], attempt: str) -> bool:
+    return all([(await scenario.job(job_id))["attempt"] == attempt for job_id in job_ids])
 
 
-async def test_the_readers_of_a_partitioned_frontend_read_on_when_it_is_back(stage: Stage) -> None:
+async def test_the_readers_of_a_partitioned_frontend_read_on_when_it_is_back(
+    scenario: Scenario,
+) -> None:
     """Its lease ends meanwhile: plain jobs are cancelled, those that may go on do."""
-    async with Proxy(stage.deployment.server.url) as proxy:
-        deployment = stage.deployment
+    async with Proxy(scenario.deployment.server.url) as proxy:
+        deployment = scenario.deployment
         settings = {"FRONTEND_LEASE_MS": 2000, "OUTAGE_S": 120}
         await deployment.use_frontends(1, redis_url=proxy.url, **settings)
         deployment.start_frontend()
         await deployment.ready()
-        plain = [stage.client(200, first_url=0) for _ in range(3)]
-        staying = [stage.client(200, first_url=0, on_disconnect="continue") for _ in range(3)]
-        elsewhere = [stage.client(200, first_url=1) for _ in range(3)]
-        async with stage.middle_of([*plain, *staying, *elsewhere]):
+        plain = [scenario.client(200, first_url=0) for _ in range(3)]
+        staying = [scenario.client(200, first_url=0, on_disconnect="continue") for _ in range(3)]
+        elsewhere = [scenario.client(200, first_url=1) for _ in range(3)]
+        async with scenario.middle_of([*plain, *staying, *elsewhere]):
             proxy.partition()
             jobs = [client.reading.job_id for client in plain]
-            await until(lambda: _all_orphaned(stage, jobs), "the plain ones to be orphaned")
+            await until(lambda: _all_orphaned(scenario, jobs), "the plain ones to be orphaned")
             seen = [client.reading.num_keepalives for client in staying]
             for client, before in zip(staying, seen, strict=True):
                 await until(lambda c=client, b=before: c.reading.num_keepalives > b + 3, "life")
             proxy.heal()
-        for reading in await stage.all_ended(plain):
+        for reading in await scenario.all_ended(plain):
             assert reading.error_code == "orphaned"
-        await stage.all_finished([*staying, *elsewhere])
+        await scenario.all_finished([*staying, *elsewhere])
         assert all(client.reading.num_connections == 1 for client in staying)
-        await stage.settled()
+        await scenario.settled()
         await deployment.use_frontends()
 
 
-async def _all_orphaned(stage: Stage, job_ids: list[str]) -> bool:
-    jobs = [await stage.job(job_id) for job_id in job_ids]
+async def _all_orphaned(scenario: Scenario, job_ids: list[str]) -> bool:
+    jobs = [await scenario.job(job_id) for job_id in job_ids]
     return all((job["state"], job.get("reason")) == ("cancelled", "orphaned") for job in jobs)
 
 
 async def test_both_sides_speak_tls_and_believe_only_a_certificate_they_can_check(
-    stage: Stage, tmp_path: Path
+    scenario: Scenario, tmp_path: Path
 ) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(tls)
-    async with Proxy(stage.deployment.server.url, tls=tls) as proxy:
+    async with Proxy(scenario.deployment.server.url, tls=tls) as proxy:
         url = f"{proxy.url}?ssl_ca_certs={tmp_path / 'ca.pem'}"
-        await stage.deployment.use_frontends(1, redis_url=url)
-        await stage.deployment.use_workers(1, redis_url=url)
-        doubting = stage.deployment.start_worker(redis_url=proxy.url)
-        clients = stage.clients(8, 100)
-        async with stage.middle_of(clients):
+        await scenario.deployment.use_frontends(1, redis_url=url)
+        await scenario.deployment.use_workers(1, redis_url=url)
+        doubting = scenario.deployment.start_worker(redis_url=proxy.url)
+        clients = scenario.clients(8, 100)
+        async with scenario.middle_of(clients):
             proxy.cut()
             await until(lambda: "waiting for the store" in doubting.log, "the doubting one's word")
-        await stage.all_finished(clients)
+        await scenario.all_finished(clients)
         assert " ready " not in doubting.log
         doubting.terminate()
         assert await doubting.ended() == 0
-        await stage.settled()
-        await stage.deployment.use_workers()
-        await stage.deployment.use_frontends()
+        await scenario.settled()
+        await scenario.deployment.use_workers()
+        await scenario.deployment.use_frontends()
 
 
-async def test_lost_replies_double_neither_jobs_nor_text(stage: Stage, tmp_path: Path) -> None:
-    async with Proxy(stage.deployment.server.url, tmp_path / "proxy.sock") as proxy:
-        await stage.deployment.use_frontends(redis_url=proxy.url)
-        await stage.deployment.use_workers(redis_url=proxy.url)
-        proxy.lose_some(stage.rng, 0.1)
+async def test_lost_replies_double_neither_jobs_nor_text(
+    scenario: Scenario, tmp_path: Path
+) -> None:
+    async with Proxy(scenario.deployment.server.url, tmp_path / "proxy.sock") as proxy:
+        await scenario.deployment.use_frontends(redis_url=proxy.url)
+        await scenario.deployment.use_workers(redis_url=proxy.url)
+        proxy.lose_some(scenario.rng, 0.1)
         while proxy.num_lost < 20:
-            await stage.all_finished([stage.client(100, resumes=True) for _ in range(16)])
+            await scenario.all_finished([scenario.client(100, resumes=True) for _ in range(16)])
         proxy.loses = None
-        await stage.settled()
-        await stage.deployment.use_workers()
-        await stage.deployment.use_frontends()
+        await scenario.settled()
+        await scenario.deployment.use_workers()
+        await scenario.deployment.use_frontends()
 
 
-async def test_a_lost_delivery_is_found_within_seconds(stage: Stage, tmp_path: Path) -> None:
-    async with Proxy(stage.deployment.server.url, tmp_path / "proxy.sock") as proxy:
-        await stage.deployment.use_workers(1, redis_url=proxy.url)
-        prompt = random_prompt(stage.rng)
+async def test_a_lost_delivery_is_found_within_seconds(scenario: Scenario, tmp_path: Path) -> None:
+    async with Proxy(scenario.deployment.server.url, tmp_path / "proxy.sock") as proxy:
+        await scenario.deployment.use_workers(1, redis_url=proxy.url)
+        prompt = random_prompt(scenario.rng)
         proxy.lose_next(b'"prompt_token_ids"')
-        client = stage.client(30, prompt=prompt)
-        await stage.all_finished([client])
+        client = scenario.client(30, prompt=prompt)
+        await scenario.all_finished([client])
         assert proxy.num_lost == 1
-        assert (await stage.job(client.reading.job_id))["attempt"] == "2"
-        await stage.settled()
-        await stage.deployment.use_workers()
+        assert (await scenario.job(client.reading.job_id))["attempt"] == "2"
+        await scenario.settled()
+        await scenario.deployment.use_workers()
 
 
 @pytest.mark.parametrize("delay_s", [0.05])
 async def test_a_slow_network_only_gathers_tokens(
-    stage: Stage, tmp_path: Path, delay_s: float
+    scenario: Scenario, tmp_path: Path, delay_s: float
 ) -> None:
-    async with Proxy(stage.deployment.server.url, tmp_path / "proxy.sock") as proxy:
-        await stage.deployment.use_workers(redis_url=proxy.url)
+    async with Proxy(scenario.deployment.server.url, tmp_path / "proxy.sock") as proxy:
+        await scenario.deployment.use_workers(redis_url=proxy.url)
         proxy.delay_s = delay_s
-        clients = stage.clients(8, 100)
-        await stage.all_finished(clients)
-        await stage.settled()
+        clients = scenario.clients(8, 100)
+        await scenario.all_finished(clients)
+        await scenario.settled()
         proxy.delay_s = 0
-        await stage.deployment.use_workers()
+        await scenario.deployment.use_workers()
 
 
-async def test_a_frontend_cut_off_for_reading_too_slowly_catches_up(stage: Stage) -> None:
-    await stage.redis.config_set("client-output-buffer-limit", "pubsub 65536 65536 1")
+async def test_a_frontend_cut_off_for_reading_too_slowly_catches_up(scenario: Scenario) -> None:
+    await scenario.redis.config_set("client-output-buffer-limit", "pubsub 65536 65536 1")
     # Its lease is longer than its sleep: its readers are not gone.
-    (frozen,) = await stage.deployment.use_frontends(1, FRONTEND_LEASE_MS=60_000)
-    clients = stage.clients(32, 450)
-    async with stage.middle_of(clients):
+    (frozen,) = await scenario.deployment.use_frontends(1, FRONTEND_LEASE_MS=60_000)
+    clients = scenario.clients(32, 450)
+    async with scenario.middle_of(clients):
         frozen.freeze()
     jobs = [client.reading.job_id for client in clients]
-    await until(lambda: _all_past(stage, jobs, 350), "the jobs to run on")
+    await until(lambda: _all_past(scenario, jobs, 350), "the jobs to run on")
     frozen.thaw()
-    await stage.all_finished(clients)
+    await scenario.all_finished(clients)
     assert "pub/sub connection lost" in frozen.log
-    await stage.redis.config_set("client-output-buffer-limit", "pubsub 33554432 8388608 60")
-    await stage.settled()
+    await scenario.redis.config_set("client-output-buffer-limit", "pubsub 33554432 8388608 60")
+    await scenario.settled()
 
 
-async def _all_past(stage: Stage, job_ids: list[str], num_tokens: int) -> bool:
-    return all([int((await stage.job(job_id))["n"]) >= num_tokens for job_id in job_ids])
+async def _all_past(scenario: Scenario, job_ids: list[str], num_tokens: int) -> bool:
+    return all([int((await scenario.job(job_id))["n"]) >= num_tokens for job_id in job_ids])

@@ -6,67 +6,67 @@ import pytest
 
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.processes import FrontendProcess
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_a_restart_is_only_a_pause(stage: Stage, how: str) -> None:
-    clients = stage.clients(12, 150)
-    server = stage.deployment.server
-    async with stage.middle_of(clients):
+async def test_a_restart_is_only_a_pause(scenario: Scenario, how: str) -> None:
+    clients = scenario.clients(12, 150)
+    server = scenario.deployment.server
+    async with scenario.middle_of(clients):
         server.stop() if how == "stop" else server.kill()
         server.start()
-    await stage.all_finished(clients)
-    await stage.settled()
+    await scenario.all_finished(clients)
+    await scenario.settled()
 
 
-async def test_a_lost_tail_is_written_again_by_the_living_workers(stage: Stage) -> None:
-    clients = stage.clients(12, 250)
-    server = stage.deployment.server
-    async with stage.middle_of(clients, 100):
+async def test_a_lost_tail_is_written_again_by_the_living_workers(scenario: Scenario) -> None:
+    clients = scenario.clients(12, 250)
+    server = scenario.deployment.server
+    async with scenario.middle_of(clients, 100):
         server.kill()
         assert server.cut_tail(30_000) == 30_000
         server.start()
-    await stage.all_finished(clients)
-    await stage.settled()
+    await scenario.all_finished(clients)
+    await scenario.settled()
 
 
-async def test_a_lost_tail_and_dead_workers_never_give_a_splice(stage: Stage) -> None:
-    clients = stage.clients(12, 150)
-    server = stage.deployment.server
-    async with stage.middle_of(clients, 100):
+async def test_a_lost_tail_and_dead_workers_never_give_a_splice(scenario: Scenario) -> None:
+    clients = scenario.clients(12, 150)
+    server = scenario.deployment.server
+    async with scenario.middle_of(clients, 100):
         server.kill()
-        for worker in stage.deployment.workers:
+        for worker in scenario.deployment.workers:
             worker.kill()
     server.cut_tail(20_000)
     server.start()
-    await stage.deployment.use_workers()
-    await stage.all_ended(clients)
-    await stage.settled()
+    await scenario.deployment.use_workers()
+    await scenario.all_ended(clients)
+    await scenario.settled()
 
 
-async def test_after_a_flush_every_stream_goes_on(stage: Stage) -> None:
+async def test_after_a_flush_every_stream_goes_on(scenario: Scenario) -> None:
     """The worker puts back what it runs, the frontends submit again what waits."""
-    await stage.deployment.use_workers(1, MAX_NUM_SEQS=4)
-    delivered = stage.clients(4, 300)
-    async with stage.middle_of(delivered):
-        untouched = stage.clients(4, 20)
-        await until(lambda: _num_queued(stage, 4), "four jobs to wait")
-        await stage.redis.flushall()
-    stage.oracle.begin_at_zero()
-    await stage.all_finished([*delivered, *untouched])
-    await stage.deployment.ready()
-    later = stage.clients(2, 20)
-    await stage.all_finished(later)
-    await stage.settled()
+    await scenario.deployment.use_workers(1, MAX_NUM_SEQS=4)
+    delivered = scenario.clients(4, 300)
+    async with scenario.middle_of(delivered):
+        untouched = scenario.clients(4, 20)
+        await until(lambda: _num_queued(scenario, 4), "four jobs to wait")
+        await scenario.redis.flushall()
+    scenario.oracle.begin_at_zero()
+    await scenario.all_finished([*delivered, *untouched])
+    await scenario.deployment.ready()
+    later = scenario.clients(2, 20)
+    await scenario.all_finished(later)
+    await scenario.settled()
 
 
-async def _num_queued(stage: Stage, number: int) -> bool:
-    return (await stage.transport.registry.queue_stats()).queued == number
+async def _num_queued(scenario: Scenario, number: int) -> bool:
+    return (await scenario.transport.registry.queue_stats()).queued == number
 
 
-async def test_everybody_waits_for_a_redis_that_is_not_there_yet(stage: Stage) -> None:
-    deployment = stage.deployment
+async def test_everybody_waits_for_a_redis_that_is_not_there_yet(scenario: Scenario) -> None:
+    deployment = scenario.deployment
     await deployment.leave()
     deployment.server.stop()
     workers = [deployment.start_worker() for _ in range(2)]
@@ -78,19 +78,19 @@ async def test_everybody_waits_for_a_redis_that_is_not_there_yet(stage: Stage) -
         assert await frontend.answers("/ready") == 503
     deployment.server.start()
     await deployment.ready()
-    await stage.all_finished(stage.clients(4, 20))
-    await stage.settled()
+    await scenario.all_finished(scenario.clients(4, 20))
+    await scenario.settled()
 
 
 async def _status(frontend: FrontendProcess, path: str, status: int) -> bool:
     return await frontend.answers(path) == status
 
 
-async def test_streams_stay_open_while_redis_is_away_and_engines_pause(stage: Stage) -> None:
-    clients = stage.clients(6, 250)
-    server = stage.deployment.server
-    async with stage.middle_of(clients):
-        owners = {await stage.worker_of(client.reading.job_id) for client in clients}
+async def test_streams_stay_open_while_redis_is_away_and_engines_pause(scenario: Scenario) -> None:
+    clients = scenario.clients(6, 250)
+    server = scenario.deployment.server
+    async with scenario.middle_of(clients):
+        owners = {await scenario.worker_of(client.reading.job_id) for client in clients}
         num_pauses = {worker: worker.log.count("the engine pauses") for worker in owners}
         seen = [client.reading.num_keepalives for client in clients]
         server.stop()
@@ -101,30 +101,30 @@ async def test_streams_stay_open_while_redis_is_away_and_engines_pause(stage: St
     for client, before in zip(clients, seen, strict=True):
         await until(lambda c=client, b=before: c.reading.num_keepalives > b + 11, "keep-alives")
     server.start()
-    await stage.all_finished(clients)
+    await scenario.all_finished(clients)
     for client in clients:  # all leases ended meanwhile, and nobody was taken for dead
-        assert (await stage.job(client.reading.job_id))["attempt"] == "1"
-    await stage.settled()
+        assert (await scenario.job(client.reading.job_id))["attempt"] == "1"
+    await scenario.settled()
 
 
-async def test_a_full_redis_refuses_new_work_and_lets_running_work_end(stage: Stage) -> None:
-    running = stage.clients(6, 200)
-    async with stage.middle_of(running):
-        used = int((await stage.redis.info("memory"))["used_memory"])
-        await stage.redis.config_set("maxmemory", max(1, used // 2))
-        refused = stage.client(10)
+async def test_a_full_redis_refuses_new_work_and_lets_running_work_end(scenario: Scenario) -> None:
+    running = scenario.clients(6, 200)
+    async with scenario.middle_of(running):
+        used = int((await scenario.redis.info("memory"))["used_memory"])
+        await scenario.redis.config_set("maxmemory", max(1, used // 2))
+        refused = scenario.client(10)
         reading = await refused.ended()
         assert reading.status == 503, reading.status
-    await stage.all_finished(running)
-    await stage.redis.config_set("maxmemory", 0)
-    await stage.all_finished(stage.clients(2, 20))
-    await stage.settled()
+    await scenario.all_finished(running)
+    await scenario.redis.config_set("maxmemory", 0)
+    await scenario.all_finished(scenario.clients(2, 20))
+    await scenario.settled()
 
 
-async def test_forgotten_scripts_are_sent_again(stage: Stage) -> None:
-    clients = stage.clients(12, 150)
+async def test_forgotten_scripts_are_sent_again(scenario: Scenario) -> None:
+    clients = scenario.clients(12, 150)
     for at in (10, 40, 70, 100):
-        async with stage.middle_of(clients, at):
-            await stage.redis.script_flush()
-    await stage.all_finished(clients)
-    await stage.settled()
+        async with scenario.middle_of(clients, at):
+            await scenario.redis.script_flush()
+    await scenario.all_finished(clients)
+    await scenario.settled()

@@ -3,59 +3,59 @@
 from __future__ import annotations
 
 from tests.chaos.harness.polling import until
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 
 
-async def test_a_worker_told_to_end_hands_its_jobs_on_without_blame(stage: Stage) -> None:
-    clients = stage.clients(12, 150)
-    async with stage.middle_of(clients):
-        leaving = await stage.worker_of(clients[0].reading.job_id)
+async def test_a_worker_told_to_end_hands_its_jobs_on_without_blame(scenario: Scenario) -> None:
+    clients = scenario.clients(12, 150)
+    async with scenario.middle_of(clients):
+        leaving = await scenario.worker_of(clients[0].reading.job_id)
         leaving.terminate()
         assert await leaving.ended() == 0
-    await stage.all_finished(clients)
+    await scenario.all_finished(clients)
     for client in clients:
-        assert (await stage.job(client.reading.job_id))["crashes"] == "0"
-    assert (await stage.job(clients[0].reading.job_id))["attempt"] == "2"
-    await stage.settled()
+        assert (await scenario.job(client.reading.job_id))["crashes"] == "0"
+    assert (await scenario.job(clients[0].reading.job_id))["attempt"] == "2"
+    await scenario.settled()
 
 
-async def test_a_worker_with_time_to_drain_finishes_what_it_runs(stage: Stage) -> None:
-    await stage.deployment.use_workers(DRAIN_TIMEOUT_S=60)
-    clients = stage.clients(8, 100)
-    async with stage.middle_of(clients):
-        for worker in stage.deployment.workers:
+async def test_a_worker_with_time_to_drain_finishes_what_it_runs(scenario: Scenario) -> None:
+    await scenario.deployment.use_workers(DRAIN_TIMEOUT_S=60)
+    clients = scenario.clients(8, 100)
+    async with scenario.middle_of(clients):
+        for worker in scenario.deployment.workers:
             worker.terminate()
             await until(lambda w=worker: " draining " in w.log, "the drain")
-    for worker in stage.deployment.workers:
+    for worker in scenario.deployment.workers:
         assert await worker.ended() == 0
-    await stage.all_finished(clients)
+    await scenario.all_finished(clients)
     for client in clients:
-        assert (await stage.job(client.reading.job_id))["attempt"] == "1"
-    await stage.settled()
+        assert (await scenario.job(client.reading.job_id))["attempt"] == "1"
+    await scenario.settled()
 
 
-async def test_a_rolling_restart_of_all_workers_fails_nothing(stage: Stage) -> None:
-    clients = stage.clients(12, 150)
-    async with stage.middle_of(clients):
-        for old in list(stage.deployment.workers):
-            await stage.deployment.start_worker().ready()
+async def test_a_rolling_restart_of_all_workers_fails_nothing(scenario: Scenario) -> None:
+    clients = scenario.clients(12, 150)
+    async with scenario.middle_of(clients):
+        for old in list(scenario.deployment.workers):
+            await scenario.deployment.start_worker().ready()
             old.terminate()
             assert await old.ended() == 0
-    await stage.all_finished(clients)
+    await scenario.all_finished(clients)
     for client in clients:
-        assert (await stage.job(client.reading.job_id))["crashes"] == "0"
-    await stage.settled()
+        assert (await scenario.job(client.reading.job_id))["crashes"] == "0"
+    await scenario.settled()
 
 
-async def test_clocks_an_hour_wrong_change_nothing(stage: Stage) -> None:
-    deployment = stage.deployment
+async def test_clocks_an_hour_wrong_change_nothing(scenario: Scenario) -> None:
+    deployment = scenario.deployment
     await deployment.use_workers(1, CHAOS_CLOCK_OFFSET_S=3600)
     deployment.start_worker(CHAOS_CLOCK_OFFSET_S=-3600)
     await deployment.use_frontends(1, CHAOS_CLOCK_OFFSET_S=-3600)
     deployment.start_frontend(CHAOS_CLOCK_OFFSET_S=3600)
     await deployment.ready()
-    clients = stage.clients(8, 120)
-    async with stage.middle_of(clients):
+    clients = scenario.clients(8, 120)
+    async with scenario.middle_of(clients):
         deployment.workers[0].kill()
-    await stage.all_finished(clients)
-    await stage.settled()
+    await scenario.all_finished(clients)
+    await scenario.settled()

@@ -7,16 +7,16 @@ in all that it writes (tests/support/faults/next_release.py).
 from __future__ import annotations
 
 from tests.chaos.harness.polling import until
-from tests.chaos.harness.stage import Stage
+from tests.chaos.harness.scenario import Scenario
 
 NEXT = {"CHAOS_SCHEMA": 2}
 
 
-async def test_a_rolling_upgrade_of_everything_fails_nothing(stage: Stage) -> None:
+async def test_a_rolling_upgrade_of_everything_fails_nothing(scenario: Scenario) -> None:
     """Workers first: what a new frontend queues is left to new workers."""
-    deployment = stage.deployment
-    clients = stage.clients(8, 150, resumes=True)
-    async with stage.middle_of(clients):
+    deployment = scenario.deployment
+    clients = scenario.clients(8, 150, resumes=True)
+    async with scenario.middle_of(clients):
         for old in list(deployment.workers):
             await deployment.start_worker(**NEXT).ready()
             await deployment.replaced(old)
@@ -24,46 +24,48 @@ async def test_a_rolling_upgrade_of_everything_fails_nothing(stage: Stage) -> No
             deployment.start_frontend(**NEXT)
             await deployment.ready()
             await deployment.replaced(old)
-        later = stage.clients(4, 30)
-    await stage.all_finished([*clients, *later])
+        later = scenario.clients(4, 30)
+    await scenario.all_finished([*clients, *later])
     for client in clients:
-        assert (await stage.job(client.reading.job_id))["crashes"] == "0"
-    assert {(await stage.job(client.reading.job_id))["v"] for client in later} == {"2"}
-    await stage.settled()
+        assert (await scenario.job(client.reading.job_id))["crashes"] == "0"
+    assert {(await scenario.job(client.reading.job_id))["v"] for client in later} == {"2"}
+    await scenario.settled()
 
 
-async def test_old_and_new_releases_work_side_by_side(stage: Stage) -> None:
+async def test_old_and_new_releases_work_side_by_side(scenario: Scenario) -> None:
     """Old workers run old jobs, new ones both; every frontend relays every job."""
-    deployment = stage.deployment
+    deployment = scenario.deployment
     (old,) = await deployment.use_workers(1)
     new = await deployment.start_worker(**NEXT).ready()
     await deployment.use_frontends(1)
     deployment.start_frontend(**NEXT)
     await deployment.ready()
-    posted = [stage.client(200, first_url=at % 2, on_disconnect="continue") for at in range(8)]
-    async with stage.middle_of(posted):
-        versions = [(await stage.job(client.reading.job_id))["v"] for client in posted]
+    posted = [scenario.client(200, first_url=at % 2, on_disconnect="continue") for at in range(8)]
+    async with scenario.middle_of(posted):
+        versions = [(await scenario.job(client.reading.job_id))["v"] for client in posted]
         assert versions == ["1", "2"] * 4
-        owners = {(await stage.job(client.reading.job_id))["owner"] for client in posted[1::2]}
+        owners = {(await scenario.job(client.reading.job_id))["owner"] for client in posted[1::2]}
         assert owners == {new.worker_id}
         crossed = [
-            stage.reader_of(client.reading.job_id, client.reading.prompt, 200, first_url=1 - at % 2)
+            scenario.reader_of(
+                client.reading.job_id, client.reading.prompt, 200, first_url=1 - at % 2
+            )
             for at, client in enumerate(posted)
         ]
         for reader in crossed:
             await reader.tokens(10)
         # Without a new worker the new jobs wait; the old ones go on.
         new.kill()
-        deployment.brake.release()
-        await stage.all_finished([*posted[::2], *crossed[::2]])
-        await until(lambda: _no_pending(stage, old.worker_id), "the old worker to be done")
+        deployment.throttle.release()
+        await scenario.all_finished([*posted[::2], *crossed[::2]])
+        await until(lambda: _no_pending(scenario, old.worker_id), "the old worker to be done")
         for client in posted[1::2]:
-            assert (await stage.job(client.reading.job_id))["attempt"] == "1"
+            assert (await scenario.job(client.reading.job_id))["attempt"] == "1"
         await deployment.start_worker(**NEXT).ready()
-    await stage.all_finished([*posted[1::2], *crossed[1::2]])
-    await stage.settled()
+    await scenario.all_finished([*posted[1::2], *crossed[1::2]])
+    await scenario.settled()
 
 
-async def _no_pending(stage: Stage, worker_id: str) -> bool:
-    statuses = await stage.transport.registry.workers()
+async def _no_pending(scenario: Scenario, worker_id: str) -> bool:
+    statuses = await scenario.transport.registry.workers()
     return [s.stats["jobs"] for s in statuses if s.worker_id == worker_id] == [0]

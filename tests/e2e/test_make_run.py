@@ -18,9 +18,9 @@ import pytest
 from openai import OpenAI
 
 from shared.launcher.redis_server import PrivateServer
-from tests.support.brake import FAULTS, Brake
-from tests.support.front_door import FrontDoor, echo, token_ids_of
 from tests.support.launched import REPOSITORY, Launched, is_alive
+from tests.support.service_client import ServiceClient, echo, token_ids_of
+from tests.support.throttle import FAULTS, Throttle
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -106,54 +106,54 @@ def test_a_killed_worker_is_started_again_and_serves(tmp_path: Path) -> None:
 
 
 def test_the_jobs_of_a_killed_worker_do_not_wait_for_the_end_of_its_lease(tmp_path: Path) -> None:
-    brake = Brake(tmp_path / "brake")
+    throttle = Throttle(tmp_path / "throttle")
     env = {
         "WORKERS": "2",
         "RUNNER": "echo",
         "LEASE_MS": "600000",
-        **brake.env,
+        **throttle.env,
         "PYTHONPATH": f"{FAULTS}{os.pathsep}{REPOSITORY}",
     }
-    with Launched(tmp_path, env) as penstock, FrontDoor(penstock) as door:
-        door.until(lambda: len(door.health()["workers"]) == 2, "both workers")
-        brake.apply(5)
-        with door.stream("/generate", {"prompt": [5, 6, 7], "max_tokens": 60}) as events:
+    with Launched(tmp_path, env) as penstock, ServiceClient(penstock) as service:
+        service.until(lambda: len(service.health()["workers"]) == 2, "both workers")
+        throttle.apply(5)
+        with service.stream("/generate", {"prompt": [5, 6, 7], "max_tokens": 60}) as events:
             received = [next(events) for _ in range(5)]
             job = f"/v1/jobs/{(received[0].payload or {})['id']}"
-            owner = door.http.get(job).json()["worker"]
-            (pid,) = (w["pid"] for w in door.health()["workers"] if w["id"] == owner)
+            owner = service.http.get(job).json()["worker"]
+            (pid,) = (w["pid"] for w in service.health()["workers"] if w["id"] == owner)
             os.kill(pid, signal.SIGKILL)
-            brake.release()
+            throttle.release()
             received += events
         assert token_ids_of(received) == echo([5, 6, 7], 60)
-        assert door.http.get(job).json()["attempt"] == 2
+        assert service.http.get(job).json()["attempt"] == 2
 
 
 def test_a_killed_private_server_is_started_again_and_a_stream_goes_on(tmp_path: Path) -> None:
-    brake = Brake(tmp_path / "brake")
+    throttle = Throttle(tmp_path / "throttle")
     env = {
         "RUNNER": "echo",
-        **brake.env,
+        **throttle.env,
         "PYTHONPATH": f"{FAULTS}{os.pathsep}{REPOSITORY}",
     }
-    with Launched(tmp_path, env) as penstock, FrontDoor(penstock) as door:
+    with Launched(tmp_path, env) as penstock, ServiceClient(penstock) as service:
         (server,) = (
             pid
             for pid in penstock.descendants()
             if b"redis.sock" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
-        brake.apply(5)
-        with door.stream("/generate", {"prompt": [5, 6, 7], "max_tokens": 60}) as events:
+        throttle.apply(5)
+        with service.stream("/generate", {"prompt": [5, 6, 7], "max_tokens": 60}) as events:
             received = [next(events) for _ in range(5)]
             os.kill(server, signal.SIGKILL)
-            door.until(lambda: "is back, with the jobs" in penstock.output, "its successor")
-            brake.release()
+            service.until(lambda: "is back, with the jobs" in penstock.output, "its successor")
+            throttle.release()
             received += events
         assert token_ids_of(received) == echo([5, 6, 7], 60)
         assert received[-1].payload is None
         assert "ended (SIGKILL); starting it again" in penstock.output
         job_id = (received[0].payload or {})["id"]
-        assert door.http.get(f"/v1/jobs/{job_id}").json()["attempt"] == 1
+        assert service.http.get(f"/v1/jobs/{job_id}").json()["attempt"] == 1
 
 
 def test_a_given_redis_that_is_not_there_is_said_and_waited_for(tmp_path: Path) -> None:

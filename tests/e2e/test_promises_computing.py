@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.front_door import (
+from tests.support.launched import Launched
+from tests.support.service_client import (
     Event,
-    FrontDoor,
+    ServiceClient,
     resident_mib,
     stream_all,
     token_ids_of,
 )
-from tests.support.launched import Launched
 
 PROMPT_TOKENS = 1900  # of the model's 2048
 NUM_TRIES = 3
@@ -40,10 +40,10 @@ ENV = {
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
     with (
         Launched(tmp_path_factory.mktemp("computing"), ENV) as penstock,
-        FrontDoor(penstock) as made,
+        ServiceClient(penstock) as made,
     ):
         yield made
 
@@ -53,24 +53,24 @@ def fresh_prompt(rng: random.Random) -> list[int]:
     return [rng.randrange(300, 4000) for _ in range(PROMPT_TOKENS)]
 
 
-def first_token_s(door: FrontDoor, prompt: list[int]) -> float:
+def first_token_s(service: ServiceClient, prompt: list[int]) -> float:
     """From the request to the first token of an engine that has nothing else to do."""
     begin_s = time.monotonic()
-    return door.generate(prompt, 1)[0].at_s - begin_s
+    return service.generate(prompt, 1)[0].at_s - begin_s
 
 
 @pytest.mark.alone
-def test_health_answers_while_the_engine_computes(door: FrontDoor) -> None:
+def test_health_answers_while_the_engine_computes(service: ServiceClient) -> None:
     """Alone, the whole prompt is one step. Who waited for steps would wait for half of one."""
     rng = random.Random(1)
-    step_s = statistics.median(first_token_s(door, fresh_prompt(rng)) for _ in range(NUM_TRIES))
+    step_s = statistics.median(first_token_s(service, fresh_prompt(rng)) for _ in range(NUM_TRIES))
     prompts = [fresh_prompt(rng) for _ in range(6)]
     times = []
     with ThreadPoolExecutor(1) as pool:
-        computing = pool.submit(lambda: [door.generate(prompt, 1) for prompt in prompts])
+        computing = pool.submit(lambda: [service.generate(prompt, 1) for prompt in prompts])
         while not computing.done():
             begin_s = time.monotonic()
-            assert door.health()["status"] == "ok"
+            assert service.health()["status"] == "ok"
             times.append(time.monotonic() - begin_s)
         computing.result()
     assert statistics.median(times) < step_s / 4, (statistics.median(times), step_s)
@@ -83,37 +83,37 @@ def largest_gap_s(events: list[Event], begin_s: float, end_s: float) -> float:
 
 
 @pytest.mark.alone
-def test_a_stream_goes_on_beside_a_long_prompt(door: FrontDoor) -> None:
+def test_a_stream_goes_on_beside_a_long_prompt(service: ServiceClient) -> None:
     """In one step the prompt would hold the stream up for as long as it takes alone."""
     rng = random.Random(2)
-    alone_s = statistics.median(first_token_s(door, fresh_prompt(rng)) for _ in range(NUM_TRIES))
+    alone_s = statistics.median(first_token_s(service, fresh_prompt(rng)) for _ in range(NUM_TRIES))
     shares = []
     for _ in range(NUM_TRIES):
         body = {"prompt": "the wheel", "max_tokens": 1500, "ignore_eos": True}
-        with ThreadPoolExecutor(1) as pool, door.stream("/generate", body) as events:
+        with ThreadPoolExecutor(1) as pool, service.stream("/generate", body) as events:
             received = [next(events) for _ in range(5)]
             begin_s = time.monotonic()
-            reading: Future[list[Event]] = pool.submit(door.generate, fresh_prompt(rng), 1)
+            reading: Future[list[Event]] = pool.submit(service.generate, fresh_prompt(rng), 1)
             while not reading.done():
                 received.append(next(events))
             long = reading.result()
         shares.append(largest_gap_s(received, begin_s, long[0].at_s) / alone_s)
-        door.until_idle()
+        service.until_idle()
     assert min(shares) < 0.6, (shares, alone_s)
 
 
 def test_many_requests_leave_the_engines_memory_as_it_was(tmp_path: Path) -> None:
     """In the tier that a worker takes by itself. The reference tier's grows: see RELIABILITY.md."""
     env = {**ENV, "CPU_TIER": "auto"}
-    with Launched(tmp_path, env) as penstock, FrontDoor(penstock) as door:
-        grown = growth_of(door)
+    with Launched(tmp_path, env) as penstock, ServiceClient(penstock) as service:
+        grown = growth_of(service)
     # What leaks grows each time. Of 300 MiB the bound is 20 KiB for each request.
     assert all(min(shares) < 0.01 for shares in grown.values()), grown
 
 
-def growth_of(door: FrontDoor) -> dict[str, list[float]]:
+def growth_of(service: ServiceClient) -> dict[str, list[float]]:
     """By how large a part of itself each process grows, three times, in 150 requests."""
-    pids = {name: door.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
+    pids = {name: service.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
     rng = random.Random(3)
 
     def run(count: int) -> None:
@@ -126,9 +126,9 @@ def growth_of(door: FrontDoor) -> dict[str, list[float]]:
                 }
                 for _ in range(25)
             ]
-            for events in asyncio.run(stream_all(door.base_url, bodies)):
+            for events in asyncio.run(stream_all(service.base_url, bodies)):
                 assert len(token_ids_of(events)) == 6
-        door.until_idle()
+        service.until_idle()
 
     run(150)  # what is taken once is taken now: the pool's pages, and torch's own
     grown: dict[str, list[float]] = {name: [] for name in pids}

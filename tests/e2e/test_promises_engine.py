@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.front_door import CLOSE_LOOK, FrontDoor, echo, stream_all, token_ids_of
 from tests.support.launched import Launched
+from tests.support.service_client import CLOSE_LOOK, ServiceClient, echo, stream_all, token_ids_of
 
 SEATS = 8
 BUDGET = 64
@@ -32,63 +32,70 @@ KNOBS = {
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
     env = {**CLOSE_LOOK, **KNOBS, "ECHO_STEP_MS": "10"}
-    with Launched(tmp_path_factory.mktemp("engine"), env) as penstock, FrontDoor(penstock) as made:
+    with (
+        Launched(tmp_path_factory.mktemp("engine"), env) as penstock,
+        ServiceClient(penstock) as made,
+    ):
         yield made
 
 
-def test_the_engines_knobs_are_set_by_the_environment_and_told_by_health(door: FrontDoor) -> None:
-    worker = door.worker()
+def test_the_engines_knobs_are_set_by_the_environment_and_told_by_health(
+    service: ServiceClient,
+) -> None:
+    worker = service.worker()
     assert worker["policy"] == "fcfs"
     assert worker["max_num_seqs"] == SEATS
     assert worker["max_num_batched_tokens"] == BUDGET
     assert worker["block_size"] == BLOCK_SIZE
     assert worker["total_blocks"] == NUM_BLOCKS
     assert worker["kv_capacity_tokens"] == NUM_BLOCKS * BLOCK_SIZE
-    (model,) = door.http.get("/v1/models").json()["data"]
+    (model,) = service.http.get("/v1/models").json()["data"]
     assert model["kv_capacity_tokens"] == NUM_BLOCKS * BLOCK_SIZE
     assert model["max_model_len"] > 0
-    assert door.penstock.output.count("the model is loaded") == 1
+    assert service.penstock.output.count("the model is loaded") == 1
 
 
-def test_one_more_than_there_are_seats_waits(door: FrontDoor) -> None:
-    before = door.until_idle()
+def test_one_more_than_there_are_seats_waits(service: ServiceClient) -> None:
+    before = service.until_idle()
     with ExitStack() as stack:
         taken = [
-            stack.enter_context(door.stream("/generate", {"prompt": [500 + i], "max_tokens": 1500}))
+            stack.enter_context(
+                service.stream("/generate", {"prompt": [500 + i], "max_tokens": 1500})
+            )
             for i in range(SEATS)
         ]
-        door.until(lambda: door.health()["running"] == SEATS, "all seats taken")
-        stack.enter_context(door.stream("/generate", {"prompt": [599], "max_tokens": 1500}))
+        service.until(lambda: service.health()["running"] == SEATS, "all seats taken")
+        stack.enter_context(service.stream("/generate", {"prompt": [599], "max_tokens": 1500}))
 
         def one_waits() -> dict[str, Any] | None:
             """The queue's counters and the worker's beat come at times of their own."""
-            health = door.health()
+            health = service.health()
             (worker,) = health["workers"]
             counts = {name: worker[name] for name in ("waiting", "prefilling", "active", "pending")}
             seated = {"waiting": 0, "prefilling": 0, "active": SEATS, "pending": 0}
             is_so = (health["running"], health["waiting"], counts) == (SEATS, 1, seated)
             return dict(worker) if is_so else None
 
-        worker = door.until(one_waits, "eight at work and one that waits")
+        worker = service.until(one_waits, "eight at work and one that waits")
         assert worker["step"] > before["step"]
         assert len(taken) == SEATS
-    door.until_idle()
+    service.until_idle()
 
 
 @pytest.mark.alone
-def test_all_that_decode_share_each_step(door: FrontDoor) -> None:
+def test_all_that_decode_share_each_step(service: ServiceClient) -> None:
     begin_s = time.monotonic()
-    door.generate([599] * 3, 300)
+    service.generate([599] * 3, 300)
     alone_s = time.monotonic() - begin_s
-    before = door.until_idle()
+    before = service.until_idle()
     bodies = [{"prompt": [600 + i] * 3, "max_tokens": 300} for i in range(SEATS)]
     begin_s = time.monotonic()
-    streams = asyncio.run(stream_all(door.base_url, bodies))
+    streams = asyncio.run(stream_all(service.base_url, bodies))
     together_s = time.monotonic() - begin_s
     assert [token_ids_of(events) for events in streams] == [[600 + i] * 300 for i in range(SEATS)]
-    after = door.until_idle()
+    after = service.until_idle()
     num_tokens = after["generated_tokens"] - before["generated_tokens"]
     num_steps = after["step"] - before["step"]
     assert num_tokens == SEATS * 300
@@ -100,24 +107,24 @@ def test_all_that_decode_share_each_step(door: FrontDoor) -> None:
 
 
 @pytest.mark.alone
-def test_a_long_prompt_is_computed_beside_a_stream_that_goes_on(door: FrontDoor) -> None:
+def test_a_long_prompt_is_computed_beside_a_stream_that_goes_on(service: ServiceClient) -> None:
     shares = []
     for number in range(NUM_TRIES):
-        before = door.until_idle()
+        before = service.until_idle()
         with (
             ThreadPoolExecutor(1) as pool,
-            door.stream("/generate", {"prompt": [700, 701], "max_tokens": 800}) as events,
+            service.stream("/generate", {"prompt": [700, 701], "max_tokens": 800}) as events,
         ):
             received = [next(events) for _ in range(3)]
             begin_s = time.monotonic()
             prompt = list(range(number + 1, number + 1201))
-            reading = pool.submit(door.generate, prompt, 2)
+            reading = pool.submit(service.generate, prompt, 2)
             while not reading.done():
                 received.append(next(events))
             long = reading.result()
         assert token_ids_of(received) == echo([700, 701], len(received))
         assert token_ids_of(long) == prompt[:2]
-        after = door.until_idle()
+        after = service.until_idle()
         # 1200 tokens are at least 18 steps of 64, and each of them carried a token of the other.
         assert after["mixed_steps"] - before["mixed_steps"] >= 1200 // BUDGET
         prefill_s = long[0].at_s - begin_s
@@ -129,14 +136,14 @@ def test_a_long_prompt_is_computed_beside_a_stream_that_goes_on(door: FrontDoor)
 
 
 @pytest.mark.alone
-def test_the_second_time_a_prompt_comes_out_of_the_cache(door: FrontDoor) -> None:
+def test_the_second_time_a_prompt_comes_out_of_the_cache(service: ServiceClient) -> None:
     shares = []
     for number in range(NUM_TRIES):
         prompt = list(range(1200 + number, 1800 + number))
         usages, first_token_s = [], []
         for _ in range(2):
             begin_s = time.monotonic()
-            events = door.generate(prompt, 4)
+            events = service.generate(prompt, 4)
             first_token_s.append(events[0].at_s - begin_s)
             assert token_ids_of(events) == prompt[:4]
             assert events[-2].payload is not None
@@ -145,49 +152,49 @@ def test_the_second_time_a_prompt_comes_out_of_the_cache(door: FrontDoor) -> Non
         assert cached == [0, len(prompt) - BLOCK_SIZE]  # the last token is always computed
         shares.append(first_token_s[1] / first_token_s[0])
     assert min(shares) < 0.6, shares  # one step instead of ten, and the way there and back
-    before = door.until_idle()
-    door.generate(prompt, 4)
-    after = door.until_idle()
+    before = service.until_idle()
+    service.generate(prompt, 4)
+    after = service.until_idle()
     assert after["prefix_hit_tokens"] - before["prefix_hit_tokens"] == cached[1]
     assert after["step"] - before["step"] <= 5  # where the budget alone would ask for ten more
 
 
-def test_preempted_streams_pause_and_lose_nothing(door: FrontDoor) -> None:
+def test_preempted_streams_pause_and_lose_nothing(service: ServiceClient) -> None:
     """Eight times 360 tokens want 720 blocks of 512."""
-    before = door.until_idle()
+    before = service.until_idle()
     bodies = [{"prompt": list(range(i, i + 200)), "max_tokens": 160} for i in range(1, 1 + SEATS)]
-    streams = asyncio.run(stream_all(door.base_url, bodies))
+    streams = asyncio.run(stream_all(service.base_url, bodies))
     for number, events in enumerate(streams, start=1):
         assert token_ids_of(events) == list(range(number, number + 160))
-    assert door.until_idle()["preemptions"] > before["preemptions"]
+    assert service.until_idle()["preemptions"] > before["preemptions"]
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_frees_its_blocks_and_stops_the_counter(
-    door: FrontDoor, streamed: bool
+    service: ServiceClient, streamed: bool
 ) -> None:
     """A few steps are for the way to the engine: for the frontend to see that the client has left,
     and for the worker to hear of it. Of the tries the middle one is judged."""
     too_many = []
     for number in range(NUM_TRIES):
-        before = door.until_idle()
+        before = service.until_idle()
         body = {"prompt": [800 + number, 801], "max_tokens": 1500}
         if streamed:
-            with door.stream("/generate", body) as events:
+            with service.stream("/generate", body) as events:
                 received = [next(events) for _ in range(5)]
             assert received[0].payload is not None
         else:
             # The answer would take fifteen seconds; its client waits for a fraction of one.
             with pytest.raises(Exception, match="timed out"):
-                door.http.post("/generate", json={**body, "stream": False}, timeout=0.4)
-        after = door.until_idle()
-        job = door.http.get("/v1/jobs?state=cancelled&limit=1").json()["data"][0]
+                service.http.post("/generate", json={**body, "stream": False}, timeout=0.4)
+        after = service.until_idle()
+        job = service.http.get("/v1/jobs?state=cancelled&limit=1").json()["data"][0]
         assert job["error"]["code"] == "disconnected"
         num_computed = after["generated_tokens"] - before["generated_tokens"]
         # What had been computed when the job was cancelled, and when the client left.
         too_many.append(num_computed - job["usage"]["completion_tokens"])
         if streamed:
             assert num_computed < 1500 / 4
-        assert door.worker()["generated_tokens"] == after["generated_tokens"]
+        assert service.worker()["generated_tokens"] == after["generated_tokens"]
     assert statistics.median(too_many) <= FEW_STEPS, too_many

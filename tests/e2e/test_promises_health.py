@@ -10,48 +10,51 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.front_door import CLOSE_LOOK, FrontDoor, stream_all, token_ids_of
 from tests.support.launched import Launched
+from tests.support.service_client import CLOSE_LOOK, ServiceClient, stream_all, token_ids_of
 
 pytestmark = pytest.mark.alone
 STEP_S = 0.4
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
     env = {**CLOSE_LOOK, "ECHO_STEP_MS": str(STEP_S * 1000), "MAX_NUM_SEQS": "128"}
-    with Launched(tmp_path_factory.mktemp("health"), env) as penstock, FrontDoor(penstock) as made:
+    with (
+        Launched(tmp_path_factory.mktemp("health"), env) as penstock,
+        ServiceClient(penstock) as made,
+    ):
         yield made
 
 
-def health_median_s(door: FrontDoor, num_times: int) -> float:
+def health_median_s(service: ServiceClient, num_times: int) -> float:
     times = []
     for _ in range(num_times):
         begin_s = time.monotonic()
-        assert door.health()["status"] == "ok"
+        assert service.health()["status"] == "ok"
         times.append(time.monotonic() - begin_s)
     return statistics.median(times)
 
 
-def test_health_answers_while_a_step_is_in_flight(door: FrontDoor) -> None:
-    with door.stream("/generate", {"prompt": "slow", "max_tokens": 5}) as events:
+def test_health_answers_while_a_step_is_in_flight(service: ServiceClient) -> None:
+    with service.stream("/generate", {"prompt": "slow", "max_tokens": 5}) as events:
         next(events)
-        median_s = health_median_s(door, 25)
+        median_s = health_median_s(service, 25)
         received = list(events)
     assert received[-1].payload is None
     # Not a measurement of speed: whoever waits for steps waits for half of one on average.
     assert median_s < STEP_S / 4
 
 
-def test_health_answers_while_a_megabyte_of_prompt_is_tokenized(door: FrontDoor) -> None:
+def test_health_answers_while_a_megabyte_of_prompt_is_tokenized(service: ServiceClient) -> None:
     prompt = "the keeper writes the level " * 37_000
     assert len(prompt) > 1_000_000
     with ThreadPoolExecutor(1) as pool:
-        posted = pool.submit(door.http.post, "/tokenize", json={"prompt": prompt})
+        posted = pool.submit(service.http.post, "/tokenize", json={"prompt": prompt})
         times = []
         while not posted.done():
             begin_s = time.monotonic()
-            assert door.health()["status"] == "ok"
+            assert service.health()["status"] == "ok"
             times.append(time.monotonic() - begin_s)
     tokenized = posted.result()
     assert tokenized.status_code == 200
@@ -62,17 +65,17 @@ def test_health_answers_while_a_megabyte_of_prompt_is_tokenized(door: FrontDoor)
     assert max(times) < sum(times) / 2
 
 
-def test_submitting_does_not_wait_for_steps(door: FrontDoor) -> None:
+def test_submitting_does_not_wait_for_steps(service: ServiceClient) -> None:
     """A hundred jobs come in during a few steps and start together at the next."""
-    before = door.until_idle()
-    with door.stream("/generate", {"prompt": [900], "max_tokens": 40}) as events:
+    before = service.until_idle()
+    with service.stream("/generate", {"prompt": [900], "max_tokens": 40}) as events:
         received = [next(events)]
         bodies = [{"prompt": [1000 + i], "max_tokens": 2} for i in range(100)]
-        streams = asyncio.run(stream_all(door.base_url, bodies))
-        meanwhile = door.worker()
+        streams = asyncio.run(stream_all(service.base_url, bodies))
+        meanwhile = service.worker()
         assert received[0].payload is not None
-        assert door.http.delete(f"/v1/jobs/{received[0].payload['id']}").status_code == 200
+        assert service.http.delete(f"/v1/jobs/{received[0].payload['id']}").status_code == 200
     assert [token_ids_of(events) for events in streams] == [[1000 + i] * 2 for i in range(100)]
     # If each submit or each admission cost a step, there would be a hundred of them.
     assert meanwhile["step"] - before["step"] < 30
-    door.until_idle()
+    service.until_idle()

@@ -15,18 +15,18 @@ import httpx
 import pytest
 
 from shared.keys import Keys
-from tests.support.front_door import (
+from tests.support.launched import Launched
+from tests.support.redis_server import KEYS_WITHOUT_TTL
+from tests.support.service_client import (
     CLOSE_LOOK,
     TIMEOUT_S,
-    FrontDoor,
+    ServiceClient,
     cpu_s,
     echo,
     resident_mib,
     stream_all,
     token_ids_of,
 )
-from tests.support.launched import Launched
-from tests.support.redis_server import KEYS_WITHOUT_TTL
 
 IDLE_S = 3.0
 STEP_S = 0.002
@@ -34,23 +34,28 @@ KEYS = Keys()
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
     env = {
         "RUNNER": "echo",
         "ECHO_STEP_MS": str(STEP_S * 1000),
         "PULL_BLOCK_MS": "5000",
         "HEALTH_INTERVAL_S": "0.1",
     }
-    with Launched(tmp_path_factory.mktemp("load"), env) as penstock, FrontDoor(penstock) as made:
+    with (
+        Launched(tmp_path_factory.mktemp("load"), env) as penstock,
+        ServiceClient(penstock) as made,
+    ):
         yield made
 
 
-def assert_nothing_is_left(door: FrontDoor) -> None:
+def assert_nothing_is_left(service: ServiceClient) -> None:
     """In the worker's table, in the pool, at the frontend, in Redis."""
-    door.until_idle()
-    door.until(lambda: "penstock:streams_open 0.0" in door.http.get("/metrics").text, "no streams")
-    with door.redis() as server:
-        door.until(
+    service.until_idle()
+    service.until(
+        lambda: "penstock:streams_open 0.0" in service.http.get("/metrics").text, "no streams"
+    )
+    with service.redis() as server:
+        service.until(
             lambda: server.pubsub_channels(f"{KEYS.prefix}ch:*") == [], "no channel of a job"
         )
         assert server.zcard(f"{KEYS.prefix}live") == 0
@@ -63,22 +68,22 @@ def assert_nothing_is_left(door: FrontDoor) -> None:
         assert all(server.xlen(queue) == 0 for queue in queues)
 
 
-def run_many(door: FrontDoor, count: int) -> None:
+def run_many(service: ServiceClient, count: int) -> None:
     for first in range(0, count, 50):
         bodies = [{"prompt": [10 + first + i, 7], "max_tokens": 4} for i in range(50)]
         for body, events in zip(
-            bodies, asyncio.run(stream_all(door.base_url, bodies)), strict=True
+            bodies, asyncio.run(stream_all(service.base_url, bodies)), strict=True
         ):
             assert token_ids_of(events) == echo(body["prompt"], 4)  # type: ignore[arg-type]
 
 
-def test_many_requests_leave_nothing_behind(door: FrontDoor) -> None:
-    pids = {name: door.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
-    run_many(door, 300)
-    assert_nothing_is_left(door)
+def test_many_requests_leave_nothing_behind(service: ServiceClient) -> None:
+    pids = {name: service.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
+    run_many(service, 300)
+    assert_nothing_is_left(service)
     before = {name: resident_mib(pid) for name, pid in pids.items()}
-    run_many(door, 500)
-    assert_nothing_is_left(door)
+    run_many(service, 500)
+    assert_nothing_is_left(service)
     grown = {name: resident_mib(pid) - before[name] for name, pid in pids.items()}
     # A job that stays in a table costs some kilobytes; 500 of them would show.
     assert all(mib < 4 for mib in grown.values()), grown
@@ -108,19 +113,19 @@ async def leave_at_random(base_url: str, rng: random.Random, count: int) -> None
         )
 
 
-def test_two_hundred_disconnects_at_random_leave_everything_alive(door: FrontDoor) -> None:
-    processes = set(door.penstock.descendants())
-    asyncio.run(leave_at_random(door.base_url, random.Random(5), 200))
-    assert_nothing_is_left(door)
-    assert set(door.penstock.descendants()) == processes
-    assert "Traceback" not in door.penstock.output
-    assert token_ids_of(door.generate([5, 6], 5)) == [5, 6, 5, 6, 5]
+def test_two_hundred_disconnects_at_random_leave_everything_alive(service: ServiceClient) -> None:
+    processes = set(service.penstock.descendants())
+    asyncio.run(leave_at_random(service.base_url, random.Random(5), 200))
+    assert_nothing_is_left(service)
+    assert set(service.penstock.descendants()) == processes
+    assert "Traceback" not in service.penstock.output
+    assert token_ids_of(service.generate([5, 6], 5)) == [5, 6, 5, 6, 5]
 
 
 @pytest.mark.alone
-def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(door: FrontDoor) -> None:
-    door.until_idle()
-    pids = {name: door.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
+def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(service: ServiceClient) -> None:
+    service.until_idle()
+    pids = {name: service.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
     before = {name: cpu_s(pid) for name, pid in pids.items()}
     begin_s = time.monotonic()
     time.sleep(IDLE_S)  # the one thing to be observed here is time that passes
@@ -133,10 +138,10 @@ def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(door: FrontDoor
     waits_s, answers_s = [], []
     for _ in range(5):
         begin_s = time.monotonic()
-        door.health()
+        service.health()
         answers_s.append(time.monotonic() - begin_s)
         begin_s = time.monotonic()
-        waits_s.append(door.generate("awake", 1)[0].at_s - begin_s)
+        waits_s.append(service.generate("awake", 1)[0].at_s - begin_s)
     # An answer of this frontend and a step, several times over: the way goes through four
     # processes. A pull waits for five seconds here, one that no job woke for half of them.
     wait_s, answer_s = statistics.median(waits_s), statistics.median(answers_s)

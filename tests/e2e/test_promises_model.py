@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.support.checkpoints import make_checkpoint
-from tests.support.front_door import FrontDoor
 from tests.support.launched import REPOSITORY, Launched
+from tests.support.service_client import ServiceClient
 
 DEMO = "penstock-demo"
 DEMO_CONFIG = REPOSITORY / "worker/demo/checkpoint/config.json"
@@ -23,13 +23,16 @@ BROKEN_TOKEN = 300
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
     env = {"BEAT_INTERVAL_MS": "100", "HEALTH_INTERVAL_S": "0.05", "DTYPE": "float32"}
-    with Launched(tmp_path_factory.mktemp("model"), env) as penstock, FrontDoor(penstock) as made:
+    with (
+        Launched(tmp_path_factory.mktemp("model"), env) as penstock,
+        ServiceClient(penstock) as made,
+    ):
         yield made
 
 
-def complete(door: FrontDoor, prompt: str, max_tokens: int) -> tuple[str, dict[str, Any]]:
+def complete(service: ServiceClient, prompt: str, max_tokens: int) -> tuple[str, dict[str, Any]]:
     body = {
         "model": DEMO,
         "prompt": prompt,
@@ -37,34 +40,36 @@ def complete(door: FrontDoor, prompt: str, max_tokens: int) -> tuple[str, dict[s
         "temperature": 0,
         "ignore_eos": True,
     }
-    answer = door.http.post("/v1/completions", json=body)
+    answer = service.http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
-def test_the_model_that_ships_is_ready_without_any_download(door: FrontDoor) -> None:
-    assert "the model is loaded" in door.penstock.output
-    (model,) = door.http.get("/v1/models").json()["data"]
-    assert f"parameters={model['num_parameters']}" in door.penstock.output
+def test_the_model_that_ships_is_ready_without_any_download(service: ServiceClient) -> None:
+    assert "the model is loaded" in service.penstock.output
+    (model,) = service.http.get("/v1/models").json()["data"]
+    assert f"parameters={model['num_parameters']}" in service.penstock.output
     assert model["num_parameters"] > 0
     assert model["max_model_len"] == json.loads(DEMO_CONFIG.read_text())["max_position_embeddings"]
 
 
-def test_the_same_greedy_prompt_gives_the_same_text_alone_and_in_company(door: FrontDoor) -> None:
+def test_the_same_greedy_prompt_gives_the_same_text_alone_and_in_company(
+    service: ServiceClient,
+) -> None:
     prompt = "A penstock is the pipe that"
-    alone = [complete(door, prompt, 24)[0] for _ in range(5)]
+    alone = [complete(service, prompt, 24)[0] for _ in range(5)]
     with ThreadPoolExecutor(15) as pool:
-        together = list(pool.map(lambda _: complete(door, prompt, 24)[0], range(15)))
+        together = list(pool.map(lambda _: complete(service, prompt, 24)[0], range(15)))
     assert len({*alone, *together}) == 1
 
 
-def test_a_long_prompt_comes_out_of_the_cache_the_second_time(door: FrontDoor) -> None:
+def test_a_long_prompt_comes_out_of_the_cache_the_second_time(service: ServiceClient) -> None:
     prompt = "The keeper of the gate writes the level into his book. " * 40
     usages, texts, steps = [], [], []
     for _ in range(2):
-        before = door.worker().get("step", 0)
-        text, usage = complete(door, prompt, 8)
-        steps.append(door.until_idle()["step"] - before)
+        before = service.worker().get("step", 0)
+        text, usage = complete(service, prompt, 8)
+        steps.append(service.until_idle()["step"] - before)
         texts.append(text)
         usages.append(usage)
     assert texts[0] == texts[1]
@@ -74,7 +79,7 @@ def test_a_long_prompt_comes_out_of_the_cache_the_second_time(door: FrontDoor) -
     assert steps[1] <= steps[0]
 
 
-def test_streamed_greedy_chat_is_the_unstreamed_one(door: FrontDoor) -> None:
+def test_streamed_greedy_chat_is_the_unstreamed_one(service: ServiceClient) -> None:
     questions = ("What is Penstock?", "Wie geht's? 😀", "水门在哪里？", "def f(x): return x")
 
     def compare(question: str) -> tuple[str, str]:
@@ -84,9 +89,9 @@ def test_streamed_greedy_chat_is_the_unstreamed_one(door: FrontDoor) -> None:
             "temperature": 0,
             "max_tokens": 60,
         }
-        with door.stream("/v1/chat/completions", body) as events:
+        with service.stream("/v1/chat/completions", body) as events:
             deltas = [e.payload["choices"][0]["delta"] for e in events if e.payload]
-        whole = door.http.post("/v1/chat/completions", json=body).json()
+        whole = service.http.post("/v1/chat/completions", json=body).json()
         text = "".join(delta.get("content", "") for delta in deltas)
         return text, whole["choices"][0]["message"]["content"]
 
@@ -115,14 +120,14 @@ def test_a_step_that_fails_ends_its_stream_in_words_and_spares_the_others(
     bad = {"prompt": [5, 6, BROKEN_TOKEN, 8], "max_tokens": 60}
 
     def stream(body: dict[str, Any]) -> tuple[list[int], dict[str, Any] | None]:
-        with door.stream("/generate", {**body, "ignore_eos": True}) as events:
+        with service.stream("/generate", {**body, "ignore_eos": True}) as events:
             *received, last, done = events
         assert done.payload is None
         assert last.payload is not None
         tokens = [t for event in (*received, last) for t in (event.payload or {})["token_ids"]]
         return tokens, last.payload.get("error")
 
-    with Launched(tmp_path, env) as penstock, FrontDoor(penstock) as door:
+    with Launched(tmp_path, env) as penstock, ServiceClient(penstock) as service:
         alone, _ = stream(good)
         assert len(alone) == 60
         with ThreadPoolExecutor(6) as pool:
@@ -131,9 +136,9 @@ def test_a_step_that_fails_ends_its_stream_in_words_and_spares_the_others(
         assert stream(bad)[1] is not None
         # Told when it fails, not when the request's ten minutes are over.
         assert time.monotonic() - begin_s < 60
-        door.until_idle()
+        service.until_idle()
         assert stream(good)[0] == alone
-        job = door.http.get("/v1/jobs?state=failed&limit=1").json()["data"][0]
+        job = service.http.get("/v1/jobs?state=failed&limit=1").json()["data"][0]
     for tokens, error in answers[::2]:
         assert error is None
         assert tokens == alone

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.brake import FAULTS, Brake
-from tests.support.front_door import (
+from tests.support.launched import REPOSITORY, Launched
+from tests.support.service_client import (
     CLOSE_LOOK,
     Event,
-    FrontDoor,
+    ServiceClient,
     echo,
     events_of,
     stream_all,
     token_ids_of,
 )
-from tests.support.launched import REPOSITORY, Launched
+from tests.support.throttle import FAULTS, Throttle
 
 STEP_MS = 10
 SEATS = 8
@@ -38,15 +38,17 @@ CHAT: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def brake(tmp_path_factory: pytest.TempPathFactory) -> Brake:
-    return Brake(tmp_path_factory.mktemp("brake") / "brake")
+def throttle(tmp_path_factory: pytest.TempPathFactory) -> Throttle:
+    return Throttle(tmp_path_factory.mktemp("throttle") / "throttle")
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory, brake: Brake) -> Iterator[FrontDoor]:
+def service(
+    tmp_path_factory: pytest.TempPathFactory, throttle: Throttle
+) -> Iterator[ServiceClient]:
     env = {
         **CLOSE_LOOK,
-        **brake.env,
+        **throttle.env,
         "PYTHONPATH": f"{FAULTS}{os.pathsep}{REPOSITORY}",
         "ECHO_STEP_MS": str(STEP_MS),
         "MAX_NUM_SEQS": str(SEATS),
@@ -55,14 +57,14 @@ def door(tmp_path_factory: pytest.TempPathFactory, brake: Brake) -> Iterator[Fro
     }
     with (
         Launched(tmp_path_factory.mktemp("streaming"), env) as penstock,
-        FrontDoor(penstock) as made,
+        ServiceClient(penstock) as made,
     ):
         yield made
 
 
 @pytest.mark.alone
-def test_each_token_arrives_when_it_is_made(door: FrontDoor) -> None:
-    *tokens, last, done = door.generate("First Citizen:", 50)
+def test_each_token_arrives_when_it_is_made(service: ServiceClient) -> None:
+    *tokens, last, done = service.generate("First Citizen:", 50)
     assert done.payload is None
     assert last.payload is not None
     assert last.payload["usage"]["completion_tokens"] == 50
@@ -71,27 +73,29 @@ def test_each_token_arrives_when_it_is_made(door: FrontDoor) -> None:
     assert last.at_s - tokens[0].at_s >= 10 * STEP_MS / 1000
 
 
-def test_the_time_to_the_first_token_is_told_as_the_client_measures_it(door: FrontDoor) -> None:
+def test_the_time_to_the_first_token_is_told_as_the_client_measures_it(
+    service: ServiceClient,
+) -> None:
     begin_s = time.monotonic()
-    events = door.generate("How long until the first?", 3)
+    events = service.generate("How long until the first?", 3)
     measured_ms = (events[0].at_s - begin_s) * 1000
     assert events[0].payload is not None
     assert events[0].payload["is_first"] is True
     # The client's watch covers the server's, and the first token costs a step.
     assert STEP_MS <= events[0].payload["ttft_ms"] <= measured_ms
-    job = door.http.get(f"/v1/jobs/{events[0].payload['id']}").json()
+    job = service.http.get(f"/v1/jobs/{events[0].payload['id']}").json()
     assert 0 <= job["timings"]["queue_ms"] <= job["timings"]["ttft_ms"] <= measured_ms + 1
 
 
 def test_a_stream_keeps_its_name_and_its_tokens_when_its_worker_is_killed(
-    door: FrontDoor, brake: Brake
+    service: ServiceClient, throttle: Throttle
 ) -> None:
     body = {**CHAT, "max_tokens": 120, "return_token_ids": True}
-    brake.apply(20)
-    with door.stream("/v1/chat/completions", body) as events:
+    throttle.apply(20)
+    with service.stream("/v1/chat/completions", body) as events:
         received = [next(events) for _ in range(10)]
-        os.kill(door.pid_of("worker"), signal.SIGKILL)
-        brake.release()
+        os.kill(service.pid_of("worker"), signal.SIGKILL)
+        throttle.release()
         received += events
     *chunks, done = received
     assert done.payload is None
@@ -104,14 +108,14 @@ def test_a_stream_keeps_its_name_and_its_tokens_when_its_worker_is_killed(
     assert spoken == echo(prompt, 120)
     assert payloads[-1]["choices"][0]["delta"] == {}
     assert payloads[-1]["choices"][0]["finish_reason"] == "length"
-    assert door.http.get(f"/v1/jobs/{payloads[0]['id']}").json()["attempt"] == 2
-    door.until(lambda: door.health()["status"] == "ok", "the worker's successor")
+    assert service.http.get(f"/v1/jobs/{payloads[0]['id']}").json()["attempt"] == 2
+    service.until(lambda: service.health()["status"] == "ok", "the worker's successor")
 
 
-def test_two_hundred_streams_lose_and_double_nothing(door: FrontDoor) -> None:
+def test_two_hundred_streams_lose_and_double_nothing(service: ServiceClient) -> None:
     prompts = [[300 + (7 * i + j) % 900 for j in range(3 + i % 11)] for i in range(200)]
     bodies = [{"prompt": prompt, "max_tokens": 5 + i % 20} for i, prompt in enumerate(prompts)]
-    streams = asyncio.run(stream_all(door.base_url, bodies))
+    streams = asyncio.run(stream_all(service.base_url, bodies))
     names = set()
     for prompt, body, events in zip(prompts, bodies, streams, strict=True):
         assert token_ids_of(events) == echo(prompt, int(str(body["max_tokens"])))
@@ -120,7 +124,7 @@ def test_two_hundred_streams_lose_and_double_nothing(door: FrontDoor) -> None:
         assert payloads[-1]["full_text"] == "".join(payload["text"] for payload in payloads)
         names.add(payloads[0]["id"])
     assert len(names) == 200
-    door.until_idle()
+    service.until_idle()
 
 
 TEXTS = (
@@ -132,16 +136,16 @@ TEXTS = (
 )
 
 
-def test_deltas_put_together_are_the_unstreamed_answer(door: FrontDoor) -> None:
+def test_deltas_put_together_are_the_unstreamed_answer(service: ServiceClient) -> None:
     def compare(number: int) -> tuple[str, str]:
         body = {
             "model": "penstock-demo",
             "prompt": f"{TEXTS[number % len(TEXTS)]} {number}",
             "max_tokens": 10 + number % 13,  # some of them end inside a character
         }
-        with door.stream("/v1/completions", body) as events:
+        with service.stream("/v1/completions", body) as events:
             streamed = [e.payload["choices"][0] for e in events if e.payload]
-        whole = door.http.post("/v1/completions", json=body).json()["choices"][0]
+        whole = service.http.post("/v1/completions", json=body).json()["choices"][0]
         assert streamed[-1]["finish_reason"] == whole["finish_reason"] == "length"
         return "".join(choice["text"] for choice in streamed), whole["text"]
 
@@ -186,20 +190,22 @@ async def through(proxy: ImpatientProxy, body: str) -> str:
 
 
 @pytest.mark.alone
-def test_keepalives_carry_a_waiting_stream_through_an_impatient_proxy(door: FrontDoor) -> None:
+def test_keepalives_carry_a_waiting_stream_through_an_impatient_proxy(
+    service: ServiceClient,
+) -> None:
     seats_taken = {"prompt": "busy", "max_tokens": 1500}
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        busy = [stack.enter_context(door.stream("/generate", seats_taken)) for _ in range(SEATS)]
-        door.until(lambda: door.health()["running"] == SEATS, "all seats taken")
-        proxy = ImpatientProxy(door.penstock.port)
+        busy = [stack.enter_context(service.stream("/generate", seats_taken)) for _ in range(SEATS)]
+        service.until(lambda: service.health()["running"] == SEATS, "all seats taken")
+        proxy = ImpatientProxy(service.penstock.port)
         body = '{"prompt": "the ninth", "max_tokens": 5}'
         reading = pool.submit(lambda: asyncio.run(through(proxy, body)))
 
         def has_waited_long() -> bool:
-            queued = door.http.get("/v1/jobs?state=queued").json()["data"]
+            queued = service.http.get("/v1/jobs?state=queued").json()["data"]
             return bool(queued) and time.time() - queued[0]["created_at"] > 1.5 * PROXY_PATIENCE_S
 
-        door.until(has_waited_long, "a wait that is longer than the proxy's patience")
+        service.until(has_waited_long, "a wait that is longer than the proxy's patience")
         assert len(busy) == SEATS
         stack.close()  # they leave and so make room
         received = reading.result()
@@ -208,28 +214,28 @@ def test_keepalives_carry_a_waiting_stream_through_an_impatient_proxy(door: Fron
     events = list(events_of(iter(received.splitlines())))
     assert events[-1].payload is None
     assert events[0].payload is not None
-    job = door.http.get(f"/v1/jobs/{events[0].payload['id']}").json()
+    job = service.http.get(f"/v1/jobs/{events[0].payload['id']}").json()
     # It was silent for longer than the proxy waits: only the comments kept the line open.
     assert job["timings"]["queue_ms"] > PROXY_PATIENCE_S * 1000
 
 
-def test_a_reader_that_stops_reading_holds_up_nobody(door: FrontDoor) -> None:
+def test_a_reader_that_stops_reading_holds_up_nobody(service: ServiceClient) -> None:
     body = b'{"prompt": "stopped", "max_tokens": 1500}'
     with socket.socket() as stopped:
         stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        stopped.connect(("127.0.0.1", door.penstock.port))
+        stopped.connect(("127.0.0.1", service.penstock.port))
         head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += b"Content-Length: %d\r\n\r\n" % len(body)
         stopped.sendall(head + body)
 
         def running() -> list[dict[str, Any]]:
-            return list(door.http.get("/v1/jobs?state=running").json()["data"])
+            return list(service.http.get("/v1/jobs?state=running").json()["data"])
 
-        (own,) = door.until(running, "the job of the one who stopped")
+        (own,) = service.until(running, "the job of the one who stopped")
         others: list[list[Event]] = []
 
         def read(number: int) -> None:
-            others.append(door.generate([400 + number], 30))
+            others.append(service.generate([400 + number], 30))
 
         threads = [threading.Thread(target=read, args=(number,)) for number in range(5)]
         for thread in threads:
@@ -240,20 +246,20 @@ def test_a_reader_that_stops_reading_holds_up_nobody(door: FrontDoor) -> None:
         (later,) = running()
         assert later["id"] == own["id"]
         assert later["usage"]["completion_tokens"] > own["usage"]["completion_tokens"]
-    door.until_idle()  # closing the socket has cancelled it
+    service.until_idle()  # closing the socket has cancelled it
 
 
-def test_done_is_last_however_a_stream_ends(door: FrontDoor) -> None:
+def test_done_is_last_however_a_stream_ends(service: ServiceClient) -> None:
     """Cancelled here; failures, stops and lengths are in the tests of the frontend alone."""
-    with door.stream("/v1/chat/completions", {**CHAT, "max_tokens": 800}) as events:
+    with service.stream("/v1/chat/completions", {**CHAT, "max_tokens": 800}) as events:
         first = next(events)
         assert first.payload is not None
         assert first.payload["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         job = f"/v1/jobs/{first.payload['id']}"
-        told = [door.http.delete(job).json() for _ in range(2)]
+        told = [service.http.delete(job).json() for _ in range(2)]
         *_, error, done = events
     assert told[0] == told[1]
     assert done.payload is None
     assert error.payload is not None
     assert error.payload["error"]["code"] == "cancelled"
-    door.until_idle()
+    service.until_idle()

@@ -10,9 +10,9 @@ import pytest
 
 from api.auth.keys import digest_of, new_key
 from tests.neighbours.bystanders import Notice
-from tests.support.brake import FAULTS
 from tests.support.job_history import HISTORY
 from tests.support.launched import REPOSITORY, Launched
+from tests.support.throttle import FAULTS
 
 QUIET_KEY, WORST_KEY = new_key(), new_key()
 STEP_MS = 20  # of the echo runner: a token of each stream in each step

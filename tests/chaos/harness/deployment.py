@@ -18,7 +18,7 @@ from tests.chaos.harness.processes import (
     WorkerProcess,
 )
 from tests.chaos.harness.server import Server
-from tests.support.brake import Brake
+from tests.support.throttle import Throttle
 
 NAMESPACE = "chaos"
 NUM_WORKERS = 2
@@ -40,7 +40,7 @@ class Deployment:
         self._frontend_changes: dict[str, object] = {}
         self.server = Server(directory / "redis")
         self.redis_url = self.server.url  # where processes are sent to that are not told otherwise
-        self.brake = Brake(directory / "brake")
+        self.throttle = Throttle(directory / "throttle")
 
     def change_usual(self, *, num_workers: int, **worker: object) -> None:
         """From now on these are the usual workers, in place of the default ones."""
@@ -52,7 +52,7 @@ class Deployment:
         self._frontend_changes = changes
 
     def worker_settings(self, **changes: object) -> dict[str, str]:
-        model = {"MODEL": str(self.checkpoint), **self.brake.env}
+        model = {"MODEL": str(self.checkpoint), **self.throttle.env}
         changed = {**self._worker_changes, **changes}
         return WORKER_SETTINGS | model | {name: str(value) for name, value in changed.items()}
 

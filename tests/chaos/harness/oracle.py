@@ -78,7 +78,7 @@ class StoreOracle:
         return await self._check_jobs(all_kept=all_kept)
 
     async def _at_rest(self, worker_ids: Collection[str]) -> bool:
-        stats = await self._transport.store.queue_stats()
+        stats = await self._transport.registry.queue_stats()
         assert (stats.queued, stats.running, stats.queued_tokens) == (0, 0, 0), stats
         assert await self._redis.exists(self._keys.live) == 0, "jobs live"
         assert await self._redis.exists(self._keys.unbegun) == 0, "jobs wait to be begun"
@@ -91,7 +91,7 @@ class StoreOracle:
         assert {name.decode() for name in await self._redis.hkeys(self._keys.workers)} == set(
             worker_ids
         ), "a dead worker is not buried"
-        for worker in await self._transport.store.workers():
+        for worker in await self._transport.registry.workers():
             stats_of = worker.stats
             at_rest = ("jobs", "running", "unflushed_tokens")
             assert all(stats_of[name] == 0 for name in at_rest), stats_of
@@ -149,5 +149,5 @@ class StoreOracle:
         return [key.decode() async for key in self._redis.scan_iter(match=match, count=1000)]
 
     async def _totals(self) -> dict[str, int]:
-        stats = await self._transport.store.queue_stats()
+        stats = await self._transport.registry.queue_stats()
         return dict(stats.totals)

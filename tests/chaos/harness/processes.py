@@ -14,8 +14,8 @@ from typing import IO
 import httpx
 
 from tests.chaos.harness.polling import PATIENCE_S, until
-from tests.support.brake import FAULTS
 from tests.support.launched import free_port
+from tests.support.throttle import FAULTS
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,9 +17,9 @@ import pytest
 from openai import OpenAI
 
 from tests.integration.api.stage import make_tiny_checkpoint, wait_until
-from tests.support.brake import FAULTS, Brake
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.service_processes import MODEL, process, service_processes
+from tests.support.throttle import FAULTS, Throttle
 
 PROMPT = "The keeper counts to sixty, and the water is still"
 PROMPTS = ["The gate opens", "By noon the wind", "What happens in the night?"]
@@ -34,16 +34,16 @@ SAMPLED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def brake(tmp_path_factory: pytest.TempPathFactory) -> Brake:
-    return Brake(tmp_path_factory.mktemp("brake") / "brake")
+def throttle(tmp_path_factory: pytest.TempPathFactory) -> Throttle:
+    return Throttle(tmp_path_factory.mktemp("throttle") / "throttle")
 
 
 @pytest.fixture
-def slow(brake: Brake) -> Iterator[None]:
+def slow(throttle: Throttle) -> Iterator[None]:
     """Answers begin, and do not end while the test lasts."""
-    brake.apply(3)
+    throttle.apply(3)
     yield
-    brake.release()
+    throttle.release()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def base_url(
     redis_url: str,  # noqa: F811
     namespace: str,
     tmp_path_factory: pytest.TempPathFactory,
-    brake: Brake,
+    throttle: Throttle,
 ) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("choices")
     files = make_tiny_checkpoint(directory)
@@ -66,7 +66,7 @@ def base_url(
         "CPU_TIER": "reference",
         "DRAIN_TIMEOUT_S": "1",
         "PYTHONPATH": str(FAULTS),
-        **brake.env,
+        **throttle.env,
     }
     with service_processes(redis_url, namespace, files, directory, **settings) as frontend:
         yield frontend.base_url

@@ -16,10 +16,10 @@ import pytest
 from openai import OpenAI
 
 from tests.integration.api.stage import wait_until
-from tests.support.brake import FAULTS, Brake
 from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.service_processes import MODEL, process, worker_process
+from tests.support.throttle import FAULTS, Throttle
 
 # What was said comes first, so that the echo begins with it; calls are written as Hermes does.
 TEMPLATE = (
@@ -111,12 +111,12 @@ def test_live_resumed_and_late_readers_see_the_same_events_though_the_worker_die
         "include": ["message.output_text.logprobs"],
         "extra_body": {"ignore_eos": True},
     }
-    brake = Brake(tmp_path / "brake")
-    faults = {**brake.env, "PYTHONPATH": str(FAULTS)}
+    throttle = Throttle(tmp_path / "throttle")
+    faults = {**throttle.env, "PYTHONPATH": str(FAULTS)}
     with deployment.worker("first", **faults) as first:
         deployment.until_ready(1)
         undisturbed = list(clients[0].responses.create(**asked))
-        brake.apply(after_tokens=15, step_s=5.0)
+        throttle.apply(after_tokens=15, step_s=5.0)
         live = clients[0].responses.create(**asked)
         told = [next(live).to_dict() for _ in range(12)]
         response_id = told[0]["response"]["id"]
@@ -126,7 +126,7 @@ def test_live_resumed_and_late_readers_see_the_same_events_though_the_worker_die
             deployment.until_ready(2)
             assert clients[1].responses.retrieve(response_id).status == "in_progress"
             first.kill()
-            brake.release()
+            throttle.release()
             told += [event.to_dict() for event in live]
             resumed_told += [event.to_dict() for event in resumed]
             job = httpx.get(f"{deployment.urls[1]}/v1/jobs/{response_id}").json()
@@ -151,14 +151,14 @@ def test_live_resumed_and_late_readers_see_the_same_events_though_the_worker_die
 def test_a_response_in_the_background_goes_on_when_its_frontend_is_killed(
     deployment: Deployment, clients: list[OpenAI], tmp_path: Path
 ) -> None:
-    brake = Brake(tmp_path / "brake")
+    throttle = Throttle(tmp_path / "throttle")
     with (
-        deployment.worker("lonely", **brake.env, PYTHONPATH=str(FAULTS)),
+        deployment.worker("lonely", **throttle.env, PYTHONPATH=str(FAULTS)),
         process(deployment.redis_url, deployment.namespace) as doomed,
     ):
         deployment.until_ready(1)
         wait_until(partial(_is_ready, doomed.base_url), "readiness", LIMIT_S)
-        brake.apply(after_tokens=8, step_s=5.0)
+        throttle.apply(after_tokens=8, step_s=5.0)
         told: list[dict[str, Any]] = []
 
         def read_until_it_dies() -> None:
@@ -173,7 +173,7 @@ def test_a_response_in_the_background_goes_on_when_its_frontend_is_killed(
 
         with pytest.raises(openai.APIConnectionError):
             read_until_it_dies()
-        brake.release()
+        throttle.release()
         response_id, number = told[0]["response"]["id"], told[-1]["sequence_number"]
         rest = clients[0].responses.retrieve(response_id, stream=True, starting_after=number)
         told += [event.to_dict() for event in rest]

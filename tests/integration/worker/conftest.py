@@ -9,9 +9,9 @@ import pytest
 
 from shared.transport.connect import RedisTransport, open_transport
 from tests.integration.worker.worker_process import Frontend, WorkerProcess
-from tests.support.brake import Brake
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import namespace, redis_url
+from tests.support.throttle import Throttle
 
 __all__ = ["namespace", "redis_url"]
 
@@ -24,21 +24,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def brake(tmp_path: Path) -> Brake:
+def throttle(tmp_path: Path) -> Throttle:
     """Of all workers of the test."""
-    return Brake(tmp_path / "brake")
+    return Throttle(tmp_path / "throttle")
 
 
 @pytest.fixture
 def start_worker(
-    tmp_path: Path, redis_url: str, namespace: str, checkpoint: Path, brake: Brake
+    tmp_path: Path, redis_url: str, namespace: str, checkpoint: Path, throttle: Throttle
 ) -> Iterator[StartWorker]:
     """`start_worker(MAX_NUM_SEQS=2, ...)`; logs of a failed test are in its tmp_path."""
     workers: list[WorkerProcess] = []
 
     def start(**settings: object) -> WorkerProcess:
         path = tmp_path / f"worker{len(workers)}.log"
-        settings = {"MODEL": checkpoint, **brake.env} | settings
+        settings = {"MODEL": checkpoint, **throttle.env} | settings
         workers.append(
             WorkerProcess(path, str(settings.pop("url", redis_url)), namespace, **settings)
         )

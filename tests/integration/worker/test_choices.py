@@ -16,7 +16,7 @@ from shared.transport.connect import RedisTransport
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.test_worker import text_of
 from tests.integration.worker.worker_process import TIMEOUT_S, Frontend, Result, echo
-from tests.support.brake import Brake
+from tests.support.throttle import Throttle
 
 PROMPT = list(range(40, 90))  # ordinary tokens
 BLOCK_SIZE = 8
@@ -123,10 +123,10 @@ async def all_have_begun(frontend: Frontend, job_id: str, num_choices: int, toke
 
 
 async def test_a_cancelled_job_frees_the_blocks_of_every_choice(
-    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle
 ) -> None:
     await start_worker(ECHO_STEP_MS=5).ready()
-    brake.apply(5)
+    throttle.apply(5)
     job_id = await frontend.submit(PROMPT, num_choices=4, max_tokens=400)
     await all_have_begun(frontend, job_id, 4, 2)
     await transport.store.cancel(job_id, "client")
@@ -140,7 +140,7 @@ async def test_every_choice_goes_on_at_another_worker_as_if_nothing_had_happened
     start_worker: StartWorker,
     frontend: Frontend,
     transport: RedisTransport,
-    brake: Brake,
+    throttle: Throttle,
 ) -> None:
     first = await start_worker(**MODEL, DRAIN_TIMEOUT_S=0.1).ready()
     sampling = {
@@ -156,12 +156,12 @@ async def test_every_choice_goes_on_at_another_worker_as_if_nothing_had_happened
     }
     calm = await frontend.result(await frontend.submit(PROMPT, num_choices=3, **sampling))
     wanted = choices_of(calm)
-    brake.apply(10, step_s=5.0)  # none of them can end before it is released
+    throttle.apply(10, step_s=5.0)  # none of them can end before it is released
     job_id = await frontend.submit(PROMPT, num_choices=3, **sampling)
     await all_have_begun(frontend, job_id, 3, 3)
     first.signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
     await first.ended()
-    brake.release()
+    throttle.release()
     second = await start_worker(**MODEL).ready()
     result = await frontend.result(job_id)
     got = choices_of(result)

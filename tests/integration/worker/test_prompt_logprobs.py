@@ -19,8 +19,8 @@ from shared.transport.connect import RedisTransport
 from shared.transport.wire import decode_prompt_logprobs
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.worker_process import Frontend, echo, until
-from tests.support.brake import Brake
 from tests.support.checkpoints import make_checkpoint
+from tests.support.throttle import Throttle
 
 PROMPT = [token % 300 for token in range(2 * PROMPT_SLICE_TOKENS + 100)]
 NUM_SLICES = num_slices_of(len(PROMPT) - 1)
@@ -87,7 +87,7 @@ async def test_a_prompt_is_scored_once_though_its_worker_dies(
     frontend: Frontend,
     transport: RedisTransport,
     long_checkpoint: Path,
-    brake: Brake,
+    throttle: Throttle,
 ) -> None:
     settings = {"MODEL": long_checkpoint, "MAX_NUM_BATCHED_TOKENS": 64, "ECHO_STEP_MS": 60}
     first = await start_worker(**settings).ready()
@@ -96,13 +96,13 @@ async def test_a_prompt_is_scored_once_though_its_worker_dies(
     first.signal(signal.SIGKILL)
     await first.ended()
     assert 1 <= len(await slices_of(transport, job_id)) < NUM_SLICES, "in the middle of its prompt"
-    brake.apply(5)
+    throttle.apply(5)
     second = await start_worker(MODEL=long_checkpoint).ready()
     await frontend.num_tokens(job_id, 5)
     scored = await slices_of(transport, job_id)
     second.signal(signal.SIGKILL)
     await second.ended()
-    brake.release()
+    throttle.release()
     third = await start_worker(MODEL=long_checkpoint).ready()
     await frontend.result(job_id)
     await check_log(transport, job_id, 40)
@@ -115,10 +115,10 @@ async def test_what_the_server_has_lost_is_written_again_with_its_slices(
     frontend: Frontend,
     transport: RedisTransport,
     long_checkpoint: Path,
-    brake: Brake,
+    throttle: Throttle,
 ) -> None:
     first = await start_worker(MODEL=long_checkpoint).ready()
-    brake.apply(5)
+    throttle.apply(5)
     job_id = await frontend.submit(PROMPT, max_tokens=40, prompt_logprobs=2)
     await frontend.num_tokens(job_id, 5)
     first.signal(signal.SIGKILL)
@@ -127,6 +127,6 @@ async def test_what_the_server_has_lost_is_written_again_with_its_slices(
     await frontend.num_tokens(job_id, 6)
     keys = [transport.keys.job(job_id), transport.keys.log(job_id)]
     await transport.connections.commands.delete(*keys)
-    brake.release()
+    throttle.release()
     await frontend.result(job_id)
     await check_log(transport, job_id, 40)

@@ -20,7 +20,7 @@ from tests.integration.worker.worker_process import (
     echo,
     until,
 )
-from tests.support.brake import Brake
+from tests.support.throttle import Throttle
 
 PROMPT = list(range(40, 70))
 
@@ -138,17 +138,17 @@ async def test_two_workers_share_a_queue(
 
 
 async def test_a_job_cancelled_while_it_waits_never_runs(
-    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle
 ) -> None:
     worker = await start_worker(MAX_NUM_SEQS=1, ECHO_STEP_MS=10).ready()
-    brake.apply(1)
+    throttle.apply(1)
     first = await frontend.submit(PROMPT, max_tokens=60)
     await frontend.num_tokens(first, 1)
     second = await frontend.submit(PROMPT)
     cancelled = await transport.store.cancel(second, "client")
     assert cancelled is not None
     assert cancelled.won
-    brake.release()
+    throttle.release()
     assert len((await frontend.result(first)).token_ids) == 60
     result = await frontend.result(second)
     assert (result.failed.state, result.token_ids) == (JobState.CANCELLED, [])
@@ -156,10 +156,10 @@ async def test_a_job_cancelled_while_it_waits_never_runs(
 
 
 async def test_a_running_job_that_is_cancelled_leaves_the_engine(
-    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle
 ) -> None:
     await start_worker(ECHO_STEP_MS=10).ready()
-    brake.apply(3)
+    throttle.apply(3)
     job_id = await frontend.submit(PROMPT, max_tokens=400)
     await frontend.num_tokens(job_id, 3)
     cancelled = await transport.store.cancel(job_id, "client")
@@ -172,10 +172,10 @@ async def test_a_running_job_that_is_cancelled_leaves_the_engine(
 
 
 async def test_a_job_ends_at_its_deadline(
-    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle
 ) -> None:
     await start_worker(ECHO_STEP_MS=20).ready()
-    brake.apply(3)
+    throttle.apply(3)
     job_id = await frontend.submit(PROMPT, max_tokens=450, timeout_ms=600)
     result = await frontend.result(job_id)
     assert (result.failed.state, result.failed.code) == (JobState.EXPIRED, "deadline_exceeded")
@@ -183,15 +183,15 @@ async def test_a_job_ends_at_its_deadline(
 
 
 async def test_a_job_survives_the_death_of_its_engine(
-    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle
 ) -> None:
     worker = await start_worker(ECHO_STEP_MS=10).ready()
-    brake.apply(5)
+    throttle.apply(5)
     job_ids = [await frontend.submit(PROMPT[i:], max_tokens=100) for i in range(4)]
     await frontend.num_tokens(job_ids[-1], 5)
     (engine,) = worker.engine_pids()
     os.kill(engine, signal.SIGKILL)
-    brake.release()
+    throttle.release()
     for i, result in enumerate(await asyncio.gather(*map(frontend.result, job_ids))):
         assert result.token_ids == echo(PROMPT[i:], 100)
         assert result.text == await text_of(transport, frontend.model, result.token_ids)
@@ -200,44 +200,44 @@ async def test_a_job_survives_the_death_of_its_engine(
 
 
 async def test_an_engine_that_keeps_dying_ends_the_worker_and_loses_nothing(
-    start_worker: StartWorker, frontend: Frontend, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, throttle: Throttle
 ) -> None:
     worker = await start_worker(ECHO_STEP_MS=10, ENGINE_RESTARTS=0).ready()
-    brake.apply(5)
+    throttle.apply(5)
     job_id = await frontend.submit(PROMPT, max_tokens=100)
     await frontend.num_tokens(job_id, 5)
     os.kill(worker.engine_pids()[0], signal.SIGKILL)
     assert await worker.ended() == 70
     assert await frontend.state(job_id) is JobState.QUEUED
-    brake.release()
+    throttle.release()
     await start_worker().ready()
     assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 100)
 
 
 async def test_a_stalled_engine_is_replaced(
-    start_worker: StartWorker, frontend: Frontend, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, throttle: Throttle
 ) -> None:
     worker = await start_worker(ECHO_STEP_MS=10, STALL_LIMIT_S=1).ready()
-    brake.apply(5)
+    throttle.apply(5)
     job_id = await frontend.submit(PROMPT, max_tokens=60)
     await frontend.num_tokens(job_id, 5)
     os.kill(worker.engine_pids()[0], signal.SIGSTOP)
-    brake.release()
+    throttle.release()
     assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 60)
     assert "makes no progress" in worker.log
 
 
 async def test_sigterm_lets_running_jobs_finish(
-    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle
 ) -> None:
     worker = await start_worker(ECHO_STEP_MS=10).ready()
-    brake.apply(3)
+    throttle.apply(3)
     job_id = await frontend.submit(PROMPT, max_tokens=60)
     await frontend.num_tokens(job_id, 3)
     worker.signal(signal.SIGTERM)
     await until(lambda: " draining " in worker.log, "the drain")  # before, it still takes work
     late = await frontend.submit(PROMPT)
-    brake.release()
+    throttle.release()
     assert await worker.ended() == 0
     assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 60)
     assert await frontend.state(late) is JobState.QUEUED
@@ -245,17 +245,17 @@ async def test_sigterm_lets_running_jobs_finish(
 
 
 async def test_what_does_not_finish_in_time_goes_on_at_another_worker(
-    start_worker: StartWorker, frontend: Frontend, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, throttle: Throttle
 ) -> None:
     first = await start_worker(ECHO_STEP_MS=10, DRAIN_TIMEOUT_S=0.1).ready()
-    brake.apply(3)
+    throttle.apply(3)
     job_ids = [await frontend.submit(PROMPT[i:], max_tokens=200) for i in range(8)]
     for job_id in job_ids:
         await frontend.num_tokens(job_id, 3)
     second = await start_worker(ECHO_STEP_MS=1).ready()
     first.signal(signal.SIGTERM)
     assert await first.ended() == 0
-    brake.release()
+    throttle.release()
     for i, result in enumerate(await asyncio.gather(*map(frontend.result, job_ids))):
         assert result.token_ids == echo(PROMPT[i:], 200)
     assert second.log.count(" job started ") == 8
@@ -286,26 +286,26 @@ async def test_an_idle_worker_ends_at_once_and_leaves_no_process(
 
 
 async def test_a_killed_worker_takes_its_engine_along_and_another_goes_on(
-    start_worker: StartWorker, frontend: Frontend, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, throttle: Throttle
 ) -> None:
     worker = await start_worker(ECHO_STEP_MS=10).ready()
-    brake.apply(5)
+    throttle.apply(5)
     (engine,) = worker.engine_pids()
     job_id = await frontend.submit(PROMPT, max_tokens=100)
     await frontend.num_tokens(job_id, 5)
     worker.signal(signal.SIGKILL)
     await worker.ended()
     await until(lambda: gone(engine), "the engine to die with its service")
-    brake.release()
+    throttle.release()
     await start_worker().ready()
     assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 100)
 
 
 async def test_a_worker_that_was_taken_for_dead_says_nothing_twice(
-    start_worker: StartWorker, frontend: Frontend, brake: Brake
+    start_worker: StartWorker, frontend: Frontend, throttle: Throttle
 ) -> None:
     first = await start_worker(ECHO_STEP_MS=10).ready()
-    brake.apply(5)
+    throttle.apply(5)
     job_id = await frontend.submit(PROMPT, max_tokens=300)
     await frontend.num_tokens(job_id, 5)
     os.killpg(first.pid, signal.SIGSTOP)
@@ -316,14 +316,14 @@ async def test_a_worker_that_was_taken_for_dead_says_nothing_twice(
     for engine in first.engine_pids():
         os.kill(engine, signal.SIGCONT)
     os.killpg(first.pid, signal.SIGCONT)
-    brake.release()
+    throttle.release()
     assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 300)
     await until(lambda: " job ended " in first.log, "the older worker to drop the job")
     await until(lambda: " job ended " in second.log, "the word of the one that ended it")
 
 
 async def test_a_worker_waits_for_a_server_that_is_not_there_yet_and_survives_its_restart(
-    start_worker: StartWorker, tmp_path: Path, checkpoint: Path, brake: Brake
+    start_worker: StartWorker, tmp_path: Path, checkpoint: Path, throttle: Throttle
 ) -> None:
     server = PrivateServer(tmp_path / "data")
     url = server.start()
@@ -336,11 +336,11 @@ async def test_a_worker_waits_for_a_server_that_is_not_there_yet_and_survives_it
         await worker.ready()
         transport = await open_transport(url, namespace=worker_namespace(worker))
         frontend = Frontend(transport.store, checkpoint.name)
-        brake.apply(5)
+        throttle.apply(5)
         job_id = await frontend.submit(PROMPT, max_tokens=300)
         await frontend.num_tokens(job_id, 5)
         server.stop()
-        brake.release()
+        throttle.release()
         await until(lambda: "the engine pauses" in worker.log, "the engine to pause")
         server = PrivateServer(tmp_path / "data")
         assert server.start() == url

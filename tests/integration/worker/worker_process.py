@@ -26,7 +26,7 @@ from shared.messages import (
     SamplingParams,
 )
 from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted, TransportError
-from tests.support.brake import FAULTS
+from tests.support.throttle import FAULTS
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 60.0

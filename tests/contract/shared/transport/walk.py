@@ -26,8 +26,8 @@ from shared.transport.ports.queue import Append, AppendStatus, Beat, CrashCause,
 from tests.contract.shared.transport.ledger import Ledger
 from tests.contract.shared.transport.mirrors import Mirrors
 from tests.contract.shared.transport.random_append import random_append
-from tests.contract.shared.transport.stages import FAR_MS, MODELS, Stage
 from tests.contract.shared.transport.steps import Stream
+from tests.contract.shared.transport.targets import FAR_MS, MODELS, Target
 from tests.contract.shared.transport.weights import WEIGHTS
 
 LIMITS = AdmissionLimits(
@@ -46,17 +46,17 @@ IDEMPOTENCIES = (
 FRONTENDS = ("fe1", "fe2")
 
 
-async def known_models(stage: Stage) -> dict[str, bytes]:
+async def known_models(target: Target) -> dict[str, bytes]:
     """What the store knows, but for how long: each server has a clock of its own."""
-    return {name: model.card for name, model in (await stage.registry.models()).items()}
+    return {name: model.card for name, model in (await target.registry.models()).items()}
 
 
 class Walk:
     """One walk. `run` raises AssertionError with the seed and the step."""
 
-    def __init__(self, stages: Sequence[Stage], seed: int) -> None:
-        self.stages = stages
-        self.mirrors = Mirrors(stages)
+    def __init__(self, targets: Sequence[Target], seed: int) -> None:
+        self.targets = targets
+        self.mirrors = Mirrors(targets)
         self.seed = seed
         self.rng = random.Random(seed)
         self.done: Counter[str] = Counter()  # what happened, by its name
@@ -84,7 +84,7 @@ class Walk:
                 await getattr(self, f"_{action}")()
                 self.done[action] += 1
                 touched = sorted(self.touched)
-                await self.mirrors.everywhere(lambda stage, ids: stage.jobs(ids), touched)
+                await self.mirrors.everywhere(lambda target, ids: target.jobs(ids), touched)
                 if step % check_every == 0 or step == num_steps:
                     action = "check"
                     await self._check_everything()
@@ -117,7 +117,7 @@ class Walk:
         assert partition_of(job.job_id) == 0
         frontend = rng.choice(("", *FRONTENDS, "fe1#1", "fe2#2"))
         try:
-            await self.mirrors.everywhere(lambda stage: stage.store.submit(job, LIMITS, frontend))
+            await self.mirrors.everywhere(lambda target: target.store.submit(job, LIMITS, frontend))
         except QueueFull as error:
             self.done[f"full: {error.scope}"] += 1
             return
@@ -130,11 +130,11 @@ class Walk:
     async def _submit_again(self) -> None:
         if job_id := self._any_job():
             job = self.jobs[job_id]
-            await self.mirrors.everywhere(lambda stage: stage.store.submit(job, LIMITS, "fe1"))
+            await self.mirrors.everywhere(lambda target: target.store.submit(job, LIMITS, "fe1"))
 
     async def _requeue(self) -> None:
         """A dead letter, mostly; or of a job that has none."""
-        letters = await self.mirrors.everywhere(lambda stage: stage.letters())
+        letters = await self.mirrors.everywhere(lambda target: target.letters())
         old_id = self.rng.choice(letters) if letters else self._any_job()
         if not old_id:
             return
@@ -151,7 +151,7 @@ class Walk:
         )
         try:
             taken_by = await self.mirrors.everywhere(
-                lambda stage: stage.store.requeue(old_id, job, LIMITS)
+                lambda target: target.store.requeue(old_id, job, LIMITS)
             )
         except QueueFull:
             return
@@ -162,45 +162,45 @@ class Walk:
             self.touched.add(job.job_id)
 
     async def _drop_letter(self) -> None:
-        letters = await self.mirrors.everywhere(lambda stage: stage.letters())
+        letters = await self.mirrors.everywhere(lambda target: target.letters())
         if letters:
             gone = self.rng.choice(letters)
             self.ledger.num_letters_gone += 1
-            assert await self.mirrors.everywhere(lambda stage: stage.drop_letter(gone))
+            assert await self.mirrors.everywhere(lambda target: target.drop_letter(gone))
 
     async def _cancel(self) -> None:
         if job_id := self._any_job():
             reason = self.rng.choice(("cancelled", "disconnected", "by_hand"))
-            await self.mirrors.everywhere(lambda stage: stage.store.cancel(job_id, reason))
+            await self.mirrors.everywhere(lambda target: target.store.cancel(job_id, reason))
 
     async def _attach(self) -> None:
         if job_id := self._any_job():
             reader = self._reader()
-            await self.mirrors.everywhere(lambda stage: stage.store.attach([(job_id, reader)]))
+            await self.mirrors.everywhere(lambda target: target.store.attach([(job_id, reader)]))
 
     async def _detach(self) -> None:
         if job_id := self._any_job():
             reader = self._reader()
-            await self.mirrors.everywhere(lambda stage: stage.store.detach(job_id, reader))
+            await self.mirrors.everywhere(lambda target: target.store.detach(job_id, reader))
 
     async def _beat_frontend(self) -> None:
         frontend = self.rng.choice(FRONTENDS)
         self.dead_frontends.discard(frontend)
-        await self.mirrors.everywhere(lambda stage: stage.store.beat_frontend(frontend, FAR_MS))
+        await self.mirrors.everywhere(lambda target: target.store.beat_frontend(frontend, FAR_MS))
 
     async def _reap(self) -> None:
-        await self.mirrors.everywhere(lambda stage: stage.store.reap())
+        await self.mirrors.everywhere(lambda target: target.store.reap())
 
     async def _look(self) -> None:
         if job_id := self._any_job():
-            await self.mirrors.everywhere(lambda stage: stage.position(job_id))
+            await self.mirrors.everywhere(lambda target: target.position(job_id))
             after = Cursor(self.rng.randrange(6), self.rng.randrange(12))
-            await self.mirrors.everywhere(lambda stage: stage.store.read_log(job_id, after, 3))
+            await self.mirrors.everywhere(lambda target: target.store.read_log(job_id, after, 3))
         key = self.rng.choice(("k1", "k2", "k3"))
-        await self.mirrors.everywhere(lambda stage: stage.store.kept_key(key))
+        await self.mirrors.everywhere(lambda target: target.store.kept_key(key))
         state = self.rng.choice((None, *JobState))
-        await self.mirrors.everywhere(lambda stage: stage.listed(state))
-        await self.mirrors.everywhere(lambda stage: stage.registry.queue_stats())
+        await self.mirrors.everywhere(lambda target: target.listed(state))
+        await self.mirrors.everywhere(lambda target: target.registry.queue_stats())
         await self.mirrors.everywhere(known_models)
 
     # --- the workers' side -----------------------------------------------------------------
@@ -208,7 +208,7 @@ class Walk:
     async def _pull(self) -> None:
         worker, count = self._worker(), self.rng.randint(1, 4)
         taken = await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).pull(worker, count, 0)
+            lambda target: target.queue(worker).pull(worker, count, 0)
         )
         self._take(worker, taken)
 
@@ -216,12 +216,12 @@ class Walk:
         worker, count = self._worker(), self.rng.randint(1, 4)
         suspects = self.rng.random() < 0.8
         taken = await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).recover(worker, count, suspects=suspects)
+            lambda target: target.queue(worker).recover(worker, count, suspects=suspects)
         )
         self._take(worker, taken)
 
     async def _recover_after_outage(self) -> None:
-        await self.mirrors.everywhere(lambda stage: stage.fall_silent())
+        await self.mirrors.everywhere(lambda target: target.fall_silent())
         await self._recover()
 
     async def _reconcile(self) -> None:
@@ -230,7 +230,7 @@ class Walk:
         if known and self.rng.random() < 0.3:
             known.remove(self.rng.choice(sorted(known)))
         taken = await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).reconcile(worker, frozenset(known))
+            lambda target: target.queue(worker).reconcile(worker, frozenset(known))
         )
         self._take(worker, taken)
 
@@ -254,14 +254,14 @@ class Walk:
         attempt = self.streams.pop((worker, job_id)).attempt - (self.rng.random() < 0.1)
         self.touched.add(job_id)
         await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).release(worker, job_id, attempt)
+            lambda target: target.queue(worker).release(worker, job_id, attempt)
         )
 
     async def _suspect(self) -> None:
         """Of a job that runs: its next crash is its last."""
         if held := sorted(self.streams):
             _, job_id = self.rng.choice(held)
-            await self.mirrors.everywhere(lambda stage: stage.set_if_live(job_id, "crashes", 3))
+            await self.mirrors.everywhere(lambda target: target.set_if_live(job_id, "crashes", 3))
 
     async def _crash(self) -> None:
         """A worker's engine died with some of its jobs."""
@@ -272,7 +272,7 @@ class Walk:
         self.touched.update(lost)
         cause = self.rng.choice(list(CrashCause))
         await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).crashed(worker, jobs, cause)
+            lambda target: target.queue(worker).crashed(worker, jobs, cause)
         )
 
     async def _beat(self, worker: str = "") -> None:
@@ -283,10 +283,10 @@ class Walk:
             if name == worker
         ]
         self.touched.update(job_id for job_id, _ in running)
-        models = self.stages[0].models_of(worker)
+        models = self.targets[0].models_of(worker)
         stats: dict[str, float | str] = {"step": self.rng.randrange(100), "device": "none"}
         beat = Beat(worker, FAR_MS, models, stats, running, draining=self.rng.random() < 0.2)
-        reply = await self.mirrors.everywhere(lambda stage: stage.queue(worker).beat(beat))
+        reply = await self.mirrors.everywhere(lambda target: target.queue(worker).beat(beat))
         dropped = [*reply.dropped, *reply.lost]
         for job_id in dropped:
             del self.streams[worker, job_id]
@@ -298,13 +298,13 @@ class Walk:
         worker = self._worker()
         blobs = {digest: digest.encode()}
         await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).announce(model, b"{}", blobs)
+            lambda target: target.queue(worker).announce(model, b"{}", blobs)
         )
-        await self.mirrors.everywhere(lambda stage: stage.registry.get_blob(digest))
+        await self.mirrors.everywhere(lambda target: target.registry.get_blob(digest))
 
     async def _retire(self) -> None:
         worker = self._worker()
-        await self.mirrors.everywhere(lambda stage: stage.queue(worker).retire(worker))
+        await self.mirrors.everywhere(lambda target: target.queue(worker).retire(worker))
         await self._replace_worker(worker)
 
     # --- what befalls them -----------------------------------------------------------------
@@ -312,14 +312,14 @@ class Walk:
     async def _lose_lease(self) -> None:
         """The worker lives on; its next beat brings the lease back."""
         worker = self._worker()
-        await self.mirrors.everywhere(lambda stage: stage.queue(worker).declare_dead(worker))
+        await self.mirrors.everywhere(lambda target: target.queue(worker).declare_dead(worker))
 
     async def _replace_worker(self, old: str = "") -> None:
         """The old one is gone without a word, but what it sent may still arrive."""
         if len(self.workers) >= 3:
             old = old or self._worker()
             self.workers.remove(old)
-            await self.mirrors.everywhere(lambda stage: stage.queue(old).declare_dead(old))
+            await self.mirrors.everywhere(lambda target: target.queue(old).declare_dead(old))
             for key in [key for key in self.streams if key[0] == old]:
                 stream = self.streams.pop(key)
                 self.spoken.append((old, stream.append([1], "z")))
@@ -327,67 +327,67 @@ class Walk:
         worker = f"w{self.num_workers:05}"
         self.workers.append(worker)
         await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).setup(stage.models_of(worker))
+            lambda target: target.queue(worker).setup(target.models_of(worker))
         )
         await self._beat(worker)
 
     async def _pass_deadline(self) -> None:
         if job_id := self._any_job():
-            await self.mirrors.everywhere(lambda stage: stage.pass_deadline(job_id))
+            await self.mirrors.everywhere(lambda target: target.pass_deadline(job_id))
 
     async def _pass_queue_deadline(self) -> None:
         """Nothing comes of it where the job was begun before."""
         if job_id := self._any_job():
-            await self.mirrors.everywhere(lambda stage: stage.pass_queue_deadline(job_id))
+            await self.mirrors.everywhere(lambda target: target.pass_queue_deadline(job_id))
 
     async def _pass_grace(self) -> None:
         if job_id := self._any_job():
-            await self.mirrors.everywhere(lambda stage: stage.set_if_live(job_id, "orphan_ms", 1))
+            await self.mirrors.everywhere(lambda target: target.set_if_live(job_id, "orphan_ms", 1))
 
     async def _lose_frontend(self) -> None:
         frontend = self.rng.choice(FRONTENDS)
         self.dead_frontends.add(frontend)
         await self.mirrors.everywhere(
-            lambda stage: stage.redis.delete(stage.keys.frontend(frontend))
+            lambda target: target.redis.delete(target.keys.frontend(frontend))
         )
 
     async def _lose_request(self) -> None:
         if job_id := self._any_job():
             await self.mirrors.everywhere(
-                lambda stage: stage.redis.delete(stage.keys.request(job_id))
+                lambda target: target.redis.delete(target.keys.request(job_id))
             )
 
     async def _spoil_request(self) -> None:
         if job_id := self._any_job():
             await self.mirrors.everywhere(
-                lambda stage: stage.redis.set(
-                    stage.keys.request(job_id), b"{", xx=True, keepttl=True
+                lambda target: target.redis.set(
+                    target.keys.request(job_id), b"{", xx=True, keepttl=True
                 )
             )
 
     async def _lose_log(self) -> None:
         """Of a job that nobody runs: who takes it up finds that it cannot be resumed."""
         if job_id := self._any_job():
-            await self.mirrors.everywhere(lambda stage: stage.lose_log_of_queued(job_id))
+            await self.mirrors.everywhere(lambda target: target.lose_log_of_queued(job_id))
 
     async def _write_newer(self) -> None:
         """A newer release wrote this job; or the jobs it wrote may now be taken by all."""
         newer, self.newer = self.newer & self.jobs.keys(), set()
         for job_id in sorted(newer):
-            await self.mirrors.everywhere(lambda stage, id: stage.set_if_live(id, "v", 1), job_id)
+            await self.mirrors.everywhere(lambda target, id: target.set_if_live(id, "v", 1), job_id)
         if not newer and (job_id := self._any_job()):
             self.newer.add(job_id)
-            await self.mirrors.everywhere(lambda stage: stage.set_if_live(job_id, "v", 99))
+            await self.mirrors.everywhere(lambda target: target.set_if_live(job_id, "v", 99))
 
     async def _flush_scripts(self) -> None:
-        await self.mirrors.everywhere(lambda stage: stage.redis.script_flush())
+        await self.mirrors.everywhere(lambda target: target.redis.script_flush())
 
     # --- words ------------------------------------------------------------------------------
 
     async def _say(self, worker: str, items: list[Append]) -> None:
         self.touched.update(item.job_id for item in items)
         results = await self.mirrors.everywhere(
-            lambda stage: stage.queue(worker).append(worker, FAR_MS, items)
+            lambda target: target.queue(worker).append(worker, FAR_MS, items)
         )
         for item, result in zip(items, results, strict=True):
             self.done[f"append: {result.status}"] += 1
@@ -413,9 +413,9 @@ class Walk:
 
     async def _forget_the_time(self) -> None:
         """However slow this machine is, nobody takes it for an outage of the server."""
-        await self.mirrors.everywhere(lambda stage: stage.forget_silence())
+        await self.mirrors.everywhere(lambda target: target.forget_silence())
         if self.dead_frontends:
-            await self.mirrors.everywhere(lambda stage: stage.stretch_graces())
+            await self.mirrors.everywhere(lambda target: target.stretch_graces())
 
     # --- choosing ---------------------------------------------------------------------------
 
@@ -438,23 +438,23 @@ class Walk:
     async def _check_everything(self) -> None:
         """All that is stored reads alike, and is true; a few old jobs expire."""
         await self.mirrors.compare_everything()
-        for job_id in await self.ledger.settle(self.stages):
-            await self.mirrors.everywhere(lambda stage, id: stage.expire(id), job_id)
+        for job_id in await self.ledger.settle(self.targets):
+            await self.mirrors.everywhere(lambda target, id: target.expire(id), job_id)
 
     async def _end(self) -> None:
         """Nothing is left of what has ended, and no consumer of who is gone."""
         for job_id in self.jobs:
             await self.mirrors.everywhere(
-                lambda stage, id: stage.store.cancel(id, "cancelled"), job_id
+                lambda target, id: target.store.cancel(id, "cancelled"), job_id
             )
             log = await self.mirrors.everywhere(
-                lambda stage, id: stage.store.read_log(id, START, 4096), job_id
+                lambda target, id: target.store.read_log(id, START, 4096), job_id
             )
             assert len(log) >= 1, job_id
         await self._check_everything()
         for worker in self.workers:
             await self.mirrors.everywhere(
-                lambda stage, name: stage.queue(name).retire(name), worker
+                lambda target, name: target.queue(name).retire(name), worker
             )
         await self._forget_the_time()
         self.workers.clear()
@@ -462,5 +462,5 @@ class Walk:
         self.num_workers += 3 - self.num_workers % 3  # one that serves all models
         await self._replace_worker()
         await self._recover()
-        for stage in self.stages:
-            await stage.assert_swept(self.workers)
+        for target in self.targets:
+            await target.assert_swept(self.workers)

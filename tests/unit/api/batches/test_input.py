@@ -24,7 +24,7 @@ from api.batches.input import (
 )
 from api.batches.rows import SPAN_LINES, LineWindow
 from shared.transport.ports.batches import BatchProgress
-from tests.support.front_door import resident_mib
+from tests.support.service_client import resident_mib
 
 ENDPOINT = "/v1/completions"
 MAX_LINE = 1000

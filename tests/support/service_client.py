@@ -48,7 +48,7 @@ def token_ids_of(events: Sequence[Event]) -> list[int]:
     return [token for event in events if event.payload for token in event.payload["token_ids"]]
 
 
-class FrontDoor:
+class ServiceClient:
     """A blocking client of one `Launched`; close it, or use it as a context manager."""
 
     def __init__(self, penstock: Launched) -> None:
@@ -56,7 +56,7 @@ class FrontDoor:
         self.base_url = penstock.base_url
         self.http = httpx.Client(base_url=penstock.base_url, timeout=TIMEOUT_S)
 
-    def __enter__(self) -> FrontDoor:
+    def __enter__(self) -> ServiceClient:
         return self
 
     def __exit__(

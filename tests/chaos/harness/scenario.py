@@ -1,4 +1,4 @@
-"""Stage: one scenario's view of the deployment: clients to start, a store to look at, an oracle."""
+"""One scenario's view of the deployment: clients to start, a store to look at, an oracle."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.chaos.harness.processes import WorkerProcess
 from tests.chaos.harness.reading import Reading
 
 
-class Stage:
-    """Made for each test by the `stage` fixture."""
+class Scenario:
+    """Made for each test by the `scenario` fixture."""
 
     def __init__(self, deployment: Deployment, transport: RedisTransport, echo: EchoText) -> None:
         self.deployment = deployment
@@ -51,16 +51,16 @@ class Stage:
 
     @asynccontextmanager
     async def middle_of(
-        self, clients: Sequence[Client], after_tokens: int = 10, **brake: float
+        self, clients: Sequence[Client], after_tokens: int = 10, **throttle: float
     ) -> AsyncIterator[None]:
         """Inside the block all of them have read so many tokens, and none comes to its end."""
-        self.deployment.brake.apply(after_tokens, **brake)
+        self.deployment.throttle.apply(after_tokens, **throttle)
         try:
             for client in clients:
                 await client.tokens(after_tokens)
             yield
         finally:
-            self.deployment.brake.release()
+            self.deployment.throttle.release()
 
     async def submit(
         self, prompt: Sequence[int], max_tokens: int, *, timeout_ms: int = 60_000, **more: Any

@@ -61,12 +61,12 @@ def private_server_of(path: str, version: Version) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def open_stage(name: str, url: str) -> AsyncIterator[Stage]:
+async def open_target(name: str, url: str) -> AsyncIterator[Target]:
     transport = await open_transport(url, namespace=NAMESPACE, retain_ms=RETAIN_MS, policy=POLICY)
     pubsub: Any = transport.connections.commands.pubsub()
     await pubsub.psubscribe(f"{NAMESPACE}:*")
     try:
-        yield Stage(name, transport, pubsub)
+        yield Target(name, transport, pubsub)
     finally:
         await pubsub.aclose()
         await transport.aclose()
@@ -74,7 +74,7 @@ async def open_stage(name: str, url: str) -> AsyncIterator[Stage]:
             forget_fake_server(url)
 
 
-class Stage:
+class Target:
     """One server, with a queue of its own for every worker, as in a process of its own."""
 
     def __init__(self, name: str, transport: RedisTransport, pubsub: Any) -> None:

@@ -1,9 +1,9 @@
-"""Brake: makes the middle of an answer last until a test has done there what it came for.
+"""Throttle: makes the middle of an answer last until a test has done there what it came for.
 
-A test that breaks something "after ten tokens" races the engine, which on a busy machine may have
-said everything by the time the test gets to it. With the brake on, the engine says the first tokens
-as fast as ever and then one in a long while, so that what runs goes on running; `release` lets it
-go. The processes get `env` and tests/support/faults on their PYTHONPATH.
+A test that injects a fault "after ten tokens" races the engine, which on a busy machine may have
+sent all tokens by then. With the throttle on, the engine sends the first tokens as fast as ever and
+then one in a long while, so that what runs goes on running; `release` ends that. The processes get
+`env` and tests/support/faults on their PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.support.faults.sitecustomize import BRAKE
+from tests.support.faults.sitecustomize import THROTTLE
 
 FAULTS = Path(__file__).resolve().parent / "faults"
 SLOW_STEP_S = 0.25
 
 
-class Brake:
+class Throttle:
     """One for all engines that were started with its `env`. Released at first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.env = {BRAKE: str(path)}
+        self.env = {THROTTLE: str(path)}
 
     def apply(self, after_tokens: int, step_s: float = SLOW_STEP_S) -> None:
         """Steps that go beyond so many tokens of an answer take at least `step_s`."""
