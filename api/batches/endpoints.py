@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from api.dialects.chat.protocol import ChatRequest
-from api.dialects.chat.routes import prepare_chat
+from api.dialects.chat.request import prepare_chat
 from api.dialects.completions.protocol import CompletionRequest
-from api.dialects.completions.routes import prepare_completion
+from api.dialects.completions.request import prepare_completion
 from api.dialects.responses.protocol import ResponseRequest
-from api.dialects.responses.routes import prepare_response
+from api.dialects.responses.request import prepare_response
 from api.dialects.responses.store import ResponseStore
 from api.errors import unsupported
 from api.generation.ignored_parameters import IgnoredMembers

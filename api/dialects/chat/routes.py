@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatCompletion, ChatRequest
-from api.dialects.chat.request import chat_sampling
-from api.generation.chat_prompt import ChatAsk, plan_chat
-from api.generation.chunk_formatter import ResponseContext
-from api.generation.priority import job_lane, served_tier
-from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
-from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
-from api.generation.sampling import Room
-from api.generation.service import GenerationDep, GenerationService
-from api.generation.structured_output import structured_members
-from api.generation.timing import Timing
-from api.http.caller import Caller, CallerDep
+from api.dialects.chat.request import prepare_chat
+from api.generation.service import GenerationDep
+from api.http.caller import CallerDep
 from api.http.openapi import IDEMPOTENT, JOB, streamed
 from api.jobs.expected_job import SUBMITS_JOB
-from api.jobs.new_job import Prepared, new_job, now_s
 from api.jobs.request_reader import JsonRoute
 from api.jobs.service import JobsDep
 from api.jobs.stream_response import generation_response
-from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
@@ -52,86 +39,3 @@ async def create_chat_completion(
         stream_interval=chat.stream_interval,
         prompts=(prepared.prompt,),
     )
-
-
-async def prepare_chat(
-    generation: GenerationService, caller: Caller, chat: ChatRequest
-) -> Prepared:
-    """Everything but the answer; also for the rows of a batch. Raises ApiError and
-    InvalidParameter."""
-    model = await generation.models.require(chat.model)
-    _sampling(generation, chat, model.room())  # what is wrong whatever the prompt is comes first
-    if chat.continue_final_message and chat.add_generation_prompt:
-        raise InvalidParameter(
-            "continue_final_message", "needs 'add_generation_prompt' to be false"
-        )
-    lane = job_lane(chat)
-    ask = ChatAsk(
-        messages=chat.messages,
-        tools=chat.tools,
-        tool_choice=chat.tool_choice,
-        parallel_tool_calls=chat.parallel_tool_calls,
-        guided=structured_members(chat),
-        chat_template_kwargs=chat.chat_template_kwargs,
-        reasoning_effort=chat.reasoning_effort,
-        call_id_seed=caller.request_id,
-        add_generation_prompt=chat.add_generation_prompt,
-        continues=chat.continue_final_message,
-        thinking_budget=chat.thinking_token_budget,
-    )
-    plan = await generation.pool.run(plan_chat, model, ask)
-    room = model.room(len(plan.token_ids))
-    room.check_prompt("messages")
-    job = new_job(
-        caller,
-        generation.job_defaults,
-        model=model.card.name,
-        kind=ChatFormatter.kind,
-        token_ids=plan.token_ids,
-        sampling=replace(_sampling(generation, chat, room), grammar=plan.grammar),
-        on_disconnect=chat.on_disconnect,
-        queue_timeout_s=chat.queue_timeout,
-        durability=chat.durability,
-        num_choices=chat.n,
-        lane=lane,
-    )
-    timing = Timing()
-    facts = ResponseContext(
-        id=caller.request_id,
-        model=model.card.name,
-        created_s=now_s(),
-        num_choices=job.num_choices,
-        include_usage=chat.include_usage,
-        num_logprobs=job.sampling.logprobs,
-        prompt_token_ids=plan.token_ids if chat.return_token_ids else None,
-        service_tier=served_tier(chat),
-        timing=timing if chat.return_metrics else None,
-    )
-    prompt, shown = scored_prompt(job), None
-    if prompt is not None:
-        shown = PromptLogprobs(prompt, chat.prompt_logprobs or 0, model.text.tokenizer)
-    dialect = ChatFormatter(
-        facts,
-        model.text.tokenizer,
-        plan.new_parser,
-        counts_reasoning=plan.counts_reasoning,
-        prompt_logprobs=shown,
-    )
-    return Prepared(job, dialect, timing, prompt)
-
-
-def _sampling(generation: GenerationService, chat: ChatRequest, room: Room) -> SamplingParams:
-    if not 1 <= chat.n <= MAX_CHOICES:
-        raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {chat.n}")
-    sampling = chat_sampling(chat, room)
-    size = AnswerSize(
-        choices=(("n", chat.n),),
-        max_tokens=chat.requested_tokens,
-        logprobs=("top_logprobs", sampling.logprobs),
-        has_token_ids=chat.return_token_ids,
-        prompts=(
-            "prompt_logprobs",
-            prompt_logprobs_bytes(room.prompt_tokens, chat.prompt_logprobs),
-        ),
-    )
-    return size.fitted(sampling, generation.max_response_bytes)

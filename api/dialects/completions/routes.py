@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.dialects.completions.protocol import Completion, CompletionRequest
-from api.dialects.completions.request import check_choices, completion_sampling
-from api.errors import unsupported
-from api.generation.chunk_formatter import ResponseContext
-from api.generation.models import ServedModel
-from api.generation.priority import job_lane, served_tier
-from api.generation.prompt import EncodedPrompt, encoded_prompts, is_quick
-from api.generation.prompt_logprobs import ScoredPrompt, scored_prompt
-from api.generation.response_size import (
-    COMPLETION_ENTRY_BYTES,
-    TOKEN_BYTES,
-    TOKEN_ID_BYTES,
-    AnswerSize,
-    prompt_logprobs_bytes,
-)
-from api.generation.service import GenerationDep, GenerationService
-from api.generation.structured_output import checked_grammar, structured_members
-from api.generation.timing import Timing
-from api.http.caller import Caller, CallerDep
+from api.dialects.completions.request import prepare_completions
+from api.generation.service import GenerationDep
+from api.http.caller import CallerDep
 from api.http.openapi import IDEMPOTENT, JOB, streamed
 from api.jobs.expected_job import SUBMITS_JOB
-from api.jobs.new_job import Prepared, new_job, now_s, sibling
 from api.jobs.request_reader import JsonRoute
 from api.jobs.service import JobsDep
 from api.jobs.stream_response import generation_response
-from api.sse import json_bytes
-from shared.messages import Grammar, Job, SamplingParams
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedCompletion:
-    """A completion request that was understood: a job for each of its prompts."""
-
-    jobs: tuple[Job, ...]
-    dialect: CompletionFormatter
-    timing: Timing
-    scored: tuple[ScoredPrompt, ...] = ()  # the prompts, where their log probabilities are shown
 
 
 @router.post(
@@ -69,167 +38,4 @@ async def create_completion(
         streamed=completion.stream,
         stream_interval=completion.stream_interval,
         prompts=prepared.scored,
-    )
-
-
-async def prepare_completion(
-    generation: GenerationService, caller: Caller, completion: CompletionRequest
-) -> Prepared:
-    """Everything but the answer, for a row of a batch: one job. Raises ApiError and
-    InvalidParameter."""
-    prepared = await prepare_completions(generation, caller, completion)
-    if len(prepared.jobs) > 1:
-        raise unsupported("prompt", "a row of a batch has one prompt")
-    prompt = prepared.scored[0] if prepared.scored else None
-    return Prepared(prepared.jobs[0], prepared.dialect, prepared.timing, prompt)
-
-
-async def prepare_completions(
-    generation: GenerationService, caller: Caller, completion: CompletionRequest
-) -> PreparedCompletion:
-    """Everything but the answer. Raises ApiError and InvalidParameter."""
-    model = await generation.models.require(completion.model)
-    is_at_once = is_quick(completion.prompt) and not completion.echo
-    best_of = check_choices(completion)
-    if not is_at_once:  # what is wrong is refused before the long work
-        _fitted(generation, completion, completion_sampling(completion, model.room()))
-    lane = job_lane(completion)
-    if is_at_once:
-        prompts, repeated = _read_prompts(model, completion, best_of)
-    else:
-        prompts, repeated = await generation.pool.run(_read_prompts, model, completion, best_of)
-    asked = structured_members(completion)
-    grammar = await generation.pool.run(checked_grammar, model, asked) if asked else None
-    check_choices(completion, len(prompts))
-    samplings = [
-        _fitted(
-            generation,
-            completion,
-            _sampling(completion, model, prompt, grammar),
-            len(prompts),
-            repeated,
-        )
-        for prompt in prompts
-    ]
-    first = new_job(
-        caller,
-        generation.job_defaults,
-        model=model.card.name,
-        kind=CompletionFormatter.kind,
-        token_ids=prompts[0].token_ids,
-        sampling=samplings[0],
-        on_disconnect=completion.on_disconnect,
-        queue_timeout_s=completion.queue_timeout,
-        durability=completion.durability,
-        num_choices=best_of,
-        lane=lane,
-    )
-    others = [
-        sibling(first, index, prompt_token_ids=prompt.token_ids, sampling=sampling)
-        for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
-        if index > 0
-    ]
-    jobs = (first, *others)
-    timing = Timing()
-    facts = ResponseContext(
-        id=caller.request_id,
-        model=model.card.name,
-        created_s=now_s(),
-        num_choices=len(jobs) * best_of,
-        include_usage=completion.include_usage,
-        num_logprobs=completion.logprobs,
-        prompt_token_ids=prompts[0].token_ids if completion.return_token_ids else None,
-        service_tier=served_tier(completion),
-        timing=timing if completion.return_metrics else None,
-    )
-    scored = tuple(prompt for prompt in map(scored_prompt, jobs) if prompt is not None)
-    shape = _shape(completion, best_of, prompts, jobs, scored)
-    dialect = CompletionFormatter(facts, model.text.tokenizer, shape)
-    return PreparedCompletion(jobs, dialect, timing, scored)
-
-
-def _sampling(
-    completion: CompletionRequest,
-    model: ServedModel,
-    prompt: EncodedPrompt,
-    grammar: Grammar | None,
-) -> SamplingParams:
-    room = model.room(len(prompt.token_ids))
-    room.check_prompt(prompt.param)
-    sampling = replace(completion_sampling(completion, room), grammar=grammar)
-    if completion.best_of is None or completion.best_of == completion.n:
-        return sampling
-    # Choices are ranked by them, whether they are to be shown or not.
-    return replace(sampling, logprobs=sampling.logprobs or 0)
-
-
-def _fitted(
-    generation: GenerationService,
-    completion: CompletionRequest,
-    sampling: SamplingParams,
-    num_prompts: int = 1,
-    repeated: tuple[str, int] = ("echo", 0),
-) -> SamplingParams:
-    """The sampling of one of so many prompts, for an answer within its bound.
-
-    `repeated`: the member that requests the prompts in the answer, and their bytes in it.
-    """
-    several = "n" if completion.best_of is None else "best_of"
-    size = AnswerSize(
-        choices=(("prompts", num_prompts), (several, completion.best_of or completion.n)),
-        max_tokens=("max_tokens", completion.max_tokens),
-        logprobs=("logprobs", sampling.logprobs),
-        entry_bytes=COMPLETION_ENTRY_BYTES,
-        has_token_ids=completion.return_token_ids,
-        prompts=repeated,
-    )
-    return size.fitted(sampling, generation.max_response_bytes)
-
-
-def _read_prompts(
-    model: ServedModel, completion: CompletionRequest, best_of: int
-) -> tuple[tuple[EncodedPrompt, ...], tuple[str, int]]:
-    """Returns the prompts, the member that requests them in the answer, and their bytes there.
-
-    With `echo` each choice repeats the text of its prompt, and its log probabilities where they are
-    shown. Its ids are in each choice where there are several prompts, else in the answer once.
-    Raises InvalidParameter.
-    """
-    prompts = encoded_prompts(model, completion.prompt, completion.echo)
-    num_bytes = 0
-    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    if completion.echo:
-        num_bytes += best_of * sum(len(json_bytes(prompt.text)) for prompt in prompts)
-        if completion.logprobs is not None:
-            entry_bytes = (1 + completion.logprobs) * COMPLETION_ENTRY_BYTES
-            num_bytes += best_of * num_tokens * (TOKEN_BYTES + entry_bytes)
-    num_bytes += best_of * prompt_logprobs_bytes(num_tokens, completion.prompt_logprobs)
-    if completion.return_token_ids:
-        copies = best_of if len(prompts) > 1 else 1
-        num_bytes += copies * TOKEN_ID_BYTES * num_tokens
-    members = {
-        "prompt_logprobs": completion.prompt_logprobs is not None,
-        "echo": completion.echo,
-    }
-    asking = (name for name, is_asked in members.items() if is_asked)
-    return prompts, (next(asking, "return_token_ids"), num_bytes)
-
-
-def _shape(
-    completion: CompletionRequest,
-    best_of: int,
-    prompts: tuple[EncodedPrompt, ...],
-    jobs: tuple[Job, ...],
-    scored: tuple[ScoredPrompt, ...],
-) -> CompletionShape:
-    several = len(jobs) > 1
-    shown = prompts if several and completion.return_token_ids else ()
-    return CompletionShape(
-        best_of=best_of,
-        n=completion.n,
-        echoes=tuple(prompt.text for prompt in prompts) if completion.echo else None,
-        prompt_token_ids=tuple(prompt.token_ids for prompt in shown),
-        job_ids=tuple(job.job_id for job in jobs) if several else (),
-        scored=scored,
-        num_prompt_logprobs=completion.prompt_logprobs,
     )

@@ -1,8 +1,12 @@
-"""SamplingParams of a request of the native dialect."""
+"""From a request of the native dialect to a job and the formatter of its response."""
 
 from __future__ import annotations
 
+from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.generate.protocol import GenerateRequest
+from api.generation.prompt import prompt_token_ids
+from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
+from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
 from api.generation.sampling import (
     Room,
     check_prompt_logprobs,
@@ -12,6 +16,10 @@ from api.generation.sampling import (
     stop_token_ids,
     with_defaults,
 )
+from api.generation.service import GenerationService
+from api.generation.timing import Timing
+from api.http.caller import Caller
+from api.jobs.new_job import Prepared, new_job
 from shared.messages import SamplingParams
 
 DEFAULT_MAX_TOKENS = 64
@@ -32,3 +40,41 @@ def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:
             ignore_eos=request.ignore_eos,
             prompt_logprobs=request.prompt_logprobs,
         )
+
+
+async def prepare_generate(
+    generation: GenerationService, caller: Caller, asked: GenerateRequest
+) -> Prepared:
+    """Returns the job of a request and its formatter. Raises ApiError and InvalidParameter."""
+    model = await generation.models.only(asked.model)
+    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
+    token_ids = await generation.pool.run(prompt_token_ids, model, asked.prompt)
+    room = model.room(len(token_ids))
+    room.check_prompt("prompt")
+    job = new_job(
+        caller,
+        generation.job_defaults,
+        model=model.card.name,
+        kind=GenerateFormatter.kind,
+        token_ids=token_ids,
+        sampling=_sampling(generation, asked, room),
+        on_disconnect=asked.on_disconnect,
+        queue_timeout_s=asked.queue_timeout,
+        durability=asked.durability,
+    )
+    timing = Timing()
+    prompt, shown = scored_prompt(job), None
+    if prompt is not None:
+        shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
+    formatter = GenerateFormatter(caller.request_id, model.card.name, timing, shown)
+    return Prepared(job, formatter, timing, prompt)
+
+
+def _sampling(generation: GenerationService, asked: GenerateRequest, room: Room) -> SamplingParams:
+    num_bytes = prompt_logprobs_bytes(room.prompt_tokens, asked.prompt_logprobs)
+    size = AnswerSize(
+        max_tokens=("max_tokens", asked.max_tokens),
+        has_token_ids=True,
+        prompts=("prompt_logprobs", num_bytes),
+    )
+    return size.fitted(generate_sampling(asked, room), generation.max_response_bytes)

@@ -9,14 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
-from api.dialects.responses.items import Item
-from api.dialects.responses.protocol import ResponseReasoning, ResponseRequest
-from api.errors import MAX_ECHO_CHARS, renaming, unknown_parameter, unsupported
-from api.generation.chat_prompt import ChatAsk
+from api.dialects.responses.formatter import ResponseFormatter
+from api.dialects.responses.items import (
+    Item,
+    input_items,
+)
+from api.dialects.responses.protocol import (
+    ResponseReasoning,
+    ResponseRequest,
+    check_request,
+)
+from api.dialects.responses.record import encode_facts, facts_of
+from api.dialects.responses.store import (
+    ResponseStore,
+)
+from api.errors import (
+    MAX_ECHO_CHARS,
+    renaming,
+    unknown_parameter,
+    unsupported,
+)
+from api.generation.chat_prompt import ChatAsk, ChatPlan, plan_chat
+from api.generation.models import ServedModel
+from api.generation.priority import job_lane
+from api.generation.response_size import AnswerSize
 from api.generation.sampling import Room, renamed_parameters, sampling_params
-from shared.messages import InvalidParameter, SamplingParams
+from api.generation.service import GenerationService
+from api.http.caller import Caller
+from api.jobs.new_job import new_job, now_s
+from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
 Tool = Mapping[str, Any]
 
@@ -244,3 +268,57 @@ def response_sampling(request: ResponseRequest, room: Room) -> SamplingParams:
     with renamed_parameters({"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}):
         max_tokens = room.max_tokens(request.max_output_tokens, room.left)
         return sampling_params(request, max_tokens, logprobs, None, room)
+
+
+async def prepare_response(
+    generation: GenerationService, responses: ResponseStore, caller: Caller, asked: ResponseRequest
+) -> tuple[Job, ResponseFormatter]:
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
+    check_request(asked)
+    model = await generation.models.require(asked.model)
+    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
+    lane = job_lane(asked)
+    assert caller.job_id is not None, "this route makes jobs"
+    earlier = await responses.earlier_items(caller.tenant, asked.previous_response_id)
+    items, plan = await generation.pool.run(_planned, model, asked, earlier, caller.job_id)
+    room = model.room(len(plan.token_ids))
+    room.check_prompt("input")
+    job = new_job(
+        caller,
+        generation.job_defaults,
+        model=model.card.name,
+        kind=ResponseFormatter.kind,
+        token_ids=plan.token_ids,
+        sampling=replace(_sampling(generation, asked, room), grammar=plan.grammar),
+        on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
+        queue_timeout_s=asked.queue_timeout,
+        durability=asked.durability,
+        lane=lane,
+    )
+    facts = facts_of(asked, model.card, plan.new_parser, items, now_s(), job.sampling)
+    if asked.store:
+        job = replace(job, facts=encode_facts(facts), retain_ms=responses.retain_ms)
+    return job, ResponseFormatter(facts, job.job_id, model.text.tokenizer)
+
+
+def _sampling(generation: GenerationService, asked: ResponseRequest, room: Room) -> SamplingParams:
+    sampling = response_sampling(asked, room)
+    size = AnswerSize(
+        max_tokens=("max_output_tokens", asked.max_output_tokens),
+        logprobs=("top_logprobs", sampling.logprobs),
+    )
+    return size.fitted(sampling, generation.max_response_bytes)
+
+
+def _planned(
+    model: ServedModel, asked: ResponseRequest, earlier: Sequence[Item], job_id: str
+) -> tuple[list[Item], ChatPlan]:
+    """Returns the request's items, and what the whole conversation needs from the model.
+
+    Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
+    """
+    items = input_items(asked.input, job_id)
+    check_calls(earlier, items)
+    ask = chat_ask(asked, [*earlier, *items], job_id)
+    with in_this_dialect():
+        return items, plan_chat(model, ask)

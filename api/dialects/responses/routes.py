@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from fastapi import APIRouter
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -15,8 +12,6 @@ from api.dialects.responses.items import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
     ORDERS,
-    Item,
-    input_items,
     items_of_page,
 )
 from api.dialects.responses.protocol import (
@@ -26,18 +21,12 @@ from api.dialects.responses.protocol import (
     ResponseObject,
     ResponseRequest,
     check_includes,
-    check_request,
 )
-from api.dialects.responses.record import encode_facts, facts_of
 from api.dialects.responses.request import (
-    chat_ask,
-    check_calls,
-    in_this_dialect,
-    response_sampling,
+    prepare_response,
 )
 from api.dialects.responses.store import (
     ResponsesDep,
-    ResponseStore,
     response_not_found,
 )
 from api.errors import (
@@ -45,25 +34,19 @@ from api.errors import (
     unknown_parameter,
     unsupported,
 )
-from api.generation.chat_prompt import ChatPlan, plan_chat
-from api.generation.models import ServedModel
-from api.generation.priority import job_lane
-from api.generation.response_size import AnswerSize
-from api.generation.sampling import Room
-from api.generation.service import GenerationDep, GenerationService
+from api.generation.service import GenerationDep
 from api.generation.timing import Timing
-from api.http.caller import Caller, CallerDep
+from api.http.caller import CallerDep
 from api.http.json_response import LongJsonAnswer, json_answer
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, limit, parameters, query, streamed
 from api.http.pagination import page_answer, page_of
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
-from api.jobs.new_job import new_job, now_s
 from api.jobs.request_reader import JsonRoute
 from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobsDep, JobService
 from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
-from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
+from shared.messages import InvalidParameter, Job
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
@@ -101,37 +84,6 @@ async def create_response(
     if asked.background and not asked.stream:
         return await _begin(request, jobs, job, dialect)
     return generation_response(jobs, (job,), dialect, Timing(), streamed=asked.stream)
-
-
-async def prepare_response(
-    generation: GenerationService, responses: ResponseStore, caller: Caller, asked: ResponseRequest
-) -> tuple[Job, ResponseFormatter]:
-    """Everything but the answer. Raises ApiError and InvalidParameter."""
-    check_request(asked)
-    model = await generation.models.require(asked.model)
-    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
-    lane = job_lane(asked)
-    assert caller.job_id is not None, "this route makes jobs"
-    earlier = await responses.earlier_items(caller.tenant, asked.previous_response_id)
-    items, plan = await generation.pool.run(_planned, model, asked, earlier, caller.job_id)
-    room = model.room(len(plan.token_ids))
-    room.check_prompt("input")
-    job = new_job(
-        caller,
-        generation.job_defaults,
-        model=model.card.name,
-        kind=ResponseFormatter.kind,
-        token_ids=plan.token_ids,
-        sampling=replace(_sampling(generation, asked, room), grammar=plan.grammar),
-        on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
-        queue_timeout_s=asked.queue_timeout,
-        durability=asked.durability,
-        lane=lane,
-    )
-    facts = facts_of(asked, model.card, plan.new_parser, items, now_s(), job.sampling)
-    if asked.store:
-        job = replace(job, facts=encode_facts(facts), retain_ms=responses.retain_ms)
-    return job, ResponseFormatter(facts, job.job_id, model.text.tokenizer)
 
 
 @router.get(
@@ -228,29 +180,6 @@ async def _begin(
     set_durability_header(request.scope, job.durability)
     jobs.metrics.requests.labels(job.kind, "background").inc()
     return json_answer(dialect.so_far(has_started=False))
-
-
-def _sampling(generation: GenerationService, asked: ResponseRequest, room: Room) -> SamplingParams:
-    sampling = response_sampling(asked, room)
-    size = AnswerSize(
-        max_tokens=("max_output_tokens", asked.max_output_tokens),
-        logprobs=("top_logprobs", sampling.logprobs),
-    )
-    return size.fitted(sampling, generation.max_response_bytes)
-
-
-def _planned(
-    model: ServedModel, asked: ResponseRequest, earlier: Sequence[Item], job_id: str
-) -> tuple[list[Item], ChatPlan]:
-    """Returns the request's items, and what the whole conversation needs from the model.
-
-    Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
-    """
-    items = input_items(asked.input, job_id)
-    check_calls(earlier, items)
-    ask = chat_ask(asked, [*earlier, *items], job_id)
-    with in_this_dialect():
-        return items, plan_chat(model, ask)
 
 
 def _check_includes(query: QueryParams) -> None:

@@ -12,6 +12,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
+from api.dialects.messages.conversation import chat_ask
 from api.dialects.messages.errors import error_payload, error_status
 from api.dialects.messages.formatter import (
     BlockStream,
@@ -20,12 +21,7 @@ from api.dialects.messages.formatter import (
     WholeBlocks,
 )
 from api.dialects.messages.protocol import MessageRequest, model_page
-from api.dialects.messages.request import (
-    chat_ask,
-    in_this_dialect,
-    is_cut_by_context,
-    message_sampling,
-)
+from api.dialects.messages.request import in_this_dialect, is_cut_by_context, message_sampling
 from api.errors import ServerError
 from api.generation.sampling import Room
 from api.generation.tools import read_tool_use

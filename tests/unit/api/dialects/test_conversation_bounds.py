@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from api.dialects.messages.conversation import chat_ask
 from api.dialects.messages.protocol import MessageRequest
-from api.dialects.messages.request import chat_ask
 from api.dialects.responses.items import input_items
 from api.generation.messages import MAX_PARTS, template_messages
 from api.generation.validation import parse_request

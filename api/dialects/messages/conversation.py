@@ -1,0 +1,282 @@
+"""From a Messages request to the ChatAsk that every chat dialect is planned by.
+
+Where the two dialects differ:
+
+- a `tool_result` is a message of its own (role `tool`), told the name of the tool that was called;
+- the result of a call that failed begins with `Error: `, since templates know no `is_error`;
+- messages of one role in a row are one turn;
+- a conversation that ends with the assistant's words has them continued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from api.dialects.messages.protocol import (
+    AssistantMessage,
+    CountTokensRequest,
+    CustomTool,
+    Message,
+    TextBlock,
+    ThinkingAdaptive,
+    ThinkingBlock,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    ToolChoiceAny,
+    ToolChoiceAuto,
+    ToolChoiceNone,
+    ToolChoiceTool,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserMessage,
+)
+from api.errors import unsupported
+from api.generation.chat_prompt import ChatAsk
+from api.generation.messages import MAX_MESSAGES, PartCount
+from api.generation.models import ServedModel
+from shared.messages import InvalidParameter
+
+_THOUGHTS = "reasoning_content"
+ENABLE_THINKING = "enable_thinking"  # what templates call it
+FAILED_PREFIX = "Error: "  # of the result of a call that failed
+
+Content = str | list[dict[str, str]]
+
+
+def chat_ask(request: CountTokensRequest) -> ChatAsk:
+    """Raises InvalidParameter, naming the member as this dialect calls it."""
+    choice = request.tool_choice
+    parallel = True
+    if choice is not None and not isinstance(choice, ToolChoiceNone):
+        parallel = not choice.disable_parallel_tool_use
+    return ChatAsk(
+        messages=list(_messages(request)),
+        tools=[_tool(tool) for tool in request.tools],
+        tool_choice=_tool_choice(request),
+        parallel_tool_calls=parallel,
+        response_format=_response_format(request),
+        chat_template_kwargs=_template_variables(request),
+        reasoning_effort=_effort(request),
+        continues=_is_continued(request),
+        thinking_budget=_thinking_budget(request),
+    )
+
+
+def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
+    """Raises InvalidParameter where thinking is to be disabled and cannot be."""
+    if not isinstance(request.thinking, ThinkingDisabled) or model.card.reasoning_format is None:
+        return
+    template = model.text.chat_template
+    if template is None or ENABLE_THINKING not in template.variables:
+        raise unsupported("thinking", "this model's thinking cannot be disabled")
+
+
+def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
+    if not 0 < len(request.messages) <= MAX_MESSAGES:
+        raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
+    count = PartCount("messages")
+    for message in request.messages:
+        if not isinstance(message.content, str):
+            count.add(len(message.content))
+            for block in message.content:
+                if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
+                    count.add(len(block.content or ()))
+    if request.system:
+        if not isinstance(request.system, str):
+            PartCount("system").add(len(request.system))
+        yield {"role": "system", "content": _text(request.system)}
+    names: dict[str, str] = {}  # id of a call -> name of its tool
+    turn: dict[str, Any] | None = None
+    for index, message in enumerate(request.messages):
+        for part in _parts(message, f"messages.{index}", names):
+            if turn is not None and _same_turn(turn, part):
+                _join(turn, part)
+                continue
+            if turn is not None:
+                yield _whole(turn)
+            turn = part
+    if turn is not None:
+        yield _whole(turn)
+
+
+def _parts(message: Message, path: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    if message.content == []:
+        raise InvalidParameter(f"{path}.content", "must not be empty")
+    if isinstance(message, AssistantMessage):
+        yield _assistant(message, path, names)
+    elif isinstance(message, UserMessage):
+        yield from _user(message, path, names)
+    else:
+        yield {"role": "system", "content": _text(message.content)}
+
+
+def _user(message: UserMessage, path: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    if isinstance(message.content, str):
+        yield {"role": "user", "content": message.content}
+        return
+    for index, block in enumerate(message.content):
+        if isinstance(block, ToolResultBlock):
+            yield _tool_result(block, f"{path}.content.{index}", names)
+        else:
+            yield {"role": "user", "content": [_text_part(block)]}
+
+
+def _tool_result(block: ToolResultBlock, path: str, names: dict[str, str]) -> dict[str, Any]:
+    name = names.get(block.tool_use_id)
+    if name is None:
+        raise InvalidParameter(
+            f"{path}.tool_use_id", "must be the id of a tool_use in an earlier message"
+        )
+    content = _text(block.content or "")
+    if block.is_error:
+        if isinstance(content, str):
+            content = FAILED_PREFIX + content
+        else:
+            content = [{"type": "text", "text": FAILED_PREFIX + content[0]["text"]}, *content[1:]]
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+
+
+def _assistant(message: AssistantMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return {"role": "assistant", "content": message.content}
+    said: dict[str, Any] = {"role": "assistant"}
+    texts, thoughts, calls = [], [], []
+    for index, block in enumerate(message.content):
+        if isinstance(block, TextBlock):
+            texts.append(_text_part(block))
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
+        else:
+            if block.id in names:
+                raise InvalidParameter(f"{path}.content.{index}.id", "must be unique")
+            names[block.id] = block.name
+            calls.append(_call(block))
+    if texts:
+        said["content"] = texts
+    if thoughts:
+        said[_THOUGHTS] = thoughts  # a list until the turn is whole
+    if calls:
+        said["tool_calls"] = calls
+    elif not texts:
+        said["content"] = ""  # nothing but thoughts
+    return said
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    arguments = msgspec.json.encode(block.input).decode()
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _same_turn(turn: dict[str, Any], part: dict[str, Any]) -> bool:
+    role: str = turn["role"]
+    return role != "tool" and role == part["role"]
+
+
+def _join(turn: dict[str, Any], part: dict[str, Any]) -> None:
+    """Extends `turn` in place: the work for a turn is linear in its blocks."""
+    if "content" in turn:
+        turn["content"] = _as_parts(turn["content"])
+    if "content" in part:
+        turn.setdefault("content", []).extend(_as_parts(part["content"]))
+    if _THOUGHTS in part:
+        turn.setdefault(_THOUGHTS, []).extend(part[_THOUGHTS])
+    if "tool_calls" in part:
+        turn.setdefault("tool_calls", []).extend(part["tool_calls"])
+
+
+def _whole(turn: dict[str, Any]) -> dict[str, Any]:
+    if _THOUGHTS in turn:
+        turn[_THOUGHTS] = "\n".join(turn[_THOUGHTS])
+    return turn
+
+
+def _as_parts(content: Content) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _text(content: str | Sequence[TextBlock]) -> Content:
+    if isinstance(content, str):
+        return content
+    return [_text_part(block) for block in content]
+
+
+def _text_part(block: TextBlock) -> dict[str, str]:
+    return {"type": "text", "text": block.text}
+
+
+def _tool(tool: CustomTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(request: CountTokensRequest) -> str | dict[str, Any] | None:
+    match request.tool_choice:
+        case None:
+            return None
+        case ToolChoiceAuto():
+            return "auto"
+        case ToolChoiceAny():
+            return "required"
+        case ToolChoiceTool(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case ToolChoiceNone():
+            return "none"
+
+
+def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
+    config = request.output_config
+    if config is None or config.format is None:
+        return None
+    named = {"name": "answer", "schema": config.format.json_schema, "strict": True}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _template_variables(request: CountTokensRequest) -> dict[str, Any]:
+    match request.thinking:
+        case None:
+            return {}
+        case ThinkingAdaptive() | ThinkingEnabled():
+            return {ENABLE_THINKING: True}
+        case ThinkingDisabled():
+            return {ENABLE_THINKING: False}
+
+
+def _thinking_budget(request: CountTokensRequest) -> int | None:
+    thinking = request.thinking
+    return thinking.budget_tokens if isinstance(thinking, ThinkingEnabled) else None
+
+
+def _is_continued(request: CountTokensRequest) -> bool:
+    """Whether the last message is the beginning of the answer. Raises InvalidParameter."""
+    if not request.messages or not isinstance(request.messages[-1], AssistantMessage):
+        return False
+    param = f"messages.{len(request.messages) - 1}.content"
+    content = request.messages[-1].content
+    if not isinstance(content, str):
+        last = content[-1] if content else None
+        if not isinstance(last, TextBlock):
+            raise InvalidParameter(param, "must end with text, if the answer is to continue it")
+        content = last.text
+    if not content or content[-1].isspace():
+        raise InvalidParameter(
+            param, "must have text at its end and no white space behind it, to be continued"
+        )
+    if _response_format(request) is not None:
+        raise InvalidParameter(
+            "output_config.format", "is for whole answers: the last message begins this one already"
+        )
+    return True
+
+
+def _effort(request: CountTokensRequest) -> str | None:
+    """The other dialect's most is `xhigh`."""
+    effort = None if request.output_config is None else request.output_config.effort
+    return "xhigh" if effort == "max" else effort
