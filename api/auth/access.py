@@ -17,7 +17,7 @@ from api.http.caller import Caller, caller_in, set_caller
 from api.ids import parse_job_id
 
 # Paths without a key: the service's own pages and probes.
-_FREE = re.compile(r"/|/dashboard|/static/[^/]*|/ready|/openapi\.json")
+_FREE = re.compile(r"/|/dashboard|/docs|/redoc|/static/[^/]*|/ready|/openapi\.json")
 _HEALTH = "/health"
 _METRICS = "/metrics"
 _STREAM = re.compile(r"/v1/jobs/([^/]+)/stream")

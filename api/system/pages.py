@@ -86,7 +86,7 @@ def read_pages(directory: Path = STATIC) -> dict[str, PageFile]:
 
 
 def pages_router(directory: Path = STATIC) -> APIRouter:
-    """GET and HEAD for /, /dashboard and /static/{name}."""
+    """GET and HEAD for /, /dashboard, /docs (also as /redoc) and /static/{name}."""
     pages = read_pages(directory)
     router = APIRouter(include_in_schema=False)
     methods = ["GET", "HEAD"]
@@ -98,6 +98,11 @@ def pages_router(directory: Path = STATIC) -> APIRouter:
     @router.api_route("/dashboard", methods=methods)
     async def dashboard(request: Request) -> Response:
         return pages["dashboard.html"].answer(request)
+
+    @router.api_route("/docs", methods=methods)
+    @router.api_route("/redoc", methods=methods)
+    async def docs(request: Request) -> Response:
+        return pages["docs.html"].answer(request)
 
     @router.api_route("/static/{name}", methods=methods)
     async def static_file(name: str, request: Request) -> Response:

@@ -419,10 +419,27 @@ def test_the_dashboard_shows_a_worker_s_state(tab: Tab, status: str, shown: str)
     expect(tab.page.locator("#status.bad")).to_have_count(1 if status == "stalled" else 0)
 
 
-# --- both ---
+# --- the API page ---
 
 
-@pytest.mark.parametrize("path", ["/", "/dashboard"])
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_the_api_page_lists_every_operation_and_fetches_from_the_service_alone(
+    tab: Tab, path: str
+) -> None:
+    tab.page.goto(path)
+    expect(tab.page.locator("#status")).to_have_text(re.compile(r"^\d+ operations$"))
+    chat = tab.page.locator("details", has_text="/v1/chat/completions")
+    chat.locator("summary").click()
+    expect(chat).to_contain_text("max_completion_tokens")
+    document = tab.page.evaluate("fetch('openapi.json').then((response) => response.json())")
+    count = sum(len(item) for item in document["paths"].values())
+    expect(tab.page.locator("details")).to_have_count(count)
+
+
+# --- all ---
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/docs"])
 def test_a_page_follows_the_reader_s_colour_scheme(tab: Tab, path: str) -> None:
     def shades() -> list[int]:
         colours = tab.page.evaluate(
@@ -442,7 +459,7 @@ def test_a_page_follows_the_reader_s_colour_scheme(tab: Tab, path: str) -> None:
     assert paper < ink
 
 
-@pytest.mark.parametrize("path", ["/", "/dashboard"])
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/docs"])
 def test_a_page_fits_a_narrow_screen(tab: Tab, path: str) -> None:
     tab.page.set_viewport_size({"width": 360, "height": 640})
     tab.page.goto(path)

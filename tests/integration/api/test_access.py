@@ -33,7 +33,7 @@ LINES = "\n".join(
 )
 METRICS_KEY = "for the scraper alone"
 PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8}
-FREE = ("/", "/dashboard", "/static/service.js", "/ready", "/openapi.json")
+FREE = ("/", "/dashboard", "/docs", "/redoc", "/static/service.js", "/ready", "/openapi.json")
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,22 @@ MAX_SCRIPT_LINES = 210
 
 
 def client() -> httpx.AsyncClient:
-    app = FastAPI()
+    app = FastAPI(docs_url=None, redoc_url=None)
     app.include_router(pages_router())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/dashboard", "/static/playground.js", "/static/style.css", "/static/penstock.svg"],
+    [
+        "/",
+        "/dashboard",
+        "/docs",
+        "/redoc",
+        "/static/playground.js",
+        "/static/style.css",
+        "/static/penstock.svg",
+    ],
 )
 async def test_a_file_is_served_with_headers_that_keep_strangers_out(path: str) -> None:
     async with client() as http:
