@@ -8,12 +8,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dialects.messages.errors import speaks_anthropic
 from api.dialects.messages.protocol import model_info, model_page
 from api.generation.models import ServedModel
 from api.generation.service import GenerationDep
 from api.http.json_response import json_answer
 from api.http.openapi import ANY, NAMED, errors
+from api.http.response_headers import speaks_anthropic
 from api.system.protocol import Model, ModelList
 
 router = APIRouter(tags=["Models"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.caller import caller_in
+from api.http.response_headers import speaks_anthropic
 from api.sse import json_bytes
 
 OVERLOADED_STATUS = 529  # of this dialect; everywhere else the same is 503
@@ -49,10 +50,6 @@ def error_payload(
 
 # AnthropicAnswersMiddleware: on its routes every answer has the dialect's headers and errors.
 
-VERSION_HEADER = "anthropic-version"
-_ROUTES = "/v1/messages"
-_SHARED_ROUTES = "/v1/models"  # this dialect's for those who send its version
-
 
 class AnthropicAnswersMiddleware:
     """Pure ASGI. Stands outside of the error answers and says each again in its dialect.
@@ -89,15 +86,6 @@ class AnthropicAnswersMiddleware:
             await send(message)
 
         await self._app(scope, receive, translated_send)
-
-
-def speaks_anthropic(scope: Scope) -> bool:
-    """Whether the answer to this request is to have Anthropic's shapes."""
-    path: str = scope["path"]
-    if path == _ROUTES or path.startswith(_ROUTES + "/"):
-        return True
-    shared = path == _SHARED_ROUTES or path.startswith(_SHARED_ROUTES + "/")
-    return shared and VERSION_HEADER in Headers(scope=scope)
 
 
 def _translated(start: Message, body: bytes, request_id: str) -> tuple[Message, bytes]:
