@@ -14,17 +14,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from api.generation.prompt_logprobs import ScoredPrompt
-from api.jobs.accepted_jobs import MAX_BLIND_S, PATIENCE_S
+from api.jobs.accepted_jobs import PATIENCE_S
+from api.jobs.missing_end import MissingEnd
 from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (
     START,
-    TERMINAL_STATES,
     Cursor,
     Delta,
     ErrorCode,
     Failed,
     Finished,
-    FinishReason,
     JobEvent,
     JobState,
     PromptSlice,
@@ -33,7 +32,7 @@ from shared.messages import (
 )
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.bus import EventBus, Resync, Subscription
-from shared.transport.ports.jobs import JobLook, JobRecord, JobStore, Restored, TransportError
+from shared.transport.ports.jobs import JobLook, JobStore, Restored, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class JobStream:
         self.ended = False
         self.has_started = False  # a worker said so, or sent something
         self.started_s: float | None = None  # when a worker said so, if that was heard
-        self._delivered = ReaderPosition(after)
+        self._position = ReaderPosition(after)
         self._prompt = prompt
         self._num_slices = 0  # of the prompt, passed in the log
         self._store = store
@@ -104,7 +103,6 @@ class JobStream:
         self._subscription = subscription
         self._counts = counts
         self._outage_s = outage_s
-        self._resubmit = resubmit
         self._page: deque[Delta | JobEvent] = deque()
         self._page_events = FIRST_PAGE_EVENTS
         self._read_from: Cursor | None = None  # the end of a full page that had no news
@@ -114,17 +112,14 @@ class JobStream:
         self._is_closed = False
         self._is_interrupted = False
         self._is_doubtful = False  # the log may have been rolled back since it was compared
-        self._patience_s = patience_s
-        self._missing_since_s: float | None = None  # since when the server has no such job
-        self._is_over = False  # by the store: the job is gone, or has ended
+        self._missing = MissingEnd(job_id, store, resubmit, patience_s)
         self.last_news_s = self._clock()  # when anything was heard last
-        self._seen_s = self._clock()  # when the server had the job last
         self._turn_began = self._clock()
 
     @property
     def cursor(self) -> Cursor:
         """How far the reader has got."""
-        return self._delivered.cursor
+        return self._position.cursor
 
     @property
     def num_waiting(self) -> int:
@@ -145,17 +140,11 @@ class JobStream:
         """Reads the log if `found`, where the job stands, is not what was delivered."""
         if self.is_reading:
             return
-        if found is not None:
-            self._seen()
-        self._is_over = found is None or found.state in TERMINAL_STATES
-        if self._is_over or self._is_doubtful or found is None or found.end != self.cursor:
+        is_over = self._missing.look(found)
+        if is_over or self._is_doubtful or found is None or found.end != self.cursor:
             self._counts.idle_reads += 1
             self._behind = True
             self._subscription.wake()
-
-    def _seen(self) -> None:
-        """The server has the job."""
-        self._missing_since_s, self._seen_s = None, self._clock()
 
     def interrupt(self) -> None:
         """Ends the stream as interrupted: the store was away for too long."""
@@ -213,10 +202,10 @@ class JobStream:
         if isinstance(item, Resync):
             self._counts.resyncs += 1
             self._behind = True
-            self._missing_since_s = None  # the worker may have to connect anew as well
+            self._missing.restart_patience()  # the worker may have to reconnect as well
             self._is_doubtful = True  # what takes the connection away may roll the log back
             return None
-        self._seen()
+        self._missing.seen()
         return self._accept(item, from_log=False)
 
     def _accept(
@@ -255,8 +244,8 @@ class JobStream:
     def _accept_delta(self, delta: Delta, *, from_log: bool) -> Delta | Failed | None:
         cursor = self.cursor
         try:
-            if not self._delivered.is_gap(delta):
-                fresh = self._delivered.take(delta)
+            if not self._position.is_gap(delta):
+                fresh = self._position.take(delta)
                 if fresh is not delta and not (from_log and fresh is None):
                     self._counts.overlaps += 1
                 return fresh
@@ -320,13 +309,14 @@ class JobStream:
         while True:
             try:
                 events = await self._read_log()
+                place = self._place(self.cursor)
                 is_news = any(not self._has(event) for event in events)
                 is_full = len(events) >= self._page_events
-                lost = None if is_news or is_full else await self._missing_end()
+                lost = None if is_news or is_full else await self._missing.end(self.cursor, place)
                 break
             except TransportError as error:
                 self._counts.read_errors += 1
-                self._missing_since_s = None  # its worker cannot reach the server either
+                self._missing.restart_patience()  # its worker cannot reach the server either
                 if self._clock() + retry_s > give_up:
                     raise StreamInterrupted(self.job_id, self.cursor) from error
                 await asyncio.sleep(retry_s)
@@ -341,7 +331,7 @@ class JobStream:
             self._page.append(lost)
         # An entry that overlaps with what was delivered is compared with it as it is taken; where
         # there is none, the log is shorter than the reader, or nothing can be compared.
-        if events or self._delivered.last_start == self.cursor:
+        if events or self._position.last_start == self.cursor:
             self._is_doubtful = False
         return is_full
 
@@ -352,7 +342,7 @@ class JobStream:
         That one is only compared: a log that was rolled back and written anew up to the very
         cursor would overlap nowhere else, and another history would be spliced on.
         """
-        since = self._place(self._read_from or self._delivered.last_start)
+        since = self._place(self._read_from or self._position.last_start)
         cursor = self._place(self.cursor)
         events = await self._store.read_log(self.job_id, since, self._page_events)
         if not events and since != cursor:
@@ -362,65 +352,11 @@ class JobStream:
     def _has(self, event: Delta | JobEvent) -> bool:
         if isinstance(event, PromptSlice):
             return event.index < self._num_slices
-        return isinstance(event, Delta) and self._delivered.has(event)
+        return isinstance(event, Delta) and self._position.has(event)
 
     def _place(self, cursor: Cursor) -> Cursor:
         """Where a reader at `cursor` goes on in the log: the prompt's slices come before text."""
         return Cursor(0, self._num_slices) if cursor == START else cursor
-
-    async def _missing_end(self) -> Finished | Failed | None:
-        """The end of a job whose log does not say it: the record is gone, or outlived the log.
-
-        After a TransportError it is called again.
-        """
-        if not self._is_over:
-            return None
-        record = await self._store.get(self.job_id)
-        end = await (self._end_of_lost() if record is None else self._end_of_known(record))
-        self._is_over = False
-        return end
-
-    async def _end_of_lost(self) -> Failed | None:
-        resubmitted = await self._submitted_again()
-        if resubmitted is Restored.RESTORED:
-            return None
-        if resubmitted is None and not self._has_been_missing():
-            return None  # its worker may put it back until a later look
-        return Failed(
-            end=self.cursor,
-            state=JobState.FAILED,
-            code=ErrorCode.JOB_LOST,
-            message="The job is no longer known: its record expired or was lost.",
-            usage=Usage(0, self.cursor.num_tokens),
-        )
-
-    def _has_been_missing(self) -> bool:
-        """For so long that no worker puts it back any more."""
-        now_s = self._clock()
-        if self._missing_since_s is None:
-            self._missing_since_s = now_s
-        return now_s - self._missing_since_s >= self._patience_s
-
-    async def _end_of_known(self, record: JobRecord) -> Finished | Failed | None:
-        self._seen()
-        if record.state not in TERMINAL_STATES:
-            return None
-        if await self._store.read_log(self.job_id, self._place(self.cursor), 1):
-            return None  # it ended between the two looks; the next read has all
-        return _end_of_record(record, self.cursor)
-
-    async def _submitted_again(self) -> Restored | None:
-        """A store that lost an untouched job gets it once more, under the same id. None: this
-        stream cannot do that, or has not seen the job for so long that it may have ended."""
-        if self._resubmit is None or self.cursor != START:
-            return None
-        if self._clock() - self._seen_s > MAX_BLIND_S:
-            return None
-        restored = await self._resubmit()
-        if restored is Restored.RESTORED:
-            self._seen()
-            log.warning("job resubmitted", extra={"job_id": self.job_id})
-        return restored
 
 
 def _next_page(events: Sequence[Delta | JobEvent]) -> int:
@@ -435,26 +371,3 @@ def _next_page(events: Sequence[Delta | JobEvent]) -> int:
             numbers += len(event.entries) // NUMBER_BYTES
     fitting = len(events) * PAGE_NUMBERS // numbers
     return min(max(FEWEST_EVENTS, fitting), PAGE_EVENTS) if events else FIRST_PAGE_EVENTS
-
-
-def _end_of_record(record: JobRecord, cursor: Cursor) -> Finished | Failed:
-    usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
-    if record.state is JobState.FINISHED and record.completion_tokens == cursor.num_tokens:
-        reason = FinishReason(record.reason or FinishReason.STOP)
-        return Finished(end=cursor, reason=reason, usage=usage, stop_reason=record.stop_reason)
-    if record.state is JobState.FINISHED:
-        return Failed(
-            end=cursor,
-            state=JobState.FAILED,
-            code=ErrorCode.JOB_LOST,
-            message="The job has finished, but its log does not reach this point: it cannot be "
-            "resumed from here.",
-            usage=usage,
-        )
-    return Failed(
-        end=cursor,
-        state=record.state,
-        code=record.reason or record.state.value,
-        message=record.message or "",
-        usage=usage,
-    )
