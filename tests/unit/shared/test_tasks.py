@@ -38,3 +38,21 @@ async def test_the_first_to_be_done_ends_the_wait_and_tasks_of_others_go_on() ->
     await first_of(forever, timeout_s=0.001)
     assert not forever.done()
     await cancel_and_wait(forever)
+
+
+async def test_a_task_that_forgets_a_cancel_is_cancelled_again() -> None:
+    forgotten = []
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                forgotten.append(1)
+                if len(forgotten) == 3:
+                    raise
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(cancel_and_wait(task), 10)
+    assert len(forgotten) == 3
