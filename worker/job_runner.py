@@ -75,8 +75,10 @@ class JobRunner:
         )
 
     def _start(self, running: RunningJob, delivery: Delivery) -> None:
-        """The first choice that has not ended goes to the engine; the others follow when the
-        blocks of the prompt have been computed for it, and find them in the prefix cache.
+        """Sends the first choice that has not ended to the engine.
+
+        The others follow when the blocks of the prompt have been computed, and find them in the
+        prefix cache.
 
         The request is sent as early as possible: the engine computes during the rest of the setup.
         """

@@ -108,7 +108,7 @@ class LLM:
 
     @classmethod
     def from_parts(cls, engine: Engine, tokenizer: Tokenizer) -> LLM:
-        """An LLM of parts made elsewhere; the engine is then the LLM's alone."""
+        """Returns an LLM of parts made elsewhere; the engine is then the LLM's alone."""
         llm = cls.__new__(cls)
         llm._engine = engine
         llm._tokenizer = tokenizer

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """The exit status: 0 after a stop, 2 for settings, model or server that cannot be used, 70
+    """Returns the exit status: 0 after a stop, 2 for settings, model or server that cannot be used,
+    70
     after an unexpected error or when the engine kept dying."""
     try:
         settings = load_settings(WorkerSettings)
@@ -50,7 +51,7 @@ def main() -> int:
 def make_service(
     settings: WorkerSettings, checkpoint: Checkpoint, transport: RedisTransport
 ) -> WorkerService:
-    """A worker over an open transport; `run` it inside an event loop, `stop` it from there."""
+    """Returns a worker over an open transport: `run` it in an event loop, `stop` it from there."""
 
     async def check() -> Sequence[str]:
         return await transport.check()

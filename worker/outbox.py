@@ -36,7 +36,7 @@ class FlushPolicy:
         return rest_s if rest_s >= MIN_REST_S else 0.0
 
     def is_urgent(self, outbox: Outbox) -> bool:
-        """True for a job's first token, its end and `flush_tokens` waiting tokens."""
+        """Returns True for a job's first token, its end and `flush_tokens` waiting tokens."""
         return outbox.is_first or outbox.ending or outbox.num_unsent >= self.flush_tokens
 
 
@@ -224,7 +224,7 @@ class Outbox:
         return self._in_flight
 
     def accept(self) -> None:
-        """The append is durable; `over` when it carried the end."""
+        """Marks the append as durable; sets `over` when it carried the end."""
         assert self._in_flight is not None, "nothing was offered"
         if self._in_flight.prompt_slice is not None:
             self._prompt.accept()

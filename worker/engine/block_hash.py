@@ -26,12 +26,12 @@ _ROOT_PREFIX = b"penstock.block.1\x00"
 
 
 def root_hash(tenant: str) -> BlockHash:
-    """The parent of a tenant's first blocks: 16 bytes."""
+    """Returns the parent of a tenant's first blocks: 16 bytes."""
     return BlockHash(xxhash.xxh3_128_digest(_ROOT_PREFIX + tenant.encode("utf-8")))
 
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """The hash of a full block after `parent`: 16 bytes. Ids are in [0, 2**32)."""
+    """Returns the hash of a full block after `parent`: 16 bytes. Ids are in [0, 2**32)."""
     return BlockHash(
         xxhash.xxh3_128_digest(parent + struct.pack(f"<{len(token_ids)}I", *token_ids))
     )

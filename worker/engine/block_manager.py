@@ -105,7 +105,7 @@ class BlockManager:
         return self._blocks[block_id].ref_count
 
     def match(self, sequence: TokenSequence) -> list[int]:
-        """The longest run of findable blocks that holds the sequence's first tokens.
+        """Returns the longest run of findable blocks that holds the sequence's first tokens.
 
         Never covers a token that has to be computed: see Sequence.num_skippable_tokens.
         Changes nothing; the blocks stay what they are until `allocate` takes them.
@@ -130,7 +130,7 @@ class BlockManager:
     def can_allocate(
         self, sequence: TokenSequence, num_tokens: int, hits: Sequence[int] = (), spare: int = 0
     ) -> bool:
-        """Whether `allocate` would succeed and leave `spare` blocks for others."""
+        """Returns whether `allocate` would succeed and leave `spare` blocks for others."""
         num_new = self._num_new(sequence, num_tokens, hits)
         num_woken = sum(self._blocks[block_id].ref_count == 0 for block_id in hits)
         return num_new + num_woken + spare <= self.num_available

@@ -140,11 +140,11 @@ class Engine:
         return True
 
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Returns whether `step` has anything to do."""
         return bool(self._live or self._ended_on_arrival or self._in_flight)
 
     def step(self) -> list[EngineOutput]:
-        """One step of everything that runs. Waits for the device, and for nothing else.
+        """Runs one step and returns its outputs. Waits for the device, and for nothing else.
 
         Raises EngineFailed when no further step can succeed in this process, and IntegrityError
         when the engine cannot be trusted any more.

@@ -38,7 +38,7 @@ class SequenceQueue:
         self._sequences.insert(i, sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence must be there."""
+        """Removes a sequence that is there."""
         i = bisect_left(self._ranks, self._rank(sequence))
         assert self._sequences[i] is sequence
         del self._ranks[i]

@@ -50,7 +50,7 @@ class StepRecovery:
         self._alone.extend(s for s in sequences if s not in self._alone)
 
     def rejoin(self, sequence: Sequence) -> None:
-        """It need not be computed alone any longer."""
+        """Ends the isolation of a sequence: it need not be computed alone any longer."""
         if sequence in self._alone:
             self._alone.remove(sequence)
 

@@ -52,14 +52,14 @@ class EngineSocket:
         self._readable.register(connection, select.POLLIN)
 
     def send(self, message: FromEngine) -> None:
-        """Blocks while the service does not read. Raises LinkClosed."""
+        """Sends a message; blocks while the service does not read. Raises LinkClosed."""
         try:
             self._connection.sendall(encode_frame(message))
         except OSError as error:
             raise LinkClosed(str(error)) from error
 
     def receive(self, *, wait: bool) -> Iterator[ToEngine]:
-        """What has arrived; with `wait`, at least one message. Raises LinkClosed at the end."""
+        """Returns what has arrived; with `wait`, at least one message. Raises LinkClosed."""
         messages = list(self._parsed())
         num_bytes = 0
         while num_bytes < MAX_INBOX_BYTES:

@@ -145,7 +145,7 @@ def encode_frame(message: ToEngine | FromEngine) -> bytes:
 
 
 def frame_length(header: bytes) -> int:
-    """Body length from a frame's first 4 bytes. Raises FrameTooLong."""
+    """Returns the body's length from a frame's first 4 bytes. Raises FrameTooLong."""
     length: int = HEADER.unpack(header)[0]
     if length > MAX_FRAME_BYTES:
         raise FrameTooLong(f"a frame of {length} bytes was announced")

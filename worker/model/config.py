@@ -65,7 +65,7 @@ class ModelConfig:
     def from_dict(
         cls, raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None
     ) -> ModelConfig:
-        """The same from the files' parsed contents."""
+        """Returns the config from the files' parsed contents. Raises UnsupportedModel."""
         family = _check_family(raw)
         num_layers = _whole(raw, "num_hidden_layers")
         num_heads = _whole(raw, "num_attention_heads")

@@ -109,7 +109,7 @@ class ForwardBatch:
 def _unknown_tokens(
     sequences: Sequence[ScheduledSequence], ends: Int32Array, previous: PreviousSample
 ) -> Int32Array:
-    """[2, n] places in the batch, and where the previous sample has their tokens."""
+    """Returns [2, n]: positions in the batch, and where the previous sample has their tokens."""
     pairs = []
     for sequence, end in zip(sequences, ends[1:].tolist(), strict=True):
         missing = sequence.num_scheduled_tokens - len(sequence.token_ids)

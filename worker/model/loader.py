@@ -63,7 +63,7 @@ def load_weights(
 
 
 def fill_with_noise(model: CausalLM, seed: int = 0) -> None:
-    """Dummy weights: scaled so that activations stay in range. The same for a seed and device."""
+    """Fills in random weights that keep activations in range, the same for a seed and device."""
     generator = torch.Generator(device=model.placement.device).manual_seed(seed)
     for name, place in model.named_tensors():
         if name.endswith("norm.weight"):

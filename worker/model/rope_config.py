@@ -55,7 +55,7 @@ class RopeConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
-        """From a whole config.json; raises UnsupportedModel naming the member at fault."""
+        """Reads a whole config.json; raises UnsupportedModel naming the member at fault."""
         # transformers lets the older spelling win where a file carries both.
         member = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
         scaling = raw.get(member) or {}
@@ -120,7 +120,7 @@ class _Reader:
     values: Mapping[str, Any]
 
     def positive(self, name: str, default: float | None) -> float:
-        """A positive number; a default of None makes it required."""
+        """Returns a positive number; a default of None makes it required."""
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e12:

@@ -36,7 +36,7 @@ class AttentionBackend(Protocol):
     """
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        """Once per step, before the first layer. Never waits for the device."""
+        """Prepares a step, before its first layer. Never waits for the device."""
         ...
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:

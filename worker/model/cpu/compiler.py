@@ -33,7 +33,7 @@ _TIMEOUT_S = 300
 
 
 def cpu_flags(features: frozenset[str]) -> tuple[str, ...]:
-    """The compiler's flags for a CPU with these features, spelt as in /proc/cpuinfo.
+    """Returns the compiler's flags for a CPU with these features, spelt as in /proc/cpuinfo.
 
     Raises TierUnavailable for a CPU with less than AVX2 and FMA, or than NEON on 64 bits.
     """
@@ -66,7 +66,7 @@ def build_for(features: frozenset[str]) -> Path:
 
 
 def build(flags: tuple[str, ...]) -> Path:
-    """The shared library for these CPU flags, from the cache or compiled into it (seconds).
+    """Returns the shared library for these CPU flags, from the cache or compiled into it (seconds).
 
     Safe for several processes at once: each writes a file of its own, and the last rename wins
     with the same contents. Raises TierUnavailable without a compiler or when it fails.

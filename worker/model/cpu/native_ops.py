@@ -21,7 +21,7 @@ _MAX_VIEWS = 64
 
 
 def what_is_wrong(config: ModelConfig) -> str | None:
-    """Why the kernels cannot run this model; None when they can."""
+    """Returns why the kernels cannot run this model; None when they can."""
     if config.head_dim % 16 or config.head_dim > _MAX_HEAD_DIM:
         return f"head_dim {config.head_dim} is not a multiple of 16 up to {_MAX_HEAD_DIM}"
     for name in ("hidden_size", "intermediate_size"):
@@ -42,7 +42,7 @@ class Workspace:
         self._views: dict[int, Tensor] = {}
 
     def rows(self, num_rows: int) -> Tensor:
-        """[num_rows, width], not filled. The next call may give the same memory."""
+        """Returns [num_rows, width], not filled. The next call may return the same memory."""
         view = self._views.get(num_rows)
         if view is None:
             size = num_rows * self._width
@@ -64,7 +64,7 @@ class ProductScratch:
         self._scales = Workspace(1, kernels, torch.float32)
 
     def of(self, num_rows: int, size_in: int) -> Scratch:
-        """Room for `num_rows` rows of `size_in` numbers. The next call may give the same memory."""
+        """Returns memory for `num_rows` rows of `size_in` numbers; the next call may reuse it."""
         return Scratch(
             self._rows.rows(num_rows * size_in).data_ptr(), self._scales.rows(num_rows).data_ptr()
         )

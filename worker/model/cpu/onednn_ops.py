@@ -45,7 +45,10 @@ def quantize_weight(weight: Tensor) -> Int8Weight:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, in] -> uint8 around 128 and float32 scales [rows, 1], NaN where x is not finite."""
+    """Returns x [rows, in] as uint8 around 128, and float32 scales [rows, 1].
+
+    A scale is NaN where its row is not finite.
+    """
     wide = x.float()
     peak = wide.abs().amax(dim=1, keepdim=True)
     bounded = torch.where(peak.isfinite(), peak, 1.0).clamp_min(_LEAST_PEAK)

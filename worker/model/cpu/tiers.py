@@ -161,7 +161,7 @@ def _layer_by_layer(model: CausalLM, pool: KVCachePool) -> DecoderStack:
 
 
 def _check(ops: Ops, request: TierRequest) -> None:
-    """A tier that answers wrongly is not there: better slow than wrong."""
+    """Raises TierUnavailable for a tier whose products are wrong: better slow than wrong."""
     like = Int8Ops() if request.quantization == "int8" else TorchOps()
     if reason := what_is_wrong(ops, like, request.dtype):
         raise TierUnavailable(f"its products fail the check at load: {reason}")
@@ -173,7 +173,8 @@ _TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 
 @torch.inference_mode()
 def what_is_wrong(ops: Ops, like: Ops, dtype: torch.dtype) -> str | None:
-    """Why `ops` cannot be used here: its products differ from those of `like`, or do not exist.
+    """Returns why `ops` cannot be used here: its products differ from those of `like`, or do not
+    exist.
 
     Private operators may vanish or change with any release of torch; none of that is an error.
     """

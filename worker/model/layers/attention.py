@@ -47,7 +47,7 @@ class Attention(nn.Module):
         self.output.use(ops)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """[num_tokens, hidden] -> [num_tokens, hidden]; writes keys and values to the cache."""
+        """Maps [num_tokens, hidden] to the same shape; writes keys and values to the cache."""
         queries, keys, values = step.ops.rotate(
             self.qkv(x), self.num_heads, self.num_kv_heads, self._head_norm, step.cos, step.sin
         )

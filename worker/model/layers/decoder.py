@@ -136,7 +136,7 @@ class GatedMLP(nn.Module):
         self.down.use(ops)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden] -> [num_tokens, hidden]"""
+        """Maps [num_tokens, hidden] to the same shape."""
         output: Tensor = self.down(self.gate_up(x))
         return output
 

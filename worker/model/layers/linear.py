@@ -41,7 +41,7 @@ class Linear(nn.Module):
         return self._multiply
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, in_features] -> [rows, sum of parts]"""
+        """Maps [rows, in_features] to [rows, sum of parts]."""
         return self._multiply(x)
 
     def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -78,7 +78,7 @@ class Embedding(nn.Module):
         self.weight = placement.parameter(vocab_size, hidden_size)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """[num_tokens] -> [num_tokens, hidden]"""
+        """Maps int32 ids [num_tokens] to [num_tokens, hidden]."""
         return functional.embedding(token_ids, self.weight)
 
     def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -98,7 +98,7 @@ class TiedHead(nn.Module):
         self._multiply = ops.linear(self._embedding.weight, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab]"""
+        """Maps [rows, hidden] to [rows, vocab]."""
         return self._multiply(hidden)
 
     def _dense(self, hidden: Tensor) -> Tensor:

@@ -29,14 +29,14 @@ class RotaryEmbedding:
         return self._cos, self._sin
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_tokens] -> cosine and sine, each [num_tokens, 1, head_dim / 2]"""
+        """Returns cosine and sine of positions [num_tokens]: each [num_tokens, 1, head_dim / 2]."""
         cos = self._cos.index_select(0, positions)
         sin = self._sin.index_select(0, positions)
         return cos.unsqueeze(1), sin.unsqueeze(1)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """[head_dim / 2] float32 on the CPU: radians per position."""
+    """Returns radians per position, [head_dim / 2] float32 on the CPU."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / config.theta**exponents
     if config.kind == "default":

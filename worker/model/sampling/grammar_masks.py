@@ -101,7 +101,7 @@ class GrammarMasks:
             self._states.pop(seq_id, None)
 
     def _advanced(self, row: SamplingRow) -> LLMatcher:
-        """The row's matcher, with all its output tokens consumed. Raises GrammarInvalid."""
+        """Returns the row's matcher, with all its output tokens consumed. Raises GrammarInvalid."""
         assert row.in_flight is None, "a structured row's tokens are all known"
         state = self._states.get(row.seq_id)
         if state is None:
@@ -116,7 +116,7 @@ class GrammarMasks:
         return state.matcher
 
     def _filled(self, matchers: Sequence[LLMatcher]) -> NDArray[np.int32]:
-        """[matchers, ceil(vocab / 32)], one bit for each token that may come."""
+        """Returns [matchers, ceil(vocab / 32)] int32, one bit for each token that may come."""
         masks = np.zeros((len(matchers), self._num_words), dtype=np.int32)
         num_bytes = self._num_words * masks.itemsize
         if self._executor is None:

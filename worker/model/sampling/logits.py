@@ -49,14 +49,14 @@ def keep_mask(scores: Tensor, params: FilterParams) -> Tensor:
 
 
 def _alive_mass(scores: Tensor, params: FilterParams) -> Tensor:
-    """[rows, 1] what min-p leaves of the whole row."""
+    """Returns [rows, 1]: what min-p leaves of the whole row."""
     alive = scores >= params.min_log_p[:, None]
     mass = torch.where(alive, scores, -torch.inf).exp()
     return mass.sum(dim=1, keepdim=True, dtype=torch.float64)
 
 
 def _kept_counts(head: Tensor, params: FilterParams, whole_mass: Tensor | None) -> Tensor:
-    """[rows] how many of the sorted head stay: always a prefix of it.
+    """Returns [rows]: how many of the sorted head stay: always a prefix of it.
 
     A row whose top-k lies beyond the head measures its nucleus against `whole_mass`. Sums are
     float64, so that the result depends neither on their order nor on the width of the head, which

@@ -80,7 +80,7 @@ class PenaltyTable:
                 del self._num_counted[seq_id]
 
     def _slot(self, row: SamplingRow, wanted: set[int]) -> int:
-        """The sequence's row in the table, made from its prompt where it has none."""
+        """Returns the sequence's row in the table, made from its prompt where it has none."""
         slot = self._row_of.get(row.seq_id)
         if slot is not None:
             self._row_of.move_to_end(row.seq_id)

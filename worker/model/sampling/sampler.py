@@ -169,7 +169,7 @@ class Sampler:
         return failed, best_logits.index_copy(0, there, worst)
 
     def _draw(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-        """[rows] tokens drawn from logits [rows, vocab]."""
+        """Returns [rows] int64 tokens drawn from logits [rows, vocab]."""
         params = [row.params for row in rows]
         temperatures = [max(p.temperature, _MIN_TEMPERATURE) for p in params]
         divisor = to_device(np.array(temperatures, dtype=np.float32), self._device)
@@ -282,7 +282,7 @@ _MIX_2 = 0x94D049BB133111EB
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as torch's int64 reads them."""
+    """Returns the same 64 bits as torch's int64 reads them."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
