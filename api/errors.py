@@ -17,9 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from starlette.responses import Response
-
-from api.sse import json_bytes
 from shared.messages import ErrorCode, Failed, InvalidParameter, JobState
 from shared.transport.ports.jobs import Allowance, QueueFull, TransportError
 
@@ -71,15 +68,6 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
-
-    def response(self) -> Response:
-        """The whole answer."""
-        return Response(
-            json_bytes(self.body()),
-            status_code=self.status,
-            headers=self.headers,
-            media_type="application/json",
-        )
 
 
 class CallerError(ApiError):

@@ -20,7 +20,6 @@ from api.dialects.chat import routes as chat
 from api.dialects.completions import routes as completions
 from api.dialects.generate import routes as generate
 from api.dialects.messages import routes as messages
-from api.dialects.messages.errors import AnthropicAnswersMiddleware
 from api.dialects.responses import routes as responses
 from api.files import routes as files
 from api.files.upload import FORM_BYTES
@@ -124,7 +123,6 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     )
     app.add_middleware(ErrorResponsesMiddleware)
     app.add_middleware(OriginMiddleware, origins=origins)
-    app.add_middleware(AnthropicAnswersMiddleware)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TrailingSlashMiddleware)
     for router in (*routers, openapi_router(), pages_router()):

@@ -9,7 +9,7 @@ from typing import Any
 from api.errors import ApiError
 from api.files.storage import BlobWriter, FileStorage
 from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
-from api.sse import json_bytes, json_pieces
+from api.http.sse import json_bytes, json_pieces
 from shared.messages import Usage
 from shared.transport.ports.batches import NO_USAGE
 from shared.transport.ports.files import FilePart

@@ -9,7 +9,7 @@ from typing import Any, Generic
 from api.errors import ApiError, job_failed
 from api.generation.choices import ChoiceEvent, ChoiceReader
 from api.generation.logprobs import EntryT
-from api.sse import PLAIN, Framing
+from api.http.sse import PLAIN, Framing
 from shared.messages import Delta, Failed, Finished, Usage
 
 

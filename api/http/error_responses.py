@@ -19,6 +19,7 @@ from api.errors import (
     queue_full,
     store_unreachable,
 )
+from api.http.error_format import error_response
 from api.http.response_headers import set_rate_limit_headers
 from shared.messages import InvalidParameter
 from shared.transport.ports.jobs import QueueFull, TransportError
@@ -60,7 +61,7 @@ class ErrorResponsesMiddleware:
                 raise
             refusal = error_of(error)
             set_rate_limit_headers(scope, refusal.allowances)
-            await refusal.response()(scope, receive, send)
+            await error_response(refusal, scope)(scope, receive, send)
 
 
 def error_of(error: Exception) -> ApiError:
@@ -85,15 +86,16 @@ def answer_framework_errors(app: FastAPI) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message, code = _HTTP_MESSAGES.get(error.status_code, (str(error.detail), None))
-        return CallerError(
-            message, status=error.status_code, code=code, headers=dict(error.headers or {})
-        ).response()
+        headers = dict(error.headers or {})
+        refusal = CallerError(message, status=error.status_code, code=code, headers=headers)
+        return error_response(refusal, request.scope)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"][1:])
-        return invalid_parameter(InvalidParameter(param, str(first["msg"]))).response()
+        refusal = invalid_parameter(InvalidParameter(param, str(first["msg"])))
+        return error_response(refusal, request.scope)
 
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid)

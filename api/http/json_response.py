@@ -8,10 +8,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from api import sse
 from api.errors import ApiError
+from api.http import sse
+from api.http.error_format import error_response
+from api.http.sse import json_bytes, json_pieces
 from api.http.time_slices import TimeSlices
-from api.sse import json_bytes, json_pieces
 
 MEDIA_TYPE = "application/json"
 
@@ -79,11 +80,11 @@ class WholeWriter:
         else:
             await send_json(sending, payload, self._slices)
 
-    async def write_error(self, send: Send, error: ApiError) -> None:
+    async def write_error(self, error: ApiError, scope: Scope, send: Send) -> None:
         """Sends an error response."""
         self.has_begun = True
-        response = error.response()
-        await _send_all(send, error.status, response.raw_headers, bytes(response.body))
+        response = error_response(error, scope)
+        await _send_all(send, response.status_code, response.raw_headers, bytes(response.body))
 
 
 async def _send_all(

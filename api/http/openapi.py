@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.sse import json_bytes
+from api.http.sse import json_bytes
 
 VERSION = "1"
 

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import MAX_ECHO_CHARS, CallerError
+from api.http.error_format import error_response
 from api.http.response_headers import RATE_LIMIT_HEADERS
 
 EXPOSED_HEADERS = (
@@ -77,7 +78,7 @@ class OriginMiddleware:
         elif self._origins.allows(origin) or _is_own(headers):
             await self._cors(scope, receive, send)
         else:
-            response = _not_allowed(origin).response()
+            response = error_response(_not_allowed(origin), scope)
             response.headers.add_vary_header("Origin")
             await response(scope, receive, send)
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.errors import CallerError
-from api.sse import json_bytes
+from api.http.sse import json_bytes
 
 log = logging.getLogger(__name__)
 

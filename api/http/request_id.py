@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.caller import Caller, caller_in, set_caller
+from api.http.error_format import speaks_anthropic
 from api.ids import parse_job_id, public_id
 from api.metrics import Metrics
 from shared.keys import new_job_id
@@ -22,6 +23,7 @@ from shared.keys import new_job_id
 log = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
+ANTHROPIC_HEADER = "request-id"
 MAX_CLIENT_ID_CHARS = 512
 MAX_PUBLIC_ID_CHARS = 100
 
@@ -60,6 +62,8 @@ class RequestIdMiddleware:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = caller_in(scope).request_id
+                if speaks_anthropic(scope):
+                    headers[ANTHROPIC_HEADER] = headers[HEADER]
                 headers.update(scope["state"].get(_HEADERS, {}))
             await send(message)
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from api.http.error_format import speaks_anthropic
 from api.http.request_id import set_headers
 from shared.messages import Durability
 from shared.transport.ports.jobs import Allowance
@@ -29,19 +29,6 @@ _ANTHROPIC = (
 RATE_LIMIT_HEADERS = tuple(
     header.format(name) for header in (*_OPENAI, *_ANTHROPIC) for name in _NAMES
 )
-
-_ANTHROPIC_ROUTES = "/v1/messages"
-_SHARED_ROUTES = "/v1/models"  # in Anthropic's shape for requests with its version header
-_VERSION_HEADER = "anthropic-version"
-
-
-def speaks_anthropic(scope: Scope) -> bool:
-    """Returns whether the response to this request has Anthropic's shapes."""
-    path: str = scope["path"]
-    if path == _ANTHROPIC_ROUTES or path.startswith(_ANTHROPIC_ROUTES + "/"):
-        return True
-    shared = path == _SHARED_ROUTES or path.startswith(_SHARED_ROUTES + "/")
-    return shared and _VERSION_HEADER in Headers(scope=scope)
 
 
 def set_rate_limit_headers(

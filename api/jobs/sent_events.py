@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from api.errors import ApiError
 from api.generation.formatter import Formatter
+from api.http.sse import whole_events
 from api.jobs.delta_parts import BatchedDeltas, delta_of, split_by_step
 from api.jobs.resume_point import NOTHING, Extent, ResumePoint, resume_hint
-from api.sse import whole_events
 from shared.choice_deltas import choice_deltas
 from shared.messages import START, Cursor, Delta, Failed, Finished
 

@@ -23,12 +23,12 @@ from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.timing import Timing
 from api.http.json_response import WholeWriter
 from api.http.open_requests import Ending
+from api.http.sse import EventWriter, Framing
 from api.jobs.delta_parts import is_short, split_long
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobService
 from api.jobs.sources import EventSource, EventStream, SubmittedJobs
-from api.sse import EventWriter, Framing
 from shared.messages import Delta, Failed, Finished, Job
 
 log = logging.getLogger(__name__)
@@ -55,39 +55,37 @@ class StreamResponse(Response):
             stream = await source.open(scope)
             ending: Ending | None = None
             try:
-                ending = await request.run(receive, lambda: self._run(stream, send))
+                ending = await request.run(receive, lambda: self._run(stream, scope, send))
                 if ending is Ending.CUT:
-                    await self._cut(send)
+                    await self._cut(scope, send)
             except asyncio.CancelledError:  # the server's own deadline for open connections
                 if ending is None:
                     ending = Ending.CUT
                     with anyio.CancelScope(shield=True):
-                        await self._cut(send)
+                        await self._cut(scope, send)
                 raise
             finally:
                 with anyio.CancelScope(shield=True):
                     await source.close(ending, is_resumable=body.is_resumable)
 
-    async def _run(self, stream: EventStream, send: Send) -> None:
+    async def _run(self, stream: EventStream, scope: Scope, send: Send) -> None:
         try:
-            await self._body.run(stream, self._source, send)
+            await self._body.run(stream, self._source, scope, send)
         except StreamInterrupted:
             log.error("stream interrupted", extra={"job_id": self._source.job_id})
-            await self._fail(send, unavailable(f"The job store went away. {self._resume_hint()}"))
+            message = f"The job store went away. {self._resume_hint()}"
+            await self._body.fail(unavailable(message), scope, send)
         except ApiError as error:
-            await self._fail(send, error)
+            await self._body.fail(error, scope, send)
         except Exception:
             log.exception("response failed", extra={"job_id": self._source.job_id})
-            await self._fail(send, internal_error())
+            await self._body.fail(internal_error(), scope, send)
 
-    async def _cut(self, send: Send) -> None:
+    async def _cut(self, scope: Scope, send: Send) -> None:
         """Sends the last event of a response that this frontend's shutdown ends."""
         with anyio.move_on_after(CLOSE_GRACE_S):
             message = f"This frontend is going down. {self._resume_hint()}"
-            await self._fail(send, going_down(message))
-
-    async def _fail(self, send: Send, error: ApiError) -> None:
-        await self._body.fail(error, send)
+            await self._body.fail(going_down(message), scope, send)
 
     def _resume_hint(self) -> str:
         if not self._body.is_resumable:
@@ -100,11 +98,11 @@ class Body(Protocol):
 
     is_resumable: bool  # a client that is cut off can go on elsewhere
 
-    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+    async def run(self, stream: EventStream, source: EventSource, scope: Scope, send: Send) -> None:
         """Sends everything up to the job's end."""
         ...
 
-    async def fail(self, error: ApiError, send: Send) -> None:
+    async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
         """Ends the response with an error, where it has not ended."""
         ...
 
@@ -162,7 +160,7 @@ class EventStreamBody:
         self._writer = EventWriter(framing.keepalive, framing.behind_keepalive)
         self.resume_hint: Callable[[str], str] = encoder.resume_hint
 
-    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+    async def run(self, stream: EventStream, source: EventSource, scope: Scope, send: Send) -> None:
         await self._writer.begin(send)
         async for events in self._slices.pieces(self._encoder.opening()):
             await (self._write(send, events) if events else self._writer.keep_alive(send))
@@ -178,7 +176,7 @@ class EventStreamBody:
                 await self._end(event, source.is_small(event), send)
                 return
 
-    async def fail(self, error: ApiError, send: Send) -> None:
+    async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
         if not self._writer.has_begun:
             await self._writer.begin(send)
         await self._writer.write(send, self._encoder.failed(error) + self._done, more=False)
@@ -227,7 +225,7 @@ class JsonBody:
         self._formatter = formatter
         self._writer = WholeWriter(jobs.slices)
 
-    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+    async def run(self, stream: EventStream, source: EventSource, scope: Scope, send: Send) -> None:
         while True:
             event = await stream.get(self._keepalive_s)
             if isinstance(event, Delta):
@@ -240,14 +238,14 @@ class JsonBody:
                 break
         source.observe_end(event)
         if isinstance(event, Failed):
-            await self._writer.write_error(send, job_failed(event, delivered=False))
+            await self._writer.write_error(job_failed(event, delivered=False), scope, send)
         else:
             payload, is_small = self._formatter.whole(event), source.is_small(event)
             await self._writer.write(send, payload, is_small=is_small)
 
-    async def fail(self, error: ApiError, send: Send) -> None:
+    async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
         if not self._writer.has_begun:
-            await self._writer.write_error(send, error)
+            await self._writer.write_error(error, scope, send)
 
     def resume_hint(self, job_id: str) -> str:
         return "Try again."

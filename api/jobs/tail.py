@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from api import sse
 from api.errors import ApiError, job_failed
 from api.generation.formatter import usage_payload
+from api.http import sse
 from api.jobs.delta_parts import split_by_segment, split_long
 from api.jobs.reader_position import Diverged
 from api.jobs.resume_point import AheadTrimmer, ResumePoint, resume_hint

@@ -20,8 +20,8 @@ from api.generation.logprobs import (
     completion_logprobs,
 )
 from api.generation.prompt_logprobs import EchoedLogprobs, PromptLogprobs, ScoredPrompt
+from api.http.sse import JoinedText
 from api.output_parsers.events import Text, TurnEvent
-from api.sse import JoinedText
 from shared.messages import Finished
 from shared.text.base import Tokenizer
 

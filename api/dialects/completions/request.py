@@ -24,8 +24,8 @@ from api.generation.service import GenerationService
 from api.generation.structured_output import checked_grammar, structured_members
 from api.generation.timing import Timing
 from api.http.caller import Caller
+from api.http.sse import json_bytes
 from api.jobs.new_job import Prepared, new_job, now_s, sibling
-from api.sse import json_bytes
 from shared.messages import MAX_CHOICES, Grammar, InvalidParameter, Job, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16

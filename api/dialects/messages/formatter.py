@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from api.dialects.messages.errors import error_payload
 from api.errors import ApiError
 from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
+from api.http.error_format import anthropic_body
+from api.http.sse import Framing, typed_event, typed_event_pieces
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from api.output_parsers.parser import NewParser, PlainParser
-from api.sse import Framing, typed_event, typed_event_pieces
 from shared.messages import Finished, FinishReason, Usage
 from shared.text.base import Tokenizer
 
@@ -72,7 +72,7 @@ class MessageFormatter(Formatter[None]):
 
     def failed(self, error: ApiError, last_sent: Any = None) -> Any:
         request_id = self._context.id
-        return error_payload(error.status, error.message, error.code, error.param, request_id)
+        return anthropic_body(error, request_id)
 
     def keep(self, event: ChoiceEvent[None]) -> None:
         if event.piece is None:

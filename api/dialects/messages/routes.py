@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.dialects.messages.errors import error_status
 from api.dialects.messages.protocol import (
     CountTokensRequest,
     InputTokens,
@@ -16,6 +15,7 @@ from api.dialects.messages.protocol import (
 from api.dialects.messages.request import _planned, prepare_message
 from api.generation.service import GenerationDep
 from api.http.caller import CallerDep
+from api.http.error_format import anthropic_status
 from api.http.json_response import json_answer
 from api.http.openapi import BODY, IDEMPOTENT, JOB, errors, streamed
 from api.jobs.expected_job import SUBMITS_JOB
@@ -29,7 +29,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 @router.post(
     "/v1/messages",
     response_model=MessagesAnswer,
-    responses=streamed(map(error_status, JOB), MessagesError),
+    responses=streamed(map(anthropic_status, JOB), MessagesError),
     openapi_extra=IDEMPOTENT,
     dependencies=SUBMITS_JOB,
 )
@@ -51,7 +51,7 @@ async def create_message(
 @router.post(
     "/v1/messages/count_tokens",
     response_model=InputTokens,
-    responses=errors(map(error_status, BODY), MessagesError),
+    responses=errors(map(anthropic_status, BODY), MessagesError),
 )
 async def count_tokens(asked: CountTokensRequest, generation: GenerationDep) -> Response:
     """How many tokens the prompt of such a message would have; nothing is queued."""

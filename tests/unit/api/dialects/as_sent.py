@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.sse import json_bytes
+from api.http.sse import json_bytes
 
 
 def as_sent(payload: Any) -> Any:

@@ -13,7 +13,6 @@ from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
 from api.dialects.messages.conversation import chat_ask
-from api.dialects.messages.errors import error_payload, error_status
 from api.dialects.messages.formatter import (
     BlockStream,
     MessageContext,
@@ -22,10 +21,11 @@ from api.dialects.messages.formatter import (
 )
 from api.dialects.messages.protocol import MessageRequest, model_page
 from api.dialects.messages.request import in_this_dialect, is_cut_by_context, message_sampling
-from api.errors import ServerError
+from api.errors import ApiError, ServerError
 from api.generation.sampling import Room
 from api.generation.tools import read_tool_use
 from api.generation.validation import parse_request
+from api.http.error_format import anthropic_body, anthropic_status
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
 from shared.messages import Cursor, Delta, Finished, FinishReason, InvalidParameter, Usage
 
@@ -535,8 +535,9 @@ def test_the_reason_why_it_stopped(
     ],
 )
 def test_errors_have_anthropics_types(status: int, shown: int, kind: str) -> None:
-    payload = error_payload(status, "why", "code", "member", "msg_1")
-    assert error_status(status) == shown
+    error = ApiError(status, "why", kind="any", code="code", param="member")
+    payload = anthropic_body(error, "msg_1")
+    assert anthropic_status(status) == shown
     assert payload == {
         "type": "error",
         "error": {
@@ -548,7 +549,8 @@ def test_errors_have_anthropics_types(status: int, shown: int, kind: str) -> Non
     }
     if kind != "conflict_error":  # the SDK's union of error objects has all but this one
         ErrorResponse.model_validate(payload)
-    assert "details" not in error_payload(status, "why", None, None, "msg_1")["error"]
+    plain = anthropic_body(ApiError(status, "why", kind="any"), "msg_1")
+    assert "details" not in plain["error"]
 
 
 def test_a_stream_that_fails_ends_with_an_error_event() -> None:

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import sse
+from api.http import sse
 
 
 def test_an_event_is_one_data_line_and_one_blank_line() -> None:
