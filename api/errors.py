@@ -1,11 +1,11 @@
-"""What a caller is told when something is wrong: one class, one JSON shape, three trees.
+"""The errors of the API: one class with one JSON shape, and one table of codes.
 
     ApiError
-    ├── CallerError      the request is at fault: 4xx
-    ├── UnavailableError the world is at fault, later may be better: 429, 502, 503, 504
-    └── ServerError      we are at fault: 500
+    ├── CallerError      client error: 4xx
+    ├── UnavailableError unavailable, a later request may succeed: 429, 502, 503, 504
+    └── ServerError      server error: 500
 
-Every answer that is an error, on every route, has the body
+Every error response, on every route, has the body
 `{"error": {"message": str, "type": str, "param": str | null, "code": str | null}}`.
 """
 
@@ -15,21 +15,21 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.messages import ErrorCode, Failed, InvalidParameter, JobState
 from shared.transport.ports.jobs import Allowance, QueueFull, TransportError
 
 RETRY_AFTER_OUTAGE_S = 2.0
-MAX_ECHO_CHARS = 200  # of what the caller sent, when a message repeats it
+MAX_ECHO_CHARS = 200  # of a client's value that a message repeats
 
 
 class ApiError(Exception):
-    """An error as the caller sees it.
+    """An error as the client receives it.
 
     `should_retry` becomes the header `x-should-retry`, which overrides what the SDKs make of the
-    status; `retry_after_s` becomes `retry-after`, in whole seconds, at least 1. `allowances`:
-    what the answer's headers tell (api/jobs/rate_limit_headers.py).
+    status; `retry_after_s` becomes `retry-after`, in whole seconds, at least 1. `allowances` become
+    the rate limit headers (api/http/response_headers.py).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ApiError(Exception):
             self.headers["x-should-retry"] = "true" if should_retry else "false"
 
     def body(self) -> dict[str, Any]:
-        """The JSON object of the answer, and of an error event in a stream."""
+        """Returns the JSON object of the response, and of an error event in a stream."""
         return {
             "error": {
                 "message": self.message,
@@ -99,7 +99,7 @@ class UnavailableError(ApiError):
 
 
 class ServerError(ApiError):
-    """500: a mistake of ours."""
+    """500."""
 
     def __init__(self, message: str, code: str = "internal_error") -> None:
         super().__init__(500, message, kind="server_error", code=code)
@@ -156,104 +156,126 @@ def renaming(table: Sequence[tuple[re.Pattern[str], str]]) -> Iterator[None]:
         raise
 
 
-def model_not_found(name: str) -> CallerError:
+class _Kind(NamedTuple):
+    status: int
+    type: str
+    should_retry: bool | None = None
+
+
+_INVALID = "invalid_request_error"
+_KINDS = {
+    "model_not_found": _Kind(404, _INVALID),
+    "job_not_found": _Kind(404, _INVALID),
+    "dead_letter_not_found": _Kind(404, _INVALID),
+    "idempotency_key_reuse": _Kind(400, _INVALID, False),  # not 409, which the SDKs send again
+    "invalid_api_key": _Kind(401, "authentication_error", False),
+    "key_disabled": _Kind(403, "permission_error", False),
+    "service_unavailable": _Kind(503, "service_unavailable"),
+    "frontend_draining": _Kind(503, "service_unavailable"),
+    "server_overloaded": _Kind(503, "overloaded_error"),
+    "tenant_queue_full": _Kind(429, "rate_limit_error"),
+    "concurrency_limit_exceeded": _Kind(429, "rate_limit_error"),
+    "rate_limit_exceeded": _Kind(429, "rate_limit_error"),
+}
+# Of a job that failed; `should_retry` where nothing of it has been delivered.
+_JOB_KINDS: dict[str, _Kind] = {
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: _Kind(400, _INVALID, False),
+    ErrorCode.KV_CAPACITY_EXCEEDED: _Kind(400, _INVALID, False),
+    ErrorCode.WORKER_LOST: _Kind(502, "server_error", True),
+    ErrorCode.ENGINE_DIED: _Kind(502, "server_error", True),
+    ErrorCode.PAYLOAD_LOST: _Kind(502, "server_error", True),
+    ErrorCode.JOB_LOST: _Kind(503, "service_unavailable", True),
+    ErrorCode.DEADLINE_EXCEEDED: _Kind(504, "timeout", False),
+    ErrorCode.QUEUE_TIMEOUT: _Kind(504, "timeout", False),
+    ErrorCode.CANCELLED: _Kind(409, "cancelled", False),
+    ErrorCode.DISCONNECTED: _Kind(409, "cancelled", False),
+    ErrorCode.ORPHANED: _Kind(409, "cancelled", False),
+}
+
+
+def _client_error(code: str, message: str, param: str) -> CallerError:
+    kind = _KINDS[code]
     return CallerError(
-        f"The model '{name[:MAX_ECHO_CHARS]}' does not exist or is not served here.",
-        status=404,
-        code="model_not_found",
-        param="model",
+        message, status=kind.status, code=code, param=param, should_retry=kind.should_retry
     )
 
 
-def job_not_found(name: str) -> CallerError:
-    return CallerError(
-        f"No job '{name[:MAX_ECHO_CHARS]}': it never existed, or its record has expired.",
-        status=404,
-        code="job_not_found",
-        param="id",
-    )
-
-
-def invalid_api_key(message: str) -> ApiError:
-    """401: no key, one that is not known, or a token that is not good."""
+def _refused_key(code: str, message: str, **headers: str) -> ApiError:
+    kind = _KINDS[code]
     return ApiError(
-        401,
+        kind.status,
         message,
-        kind="authentication_error",
-        code="invalid_api_key",
-        should_retry=False,
-        headers={"www-authenticate": 'Bearer realm="penstock"'},
+        kind=kind.type,
+        code=code,
+        should_retry=kind.should_retry,
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
     )
 
 
-def key_disabled() -> ApiError:
-    """403: the key is known, and lets nobody in."""
-    return ApiError(
-        403,
-        "This API key has been disabled.",
-        kind="permission_error",
-        code="key_disabled",
-        should_retry=False,
-    )
-
-
-def idempotency_key_reuse() -> CallerError:
-    """400: not 409, which the SDKs send again."""
-    return CallerError(
-        "This idempotency key was used for another request: a key stands for one request.",
-        code="idempotency_key_reuse",
-        param="Idempotency-Key",
-        should_retry=False,
-    )
-
-
-def letter_not_found(name: str) -> CallerError:
-    return CallerError(
-        f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': there was none, or it is gone.",
-        status=404,
-        code="dead_letter_not_found",
-        param="id",
-    )
-
-
-def unavailable(message: str, retry_after_s: float = RETRY_AFTER_OUTAGE_S) -> UnavailableError:
-    """503: Redis is away, no worker lives, or this frontend is going down."""
-    return UnavailableError(
-        503,
-        message,
-        kind="service_unavailable",
-        code="service_unavailable",
-        retry_after_s=retry_after_s,
-    )
-
-
-def going_down(message: str) -> UnavailableError:
-    """503, or the last event of a stream: another frontend can go on."""
-    return UnavailableError(
-        503,
-        message,
-        kind="service_unavailable",
-        code="frontend_draining",
-        retry_after_s=1.0,
-    )
-
-
-def overloaded(
-    message: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
+def _unavailable(
+    code: str, message: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
 ) -> UnavailableError:
-    """503: this deployment has more work than it takes."""
+    kind = _KINDS[code]
     return UnavailableError(
-        503,
+        kind.status,
         message,
-        kind="overloaded_error",
-        code="server_overloaded",
+        kind=kind.type,
+        code=code,
         retry_after_s=retry_after_s,
         allowances=allowances,
     )
 
 
+def model_not_found(name: str) -> CallerError:
+    message = f"The model '{name[:MAX_ECHO_CHARS]}' does not exist or is not served here."
+    return _client_error("model_not_found", message, "model")
+
+
+def job_not_found(name: str) -> CallerError:
+    message = f"No job '{name[:MAX_ECHO_CHARS]}': it never existed, or its record has expired."
+    return _client_error("job_not_found", message, "id")
+
+
+def letter_not_found(name: str) -> CallerError:
+    message = f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': there was none, or it is gone."
+    return _client_error("dead_letter_not_found", message, "id")
+
+
+def idempotency_key_reuse() -> CallerError:
+    """Returns the error of an idempotency key that was used for another request."""
+    message = "This idempotency key was used for another request: a key stands for one request."
+    return _client_error("idempotency_key_reuse", message, "Idempotency-Key")
+
+
+def invalid_api_key(message: str) -> ApiError:
+    """Returns the error of a missing key, an unknown one, or an invalid token."""
+    return _refused_key("invalid_api_key", message, www_authenticate='Bearer realm="penstock"')
+
+
+def key_disabled() -> ApiError:
+    """Returns the error of a key that is known and disabled."""
+    return _refused_key("key_disabled", "This API key has been disabled.")
+
+
+def unavailable(message: str, retry_after_s: float = RETRY_AFTER_OUTAGE_S) -> UnavailableError:
+    """Returns the error of an unreachable Redis, of no live worker, or of a shutdown."""
+    return _unavailable("service_unavailable", message, retry_after_s)
+
+
+def going_down(message: str) -> UnavailableError:
+    """Returns the error, or the last event of a stream, that another frontend can continue."""
+    return _unavailable("frontend_draining", message, 1.0)
+
+
+def overloaded(
+    message: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
+) -> UnavailableError:
+    """Returns the error of a deployment that has more work than it accepts."""
+    return _unavailable("server_overloaded", message, retry_after_s, allowances)
+
+
 def store_unreachable(error: TransportError) -> UnavailableError:
-    """The caller learns that, not why: the reason is in our log."""
+    """Returns an error that does not name the reason, which is in the log."""
     del error
     return unavailable("The job store cannot be reached now. Try again soon.")
 
@@ -275,17 +297,11 @@ _TENANT_LIMITS = {
 
 
 def queue_full(error: QueueFull) -> UnavailableError:
-    """A tenant's own limit is 429, everybody's is 503."""
+    """Returns 429 for a limit of the tenant, 503 for one of the deployment."""
     if error.scope in _TENANT_LIMITS:
         code, message = _TENANT_LIMITS[error.scope]
-        return UnavailableError(
-            429,
-            f"{message} Try again later.",
-            kind="rate_limit_error",
-            code=code,
-            retry_after_s=error.retry_after_s,
-            allowances=error.allowances,
-        )
+        retry_s, allowances = error.retry_after_s, error.allowances
+        return _unavailable(code, f"{message} Try again later.", retry_s, allowances)
     why = "Too many requests are waiting."
     if error.scope == "deadline":
         why = "So many requests are waiting that this one would not be served before its deadline."
@@ -296,31 +312,15 @@ def queue_full(error: QueueFull) -> UnavailableError:
     return overloaded(f"{why} Try again later.", error.retry_after_s, error.allowances)
 
 
-# code of a failed job -> (status, type, x-should-retry when nothing was delivered)
-_JOB_ERRORS: dict[str, tuple[int, str, bool | None]] = {
-    ErrorCode.CONTEXT_LENGTH_EXCEEDED: (400, "invalid_request_error", False),
-    ErrorCode.KV_CAPACITY_EXCEEDED: (400, "invalid_request_error", False),
-    ErrorCode.WORKER_LOST: (502, "server_error", True),
-    ErrorCode.ENGINE_DIED: (502, "server_error", True),
-    ErrorCode.PAYLOAD_LOST: (502, "server_error", True),
-    ErrorCode.JOB_LOST: (503, "service_unavailable", True),
-    ErrorCode.DEADLINE_EXCEEDED: (504, "timeout", False),
-    ErrorCode.QUEUE_TIMEOUT: (504, "timeout", False),
-    ErrorCode.CANCELLED: (409, "cancelled", False),
-    ErrorCode.DISCONNECTED: (409, "cancelled", False),
-    ErrorCode.ORPHANED: (409, "cancelled", False),
-}
-
-
 def job_failed(end: Failed, *, delivered: bool) -> ApiError:
-    """The error of a job that did not end by itself.
+    """Returns the error of a job that did not finish.
 
-    `delivered`: something of it has reached the caller, so that a retry would repeat it.
+    `delivered`: a part of its response has reached the client, so that a retry would repeat it.
     """
-    known = _JOB_ERRORS.get(end.code)
+    known = _JOB_KINDS.get(end.code)
     if known is None and end.state is JobState.CANCELLED:
-        known = _JOB_ERRORS[ErrorCode.CANCELLED]
-    status, kind, should_retry = known or (500, "server_error", False)
+        known = _JOB_KINDS[ErrorCode.CANCELLED]
+    status, kind, should_retry = known or _Kind(500, "server_error", False)
     code = end.code
     if code == ErrorCode.DEADLINE_EXCEEDED and not end.usage.completion_tokens:
         code = ErrorCode.QUEUE_TIMEOUT  # its time ran out before its first token
