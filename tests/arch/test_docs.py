@@ -44,6 +44,18 @@ def test_pages_name_tests_that_exist(page: Path) -> None:
             assert re.search(rf"(def|class) {name}\b", source.read_text()), f"{path}::{test}"
 
 
+@table("page", ["ARCHITECTURE", "EXTENDING"])
+def test_files_and_functions_that_the_walks_name_exist(page: str) -> None:
+    """`room/file.py:Class.method`, as ARCHITECTURE.md writes its walks."""
+    text = (REPOSITORY / f"docs/{page}.md").read_text()
+    named = re.findall(r"`((?:api|worker|shared|tools)/[\w./]+\.\w+)(?::([\w.]+))?`", text)
+    assert len(named) > 20
+    for path, function in named:
+        source = (REPOSITORY / path).read_text()
+        for name in function.split(".") if function else []:
+            assert re.search(rf"(def|class) {name}\b", source), f"{path}:{function}"
+
+
 def test_make_targets_that_the_readme_names_exist() -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
     for target in re.findall(r"make ([a-z-]+)", (REPOSITORY / "README.md").read_text()):
