@@ -1,7 +1,7 @@
 """The errors of the API: one class with one JSON shape, and one table of codes.
 
     ApiError
-    ├── CallerError      client error: 4xx
+    ├── ClientError      client error: 4xx
     ├── UnavailableError unavailable, a later request may succeed: 429, 502, 503, 504
     └── ServerError      server error: 500
 
@@ -70,7 +70,7 @@ class ApiError(Exception):
         }
 
 
-class CallerError(ApiError):
+class ClientError(ApiError):
     """4xx: the same request will fail again."""
 
     def __init__(
@@ -110,9 +110,9 @@ def internal_error() -> ServerError:
     return ServerError("Internal server error.")
 
 
-def invalid_parameter(error: InvalidParameter) -> CallerError:
+def invalid_parameter(error: InvalidParameter) -> ClientError:
     """400 that names the member at fault."""
-    return CallerError(
+    return ClientError(
         f"Invalid value for '{error.param}': {error.message}."
         if error.code is None
         else error.message,
@@ -193,9 +193,9 @@ _JOB_KINDS: dict[str, _Kind] = {
 }
 
 
-def _client_error(code: str, message: str, param: str) -> CallerError:
+def _client_error(code: str, message: str, param: str) -> ClientError:
     kind = _KINDS[code]
-    return CallerError(
+    return ClientError(
         message, status=kind.status, code=code, param=param, should_retry=kind.should_retry
     )
 
@@ -226,22 +226,22 @@ def _unavailable(
     )
 
 
-def model_not_found(name: str) -> CallerError:
+def model_not_found(name: str) -> ClientError:
     message = f"The model '{name[:MAX_ECHO_CHARS]}' does not exist or is not served here."
     return _client_error("model_not_found", message, "model")
 
 
-def job_not_found(name: str) -> CallerError:
+def job_not_found(name: str) -> ClientError:
     message = f"No job '{name[:MAX_ECHO_CHARS]}': it never existed, or its record has expired."
     return _client_error("job_not_found", message, "id")
 
 
-def letter_not_found(name: str) -> CallerError:
+def letter_not_found(name: str) -> ClientError:
     message = f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': there was none, or it is gone."
     return _client_error("dead_letter_not_found", message, "id")
 
 
-def idempotency_key_reuse() -> CallerError:
+def idempotency_key_reuse() -> ClientError:
     """Returns the error of an idempotency key that was used for another request."""
     message = "This idempotency key was used for another request: a key stands for one request."
     return _client_error("idempotency_key_reuse", message, "Idempotency-Key")

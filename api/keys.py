@@ -26,14 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--operator", action="store_true", help="sees the jobs of all tenants")
     for limit in LIMITS:
         parser.add_argument(f"--{limit.replace('_', '-')}", metavar="N", help="of the tenant")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     key = new_key()
-    words = [digest_of(key), f"tenant={asked.tenant}"]
-    if asked.name:
-        words.append(f"name={asked.name}")
-    if asked.operator:
+    words = [digest_of(key), f"tenant={args.tenant}"]
+    if args.name:
+        words.append(f"name={args.name}")
+    if args.operator:
         words.append("operator")
-    words += [f"{limit}={value}" for limit in LIMITS if (value := getattr(asked, limit))]
+    words += [f"{limit}={value}" for limit in LIMITS if (value := getattr(args, limit))]
     line = " ".join(words)
     try:
         parse_keys(line, "the line")

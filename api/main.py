@@ -23,7 +23,7 @@ from api.dialects.messages import routes as messages
 from api.dialects.responses import routes as responses
 from api.files import routes as files
 from api.files.upload import FORM_BYTES
-from api.http.error_responses import ErrorResponsesMiddleware, answer_framework_errors
+from api.http.error_responses import ErrorResponsesMiddleware, handle_framework_errors
 from api.http.middleware import BodyLimitMiddleware, TrailingSlashMiddleware
 from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
@@ -88,7 +88,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.open_requests = open_requests
-    answer_framework_errors(app)
+    handle_framework_errors(app)
     rooms = (
         chat,
         completions,

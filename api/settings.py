@@ -348,7 +348,7 @@ class ApiSettings(SharedSettings):
         if not (has_keys or self.allow_without_keys or is_loopback(host)):
             raise ValueError(
                 f"{host[:80]} is reachable by others and there are no keys: set API_KEYS or "
-                "API_KEYS_FILE, or ALLOW_WITHOUT_KEYS=true to serve whoever reaches the port"
+                "API_KEYS_FILE, or ALLOW_WITHOUT_KEYS=true to serve every client"
             )
         return self
 

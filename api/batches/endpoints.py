@@ -35,7 +35,7 @@ class Endpoint:
     def parse(self, body: bytes, ignored: IgnoredMembers) -> Any:
         """Returns a row's body as the route's request; collects ignored parameters in `ignored`.
 
-        Raises CallerError and InvalidParameter, as the route does. CPU-bound: run it in the pool.
+        Raises ClientError and InvalidParameter, as the route does. CPU-bound: run it in the pool.
         """
         request = parse_request(parse_json(body), self.schema, ignored)
         for name in ("stream", "background"):

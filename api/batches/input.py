@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from api.errors import MAX_ECHO_CHARS, CallerError, invalid_parameter
+from api.errors import MAX_ECHO_CHARS, ClientError, invalid_parameter
 from api.generation.protocol import RequestModel
 from api.generation.validation import parse_json, parse_request
 from shared.messages import InvalidParameter
@@ -109,7 +109,7 @@ def parse_row(line: Line, endpoint: str, max_bytes: int) -> Row:
 def _error_of(data: bytes, number: int) -> BatchError:
     try:
         parse_request(parse_json(data), _CheckedLine)
-    except CallerError as error:
+    except ClientError as error:
         message = error.message.replace("The body", "The line", 1)
         return BatchError("invalid_json_line", message, None, number)
     except InvalidParameter as error:

@@ -12,9 +12,9 @@ from api.batches.protocol import BatchList, BatchObject, BatchRequest
 from api.batches.service import BatchesDep
 from api.errors import unknown_parameter
 from api.http.caller import CallerDep
-from api.http.json_response import json_answer
+from api.http.json_response import json_response
 from api.http.openapi import BODY, NAMED, PAGE_AFTER, STORE, errors, limit, parameters
-from api.http.pagination import page_answer, page_of
+from api.http.pagination import page_of, page_response
 from api.http.response_headers import set_durability_header
 from api.jobs.request_reader import JsonRoute
 from shared.transport.ports.batches import BatchError, BatchRecord, BatchStatus
@@ -32,7 +32,7 @@ async def create_batch(
     """Creates a batch of an uploaded file. Errors in its lines appear in `errors` later."""
     record, durability = await batches.create(caller.tenant, params)
     set_durability_header(request.scope, durability)
-    return json_answer(batch_payload(record))
+    return json_response(batch_payload(record))
 
 
 @router.get(
@@ -45,7 +45,7 @@ async def list_batches(request: Request, caller: CallerDep, batches: BatchesDep)
     """Lists the caller's batches, newest first: `limit` (1 to 100, default 20), `after` (an id)."""
     page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT)
     records = await batches.list(caller.tenant, page.after, page.limit + 1)
-    return page_answer([batch_payload(record) for record in records], page)
+    return page_response([batch_payload(record) for record in records], page)
 
 
 @router.get("/v1/batches/{batch_id}", response_model=BatchObject, responses=errors(NAMED))
@@ -55,7 +55,7 @@ async def get_batch(
     """Returns a batch: its status, counts, and its files as soon as there are any."""
     for name in request.query_params:
         raise unknown_parameter(name)
-    return json_answer(batch_payload(await batches.find(caller.tenant, batch_id)))
+    return json_response(batch_payload(await batches.find(caller.tenant, batch_id)))
 
 
 @router.post(
@@ -65,7 +65,7 @@ async def get_batch(
 )
 async def cancel_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> Response:
     """Cancels a batch: its running rows end, its results so far are kept."""
-    return json_answer(batch_payload(await batches.cancel(caller.tenant, batch_id)))
+    return json_response(batch_payload(await batches.cancel(caller.tenant, batch_id)))
 
 
 def batch_payload(record: BatchRecord) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class RowTask:
             if end is None:
                 return self._stopped()
             if isinstance(end, Finished):
-                body = prepared.dialect.whole(end)
+                body = prepared.formatter.whole(end)
                 line = output_pieces(
                     self._row.custom_id, self._job_id, self._request_id, body, self._ignored
                 )
@@ -155,7 +155,7 @@ class RowTask:
             self._ignored = ignored.text
 
     async def _run_job(self, prepared: Prepared) -> Finished | Failed | None:
-        """Submits the job and returns its end, with all deltas collected by the dialect.
+        """Submits the job and returns its end, with all deltas collected by the formatter.
 
         None when the batch stops before the job exists.
         """
@@ -175,7 +175,7 @@ class RowTask:
                 if isinstance(event, Delta):
                     prepared.timing.token_came()
                     parts = split_long(event)
-                    await self._context.jobs.slices.run(map(prepared.dialect.collect, parts))
+                    await self._context.jobs.slices.run(map(prepared.formatter.collect, parts))
                 elif event is not None:
                     return event
                 if self._context.stop.reason is not None and not is_cancelled:

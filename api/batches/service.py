@@ -11,7 +11,7 @@ from api.dependencies import provided
 from api.errors import (
     MAX_ECHO_CHARS,
     ApiError,
-    CallerError,
+    ClientError,
     UnavailableError,
     overloaded,
     unavailable,
@@ -59,7 +59,7 @@ class BatchService:
         """Accepts a batch whose input file exists; its lines are validated later.
 
         Returns its record and the durability that the acceptance has waited for. Raises
-        InvalidParameter, CallerError and UnavailableError.
+        InvalidParameter, ClientError and UnavailableError.
         """
         if params.endpoint not in ENDPOINT_PATHS:
             raise InvalidParameter("endpoint", f"must be one of {', '.join(ENDPOINT_PATHS)}")
@@ -95,7 +95,7 @@ class BatchService:
         return await self._batches.list(tenant, after, limit)
 
     async def find(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Returns the record of a batch. Raises CallerError (404), also for another tenant's."""
+        """Returns the record of a batch. Raises ClientError (404), also for another tenant's."""
         record = await self._batches.get(batch_id, tenant)
         if record is None:
             raise batch_not_found(batch_id)
@@ -104,13 +104,13 @@ class BatchService:
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """Cancels a batch and returns its record. Idempotent while it runs.
 
-        Raises CallerError: 404, or 409 for a batch that has ended otherwise.
+        Raises ClientError: 404, or 409 for a batch that has ended otherwise.
         """
         if not await self._batches.cancel(batch_id, tenant):
             raise batch_not_found(batch_id)
         record = await self.find(tenant, batch_id)
         if record.status in OVER and record.status is not BatchStatus.CANCELLED:
-            raise CallerError(
+            raise ClientError(
                 f"The batch cannot be cancelled: it is {record.status.value}.",
                 status=409,
                 code="batch_has_ended",
@@ -145,7 +145,7 @@ class BatchService:
 
 
 def batch_not_found(batch_id: str) -> ApiError:
-    return CallerError(
+    return ClientError(
         f"No batch '{batch_id[:MAX_ECHO_CHARS]}': it never existed, or its record has expired.",
         status=404,
         code="batch_not_found",

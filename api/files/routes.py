@@ -18,10 +18,10 @@ from api.files.protocol import FileDeleted, FileList, FileObject
 from api.files.service import FilesDep, FileService, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.http.caller import CallerDep
-from api.http.json_response import json_answer
+from api.http.json_response import json_response
 from api.http.open_requests import OpenRequests, OpenRequestsDep
 from api.http.openapi import NAMED, PAGE_AFTER, STORE, errors, limit, parameters, query
-from api.http.pagination import page_answer, page_of
+from api.http.pagination import page_of, page_response
 from shared.messages import InvalidParameter
 from shared.transport.ports.files import FileRecord
 
@@ -61,7 +61,7 @@ _FORM: dict[str, Any] = {
 @router.post(PATH, response_model=FileObject, responses=errors(STORE | {408}), openapi_extra=_FORM)
 async def create_file(request: Request, caller: CallerDep, files: FilesDep) -> Response:
     """Stores the file of a multipart form with `file` and `purpose: batch`."""
-    return json_answer(file_payload(await files.receive(request, caller.tenant)))
+    return json_response(file_payload(await files.receive(request, caller.tenant)))
 
 
 @router.get(
@@ -89,7 +89,7 @@ async def list_files(request: Request, caller: CallerDep, files: FilesDep) -> Re
         oldest_first=order == "asc",
         purpose=None if purpose is None else purpose[:MAX_PURPOSE_CHARS],
     )
-    return page_answer([file_payload(record) for record in records], page)
+    return page_response([file_payload(record) for record in records], page)
 
 
 @router.get(PATH + "/{file_id}", response_model=FileObject, responses=errors(NAMED))
@@ -97,7 +97,7 @@ async def get_file(request: Request, file_id: str, caller: CallerDep, files: Fil
     """Returns the metadata of a file."""
     _refuse_query(request)
     record = await files.get(file_id, caller.tenant)
-    return json_answer(file_payload(record))
+    return json_response(file_payload(record))
 
 
 @router.get(
@@ -122,7 +122,7 @@ async def get_content(
 async def delete_file(file_id: str, caller: CallerDep, files: FilesDep) -> Response:
     """Deletes a file; 409 while a batch reads it. Its bytes are removed soon after."""
     await files.drop(file_id, caller.tenant)
-    return json_answer({"id": file_id, "object": "file", "deleted": True})
+    return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
 def file_payload(record: FileRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from api.dependencies import provided
 from api.errors import (
     MAX_ECHO_CHARS,
     ApiError,
-    CallerError,
+    ClientError,
     UnavailableError,
     overloaded,
 )
@@ -108,19 +108,19 @@ class FileService:
             self._num_uploads -= 1
 
     async def get(self, file_id: str, tenant: str) -> FileRecord:
-        """Returns a file of the tenant. Raises CallerError (404)."""
+        """Returns a file of the tenant. Raises ClientError (404)."""
         record = await self.index.get(file_id, tenant)
         if record is None:
             raise file_not_found(file_id)
         return record
 
     async def drop(self, file_id: str, tenant: str) -> None:
-        """Deletes a file of the tenant. Raises CallerError (404; 409 while a batch reads it)."""
+        """Deletes a file of the tenant. Raises ClientError (404; 409 while a batch reads it)."""
         try:
             if not await self.index.drop(file_id, tenant):
                 raise file_not_found(file_id)
         except FileInUse:
-            raise CallerError(
+            raise ClientError(
                 "The file is the input of a batch that has not ended.",
                 status=409,
                 code="file_in_use",
@@ -194,7 +194,7 @@ def parse_life_s(anchor: object, seconds: object, param: str) -> int:
 
 
 def file_not_found(file_id: str) -> ApiError:
-    return CallerError(
+    return ClientError(
         f"No file '{file_id[:MAX_ECHO_CHARS]}': it never existed, or it has expired.",
         status=404,
         code="file_not_found",
@@ -217,7 +217,7 @@ def unavailable_files(message: str) -> UnavailableError:
 def quota_exceeded(scope: str) -> ApiError:
     """Returns a 403 for the tenant's quota, a 503 for that of the deployment."""
     if scope.startswith("tenant"):
-        return CallerError(
+        return ClientError(
             "Your quota of files or bytes is used up. Delete files.",
             status=403,
             code="file_quota_exceeded",

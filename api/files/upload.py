@@ -14,7 +14,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from api.errors import MAX_ECHO_CHARS, CallerError, going_down, unknown_parameter
+from api.errors import MAX_ECHO_CHARS, ClientError, going_down, unknown_parameter
 from api.files.storage import BlobWriter
 from shared.messages import InvalidParameter
 
@@ -34,7 +34,7 @@ class UploadLimits:
 
 
 class _Form:
-    """Collects the parts of a form. Raises CallerError and InvalidParameter."""
+    """Collects the parts of a form. Raises ClientError and InvalidParameter."""
 
     def __init__(self, boundary: bytes) -> None:
         self.fields: dict[str, str] = {}
@@ -124,7 +124,7 @@ async def receive_upload(
 ) -> Upload:
     """Writes the file of a form to `writer`; returns its name and the other fields.
 
-    Raises CallerError, InvalidParameter, OSError, ClientDisconnect, and UnavailableError once
+    Raises ClientError, InvalidParameter, OSError, ClientDisconnect, and UnavailableError once
     `is_cut` is true: this frontend is shutting down.
     """
     form = _Form(_boundary_of(request))
@@ -153,8 +153,8 @@ async def receive_upload(
     return Upload(form.file_name, form.fields)
 
 
-def too_large(max_bytes: int) -> CallerError:
-    return CallerError(
+def too_large(max_bytes: int) -> ClientError:
+    return ClientError(
         f"The file is larger than {max_bytes} bytes.",
         status=413,
         code="file_too_large",
@@ -169,7 +169,7 @@ async def _chunks(request: Request, silence_s: float) -> AsyncIterator[bytes]:
             async with asyncio.timeout(silence_s):
                 chunk = await anext(stream, None)
         except TimeoutError:
-            raise CallerError(
+            raise ClientError(
                 f"No byte of the file was received for {silence_s:g} seconds.",
                 status=408,
                 code="body_timeout",
@@ -184,14 +184,14 @@ def _boundary_of(request: Request) -> bytes:
     kind, options = parse_options_header(request.headers.get("content-type"))
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 0 < len(boundary) <= 200:
-        raise CallerError(
+        raise ClientError(
             "Files must be sent as multipart/form-data with a boundary.",
             code="invalid_multipart",
         )
     return boundary
 
 
-def _malformed(detail: str) -> CallerError:
-    return CallerError(
+def _malformed(detail: str) -> ClientError:
+    return ClientError(
         f"The form is malformed: {detail[:MAX_ECHO_CHARS]}.", code="invalid_multipart"
     )

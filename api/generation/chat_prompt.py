@@ -1,7 +1,7 @@
-"""ChatPlan: a conversation, its tools and its output format, made ready for any chat dialect.
+"""PreparedPrompt: a conversation, its tools and its output format, made ready for any chat dialect.
 
 Every dialect (chat completions, responses, messages) brings its request to the members of a
-ChatAsk, which are those of OpenAI's chat completions, and gets back what a job needs and how to
+ChatInput, which are those of OpenAI's chat completions, and gets back what a job needs and how to
 read the answer.
 """
 
@@ -20,7 +20,7 @@ from api.generation.prompt import (
     chat_token_ids,
     check_text_fits,
 )
-from api.generation.structured_output import AskedGrammar, check_grammar, grammar_of
+from api.generation.structured_output import RequestedGrammar, check_grammar, grammar_of
 from api.generation.tools import ToolUse, read_tool_use
 from api.generation.turn_grammar import (
     ReasoningRule,
@@ -30,8 +30,8 @@ from api.generation.turn_grammar import (
     tool_grammar,
 )
 from api.ids import random_seed
+from api.output_parsers.factory import OutputParserFactory, Thinking, thinking_after
 from api.output_parsers.formats import THINK_CLOSE, THINK_OPEN
-from api.output_parsers.reading import Thinking, TurnReading, thinking_after
 from shared.messages import Grammar, InvalidParameter
 from shared.text.tool_formats import (
     ReasoningFormat,
@@ -44,11 +44,11 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # OpenAI's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatAsk:
-    """What is asked, in the members of POST /v1/chat/completions, unchecked.
+class ChatInput:
+    """A chat request of any dialect, in the members of POST /v1/chat/completions, unchecked.
 
     `guided`: members that `structured_output.grammar_of` reads, `response_format` or not.
-    `call_id_seed`: what the ids of tool calls are made from, where the same answer may be told
+    `call_id_seed`: what the ids of tool calls are made from, where the same response may be sent
     several times; "" for ids of their own each time. `continues`: the last message is an
     assistant's, whose text the answer continues. `thinking_budget`: at most so many tokens of
     reasoning, where the model's output can be kept to that (see turn_grammar.can_bound).
@@ -69,7 +69,7 @@ class ChatAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPlan:
+class PreparedPrompt:
     """The prompt, what the output must match, and a parser for each choice's text.
 
     `counts_reasoning`: the text may have reasoning, so that its tokens are counted.
@@ -77,71 +77,71 @@ class ChatPlan:
 
     token_ids: tuple[int, ...]
     grammar: Grammar | None
-    new_parser: TurnReading
+    new_parser: OutputParserFactory
     counts_reasoning: bool = False
 
 
-def plan_chat(model: ServedModel, ask: ChatAsk, *, must_fit: bool = True) -> ChatPlan:
+def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True) -> PreparedPrompt:
     """`must_fit`: the prompt must fit into the model's context; else it may be counted only.
 
     Takes its time: call it on a thread of the TextPool. Raises InvalidParameter."""
-    use = read_tool_use(ask.tools, ask.tool_choice, ask.parallel_tool_calls)
+    use = read_tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
     tool_format = tool_format_of(model.card.tool_format)
     if use.tools and tool_format is None:
         raise InvalidParameter("tools", NO_TOOLS, NO_TOOLS_CODE)
-    asked = dict(ask.guided)
-    if ask.response_format is not None:
-        asked["response_format"] = ask.response_format
-    answer = grammar_of(asked)
+    members = dict(chat.guided)
+    if chat.response_format is not None:
+        members["response_format"] = chat.response_format
+    answer = grammar_of(members)
     definitions = [tool.definition() for tool in use.tools]
-    text = _prompt(model, ask, definitions or None)
+    text = _prompt(model, chat, definitions or None)
     if must_fit:
         check_text_fits(model, text, "messages")
     reasoning_format = reasoning_format_of(model.card.reasoning_format)
-    if ask.continues:
-        thinking = thinking_within(ask.messages, reasoning_format)
+    if chat.continues:
+        thinking = thinking_within(chat.messages, reasoning_format)
     else:
         thinking = thinking_after(text, reasoning_format)
-    reading = TurnReading(
+    reading = OutputParserFactory(
         tool_format=tool_format,
         names=frozenset(tool.name for tool in use.callable),
         reasoning_format=reasoning_format,
         thinking=thinking,
-        seed=ask.call_id_seed or random_seed(),
+        seed=chat.call_id_seed or random_seed(),
     )
-    return ChatPlan(
+    return PreparedPrompt(
         token_ids=chat_token_ids(model, text),
-        grammar=_grammar(model, use, tool_format, _reasoning(model, ask, thinking), answer),
+        grammar=_grammar(model, use, tool_format, _reasoning(model, chat, thinking), answer),
         new_parser=reading,
         counts_reasoning=reasoning_format is not None,
     )
 
 
 def _prompt(
-    model: ServedModel, ask: ChatAsk, definitions: Sequence[Mapping[str, Any]] | None
+    model: ServedModel, chat: ChatInput, definitions: Sequence[Mapping[str, Any]] | None
 ) -> str:
-    variables = _variables(model, ask)
-    if ask.continues:
-        return continued_text(model, ask.messages, variables, tools=definitions)
+    variables = _variables(model, chat)
+    if chat.continues:
+        return continued_text(model, chat.messages, variables, tools=definitions)
     return chat_text(
         model,
-        ask.messages,
+        chat.messages,
         variables,
         tools=definitions,
-        add_generation_prompt=ask.add_generation_prompt,
+        add_generation_prompt=chat.add_generation_prompt,
     )
 
 
-def _reasoning(model: ServedModel, ask: ChatAsk, thinking: Thinking) -> ReasoningRule:
+def _reasoning(model: ServedModel, chat: ChatInput, thinking: Thinking) -> ReasoningRule:
     """A budget that the model's output cannot be kept to is none."""
     is_bound = model.card.structured_output and can_bound(model.text.tokenizer.token_id)
-    return ReasoningRule(thinking, ask.thinking_budget if is_bound else None)
+    return ReasoningRule(thinking, chat.thinking_budget if is_bound else None)
 
 
-def _variables(model: ServedModel, ask: ChatAsk) -> dict[str, Any]:
+def _variables(model: ServedModel, chat: ChatInput) -> dict[str, Any]:
     """What the template is given beside messages and tools."""
-    variables = dict(ask.chat_template_kwargs)
-    effort = ask.reasoning_effort
+    variables = dict(chat.chat_template_kwargs)
+    effort = chat.reasoning_effort
     if effort is None:
         return variables
     if effort not in EFFORTS:
@@ -163,7 +163,7 @@ def _grammar(
     use: ToolUse,
     tool_format: ToolFormat | None,
     reasoning: ReasoningRule,
-    answer: AskedGrammar | None,
+    answer: RequestedGrammar | None,
 ) -> Grammar | None:
     """Of the whole turn. Calls that a model may make stay possible beside a structured answer."""
     if answer is not None:
@@ -186,7 +186,7 @@ def _grammar(
         if error.param != "grammar":
             raise
         raise InvalidParameter(param, "with everything around it, it is too large") from None
-    check_grammar(model, AskedGrammar(turn, param))
+    check_grammar(model, RequestedGrammar(turn, param))
     return turn
 
 

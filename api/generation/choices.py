@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Generic
 
 from api.generation.logprobs import EntryForm, EntryT, PlacedLogprob, TokenAligner
-from api.output_parsers.events import Text, TurnEvent
-from api.output_parsers.parser import NewParser, PlainParser, TurnParser
+from api.output_parsers.events import OutputEvent, Text
+from api.output_parsers.parser import NewParser, OutputParser, PlainParser
 from shared.choice_deltas import ChoiceDelta, choice_deltas
 from shared.messages import Delta, Failed, Finished, FinishReason
 from shared.text.base import Tokenizer
@@ -33,7 +33,7 @@ class ChoiceEvent(Generic[EntryT]):
     """A piece of a choice, or its end; one of both."""
 
     choice: int  # from 0
-    piece: TurnEvent | None
+    piece: OutputEvent | None
     logprobs: Sequence[PlacedLogprob[EntryT]] = ()  # of tokens whose text is shown by now
     token_ids: list[int] | None = None  # since the event before; None: not requested
     end: ChoiceEnd | None = None
@@ -110,7 +110,7 @@ class _Choice(Generic[EntryT]):
         count from both ends."""
         self.has_ended = False
         self._index = index
-        self._parser: TurnParser = options.new_parser()
+        self._parser: OutputParser = options.new_parser()
         self._has_stop_entries = options.prompt_chars is not None
         self._splits_by_token = options.splits_by_token
         self._ranks = options.ranks_choices
@@ -196,7 +196,7 @@ class _Choice(Generic[EntryT]):
                 self._placed += self._aligner.release(end)
                 yield piece
 
-    def _events(self, pieces: Sequence[TurnEvent]) -> list[ChoiceEvent[EntryT]]:
+    def _events(self, pieces: Sequence[OutputEvent]) -> list[ChoiceEvent[EntryT]]:
         """Returns the events of pieces. Log probabilities go with text alone."""
         return [
             ChoiceEvent(

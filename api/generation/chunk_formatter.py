@@ -12,7 +12,7 @@ from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader
 from api.generation.formatter import Formatter, usage_payload
 from api.generation.logprobs import EntryT, PlacedLogprob
 from api.generation.timing import Timing
-from api.output_parsers.events import TurnEvent
+from api.output_parsers.events import OutputEvent
 from shared.messages import Finished, Usage
 
 
@@ -53,11 +53,11 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
         self._kept = [KeptChoice([] if has_ids else None) for _ in range(context.num_choices)]
 
     @abstractmethod
-    def delta_member(self, piece: TurnEvent | None) -> dict[str, Any]:
+    def delta_member(self, piece: OutputEvent | None) -> dict[str, Any]:
         """Returns the member of a chunk's choice that has a piece; None: the choice's end."""
 
     @abstractmethod
-    def keep_piece(self, choice: int, piece: TurnEvent) -> None:
+    def keep_piece(self, choice: int, piece: OutputEvent) -> None:
         """Keeps a piece for `whole_member`."""
 
     @abstractmethod

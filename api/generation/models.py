@@ -14,7 +14,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from api.errors import UnavailableError, model_not_found, unavailable
-from api.generation.sampling import Room
+from api.generation.sampling import ContextBudget
 from api.generation.thread_pool import TextPool, request_bytes
 from shared.messages import InvalidParameter
 from shared.tasks import cancel_and_wait
@@ -54,8 +54,10 @@ class ServedModel:
         capacity = self.card.kv_capacity_tokens or self.card.max_model_len
         return min(self.card.max_model_len, capacity)
 
-    def room(self, prompt_tokens: int = 0) -> Room:
-        return Room(self.context_tokens, self.card.vocab_size, prompt_tokens, self.defaults)
+    def budget(self, prompt_tokens: int = 0) -> ContextBudget:
+        return ContextBudget(
+            self.context_tokens, self.card.vocab_size, prompt_tokens, self.defaults
+        )
 
 
 class ModelCatalog:
@@ -106,7 +108,7 @@ class ModelCatalog:
         await asyncio.shield(self._looking)
 
     async def require(self, name: str) -> ServedModel:
-        """Raises CallerError (404) for an unknown model, UnavailableError (503) for one whose
+        """Raises ClientError (404) for an unknown model, UnavailableError (503) for one whose
         workers have been gone for too long, and when no model is known at all."""
         model = self._known.get(name)
         if model is None:

@@ -1,4 +1,4 @@
-"""Lanes of the queue that callers can choose: nobody goes ahead of others, some stand back."""
+"""Queue priorities that a client may choose: default, or behind all others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Prompts to token ids. These functions take their time: call them on a thread of the TextPool, but
-for what `is_quick`."""
+for what `is_short_prompt`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_text_fits(model: ServedModel, text: str, param: str) -> None:
     """Refuses a text that is far too long before it is tokenized. Raises InvalidParameter."""
     least = model.text.tokenizer.least_tokens(text)
     if least > model.context_tokens:
-        model.room(least).check_prompt(param, is_least=True)
+        model.budget(least).check_prompt(param, is_least=True)
 
 
 def chat_token_ids(
@@ -94,8 +94,8 @@ class EncodedPrompt:
 def encoded_prompts(
     model: ServedModel, prompt: Prompt, with_text: bool
 ) -> tuple[EncodedPrompt, ...]:
-    """Of one prompt or a list of them, in their order; `with_text`: token ids are also to be told
-    as text. Raises InvalidParameter."""
+    """Of one prompt or a list of them, in their order; `with_text`: token ids are also
+    decoded to text. Raises InvalidParameter."""
     encoded = []
     for param, part in each_prompt(prompt):
         if isinstance(part, str):
@@ -108,7 +108,7 @@ def encoded_prompts(
     return tuple(encoded)
 
 
-def is_quick(prompt: Prompt) -> bool:
+def is_short_prompt(prompt: Prompt) -> bool:
     """Read in less time than it takes to hand it to a thread and back: one short text, or token
     ids, which are only compared."""
     if isinstance(prompt, str):

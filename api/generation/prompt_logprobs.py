@@ -127,7 +127,7 @@ class EchoedLogprobs:
 
 
 class ScoredPrompt:
-    """Filled by whoever reads the job's log, before its first delta; read by the dialect.
+    """Filled by the reader of the job's log, before its first delta; read by the formatter.
 
     Slices are kept as they came and decoded each time they are read: they take a tenth of the
     memory so, and less time than what is made of them.

@@ -1,4 +1,4 @@
-"""AnswerSize: how many bytes a whole answer may take, as far as its request shows.
+"""ResponseSize: how many bytes a whole answer may take, as far as its request shows.
 
 A worker decides how long an answer gets and what its tokens are. Before that only estimates are
 known: what JSON takes for a token of a common vocabulary, and for each of its alternatives.
@@ -19,7 +19,7 @@ SHORT_BYTES = 65_536  # encoded in one go, in less than a millisecond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerSize:
+class ResponseSize:
     """What a request sets for its answer, under the names of its own members."""
 
     choices: tuple[tuple[str, int], ...] = ()  # members that multiply to the number of choices
@@ -87,7 +87,7 @@ def prompt_logprobs_bytes(num_tokens: int, num_top: int | None) -> int:
     return 0 if num_top is None else num_tokens * (1 + num_top) * PROMPT_ENTRY_BYTES
 
 
-def is_small_answer(job: Job, end: Finished | Failed) -> bool:
+def is_small_response(job: Job, end: Finished | Failed) -> bool:
     """Whether the answer of such a job, with its prompt in each choice, has few bytes."""
     alternatives = job.sampling.logprobs
     token_bytes = TOKEN_BYTES + TOKEN_ID_BYTES

@@ -22,7 +22,7 @@ MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ContextBudget:
     """What the model's context holds, how much of it the prompt takes, and how tokens are chosen
     where a request does not say."""
 
@@ -51,41 +51,41 @@ class Room:
                 "context_length_exceeded",
             )
 
-    def max_tokens(self, asked: int | None, default: int, *, least: int = 1) -> int:
-        """The tokens an answer may have. Raises InvalidParameter when more are asked for."""
-        if asked is None:
+    def max_tokens(self, requested: int | None, default: int, *, least: int = 1) -> int:
+        """Returns the tokens an answer may have. Raises InvalidParameter for more than that."""
+        if requested is None:
             return min(default, self.left)
-        check_max_tokens(asked, least)
-        if asked > self.left:
-            requested = f"{asked} were requested for the answer"
+        check_max_tokens(requested, least)
+        if requested > self.left:
+            tokens = f"{requested} were requested for the answer"
             if self.prompt_tokens:  # 0: not counted yet
-                requested = (
-                    f"{self.prompt_tokens + asked} were requested ({self.prompt_tokens} in the "
-                    f"prompt, {asked} for the answer)"
+                tokens = (
+                    f"{self.prompt_tokens + requested} were requested ({self.prompt_tokens} in the "
+                    f"prompt, {requested} for the answer)"
                 )
             raise InvalidParameter(
                 "max_tokens",
                 f"This model's maximum context length is {self.context_tokens} tokens, but "
-                f"{requested}. Please ask for less.",
+                f"{tokens}. Please ask for less.",
                 "context_length_exceeded",
             )
-        return asked
+        return requested
 
 
-def check_max_tokens(asked: int, least: int = 1) -> None:
+def check_max_tokens(requested: int, least: int = 1) -> None:
     """Raises InvalidParameter. An answer without any token is one of `echo` alone."""
-    if asked < least:
+    if requested < least:
         raise InvalidParameter("max_tokens", f"must be between {least} and {MAX_TOKENS}")
 
 
-def check_prompt_logprobs(asked: int | None, *, streamed: bool) -> None:
+def check_prompt_logprobs(requested: int | None, *, streamed: bool) -> None:
     """Raises InvalidParameter."""
-    if asked is None:
+    if requested is None:
         return
-    if not 0 <= asked <= MAX_TOP_LOGPROBS:
+    if not 0 <= requested <= MAX_TOP_LOGPROBS:
         raise InvalidParameter("prompt_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}")
     if streamed:
-        raise unsupported("prompt_logprobs", "they are told in whole answers: leave out 'stream'")
+        raise unsupported("prompt_logprobs", "only in whole responses: leave out 'stream'")
 
 
 def sampling_params(
@@ -93,19 +93,19 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    room: Room,
+    budget: ContextBudget,
 ) -> SamplingParams:
     """Returns the parameters of a job. Raises InvalidParameter."""
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        **with_defaults(request, request.repetition_penalty, room.defaults),
+        **with_defaults(request, request.repetition_penalty, budget.defaults),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
-        logit_bias=_logit_bias(request.logit_bias, room.vocab_size),
+        logit_bias=_logit_bias(request.logit_bias, budget.vocab_size),
         seed=resolved_seed(request.seed),
         stop=stop_strings(request.stop),
-        stop_token_ids=stop_token_ids("stop_token_ids", request.stop_token_ids, room),
+        stop_token_ids=stop_token_ids("stop_token_ids", request.stop_token_ids, budget),
         ignore_eos=request.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -138,27 +138,27 @@ def with_defaults(
     return defaults.fill(requested, neutral_temperature=neutral_temperature)
 
 
-def resolved_seed(asked: int | None) -> int:
+def resolved_seed(requested: int | None) -> int:
     # Resolved here, so that every attempt on every worker continues the same stream.
-    return secrets.randbits(63) if asked is None else asked
+    return secrets.randbits(63) if requested is None else requested
 
 
-def stop_strings(asked: str | list[str]) -> tuple[str, ...]:
-    stops = (asked,) if isinstance(asked, str) else tuple(asked)
+def stop_strings(requested: str | list[str]) -> tuple[str, ...]:
+    stops = (requested,) if isinstance(requested, str) else tuple(requested)
     if len(stops) > MAX_STOPS:
         raise InvalidParameter("stop", f"at most {MAX_STOPS} stop strings")
     return stops
 
 
-def stop_token_ids(param: str, asked: list[int], room: Room) -> tuple[int, ...]:
-    if asked and not 0 <= min(asked) <= max(asked) < room.vocab_size:
-        raise InvalidParameter(param, f"token ids are between 0 and {room.vocab_size - 1}")
-    return tuple(asked)
+def stop_token_ids(param: str, requested: list[int], budget: ContextBudget) -> tuple[int, ...]:
+    if requested and not 0 <= min(requested) <= max(requested) < budget.vocab_size:
+        raise InvalidParameter(param, f"token ids are between 0 and {budget.vocab_size - 1}")
+    return tuple(requested)
 
 
-def _logit_bias(asked: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+def _logit_bias(requested: Mapping[str, float], vocab_size: int) -> dict[int, float]:
     bias = {}
-    for key, value in asked.items():
+    for key, value in requested.items():
         is_id = key.isascii() and key.isdigit() and len(key) <= 10
         if not is_id or int(key) >= vocab_size:
             raise InvalidParameter(

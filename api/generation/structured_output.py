@@ -32,7 +32,7 @@ _SCHEMA_PATH = "response_format.json_schema"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedGrammar:
+class RequestedGrammar:
     """`param`: the member that asks for it, for errors."""
 
     grammar: Grammar
@@ -45,43 +45,43 @@ def structured_members(request: CompletionFields) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def grammar_of(members: Mapping[str, Any]) -> AskedGrammar | None:
+def grammar_of(members: Mapping[str, Any]) -> RequestedGrammar | None:
     """What the answer must match; None for any text. Raises InvalidParameter.
 
     Large schemas take their time: call it on a thread of the TextPool.
     """
-    asked: AskedGrammar | None = None
+    requested: RequestedGrammar | None = None
     for name, value in members.items():
         found = _READERS[name](value, name)
-        if found is not None and asked is not None:
-            first = asked.param.partition(".")[0]
+        if found is not None and requested is not None:
+            first = requested.param.partition(".")[0]
             raise InvalidParameter(name, f"cannot be combined with '{first}'")
-        asked = found or asked
-    return asked
+        requested = found or requested
+    return requested
 
 
-def check_grammar(model: ServedModel, asked: AskedGrammar) -> None:
+def check_grammar(model: ServedModel, requested: RequestedGrammar) -> None:
     """Whether the model can follow it: compiles it. Raises InvalidParameter.
 
     Takes its time: call it on a thread of the TextPool.
     """
     if not model.card.structured_output:
         raise InvalidParameter(
-            asked.param, "this model's answers cannot be kept to a structure", NOT_SERVED
+            requested.param, "this model's answers cannot be kept to a structure", NOT_SERVED
         )
-    model.text.grammars.check(asked.grammar, asked.param)
+    model.text.grammars.check(requested.grammar, requested.param)
 
 
 def checked_grammar(model: ServedModel, members: Mapping[str, Any]) -> Grammar | None:
     """Both at once. Raises InvalidParameter."""
-    asked = grammar_of(members)
-    if asked is None:
+    requested = grammar_of(members)
+    if requested is None:
         return None
-    check_grammar(model, asked)
-    return asked.grammar
+    check_grammar(model, requested)
+    return requested.grammar
 
 
-def _response_format(value: Any, param: str) -> AskedGrammar | None:
+def _response_format(value: Any, param: str) -> RequestedGrammar | None:
     checked = _object(value, param)
     kind = checked.get("type")
     if kind == "json_schema":
@@ -89,13 +89,13 @@ def _response_format(value: Any, param: str) -> AskedGrammar | None:
         return _named_schema(checked.get("json_schema"))
     _only(checked, param, "type")
     if kind == "json_object":
-        return AskedGrammar(json_object_grammar(), param)
+        return RequestedGrammar(json_object_grammar(), param)
     if kind != "text":
         raise InvalidParameter(f"{param}.type", "must be 'text', 'json_object' or 'json_schema'")
     return None
 
 
-def _named_schema(value: Any) -> AskedGrammar:
+def _named_schema(value: Any) -> RequestedGrammar:
     """A schema is enforced whether it is strict or not."""
     named = _object(value, _SCHEMA_PATH)
     _only(named, _SCHEMA_PATH, "name", "description", "schema", "strict")
@@ -109,50 +109,50 @@ def _named_schema(value: Any) -> AskedGrammar:
             raise InvalidParameter(f"{_SCHEMA_PATH}.{member}", f"must be {words}")
     schema = named.get("schema")
     path = f"{_SCHEMA_PATH}.schema"
-    return AskedGrammar(json_schema_grammar({} if schema is None else schema, path), path)
+    return RequestedGrammar(json_schema_grammar({} if schema is None else schema, path), path)
 
 
-def _guided_json(value: Any, param: str) -> AskedGrammar:
+def _guided_json(value: Any, param: str) -> RequestedGrammar:
     """A schema, or one as text."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
         except (ValueError, RecursionError) as error:
             raise InvalidParameter(param, f"is not JSON: {str(error)[:MAX_ECHO_CHARS]}") from None
-    return AskedGrammar(json_schema_grammar(value, param), param)
+    return RequestedGrammar(json_schema_grammar(value, param), param)
 
 
-def _guided_regex(value: Any, param: str) -> AskedGrammar:
-    return AskedGrammar(regex_grammar(_text(value, param), param), param)
+def _guided_regex(value: Any, param: str) -> RequestedGrammar:
+    return RequestedGrammar(regex_grammar(_text(value, param), param), param)
 
 
-def _guided_choice(value: Any, param: str) -> AskedGrammar:
+def _guided_choice(value: Any, param: str) -> RequestedGrammar:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise InvalidParameter(param, "must be a list of strings")
-    return AskedGrammar(choice_grammar(value, param), param)
+    return RequestedGrammar(choice_grammar(value, param), param)
 
 
-def _guided_grammar(value: Any, param: str) -> AskedGrammar:
-    return AskedGrammar(lark_grammar(_text(value, param), param), param)
+def _guided_grammar(value: Any, param: str) -> RequestedGrammar:
+    return RequestedGrammar(lark_grammar(_text(value, param), param), param)
 
 
-def _json_object(value: Any, param: str) -> AskedGrammar | None:
+def _json_object(value: Any, param: str) -> RequestedGrammar | None:
     if not isinstance(value, bool):
         raise InvalidParameter(param, "must be a boolean")
-    return AskedGrammar(json_object_grammar(), param) if value else None
+    return RequestedGrammar(json_object_grammar(), param) if value else None
 
 
-def _structured_outputs(value: Any, param: str) -> AskedGrammar | None:
+def _structured_outputs(value: Any, param: str) -> RequestedGrammar | None:
     checked = {name: each for name, each in _object(value, param).items() if each is not None}
     _only(checked, param, *_KINDS)
     found = {name: _KINDS[name](each, f"{param}.{name}") for name, each in checked.items()}
-    asked = [each for each in found.values() if each is not None]
-    if len(asked) != 1:
+    requested = [each for each in found.values() if each is not None]
+    if len(requested) != 1:
         raise InvalidParameter(param, f"must have one of {', '.join(_KINDS)}")
-    return asked[0]
+    return requested[0]
 
 
-_Reader = Callable[[Any, str], AskedGrammar | None]
+_Reader = Callable[[Any, str], RequestedGrammar | None]
 _KINDS: Mapping[str, _Reader] = {
     "json": _guided_json,
     "regex": _guided_regex,

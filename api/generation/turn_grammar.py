@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.generation.tools import Tool, ToolUse, arguments_schema
+from api.output_parsers.factory import Thinking
 from api.output_parsers.formats import (
     HERMES_CLOSE,
     HERMES_OPEN,
@@ -19,7 +20,6 @@ from api.output_parsers.formats import (
     THINK_CLOSE,
     THINK_OPEN,
 )
-from api.output_parsers.reading import Thinking
 from shared.messages import Grammar, GrammarKind
 from shared.text.json_schema import grammar_schema
 from shared.text.tool_formats import ToolFormat
@@ -200,8 +200,8 @@ def _schema(tool: Tool) -> dict[str, Any]:
     """Of the arguments. What cannot be enforced of it is refused by name where the tool is strict,
     and left out where it is not."""
     is_lenient = not tool.strict
-    asked = arguments_schema(tool.parameters)
-    walked = grammar_schema(asked, f"{tool.path}.parameters", lenient=is_lenient)
+    schema = arguments_schema(tool.parameters)
+    walked = grammar_schema(schema, f"{tool.path}.parameters", lenient=is_lenient)
     return {**walked, "x-guidance": {**_STYLE, "lenient": is_lenient}}
 
 

@@ -9,7 +9,7 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from api.errors import MAX_ECHO_CHARS, CallerError, missing_parameter, unknown_parameter
+from api.errors import MAX_ECHO_CHARS, ClientError, missing_parameter, unknown_parameter
 from api.generation.ignored_parameters import IgnoredMembers, without_unused
 from api.generation.protocol import RequestModel
 from shared.messages import InvalidParameter
@@ -30,17 +30,17 @@ _SHOULD_BE = "Input should be "
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """Returns the body as an object. Raises CallerError (400) for anything that is not one."""
+    """Returns the body as an object. Raises ClientError (400) for anything that is not one."""
     try:
         body = msgspec.json.decode(raw)
     except RecursionError:
-        raise CallerError("The body is nested too deeply.", code="invalid_json") from None
+        raise ClientError("The body is nested too deeply.", code="invalid_json") from None
     except (ValueError, OverflowError) as error:  # msgspec's and Unicode's errors are ValueErrors
-        raise CallerError(
+        raise ClientError(
             f"The body is not valid JSON: {str(error)[:MAX_ECHO_CHARS]}.", code="invalid_json"
         ) from None
     if not isinstance(body, dict):
-        raise CallerError("The body must be a JSON object.", code="invalid_json")
+        raise ClientError("The body must be a JSON object.", code="invalid_json")
     return body
 
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import (
     ApiError,
-    CallerError,
+    ClientError,
     internal_error,
     invalid_parameter,
     queue_full,
@@ -80,14 +80,14 @@ def error_of(error: Exception) -> ApiError:
             return internal_error()
 
 
-def answer_framework_errors(app: FastAPI) -> None:
+def handle_framework_errors(app: FastAPI) -> None:
     """Replaces the framework's bodies for unknown routes and methods."""
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message, code = _HTTP_MESSAGES.get(error.status_code, (str(error.detail), None))
         headers = dict(error.headers or {})
-        refusal = CallerError(message, status=error.status_code, code=code, headers=headers)
+        refusal = ClientError(message, status=error.status_code, code=code, headers=headers)
         return error_response(refusal, request.scope)
 
     async def invalid(request: Request, error: Exception) -> Response:

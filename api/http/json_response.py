@@ -17,12 +17,12 @@ from api.http.time_slices import TimeSlices
 MEDIA_TYPE = "application/json"
 
 
-def json_answer(payload: Any, status: int = 200) -> Response:
+def json_response(payload: Any, status: int = 200) -> Response:
     """Returns a response with `payload` as one line of JSON. For payloads known to be short."""
     return Response(json_bytes(payload), status_code=status, media_type=MEDIA_TYPE)
 
 
-class LongJsonAnswer(Response):
+class LongJsonResponse(Response):
     """A response of any length, encoded and sent in pieces, without a content-length."""
 
     media_type = MEDIA_TYPE

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import CallerError
+from api.errors import ClientError
 
 
 class BodyLimitMiddleware:
-    """Pure ASGI. Raises CallerError (413) by the announced length, or while reading.
+    """Pure ASGI. Raises ClientError (413) by the announced length, or while reading.
 
     `larger`: limits by (method, path) of routes that stream the body and never hold it whole.
     """
@@ -45,8 +45,8 @@ class BodyLimitMiddleware:
         await self._app(scope, counted_receive, send)
 
 
-def _too_large(max_bytes: int) -> CallerError:
-    return CallerError(
+def _too_large(max_bytes: int) -> ClientError:
+    return ClientError(
         f"The request body is larger than {max_bytes} bytes.",
         status=413,
         code="request_too_large",

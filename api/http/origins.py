@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import MAX_ECHO_CHARS, CallerError
+from api.errors import MAX_ECHO_CHARS, ClientError
 from api.http.error_format import error_response
 from api.http.response_headers import RATE_LIMIT_HEADERS
 
@@ -92,8 +92,8 @@ def _is_own(headers: Headers) -> bool:
     return scheme in _WEB and authority == headers.get("host", "").lower()
 
 
-def _not_allowed(origin: str) -> CallerError:
-    return CallerError(
+def _not_allowed(origin: str) -> ClientError:
+    return ClientError(
         f"Pages of the origin '{origin[:MAX_ECHO_CHARS]}' may not call this server. Its operator "
         "can add the origin to CORS_ORIGINS.",
         status=403,
@@ -175,7 +175,7 @@ class AllowedHosts:
 
 
 class AllowedHostsMiddleware:
-    """Pure ASGI. Raises CallerError: 400 without exactly one well-formed Host, as RFC 9112
+    """Pure ASGI. Raises ClientError: 400 without exactly one well-formed Host, as RFC 9112
     requires (HTTP/1.0 may have none), and 421 for a host that is not allowed."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts) -> None:
@@ -197,7 +197,7 @@ class AllowedHostsMiddleware:
         if host is None:
             raise _invalid("The Host header is not a host name with an optional port.")
         if not self._allowed.allows(host):
-            raise CallerError(
+            raise ClientError(
                 f"This server does not answer for the host '{host[:MAX_ECHO_CHARS]}'. Its "
                 "operator can add the name to ALLOWED_HOSTS.",
                 status=421,
@@ -207,5 +207,5 @@ class AllowedHostsMiddleware:
             )
 
 
-def _invalid(message: str) -> CallerError:
-    return CallerError(message, code="invalid_host", param="Host", should_retry=False)
+def _invalid(message: str) -> ClientError:
+    return ClientError(message, code="invalid_host", param="Host", should_retry=False)

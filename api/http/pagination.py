@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import unknown_parameter
-from api.http.json_response import json_answer
+from api.http.json_response import json_response
 from shared.messages import InvalidParameter
 
 MAX_ID_CHARS = 200
@@ -40,10 +40,10 @@ def page_of(request: Request, default: int, most: int, also: Sequence[str] = ())
     return Page(after, limit)
 
 
-def page_answer(payloads: Sequence[dict[str, Any]], page: Page) -> Response:
+def page_response(payloads: Sequence[dict[str, Any]], page: Page) -> Response:
     """`payloads`: one more than `page.limit` where there are more."""
     shown = payloads[: page.limit]
-    return json_answer(
+    return json_response(
         {
             "object": "list",
             "data": shown,

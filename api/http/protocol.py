@@ -18,7 +18,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.errors import CallerError
+from api.errors import ClientError
 from api.http.sse import json_bytes
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class HttpProtocol(HttpToolsProtocol):
         if is_answered and not (self._is_body_complete and self._is_idle()):
             self.transport.close()
             return
-        body = json_bytes(CallerError(message, status=status, code=code).body())
+        body = json_bytes(ClientError(message, status=status, code=code).body())
         head = (
             f"HTTP/1.1 {status} {phrase}\r\n"
             "content-type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""Admission: a job is in the queue exactly once, or the caller is told why not."""
+"""Admission: puts a job into the queue exactly once, or raises the error of its refusal."""
 
 from __future__ import annotations
 

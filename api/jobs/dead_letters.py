@@ -12,13 +12,13 @@ from starlette.responses import Response
 from api.dependencies import provided
 from api.errors import (
     MAX_ECHO_CHARS,
-    CallerError,
+    ClientError,
     job_not_found,
     letter_not_found,
     unknown_parameter,
 )
 from api.http.caller import Caller, CallerDep
-from api.http.json_response import json_answer
+from api.http.json_response import json_response
 from api.http.openapi import NAMED, STORE, errors, limit, parameters
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import DeadLetterDeleted, DeadLetterList, JobAnswer, job_payload
@@ -50,7 +50,7 @@ async def list_dead_letters(
             raise unknown_parameter(name)
     length = list_limit(query.get("limit", str(DEFAULT_LIMIT)))
     letters = await dead_letters.list(caller.scope, length)
-    return json_answer({"object": "list", "data": [_payload(letter) for letter in letters]})
+    return json_response({"object": "list", "data": [_payload(letter) for letter in letters]})
 
 
 @router.delete("/v1/dead-letters/{name}", response_model=DeadLetterDeleted, responses=errors(NAMED))
@@ -62,17 +62,17 @@ async def delete_dead_letter(
     if isinstance(letter, Requeued) or not await dead_letters.drop(letter.job_id):
         raise letter_not_found(name)
     payload = {"id": public_id(letter.kind, letter.job_id), "object": "dead_letter"}
-    return json_answer({**payload, "deleted": True})
+    return json_response({**payload, "deleted": True})
 
 
 @router.post("/v1/jobs/{name}/requeue", response_model=JobAnswer, responses=errors(NAMED | {409}))
 async def requeue_job(
     name: str, caller: CallerDep, jobs: JobsDep, dead_letters: DeadLettersDep
 ) -> Response:
-    """Runs a dead letter's job again: as a new job without a history, which nobody waits for.
+    """Runs a dead letter's job again: as a new job without a history and without a reader.
 
-    The answer is the new job. Idempotent: the letter goes as the job comes, and whoever asks again
-    is given the same job for a day.
+    Returns the new job. Idempotent: the job replaces the letter, and for a day the same request
+    returns the same job.
     """
     letter = await _find(dead_letters, caller, name)
     if isinstance(letter, Requeued):
@@ -82,7 +82,7 @@ async def requeue_job(
     record = await jobs.store.get(new_id)
     if record is None:
         raise job_not_found(new_id)
-    return json_answer(job_payload(record))
+    return json_response(job_payload(record))
 
 
 async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:
@@ -96,7 +96,7 @@ async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_i
         kept,
         job_id=new_job_id(),
         on_disconnect=OnDisconnect.CONTINUE,
-        queue_timeout_ms=None,  # of whoever waited for the first one
+        queue_timeout_ms=None,  # of the first job's reader
     )
     taken_by = await jobs.admission.requeue(job_id, job)
     if taken_by is None:  # thrown away a moment ago
@@ -112,8 +112,8 @@ async def _find(dead_letters: DeadLetters, caller: Caller, name: str) -> DeadLet
     return letter
 
 
-def _cannot_run(name: str, why: str) -> CallerError:
-    return CallerError(
+def _cannot_run(name: str, why: str) -> ClientError:
+    return ClientError(
         f"The job '{name[:MAX_ECHO_CHARS]}' cannot be run again. {why}",
         status=409,
         code="payload_lost",

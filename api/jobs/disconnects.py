@@ -62,7 +62,7 @@ class DisconnectTracker:
     def watch(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
         """This reader, which has just attached, attaches again and again until `unwatch`.
 
-        For a job that goes on without any reader nothing needs to be said.
+        A job that goes on without readers needs no call.
         """
         if policy is OnDisconnect.CONTINUE:
             return

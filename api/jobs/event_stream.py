@@ -93,8 +93,8 @@ class JobStream:
         back."""
         self.job_id = job_id
         self.ended = False
-        self.has_started = False  # a worker said so, or sent something
-        self.started_s: float | None = None  # when a worker said so, if that was heard
+        self.has_started = False  # a worker reported it, or sent something
+        self.started_s: float | None = None  # when a worker reported it, if that was received
         self._position = ReaderPosition(after)
         self._prompt = prompt
         self._num_slices = 0  # of the prompt, passed in the log

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from api.errors import CallerError, idempotency_key_reuse
+from api.errors import ClientError, idempotency_key_reuse
 from api.http.caller import Caller
 from shared.messages import Idempotency
 from shared.transport.ports.jobs import JobStore
@@ -24,11 +24,11 @@ async def resolve_job_id(
 ) -> Caller:
     """Returns the caller with the job that `key`, the request's idempotency key, stands for.
 
-    Raises CallerError for a key that is malformed or stands for another request, and
+    Raises ClientError for a key that is malformed or stands for another request, and
     TransportError.
     """
     if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
-        raise CallerError(
+        raise ClientError(
             f"An idempotency key has 1 to {MAX_KEY_CHARS} printable characters.",
             param="Idempotency-Key",
         )

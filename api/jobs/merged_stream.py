@@ -57,7 +57,7 @@ class MergedStream:
         return len(self._ready) + self._arrived.qsize()
 
     def has_ended(self, index: int) -> bool:
-        """Whether the end of that job was told."""
+        """Returns whether that job has ended for the reader."""
         return index in self._ends
 
     async def get(self, timeout_s: float) -> Event | None:

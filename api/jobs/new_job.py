@@ -15,17 +15,17 @@ from api.jobs.idempotency import sibling_id
 from shared.keys import new_job_id
 from shared.messages import Durability, Job, OnDisconnect, SamplingParams
 
-KEYED_RETAIN_MS = 600_000  # how long an answer can be asked for again by its key
+KEYED_RETAIN_MS = 600_000  # how long a response can be requested again by its key
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was understood: the job to submit, and how its answer is said."""
+    """A validated request: the job to submit, and the formatter of its response."""
 
     job: Job
-    dialect: Formatter[Any]
+    formatter: Formatter[Any]
     timing: Timing = field(default_factory=Timing)
-    prompt: ScoredPrompt | None = None  # filled for the dialect, where the job scores its prompt
+    prompt: ScoredPrompt | None = None  # filled for the formatter, where the job scores its prompt
 
 
 def new_job(
@@ -42,10 +42,10 @@ def new_job(
     num_choices: int = 1,
     lane: int = 0,
 ) -> Job:
-    """The job that the caller's request is named by.
+    """Returns the job of the caller's request.
 
-    One with an idempotency key will be asked for again: it outlives its reader for a while, and its
-    text is kept as long as its record.
+    A job with an idempotency key may be requested again: it outlives its reader for a while, and
+    its text is kept as long as its record.
     """
     idempotency = caller.idempotency
     assert caller.job_id is not None, "this route makes jobs"

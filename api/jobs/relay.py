@@ -26,7 +26,7 @@ class ExpectedStream:
         self._subscription = subscription
 
     async def confirmed(self) -> Subscription:
-        """Returns once the server confirmed. Raises TransportError, and nobody listens then."""
+        """Returns once the server confirmed. Raises TransportError, without a subscription then."""
         await self._bus.confirmed(self._subscription)
         return self._subscription
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dependencies import part_in
-from api.errors import MAX_ECHO_CHARS, CallerError
+from api.errors import MAX_ECHO_CHARS, ClientError
 from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
 from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.protocol import RequestModel
@@ -43,13 +43,13 @@ class RequestReader:
         """Returns the body as `schema`. Names its ignored parameters in a response header.
 
         The caller of a request with an idempotency key has its job from then on. Raises
-        InvalidParameter and CallerError: 400 for anything but a JSON object, 408 for a body that
+        InvalidParameter and ClientError: 400 for anything but a JSON object, 408 for a body that
         does not arrive, 415 for one that is compressed or has another media type.
         """
         _require_json(request)
         coding = request.headers.get("content-encoding", PLAIN_CODING).strip().lower()
         if coding != PLAIN_CODING:
-            raise CallerError(
+            raise ClientError(
                 f"Bodies are read as they are: Content-Encoding '{coding[:MAX_ECHO_CHARS]}' is not "
                 "supported.",
                 status=415,
@@ -60,7 +60,7 @@ class RequestReader:
             async with asyncio.timeout(self.timeout_s):
                 raw = await request.body()
         except TimeoutError:
-            raise CallerError(
+            raise ClientError(
                 "The request body did not arrive in time.",
                 status=408,
                 code="body_timeout",
@@ -86,7 +86,7 @@ class RequestReader:
 
 
 def _require_json(request: Request) -> None:
-    """Raises CallerError (415) for another media type.
+    """Raises ClientError (415) for another media type.
 
     Browsers send text/plain, forms and bodies without a type to any server without a preflight,
     but JSON only after one.
@@ -96,7 +96,7 @@ def _require_json(request: Request) -> None:
     if media_type == JSON or (media_type.startswith("application/") and media_type[-5:] == "+json"):
         return
     was = f"not '{media_type[:MAX_ECHO_CHARS]}'" if media_type else "this request has none"
-    raise CallerError(
+    raise ClientError(
         f"The body must have the Content-Type 'application/json'; {was}.",
         status=415,
         code="unsupported_media_type",

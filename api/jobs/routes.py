@@ -8,12 +8,12 @@ from starlette.responses import Response
 
 from api.auth.stream_tokens import StreamTokensDep
 from api.errors import (
-    CallerError,
+    ClientError,
     job_not_found,
     unknown_parameter,
 )
 from api.http.caller import Caller, CallerDep
-from api.http.json_response import json_answer
+from api.http.json_response import json_response
 from api.http.openapi import NAMED, STORE, errors, header, limit, parameters, query, streamed
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import JobAnswer, JobList, StreamToken, job_payload, parse_status
@@ -47,13 +47,13 @@ async def list_jobs(request: Request, caller: CallerDep, jobs: JobsDep) -> Respo
     state = parse_status(params["state"]) if "state" in params else None
     length = list_limit(params.get("limit", str(DEFAULT_LIMIT)))
     records = await jobs.store.list_jobs(state, length, caller.scope)
-    return json_answer({"object": "list", "data": [job_payload(record) for record in records]})
+    return json_response({"object": "list", "data": [job_payload(record) for record in records]})
 
 
 @router.get("/v1/jobs/{name}", response_model=JobAnswer, responses=errors(NAMED))
 async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """State, queue position, timings, token counts, worker and finish reason."""
-    return json_answer(job_payload(await _find(jobs, caller, name)))
+    return json_response(job_payload(await _find(jobs, caller, name)))
 
 
 @router.delete("/v1/jobs/{name}", response_model=JobAnswer, responses=errors(NAMED))
@@ -64,11 +64,11 @@ async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     operation_id="cancel_job_post",
 )
 async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
-    """Cancels in every state; the answer is the job as it ended, whoever was first. Idempotent."""
+    """Cancels a job in any state. Returns the job as it ended. Idempotent."""
     record = await _find(jobs, caller, name)
     if not await jobs.cancel(record.job_id):
         raise job_not_found(name)
-    return json_answer(job_payload(await _find(jobs, caller, name)))
+    return json_response(job_payload(await _find(jobs, caller, name)))
 
 
 @router.get(
@@ -101,7 +101,9 @@ async def new_stream_token(
     record = await _find(jobs, caller, name)
     token, ends_s = await tokens.new(record.job_id, record.tenant)
     url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
-    return json_answer({"object": "stream_token", "token": token, "url": url, "expires_at": ends_s})
+    return json_response(
+        {"object": "stream_token", "token": token, "url": url, "expires_at": ends_s}
+    )
 
 
 async def _find(jobs: JobService, caller: Caller, name: str) -> JobRecord:
@@ -129,7 +131,7 @@ def _after(request: Request) -> ResumePoint:
     try:
         return ResumePoint.parse(text)
     except ValueError:
-        raise CallerError(
+        raise ClientError(
             "Invalid value for 'Last-Event-ID': must be an id of this stream.",
             param="Last-Event-ID",
         ) from None

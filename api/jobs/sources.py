@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from api.errors import ApiError, store_unreachable
 from api.generation.prompt_logprobs import ScoredPrompt
-from api.generation.response_size import is_small_answer
+from api.generation.response_size import is_small_response
 from api.generation.timing import Timing
 from api.http.open_requests import Ending
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
@@ -194,7 +194,7 @@ class SubmittedJobs:
             metrics.e2e_s.labels(self._kind).observe(e2e_s)
 
     def is_small(self, end: Finished | Failed) -> bool:
-        return is_small_answer(self._submitted[0], end)
+        return is_small_response(self._submitted[0], end)
 
     async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
         outcome = self._outcome(ending)

@@ -39,7 +39,7 @@ class ToolArguments:
     text: str
 
 
-TurnEvent = Text | Reasoning | ToolCall | ToolArguments
+OutputEvent = Text | Reasoning | ToolCall | ToolArguments
 
 
 Result = TypeVar("Result")
@@ -101,12 +101,12 @@ class Source:
 
 
 # Yields events, and None where it needs more text to go on.
-Reading = Iterator[TurnEvent | None]
+Reading = Iterator[OutputEvent | None]
 
 
 def text_before(
-    source: Source, marker: str, make: Callable[[str], TurnEvent], span: Span
-) -> Iterator[TurnEvent | None]:
+    source: Source, marker: str, make: Callable[[str], OutputEvent], span: Span
+) -> Iterator[OutputEvent | None]:
     """Yields the text before the next `marker`, and holds back what may become one.
 
     Ends with the source at the marker or at the white space in front of it; without a marker, at

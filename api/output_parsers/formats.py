@@ -13,7 +13,7 @@ from api.output_parsers.events import (
     space_dropped,
     text_before,
 )
-from api.output_parsers.tool_calls import NotACall, ToolBox, read_call
+from api.output_parsers.tool_calls import CallableTools, NotACall, read_call
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -30,7 +30,7 @@ def plain_text(source: Source) -> Reading:
         yield None
 
 
-def hermes_calls(source: Source, tools: ToolBox) -> Reading:
+def hermes_calls(source: Source, tools: CallableTools) -> Reading:
     """Parses text and calls in any order, each call an object in <tool_call> and </tool_call>.
 
     An opening marker that no call follows is text. A closing marker may be missing.
@@ -62,7 +62,7 @@ def _closing_marker(source: Source) -> Iterator[None]:
         yield None
 
 
-def llama3_json_calls(source: Source, tools: ToolBox) -> Reading:
+def llama3_json_calls(source: Source, tools: CallableTools) -> Reading:
     """Parses calls from the first character on, separated by `;` or white space, then text.
 
     Text that does not begin with the object of a call is text to its end.

@@ -1,4 +1,4 @@
-"""TurnParser: parses a choice's text into events while it arrives."""
+"""OutputParser: parses a choice's text into events while it arrives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from api.output_parsers.events import (
+    OutputEvent,
     Reading,
     Reasoning,
     Source,
@@ -13,11 +14,10 @@ from api.output_parsers.events import (
     TextSpans,
     ToolArguments,
     ToolCall,
-    TurnEvent,
 )
 
 
-class TurnParser(Protocol):
+class OutputParser(Protocol):
     """Parses one choice. How its text is split into pushes changes no content."""
 
     @property
@@ -35,11 +35,11 @@ class TurnParser(Protocol):
         """The ranges of raw text that are text of the answer; None: all of it."""
         ...
 
-    def push(self, text: str) -> Sequence[TurnEvent]:
+    def push(self, text: str) -> Sequence[OutputEvent]:
         """Returns the events that `text` completes; holds back what may become a marker."""
         ...
 
-    def finish(self) -> Sequence[TurnEvent]:
+    def finish(self) -> Sequence[OutputEvent]:
         """Returns the last events. Nothing is pushed afterwards."""
         ...
 
@@ -51,10 +51,10 @@ class PlainParser:
     reasoning_bytes = 0
     spans = None
 
-    def push(self, text: str) -> Sequence[TurnEvent]:
+    def push(self, text: str) -> Sequence[OutputEvent]:
         return (Text(text),) if text else ()
 
-    def finish(self) -> Sequence[TurnEvent]:
+    def finish(self) -> Sequence[OutputEvent]:
         return ()
 
 
@@ -71,15 +71,15 @@ class FormatParser:
     def reasoning_bytes(self) -> int:
         return self._source.reasoning_bytes
 
-    def push(self, text: str) -> Sequence[TurnEvent]:
+    def push(self, text: str) -> Sequence[OutputEvent]:
         self._source.text += text
         return self._read()
 
-    def finish(self) -> Sequence[TurnEvent]:
+    def finish(self) -> Sequence[OutputEvent]:
         self._source.has_ended = True
         return self._read()
 
-    def _read(self) -> Sequence[TurnEvent]:
+    def _read(self) -> Sequence[OutputEvent]:
         events = []
         for event in self._reading:
             if event is None:
@@ -89,9 +89,9 @@ class FormatParser:
         return merged(events)
 
 
-def merged(events: Iterable[TurnEvent]) -> list[TurnEvent]:
+def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
     """Returns the events with consecutive pieces joined and empty ones dropped."""
-    found: list[TurnEvent] = []
+    found: list[OutputEvent] = []
     for event in events:
         last = found[-1] if found else None
         if isinstance(event, ToolCall):
@@ -113,4 +113,4 @@ def merged(events: Iterable[TurnEvent]) -> list[TurnEvent]:
     return found
 
 
-NewParser = Callable[[], TurnParser]
+NewParser = Callable[[], OutputParser]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 
-from api.output_parsers.events import Source, Span, ToolArguments, ToolCall, TurnEvent, num_held
+from api.output_parsers.events import OutputEvent, Source, Span, ToolArguments, ToolCall, num_held
 from api.output_parsers.json_scanner import JsonScanner
 
 ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats accept each
@@ -21,7 +21,7 @@ class NotACall(Exception):
 
 
 @dataclass(slots=True)
-class ToolBox:
+class CallableTools:
     """The tools that a choice may call; numbers the calls."""
 
     names: Collection[str]
@@ -36,8 +36,8 @@ class ToolBox:
 
 
 def read_call(
-    source: Source, start: int, tools: ToolBox, closing: str | None
-) -> Generator[TurnEvent | None, None, None]:
+    source: Source, start: int, tools: CallableTools, closing: str | None
+) -> Generator[OutputEvent | None, None, None]:
     """Parses the object that begins at `source.text[start]`, or behind white space there.
 
     Raises NotACall and takes nothing until the name is known and the arguments begin. From then on
@@ -83,7 +83,7 @@ def read_call(
 
 def _stream_arguments(
     source: Source, call_index: int, closing: str | None
-) -> Generator[TurnEvent | None, None, None]:
+) -> Generator[OutputEvent | None, None, None]:
     scanner = JsonScanner()
     while True:
         end = scanner.scan(source.text)

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from api.generation.service import GenerationDep
 from api.http.caller import CallerDep
-from api.http.json_response import json_answer
+from api.http.json_response import json_response
 from api.http.open_requests import OpenRequestsDep
 from api.http.openapi import FREE, KEYED, errors, statuses
 from api.metrics import MetricsDep
@@ -33,7 +33,7 @@ async def health(caller: CallerDep, monitor: HealthDep) -> Response:
     payload = monitor.payload()
     if not caller.sees_details:
         payload = {"status": payload["status"]}
-    return json_answer(payload)
+    return json_response(payload)
 
 
 @router.get(
@@ -61,7 +61,7 @@ async def ready(
         "models": list(known),
         "unserved": [name for name, model in known.items() if not model.is_served],
     }
-    response = json_answer(payload, 200 if is_ready else 503)
+    response = json_response(payload, 200 if is_ready else 503)
     if not is_ready:
         response.headers["retry-after"] = "1"
     return response
@@ -70,7 +70,7 @@ async def ready(
 @router.get("/version", response_model=Version, responses=errors(KEYED))
 async def release() -> Response:
     """Returns the release of this frontend, in vLLM's shape."""
-    return json_answer({"version": _VERSION})
+    return json_response({"version": _VERSION})
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=errors(KEYED))

@@ -12,7 +12,7 @@ from api.dialects.messages.protocol import model_info, model_page
 from api.generation.models import ServedModel
 from api.generation.service import GenerationDep
 from api.http.error_format import speaks_anthropic
-from api.http.json_response import json_answer
+from api.http.json_response import json_response
 from api.http.openapi import ANY, NAMED, errors
 from api.system.protocol import Model, ModelList
 
@@ -24,8 +24,8 @@ async def list_models(request: Request, generation: GenerationDep) -> Response:
     """What requests can name now; in Anthropic's shape for who sends `anthropic-version`."""
     known = generation.models.known
     if speaks_anthropic(request.scope):
-        return json_answer(model_page(list(known.values()), request.query_params))
-    return json_answer({"object": "list", "data": [_payload(model) for model in known.values()]})
+        return json_response(model_page(list(known.values()), request.query_params))
+    return json_response({"object": "list", "data": [_payload(model) for model in known.values()]})
 
 
 @router.get("/v1/models/{model_id:path}", response_model=Model, responses=errors(NAMED))
@@ -33,8 +33,8 @@ async def get_model(request: Request, model_id: str, generation: GenerationDep) 
     """One of them; its name may have slashes."""
     model = await generation.models.require(model_id)
     if speaks_anthropic(request.scope):
-        return json_answer(model_info(model))
-    return json_answer(_payload(model))
+        return json_response(model_info(model))
+    return json_response(_payload(model))
 
 
 def _payload(model: ServedModel) -> dict[str, Any]:

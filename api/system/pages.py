@@ -62,9 +62,9 @@ class PageFile:
     def answer(self, request: Request) -> Response:
         """200 with the content, or 304 when the browser has it already."""
         headers = {**HEADERS, "etag": self.etag}
-        asked = request.headers.get("if-none-match", "")
-        if asked == "*" or self.etag in (
-            tag.strip().removeprefix("W/") for tag in asked.split(",")
+        etags = request.headers.get("if-none-match", "")
+        if etags == "*" or self.etag in (
+            tag.strip().removeprefix("W/") for tag in etags.split(",")
         ):
             return Response(status_code=304, headers=headers)
         return Response(self.content, media_type=self.media_type, headers=headers)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from api.generation.models import ServedModel
 from api.generation.prompt import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
 from api.generation.service import GenerationDep
-from api.http.json_response import LongJsonAnswer
+from api.http.json_response import LongJsonResponse
 from api.http.openapi import BODY, errors
 from api.http.time_slices import SlicesDep
 from api.jobs.request_reader import JsonRoute
@@ -26,7 +26,7 @@ async def tokenize(
 ) -> Response:
     """Returns the token ids of a text, or of a conversation rendered by the chat template."""
     model = await generation.models.only(params.model)
-    return LongJsonAnswer(await generation.pool.run(_tokenized, model, params), slices)
+    return LongJsonResponse(await generation.pool.run(_tokenized, model, params), slices)
 
 
 @router.post("/detokenize", response_model=Detokenized, responses=errors(BODY))
@@ -36,7 +36,7 @@ async def detokenize(
     """Returns the text of token ids, special tokens included."""
     model = await generation.models.only(params.model)
     text = await generation.pool.run(_detokenized, model, params.tokens)
-    return LongJsonAnswer({"prompt": text}, slices)
+    return LongJsonResponse({"prompt": text}, slices)
 
 
 def _tokenized(model: ServedModel, params: TokenizeRequest) -> dict[str, Any]:

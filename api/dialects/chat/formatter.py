@@ -11,7 +11,7 @@ from api.generation.choices import ChoiceEnd, ChoiceReader, ReaderOptions
 from api.generation.chunk_formatter import ChunkFormatter, ResponseContext
 from api.generation.logprobs import ChatEntryForm, ChatLogprobs, PlacedLogprob, chat_logprobs
 from api.generation.prompt_logprobs import PromptLogprobs
-from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
+from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import NewParser, PlainParser
 from shared.messages import Finished, FinishReason
 from shared.text.base import Tokenizer
@@ -60,7 +60,7 @@ class ChatFormatter(ChunkFormatter[msgspec.Raw]):
         ]
         return ({**self._chunk(choices), **self.prompt_members()},)
 
-    def delta_member(self, piece: TurnEvent | None) -> dict[str, Any]:
+    def delta_member(self, piece: OutputEvent | None) -> dict[str, Any]:
         if isinstance(piece, Text):
             return {"delta": {"content": piece.text}}
         if piece is None:
@@ -74,7 +74,7 @@ class ChatFormatter(ChunkFormatter[msgspec.Raw]):
         )
         return {"delta": {"tool_calls": [{"index": piece.index, **call}]}}
 
-    def keep_piece(self, choice: int, piece: TurnEvent) -> None:
+    def keep_piece(self, choice: int, piece: OutputEvent) -> None:
         self._messages[choice].add(piece)
 
     def whole_member(self, choice: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class WholeMessage:
         self._calls: list[ToolCall] = []
         self._arguments: list[list[str]] = []  # of each call
 
-    def add(self, piece: TurnEvent) -> None:
+    def add(self, piece: OutputEvent) -> None:
         """Adds the next piece."""
         match piece:
             case Text(text):

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatRequest
-from api.generation.chat_prompt import ChatAsk, plan_chat
+from api.generation.chat_prompt import ChatInput, prepare_prompt
 from api.generation.chunk_formatter import ResponseContext
 from api.generation.priority import job_lane, served_tier
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
-from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
+from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
 from api.generation.sampling import (
-    Room,
+    ContextBudget,
     check_prompt_logprobs,
     renamed_parameters,
     sampling_params,
@@ -25,7 +25,7 @@ from api.jobs.new_job import Prepared, new_job, now_s
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
 
-def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
+def chat_sampling(request: ChatRequest, budget: ContextBudget) -> SamplingParams:
     """Raises InvalidParameter. The default of max_tokens is all that the context has left."""
     logprobs = None
     if request.logprobs:
@@ -33,10 +33,10 @@ def chat_sampling(request: ChatRequest, room: Room) -> SamplingParams:
     elif request.top_logprobs:
         raise InvalidParameter("top_logprobs", "needs 'logprobs' to be true")
     check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
-    name, asked = request.requested_tokens
+    name, params = request.requested_tokens
     with renamed_parameters({"logprobs": "top_logprobs", "max_tokens": name}):
-        max_tokens = room.max_tokens(asked, room.left)
-        return sampling_params(request, max_tokens, logprobs, request.prompt_logprobs, room)
+        max_tokens = budget.max_tokens(params, budget.left)
+        return sampling_params(request, max_tokens, logprobs, request.prompt_logprobs, budget)
 
 
 async def prepare_chat(
@@ -45,13 +45,13 @@ async def prepare_chat(
     """Everything but the answer; also for the rows of a batch. Raises ApiError and
     InvalidParameter."""
     model = await generation.models.require(chat.model)
-    _sampling(generation, chat, model.room())  # what is wrong whatever the prompt is comes first
+    _sampling(generation, chat, model.budget())  # before the prompt is read
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidParameter(
             "continue_final_message", "needs 'add_generation_prompt' to be false"
         )
     lane = job_lane(chat)
-    ask = ChatAsk(
+    ask = ChatInput(
         messages=chat.messages,
         tools=chat.tools,
         tool_choice=chat.tool_choice,
@@ -64,16 +64,16 @@ async def prepare_chat(
         continues=chat.continue_final_message,
         thinking_budget=chat.thinking_token_budget,
     )
-    plan = await generation.pool.run(plan_chat, model, ask)
-    room = model.room(len(plan.token_ids))
-    room.check_prompt("messages")
+    plan = await generation.pool.run(prepare_prompt, model, ask)
+    budget = model.budget(len(plan.token_ids))
+    budget.check_prompt("messages")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=ChatFormatter.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(generation, chat, room), grammar=plan.grammar),
+        sampling=replace(_sampling(generation, chat, budget), grammar=plan.grammar),
         on_disconnect=chat.on_disconnect,
         queue_timeout_s=chat.queue_timeout,
         durability=chat.durability,
@@ -95,28 +95,30 @@ async def prepare_chat(
     prompt, shown = scored_prompt(job), None
     if prompt is not None:
         shown = PromptLogprobs(prompt, chat.prompt_logprobs or 0, model.text.tokenizer)
-    dialect = ChatFormatter(
+    formatter = ChatFormatter(
         facts,
         model.text.tokenizer,
         plan.new_parser,
         counts_reasoning=plan.counts_reasoning,
         prompt_logprobs=shown,
     )
-    return Prepared(job, dialect, timing, prompt)
+    return Prepared(job, formatter, timing, prompt)
 
 
-def _sampling(generation: GenerationService, chat: ChatRequest, room: Room) -> SamplingParams:
+def _sampling(
+    generation: GenerationService, chat: ChatRequest, budget: ContextBudget
+) -> SamplingParams:
     if not 1 <= chat.n <= MAX_CHOICES:
         raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {chat.n}")
-    sampling = chat_sampling(chat, room)
-    size = AnswerSize(
+    sampling = chat_sampling(chat, budget)
+    size = ResponseSize(
         choices=(("n", chat.n),),
         max_tokens=chat.requested_tokens,
         logprobs=("top_logprobs", sampling.logprobs),
         has_token_ids=chat.return_token_ids,
         prompts=(
             "prompt_logprobs",
-            prompt_logprobs_bytes(room.prompt_tokens, chat.prompt_logprobs),
+            prompt_logprobs_bytes(budget.prompt_tokens, chat.prompt_logprobs),
         ),
     )
     return size.fitted(sampling, generation.max_response_bytes)

@@ -33,7 +33,7 @@ async def create_chat_completion(
     return generation_response(
         jobs,
         (prepared.job,),
-        prepared.dialect,
+        prepared.formatter,
         prepared.timing,
         streamed=chat.stream,
         stream_interval=chat.stream_interval,

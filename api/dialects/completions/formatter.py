@@ -21,7 +21,7 @@ from api.generation.logprobs import (
 )
 from api.generation.prompt_logprobs import EchoedLogprobs, PromptLogprobs, ScoredPrompt
 from api.http.sse import JoinedText
-from api.output_parsers.events import Text, TurnEvent
+from api.output_parsers.events import OutputEvent, Text
 from shared.messages import Finished
 from shared.text.base import Tokenizer
 
@@ -112,10 +112,10 @@ class CompletionFormatter(ChunkFormatter[CompletionEntry]):
             yield self._chunk([item])
             text = ""
 
-    def delta_member(self, piece: TurnEvent | None) -> dict[str, Any]:
+    def delta_member(self, piece: OutputEvent | None) -> dict[str, Any]:
         return {"text": piece.text if isinstance(piece, Text) else ""}
 
-    def keep_piece(self, choice: int, piece: TurnEvent) -> None:
+    def keep_piece(self, choice: int, piece: OutputEvent) -> None:
         assert isinstance(piece, Text), "a completion is not parsed"
         self._texts[choice].append(piece.text)
 

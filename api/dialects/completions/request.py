@@ -10,16 +10,16 @@ from api.errors import unsupported
 from api.generation.chunk_formatter import ResponseContext
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane, served_tier
-from api.generation.prompt import EncodedPrompt, encoded_prompts, is_quick
+from api.generation.prompt import EncodedPrompt, encoded_prompts, is_short_prompt
 from api.generation.prompt_logprobs import ScoredPrompt, scored_prompt
 from api.generation.response_size import (
     COMPLETION_ENTRY_BYTES,
     TOKEN_BYTES,
     TOKEN_ID_BYTES,
-    AnswerSize,
+    ResponseSize,
     prompt_logprobs_bytes,
 )
-from api.generation.sampling import Room, check_prompt_logprobs, sampling_params
+from api.generation.sampling import ContextBudget, check_prompt_logprobs, sampling_params
 from api.generation.service import GenerationService
 from api.generation.structured_output import checked_grammar, structured_members
 from api.generation.timing import Timing
@@ -32,7 +32,7 @@ DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
 
 
-def completion_sampling(request: CompletionRequest, room: Room) -> SamplingParams:
+def completion_sampling(request: CompletionRequest, budget: ContextBudget) -> SamplingParams:
     """Raises InvalidParameter. 16 tokens where the request does not say, or what fits.
 
     With `echo` the prompt is scored as the answer is, and the answer may have no token.
@@ -45,8 +45,8 @@ def completion_sampling(request: CompletionRequest, room: Room) -> SamplingParam
     if request.echo and logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, logprobs)
     least = 0 if request.echo else 1
-    max_tokens = room.max_tokens(request.max_tokens, DEFAULT_MAX_TOKENS, least=least)
-    return sampling_params(request, max_tokens, logprobs, prompt_logprobs, room)
+    max_tokens = budget.max_tokens(request.max_tokens, DEFAULT_MAX_TOKENS, least=least)
+    return sampling_params(request, max_tokens, logprobs, prompt_logprobs, budget)
 
 
 def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
@@ -74,7 +74,7 @@ class PreparedCompletion:
     """A completion request that was understood: a job for each of its prompts."""
 
     jobs: tuple[Job, ...]
-    dialect: CompletionFormatter
+    formatter: CompletionFormatter
     timing: Timing
     scored: tuple[ScoredPrompt, ...] = ()  # the prompts, where their log probabilities are shown
 
@@ -88,7 +88,7 @@ async def prepare_completion(
     if len(prepared.jobs) > 1:
         raise unsupported("prompt", "a row of a batch has one prompt")
     prompt = prepared.scored[0] if prepared.scored else None
-    return Prepared(prepared.jobs[0], prepared.dialect, prepared.timing, prompt)
+    return Prepared(prepared.jobs[0], prepared.formatter, prepared.timing, prompt)
 
 
 async def prepare_completions(
@@ -96,17 +96,17 @@ async def prepare_completions(
 ) -> PreparedCompletion:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     model = await generation.models.require(completion.model)
-    is_at_once = is_quick(completion.prompt) and not completion.echo
+    is_at_once = is_short_prompt(completion.prompt) and not completion.echo
     best_of = check_choices(completion)
     if not is_at_once:  # what is wrong is refused before the long work
-        _fitted(generation, completion, completion_sampling(completion, model.room()))
+        _fitted(generation, completion, completion_sampling(completion, model.budget()))
     lane = job_lane(completion)
     if is_at_once:
         prompts, repeated = _read_prompts(model, completion, best_of)
     else:
         prompts, repeated = await generation.pool.run(_read_prompts, model, completion, best_of)
-    asked = structured_members(completion)
-    grammar = await generation.pool.run(checked_grammar, model, asked) if asked else None
+    params = structured_members(completion)
+    grammar = await generation.pool.run(checked_grammar, model, params) if params else None
     check_choices(completion, len(prompts))
     samplings = [
         _fitted(
@@ -151,8 +151,8 @@ async def prepare_completions(
     )
     scored = tuple(prompt for prompt in map(scored_prompt, jobs) if prompt is not None)
     shape = _shape(completion, best_of, prompts, jobs, scored)
-    dialect = CompletionFormatter(facts, model.text.tokenizer, shape)
-    return PreparedCompletion(jobs, dialect, timing, scored)
+    formatter = CompletionFormatter(facts, model.text.tokenizer, shape)
+    return PreparedCompletion(jobs, formatter, timing, scored)
 
 
 def _sampling(
@@ -161,9 +161,9 @@ def _sampling(
     prompt: EncodedPrompt,
     grammar: Grammar | None,
 ) -> SamplingParams:
-    room = model.room(len(prompt.token_ids))
-    room.check_prompt(prompt.param)
-    sampling = replace(completion_sampling(completion, room), grammar=grammar)
+    budget = model.budget(len(prompt.token_ids))
+    budget.check_prompt(prompt.param)
+    sampling = replace(completion_sampling(completion, budget), grammar=grammar)
     if completion.best_of is None or completion.best_of == completion.n:
         return sampling
     # Choices are ranked by them, whether they are to be shown or not.
@@ -182,7 +182,7 @@ def _fitted(
     `repeated`: the member that requests the prompts in the answer, and their bytes in it.
     """
     several = "n" if completion.best_of is None else "best_of"
-    size = AnswerSize(
+    size = ResponseSize(
         choices=(("prompts", num_prompts), (several, completion.best_of or completion.n)),
         max_tokens=("max_tokens", completion.max_tokens),
         logprobs=("logprobs", sampling.logprobs),

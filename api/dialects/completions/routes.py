@@ -33,7 +33,7 @@ async def create_completion(
     return generation_response(
         jobs,
         prepared.jobs,
-        prepared.dialect,
+        prepared.formatter,
         prepared.timing,
         streamed=completion.stream,
         stream_interval=completion.stream_interval,

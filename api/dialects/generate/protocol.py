@@ -17,7 +17,7 @@ from api.generation.protocol import (
 
 
 class GenerateRequest(StreamParameters, JobParameters):
-    """POST /generate: the native dialect, which streams unless it is told otherwise."""
+    """POST /generate: the native dialect, which streams by default."""
 
     prompt: Prompt
     model: str | None = None

@@ -6,9 +6,9 @@ from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.generate.protocol import GenerateRequest
 from api.generation.prompt import prompt_token_ids
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
-from api.generation.response_size import AnswerSize, prompt_logprobs_bytes
+from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
 from api.generation.sampling import (
-    Room,
+    ContextBudget,
     check_prompt_logprobs,
     renamed_parameters,
     resolved_seed,
@@ -26,55 +26,57 @@ DEFAULT_MAX_TOKENS = 64
 DEFAULT_TEMPERATURE = 0.0  # of a model that has no default of its own
 
 
-def generate_sampling(request: GenerateRequest, room: Room) -> SamplingParams:
+def generate_sampling(request: GenerateRequest, budget: ContextBudget) -> SamplingParams:
     """Raises InvalidParameter. 64 tokens where the request does not say, or what fits."""
     check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
     with renamed_parameters({"repetition_penalty": "rep_penalty"}):
         return SamplingParams(
-            max_tokens=room.max_tokens(request.max_tokens, DEFAULT_MAX_TOKENS),
+            max_tokens=budget.max_tokens(request.max_tokens, DEFAULT_MAX_TOKENS),
             min_tokens=request.min_tokens,
-            **with_defaults(request, request.rep_penalty, room.defaults, DEFAULT_TEMPERATURE),
+            **with_defaults(request, request.rep_penalty, budget.defaults, DEFAULT_TEMPERATURE),
             seed=resolved_seed(request.seed),
             stop=stop_strings(request.stop),
-            stop_token_ids=stop_token_ids("stop_token_ids", request.stop_token_ids, room),
+            stop_token_ids=stop_token_ids("stop_token_ids", request.stop_token_ids, budget),
             ignore_eos=request.ignore_eos,
             prompt_logprobs=request.prompt_logprobs,
         )
 
 
 async def prepare_generate(
-    generation: GenerationService, caller: Caller, asked: GenerateRequest
+    generation: GenerationService, caller: Caller, params: GenerateRequest
 ) -> Prepared:
     """Returns the job of a request and its formatter. Raises ApiError and InvalidParameter."""
-    model = await generation.models.only(asked.model)
-    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
-    token_ids = await generation.pool.run(prompt_token_ids, model, asked.prompt)
-    room = model.room(len(token_ids))
-    room.check_prompt("prompt")
+    model = await generation.models.only(params.model)
+    _sampling(generation, params, model.budget())  # before the prompt is read
+    token_ids = await generation.pool.run(prompt_token_ids, model, params.prompt)
+    budget = model.budget(len(token_ids))
+    budget.check_prompt("prompt")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=GenerateFormatter.kind,
         token_ids=token_ids,
-        sampling=_sampling(generation, asked, room),
-        on_disconnect=asked.on_disconnect,
-        queue_timeout_s=asked.queue_timeout,
-        durability=asked.durability,
+        sampling=_sampling(generation, params, budget),
+        on_disconnect=params.on_disconnect,
+        queue_timeout_s=params.queue_timeout,
+        durability=params.durability,
     )
     timing = Timing()
     prompt, shown = scored_prompt(job), None
     if prompt is not None:
-        shown = PromptLogprobs(prompt, asked.prompt_logprobs or 0, model.text.tokenizer)
+        shown = PromptLogprobs(prompt, params.prompt_logprobs or 0, model.text.tokenizer)
     formatter = GenerateFormatter(caller.request_id, model.card.name, timing, shown)
     return Prepared(job, formatter, timing, prompt)
 
 
-def _sampling(generation: GenerationService, asked: GenerateRequest, room: Room) -> SamplingParams:
-    num_bytes = prompt_logprobs_bytes(room.prompt_tokens, asked.prompt_logprobs)
-    size = AnswerSize(
-        max_tokens=("max_tokens", asked.max_tokens),
+def _sampling(
+    generation: GenerationService, params: GenerateRequest, budget: ContextBudget
+) -> SamplingParams:
+    num_bytes = prompt_logprobs_bytes(budget.prompt_tokens, params.prompt_logprobs)
+    size = ResponseSize(
+        max_tokens=("max_tokens", params.max_tokens),
         has_token_ids=True,
         prompts=("prompt_logprobs", num_bytes),
     )
-    return size.fitted(generate_sampling(asked, room), generation.max_response_bytes)
+    return size.fitted(generate_sampling(params, budget), generation.max_response_bytes)

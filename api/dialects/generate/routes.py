@@ -26,16 +26,16 @@ router = APIRouter(route_class=JsonRoute, tags=["Native"])
     dependencies=SUBMITS_JOB,
 )
 async def generate(
-    asked: GenerateRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+    params: GenerateRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
 ) -> Response:
     """What follows a prompt; `model` may be left out while one model is served."""
-    prepared = await prepare_generate(generation, caller, asked)
+    prepared = await prepare_generate(generation, caller, params)
     return generation_response(
         jobs,
         (prepared.job,),
-        prepared.dialect,
+        prepared.formatter,
         prepared.timing,
-        streamed=asked.stream,
-        stream_interval=asked.stream_interval,
+        streamed=params.stream,
+        stream_interval=params.stream_interval,
         prompts=(prepared.prompt,),
     )

@@ -1,8 +1,8 @@
-"""From a Messages request to the ChatAsk that every chat dialect is planned by.
+"""From a Messages request to the ChatInput that every chat dialect is planned by.
 
 Where the two dialects differ:
 
-- a `tool_result` is a message of its own (role `tool`), told the name of the tool that was called;
+- a `tool_result` is a message of its own (role `tool`), with the name of the tool that was called;
 - the result of a call that failed begins with `Error: `, since templates know no `is_error`;
 - messages of one role in a row are one turn;
 - a conversation that ends with the assistant's words has them continued.
@@ -34,7 +34,7 @@ from api.dialects.messages.protocol import (
     UserMessage,
 )
 from api.errors import unsupported
-from api.generation.chat_prompt import ChatAsk
+from api.generation.chat_prompt import ChatInput
 from api.generation.messages import MAX_MESSAGES, PartCount
 from api.generation.models import ServedModel
 from shared.messages import InvalidParameter
@@ -46,13 +46,13 @@ FAILED_PREFIX = "Error: "  # of the result of a call that failed
 Content = str | list[dict[str, str]]
 
 
-def chat_ask(request: CountTokensRequest) -> ChatAsk:
+def chat_ask(request: CountTokensRequest) -> ChatInput:
     """Raises InvalidParameter, naming the member as this dialect calls it."""
     choice = request.tool_choice
     parallel = True
     if choice is not None and not isinstance(choice, ToolChoiceNone):
         parallel = not choice.disable_parallel_tool_use
-    return ChatAsk(
+    return ChatInput(
         messages=list(_messages(request)),
         tools=[_tool(tool) for tool in request.tools],
         tool_choice=_tool_choice(request),
@@ -142,7 +142,7 @@ def _tool_result(block: ToolResultBlock, path: str, names: dict[str, str]) -> di
 def _assistant(message: AssistantMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
-    said: dict[str, Any] = {"role": "assistant"}
+    turn: dict[str, Any] = {"role": "assistant"}
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(message.content):
         if isinstance(block, TextBlock):
@@ -155,14 +155,14 @@ def _assistant(message: AssistantMessage, path: str, names: dict[str, str]) -> d
             names[block.id] = block.name
             calls.append(_call(block))
     if texts:
-        said["content"] = texts
+        turn["content"] = texts
     if thoughts:
-        said[_THOUGHTS] = thoughts  # a list until the turn is whole
+        turn[_THOUGHTS] = thoughts  # a list until the turn is whole
     if calls:
-        said["tool_calls"] = calls
+        turn["tool_calls"] = calls
     elif not texts:
-        said["content"] = ""  # nothing but thoughts
-    return said
+        turn["content"] = ""  # nothing but thoughts
+    return turn
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

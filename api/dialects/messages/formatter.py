@@ -13,7 +13,7 @@ from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, ReaderO
 from api.generation.formatter import Formatter
 from api.http.error_format import anthropic_body
 from api.http.sse import Framing, typed_event, typed_event_pieces
-from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
+from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import NewParser, PlainParser
 from shared.messages import Finished, FinishReason, Usage
 from shared.text.base import Tokenizer
@@ -137,7 +137,7 @@ class BlockStream:
         self._open: str | None = None  # its type, while it is open
         self._call = -1  # the turn's index of the latest tool call
 
-    def push(self, piece: TurnEvent) -> Iterator[dict[str, Any]]:
+    def push(self, piece: OutputEvent) -> Iterator[dict[str, Any]]:
         match piece:
             case Text(text):
                 yield from self._continue({"type": "text", "text": ""})
@@ -181,7 +181,7 @@ class WholeBlocks:
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[list[str]] = []  # of each block
 
-    def add(self, piece: TurnEvent) -> None:
+    def add(self, piece: OutputEvent) -> None:
         """Adds the next piece."""
         for event in self._stream.push(piece):
             if event["type"] == "content_block_start":

@@ -75,7 +75,7 @@ class ToolUseBlock(RequestModel):
 
 
 class ToolResultBlock(RequestModel):
-    """What a call gave; the result of one that failed (`is_error`) is told as such."""
+    """The result of a tool call; `is_error`: the call failed."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -180,7 +180,7 @@ class ThinkingEnabled(RequestModel):
 
 
 class ThinkingDisabled(RequestModel):
-    """The template is told that there is no thinking."""
+    """Disables thinking in the template."""
 
     type: Literal["disabled"]
 

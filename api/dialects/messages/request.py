@@ -21,17 +21,17 @@ from api.dialects.messages.protocol import (
     ThinkingEnabled,
 )
 from api.errors import renaming
-from api.generation.chat_prompt import ChatPlan, plan_chat
+from api.generation.chat_prompt import PreparedPrompt, prepare_prompt
 from api.generation.models import ServedModel
-from api.generation.response_size import AnswerSize
-from api.generation.sampling import Room, check_max_tokens
+from api.generation.response_size import ResponseSize
+from api.generation.sampling import ContextBudget, check_max_tokens
 from api.generation.service import GenerationService
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job
 from shared.messages import InvalidParameter, SamplingParams
 
 MAX_TEMPERATURE = 1.0
-# a member of ChatAsk, as planning names it -> as this dialect does
+# a member of ChatInput, as planning names it -> as this dialect does
 _RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"tools\.(\d+)\.function\.parameters"), r"tools.\1.input_schema"),
     (re.compile(r"tools\.(\d+)\.function"), r"tools.\1"),
@@ -47,50 +47,52 @@ _RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 async def prepare_message(
-    generation: GenerationService, caller: Caller, asked: MessageRequest
+    generation: GenerationService, caller: Caller, params: MessageRequest
 ) -> Prepared:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
-    model = await generation.models.require(asked.model)
-    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
-    plan = await generation.pool.run(_planned, model, asked, caller.request_id)
-    room = model.room(len(plan.token_ids))
-    room.check_prompt("messages")
+    model = await generation.models.require(params.model)
+    _sampling(generation, params, model.budget())  # before the prompt is read
+    plan = await generation.pool.run(_planned, model, params, caller.request_id)
+    budget = model.budget(len(plan.token_ids))
+    budget.check_prompt("messages")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=MessageFormatter.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(generation, asked, room), grammar=plan.grammar),
-        on_disconnect=asked.on_disconnect,
-        queue_timeout_s=asked.queue_timeout,
-        durability=asked.durability,
+        sampling=replace(_sampling(generation, params, budget), grammar=plan.grammar),
+        on_disconnect=params.on_disconnect,
+        queue_timeout_s=params.queue_timeout,
+        durability=params.durability,
     )
     facts = MessageContext(
         id=caller.request_id,
         model=model.card.name,
         prompt_tokens=len(plan.token_ids),
-        is_cut_by_context=is_cut_by_context(asked, room),
+        is_cut_by_context=is_cut_by_context(params, budget),
     )
     tokenizer = model.text.tokenizer if plan.counts_reasoning else None
     return Prepared(job, MessageFormatter(facts, plan.new_parser, tokenizer))
 
 
-def _sampling(generation: GenerationService, asked: MessageRequest, room: Room) -> SamplingParams:
-    size = AnswerSize(max_tokens=("max_tokens", asked.max_tokens))
-    return size.fitted(message_sampling(asked, room), generation.max_response_bytes)
+def _sampling(
+    generation: GenerationService, params: MessageRequest, budget: ContextBudget
+) -> SamplingParams:
+    size = ResponseSize(max_tokens=("max_tokens", params.max_tokens))
+    return size.fitted(message_sampling(params, budget), generation.max_response_bytes)
 
 
 def _planned(
-    model: ServedModel, asked: CountTokensRequest, call_id_seed: str, must_fit: bool = True
-) -> ChatPlan:
-    check_thinking(model, asked)
-    ask = replace(chat_ask(asked), call_id_seed=call_id_seed)
+    model: ServedModel, params: CountTokensRequest, call_id_seed: str, must_fit: bool = True
+) -> PreparedPrompt:
+    check_thinking(model, params)
+    ask = replace(chat_ask(params), call_id_seed=call_id_seed)
     with in_this_dialect():
-        return plan_chat(model, ask, must_fit=must_fit)
+        return prepare_prompt(model, ask, must_fit=must_fit)
 
 
-def message_sampling(request: MessageRequest, room: Room) -> SamplingParams:
+def message_sampling(request: MessageRequest, budget: ContextBudget) -> SamplingParams:
     """Raises InvalidParameter.
 
     `max_tokens` may be more than the context has left: the answer then ends where the context does,
@@ -105,8 +107,8 @@ def message_sampling(request: MessageRequest, room: Room) -> SamplingParams:
         raise InvalidParameter("max_tokens", "must be greater than 'thinking.budget_tokens'")
     try:
         return SamplingParams(
-            max_tokens=min(request.max_tokens, room.left),
-            **room.defaults.fill(
+            max_tokens=min(request.max_tokens, budget.left),
+            **budget.defaults.fill(
                 {"temperature": temperature, "top_p": request.top_p, "top_k": request.top_k}
             ),
             # Resolved here, so that every attempt on every worker continues the same stream.
@@ -119,9 +121,9 @@ def message_sampling(request: MessageRequest, room: Room) -> SamplingParams:
         raise InvalidParameter("stop_sequences", error.message, error.code) from None
 
 
-def is_cut_by_context(request: MessageRequest, room: Room) -> bool:
+def is_cut_by_context(request: MessageRequest, budget: ContextBudget) -> bool:
     """Whether an answer that ends by its length ends there because the context is full."""
-    return request.max_tokens > room.left
+    return request.max_tokens > budget.left
 
 
 def in_this_dialect() -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from api.dialects.messages.request import _planned, prepare_message
 from api.generation.service import GenerationDep
 from api.http.caller import CallerDep
 from api.http.error_format import anthropic_status
-from api.http.json_response import json_answer
+from api.http.json_response import json_response
 from api.http.openapi import BODY, IDEMPOTENT, JOB, errors, streamed
 from api.jobs.expected_job import SUBMITS_JOB
 from api.jobs.request_reader import JsonRoute
@@ -34,17 +34,17 @@ router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
     dependencies=SUBMITS_JOB,
 )
 async def create_message(
-    asked: MessageRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+    params: MessageRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
 ) -> Response:
     """The assistant's next message, whole or as a stream of events."""
-    prepared = await prepare_message(generation, caller, asked)
+    prepared = await prepare_message(generation, caller, params)
     return generation_response(
         jobs,
         (prepared.job,),
-        prepared.dialect,
+        prepared.formatter,
         prepared.timing,
-        streamed=asked.stream,
-        stream_interval=asked.stream_interval,
+        streamed=params.stream,
+        stream_interval=params.stream_interval,
     )
 
 
@@ -53,8 +53,8 @@ async def create_message(
     response_model=InputTokens,
     responses=errors(map(anthropic_status, BODY), MessagesError),
 )
-async def count_tokens(asked: CountTokensRequest, generation: GenerationDep) -> Response:
+async def count_tokens(params: CountTokensRequest, generation: GenerationDep) -> Response:
     """How many tokens the prompt of such a message would have; nothing is queued."""
-    model = await generation.models.require(asked.model)
-    plan = await generation.pool.run(_planned, model, asked, "", False)
-    return json_answer({"input_tokens": len(plan.token_ids)})
+    model = await generation.models.require(params.model)
+    plan = await generation.pool.run(_planned, model, params, "", False)
+    return json_response({"input_tokens": len(plan.token_ids)})

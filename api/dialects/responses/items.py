@@ -30,21 +30,21 @@ _LISTS = ("content", "output", "summary")  # members of items that have parts
 _LABELS = frozenset({"id", "type", "status"})  # of any item; accepted, and not kept
 
 
-def input_items(asked: str | Sequence[Any], job_id: str) -> list[Item]:
+def input_items(payload: str | Sequence[Any], job_id: str) -> list[Item]:
     """The items of a request's `input`, in order. Raises InvalidParameter."""
-    if isinstance(asked, str):
-        asked = [{"role": "user", "content": asked}]
-    if not 0 < len(asked) <= MAX_ITEMS:
+    if isinstance(payload, str):
+        payload = [{"role": "user", "content": payload}]
+    if not 0 < len(payload) <= MAX_ITEMS:
         raise InvalidParameter("input", f"must have 1 to {MAX_ITEMS} items")
     count = PartCount("input")
-    for item in asked:
+    for item in payload:
         if isinstance(item, dict):
             for member in _LISTS:
                 parts = item.get(member)
                 if isinstance(parts, list):
                     count.add(len(parts))
     return [
-        _item(item, f"input.{index}", f"{job_id}_in{index}") for index, item in enumerate(asked)
+        _item(item, f"input.{index}", f"{job_id}_in{index}") for index, item in enumerate(payload)
     ]
 
 
@@ -173,7 +173,7 @@ def _text(item: Mapping[str, Any], name: str, path: str, *, default: str | None 
     return value
 
 
-# Items in pages, as OpenAI lists them: newest first unless asked otherwise.
+# Items in pages, as OpenAI lists them: newest first by default.
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100

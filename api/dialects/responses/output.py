@@ -2,7 +2,7 @@
 
 What a model says is, in the order in which it says it, thoughts (a `reasoning` item), text (a
 `message` item) and calls (`function_call` items). At most one item is open. Ids come from the job's
-id and the item's place, so that whoever tells the answer again tells the same.
+id and the item's place, so that every frontend sends the same response.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
+from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 
 Payload = dict[str, Any]
 Logprobs = list[msgspec.Raw]  # each a member of the chat dialect's `logprobs.content`
@@ -43,7 +43,7 @@ class OpenItem:
         return {**item, "content": [self.part()]}
 
     def opened(self) -> Payload:
-        """The item before anything of it was said."""
+        """Returns the item before any of its content."""
         item = self.payload("in_progress")
         if self.kind != "function_call":
             item["content"] = []
@@ -75,7 +75,7 @@ class ResponseOutput:
         is_open = [] if self._open is None else [self._open.payload(status)]
         return [*self._done, *is_open]
 
-    def say(self, event: TurnEvent, logprobs: Logprobs) -> Iterator[Payload]:
+    def say(self, event: OutputEvent, logprobs: Logprobs) -> Iterator[Payload]:
         """Events of a piece of the turn; `logprobs` are of its tokens, where it is text."""
         match event:
             case Text(text=text):
@@ -90,7 +90,7 @@ class ResponseOutput:
                 yield self._delta("response.function_call_arguments.delta", text)
 
     def end(self, *, is_complete: bool) -> Iterator[Payload]:
-        """Closes what is open. An answer that said nothing at all has a message without text."""
+        """Closes what is open. A response without any output has a message without text."""
         if self._open is None and not self._done:
             yield from self._begin(OpenItem("message", self._job_id, 0))
         yield from self._close("completed" if is_complete else "incomplete")

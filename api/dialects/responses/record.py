@@ -12,8 +12,8 @@ import msgspec
 from api.dialects.responses.items import Item
 from api.dialects.responses.protocol import ResponseRequest
 from api.generation.priority import served_tier
-from api.output_parsers.parser import TurnParser
-from api.output_parsers.reading import Thinking, TurnReading
+from api.output_parsers.factory import OutputParserFactory, Thinking
+from api.output_parsers.parser import OutputParser
 from shared.messages import MAX_FACTS_BYTES, InvalidParameter, SamplingParams
 from shared.text.model_card import ModelCard
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
@@ -22,7 +22,7 @@ Payload = dict[str, Any]
 
 
 class ReadingFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the answer's text is read: the plain members of a TurnReading."""
+    """How the answer's text is read: the plain members of a OutputParserFactory."""
 
     tool_format: ToolFormat | None = None
     names: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class ReadingFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     thinking: Thinking = Thinking.NO
 
     @classmethod
-    def of(cls, reading: TurnReading) -> ReadingFacts:
+    def of(cls, reading: OutputParserFactory) -> ReadingFacts:
         return cls(
             tool_format=reading.tool_format,
             names=tuple(sorted(reading.names)),
@@ -38,9 +38,9 @@ class ReadingFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             thinking=reading.thinking,
         )
 
-    def parser(self, job_id: str) -> TurnParser:
+    def parser(self, job_id: str) -> OutputParser:
         """Reads the answer of this job; the ids of its calls are made from the job's."""
-        return TurnReading(
+        return OutputParserFactory(
             tool_format=self.tool_format,
             names=self.names,
             reasoning_format=self.reasoning_format,
@@ -84,7 +84,7 @@ class ResponseFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 def facts_of(
     request: ResponseRequest,
     card: ModelCard,
-    reading: TurnReading,
+    reading: OutputParserFactory,
     items: list[Item],
     created_s: int,
     sampling: SamplingParams,

@@ -1,4 +1,4 @@
-"""What a Responses request asks of the model, in the members of ChatAsk.
+"""What a Responses request asks of the model, in the members of ChatInput.
 
 The tools, the choice among them and the format of the text have the same members as in chat
 completions, one level less deep.
@@ -32,11 +32,11 @@ from api.errors import (
     unknown_parameter,
     unsupported,
 )
-from api.generation.chat_prompt import ChatAsk, ChatPlan, plan_chat
+from api.generation.chat_prompt import ChatInput, PreparedPrompt, prepare_prompt
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane
-from api.generation.response_size import AnswerSize
-from api.generation.sampling import Room, renamed_parameters, sampling_params
+from api.generation.response_size import ResponseSize
+from api.generation.sampling import ContextBudget, renamed_parameters, sampling_params
 from api.generation.service import GenerationService
 from api.http.caller import Caller
 from api.jobs.new_job import new_job, now_s
@@ -53,7 +53,7 @@ _INERT: Mapping[str, object] = {
     "defer_loading": False,
 }
 
-# a member of ChatAsk, as planning names it -> as this dialect does
+# a member of ChatInput, as planning names it -> as this dialect does
 _RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"^tools\.(\d+)\.function"), r"tools.\1"),
     (re.compile(r"^tool_choice\.function"), "tool_choice"),
@@ -67,10 +67,10 @@ _RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-def chat_ask(request: ResponseRequest, items: Sequence[Item], job_id: str) -> ChatAsk:
+def chat_ask(request: ResponseRequest, items: Sequence[Item], job_id: str) -> ChatInput:
     """`items`: the whole conversation, the request's own last. Raises InvalidParameter."""
     _check_reasoning(request.reasoning)
-    return ChatAsk(
+    return ChatInput(
         messages=chat_messages(request.instructions, items),
         tools=[_chat_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools)],
         tool_choice=_tool_choice(request.tool_choice),
@@ -164,7 +164,7 @@ def _only(value: Mapping[str, Any], path: str, *names: str) -> None:
 
 # From items to the messages that chat templates know.
 #
-# A message of the assistant may be several items: what it thought, what it said, the tools it
+# An assistant message may be several items: its reasoning, its text, the tools it
 # called. Templates know one message with all three, so items that follow one another become one.
 
 _ASSISTANT_ITEMS = frozenset({"reasoning", "function_call"})
@@ -262,63 +262,65 @@ def _content(content: str | Sequence[Item]) -> str | list[dict[str, str]]:
 # SamplingParams of a Responses request: those of chat completions under their names here.
 
 
-def response_sampling(request: ResponseRequest, room: Room) -> SamplingParams:
+def response_sampling(request: ResponseRequest, budget: ContextBudget) -> SamplingParams:
     """Raises InvalidParameter. The default of max_output_tokens is all the context has left."""
     logprobs = request.top_logprobs or 0 if request.wants_logprobs else None
     with renamed_parameters({"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}):
-        max_tokens = room.max_tokens(request.max_output_tokens, room.left)
-        return sampling_params(request, max_tokens, logprobs, None, room)
+        max_tokens = budget.max_tokens(request.max_output_tokens, budget.left)
+        return sampling_params(request, max_tokens, logprobs, None, budget)
 
 
 async def prepare_response(
-    generation: GenerationService, responses: ResponseStore, caller: Caller, asked: ResponseRequest
+    generation: GenerationService, responses: ResponseStore, caller: Caller, params: ResponseRequest
 ) -> tuple[Job, ResponseFormatter]:
     """Everything but the answer. Raises ApiError and InvalidParameter."""
-    check_request(asked)
-    model = await generation.models.require(asked.model)
-    _sampling(generation, asked, model.room())  # what is wrong whatever the prompt is comes first
-    lane = job_lane(asked)
+    check_request(params)
+    model = await generation.models.require(params.model)
+    _sampling(generation, params, model.budget())  # before the prompt is read
+    lane = job_lane(params)
     assert caller.job_id is not None, "this route makes jobs"
-    earlier = await responses.earlier_items(caller.tenant, asked.previous_response_id)
-    items, plan = await generation.pool.run(_planned, model, asked, earlier, caller.job_id)
-    room = model.room(len(plan.token_ids))
-    room.check_prompt("input")
+    earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
+    items, plan = await generation.pool.run(_planned, model, params, earlier, caller.job_id)
+    budget = model.budget(len(plan.token_ids))
+    budget.check_prompt("input")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=ResponseFormatter.kind,
         token_ids=plan.token_ids,
-        sampling=replace(_sampling(generation, asked, room), grammar=plan.grammar),
-        on_disconnect=OnDisconnect.CONTINUE if asked.background else OnDisconnect.CANCEL,
-        queue_timeout_s=asked.queue_timeout,
-        durability=asked.durability,
+        sampling=replace(_sampling(generation, params, budget), grammar=plan.grammar),
+        on_disconnect=OnDisconnect.CONTINUE if params.background else OnDisconnect.CANCEL,
+        queue_timeout_s=params.queue_timeout,
+        durability=params.durability,
         lane=lane,
     )
-    facts = facts_of(asked, model.card, plan.new_parser, items, now_s(), job.sampling)
-    if asked.store:
+    facts = facts_of(params, model.card, plan.new_parser, items, now_s(), job.sampling)
+    if params.store:
         job = replace(job, facts=encode_facts(facts), retain_ms=responses.retain_ms)
     return job, ResponseFormatter(facts, job.job_id, model.text.tokenizer)
 
 
-def _sampling(generation: GenerationService, asked: ResponseRequest, room: Room) -> SamplingParams:
-    sampling = response_sampling(asked, room)
-    size = AnswerSize(
-        max_tokens=("max_output_tokens", asked.max_output_tokens),
+def _sampling(
+    generation: GenerationService, params: ResponseRequest, budget: ContextBudget
+) -> SamplingParams:
+    sampling = response_sampling(params, budget)
+    size = ResponseSize(
+        max_tokens=("max_output_tokens", params.max_output_tokens),
         logprobs=("top_logprobs", sampling.logprobs),
     )
     return size.fitted(sampling, generation.max_response_bytes)
 
 
 def _planned(
-    model: ServedModel, asked: ResponseRequest, earlier: Sequence[Item], job_id: str
-) -> tuple[list[Item], ChatPlan]:
+    model: ServedModel, params: ResponseRequest, earlier: Sequence[Item], job_id: str
+) -> tuple[list[Item], PreparedPrompt]:
     """Returns the request's items, and what the whole conversation needs from the model.
 
     Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
     """
-    items = input_items(asked.input, job_id)
+    items = input_items(params.input, job_id)
     check_calls(earlier, items)
-    ask = chat_ask(asked, [*earlier, *items], job_id)
+    ask = chat_ask(params, [*earlier, *items], job_id)
     with in_this_dialect():
-        return items, plan_chat(model, ask)
+        return items, prepare_prompt(model, ask)

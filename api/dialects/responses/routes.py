@@ -30,16 +30,16 @@ from api.dialects.responses.store import (
     response_not_found,
 )
 from api.errors import (
-    CallerError,
+    ClientError,
     unknown_parameter,
     unsupported,
 )
 from api.generation.service import GenerationDep
 from api.generation.timing import Timing
 from api.http.caller import CallerDep
-from api.http.json_response import LongJsonAnswer, json_answer
+from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, limit, parameters, query, streamed
-from api.http.pagination import page_answer, page_of
+from api.http.pagination import page_of, page_response
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.request_reader import JsonRoute
 from api.jobs.sent_events import SentEvents
@@ -73,17 +73,17 @@ _EVENTS_OF_RESPONSE = parameters(
 )
 async def create_response(
     request: Request,
-    asked: ResponseRequest,
+    params: ResponseRequest,
     caller: CallerDep,
     jobs: JobsDep,
     generation: GenerationDep,
     responses: ResponsesDep,
 ) -> Response:
     """The next turn of a conversation: whole, as a stream of events, or in the background."""
-    job, dialect = await prepare_response(generation, responses, caller, asked)
-    if asked.background and not asked.stream:
-        return await _begin(request, jobs, job, dialect)
-    return generation_response(jobs, (job,), dialect, Timing(), streamed=asked.stream)
+    job, formatter = await prepare_response(generation, responses, caller, params)
+    if params.background and not params.stream:
+        return await _begin(request, jobs, job, formatter)
+    return generation_response(jobs, (job,), formatter, Timing(), streamed=params.stream)
 
 
 @router.get(
@@ -109,8 +109,8 @@ async def get_response(
         raise InvalidParameter("starting_after", "only allowed when 'stream' is true")
     stored = await responses.find(caller.tenant, name)
     if not is_streamed:
-        told = await responses.read(stored)
-        return LongJsonAnswer(told.payload, jobs.slices)
+        read = await responses.read(stored)
+        return LongJsonResponse(read.payload, jobs.slices)
     formatter = await responses.open(stored, starting_after)
     # Read from the start of the log: an event's number is known by counting alone.
     body = EventStreamBody(jobs, SentEvents(formatter))
@@ -124,15 +124,15 @@ async def cancel_response(
     """Cancels one that runs in the background; the answer is how it ended. Idempotent."""
     stored = await responses.find(caller.tenant, name)
     if not stored.facts.background:
-        raise CallerError(
+        raise ClientError(
             "Only a response that was created with 'background' can be cancelled; any other is by "
             "closing its connection.",
             code="not_in_background",
             param="response_id",
         )
     await jobs.cancel(stored.job_id)
-    told = await responses.read(stored)
-    return LongJsonAnswer(told.payload, jobs.slices)
+    read = await responses.read(stored)
+    return LongJsonResponse(read.payload, jobs.slices)
 
 
 @router.delete("/v1/responses/{name}", response_model=ResponseDeleted, responses=errors(NAMED))
@@ -144,7 +144,7 @@ async def delete_response(
     await jobs.cancel(stored.job_id)
     if not await jobs.store.forget(stored.job_id):
         raise response_not_found(name)
-    return json_answer({"id": name, "object": "response", "deleted": True})
+    return json_response({"id": name, "object": "response", "deleted": True})
 
 
 @router.get(
@@ -167,11 +167,11 @@ async def list_input_items(
     _check_includes(query)
     stored = await responses.find(caller.tenant, name)
     items = items_of_page(stored.facts.input, query.get("order", ORDERS[0]), page)
-    return page_answer(items, page)
+    return page_response(items, page)
 
 
 async def _begin(
-    request: Request, jobs: JobService, job: Job, dialect: ResponseFormatter
+    request: Request, jobs: JobService, job: Job, formatter: ResponseFormatter
 ) -> Response:
     """Submits a job without a reader."""
     with jobs.open_requests.enter():
@@ -179,7 +179,7 @@ async def _begin(
     set_rate_limit_headers(request.scope, submission.allowances)
     set_durability_header(request.scope, job.durability)
     jobs.metrics.requests.labels(job.kind, "background").inc()
-    return json_answer(dialect.so_far(has_started=False))
+    return json_response(formatter.so_far(has_started=False))
 
 
 def _check_includes(query: QueryParams) -> None:

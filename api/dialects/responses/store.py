@@ -13,7 +13,7 @@ from api.dependencies import provided
 from api.dialects.responses.formatter import READERS_ERRORS, ResponseFormatter
 from api.dialects.responses.items import Item
 from api.dialects.responses.record import ResponseFacts, decode_facts
-from api.errors import MAX_ECHO_CHARS, CallerError
+from api.errors import MAX_ECHO_CHARS, ClientError
 from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
 from api.http.time_slices import TimeSlices
@@ -45,7 +45,7 @@ class StoredResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldResponse:
+class ReadResponse:
     """A response read to where its log ends now."""
 
     payload: dict[str, Any]
@@ -65,7 +65,7 @@ class ResponseStore:
         self._slices = slices
 
     async def find(self, tenant: str, name: str) -> StoredResponse:
-        """Raises CallerError (404), also for another tenant's, and TransportError."""
+        """Raises ClientError (404), also for another tenant's, and TransportError."""
         job_id = parse_job_id(name)
         record = None if job_id is None else await self._jobs.get(job_id)
         if record is None or record.kind != ResponseFormatter.kind or record.tenant != tenant:
@@ -90,31 +90,31 @@ class ResponseStore:
             raise response_not_found(stored.name) from error
         return ResponseFormatter(stored.facts, stored.job_id, model.text.tokenizer, starting_after)
 
-    async def read(self, stored: StoredResponse, *, text_only: bool = False) -> ToldResponse:
+    async def read(self, stored: StoredResponse, *, text_only: bool = False) -> ReadResponse:
         """Returns the response object as it is now. Raises as `find`.
 
         `text_only`: leaves out log probabilities and counts no reasoning tokens; reading the tokens
         takes most of the time.
         """
-        dialect = await self.open(stored)
-        end = await self._collect(stored.job_id, dialect, text_only=text_only)
+        formatter = await self.open(stored)
+        end = await self._collect(stored.job_id, formatter, text_only=text_only)
         if end is None:
             has_started = stored.record.started_ms is not None
-            return ToldResponse(dialect.so_far(has_started=has_started), None)
+            return ReadResponse(formatter.so_far(has_started=has_started), None)
         if isinstance(end, Failed):
             if end.code in READERS_ERRORS:
                 raise response_not_found(stored.name)
-            return ToldResponse(dialect.failed_response(end), end)
-        payload = dialect.whole(end)
+            return ReadResponse(formatter.failed_response(end), end)
+        payload = formatter.whole(end)
         if payload["status"] == "completed":
             payload["completed_at"] = await self._ended_s(stored.record)
-        return ToldResponse(payload, end)
+        return ReadResponse(payload, end)
 
     async def earlier_items(self, tenant: str, name: str | None) -> list[Item]:
         """Returns the items of all turns up to the response `name`, its own output last.
 
         Without a name there are none. Renews the retention of every response of the chain, so that
-        a conversation lives while it goes on. Raises CallerError (400) when a response of it is
+        a conversation lives while it goes on. Raises ClientError (400) when a response of it is
         gone, has not ended or has failed, InvalidParameter when there are too many, and
         TransportError.
         """
@@ -142,38 +142,38 @@ class ResponseStore:
         """A response's input and output items, its job's id, and the id of the one before it."""
         try:
             stored = await self.find(tenant, name)
-            told = await self.read(stored, text_only=True)
-        except CallerError as error:
+            read = await self.read(stored, text_only=True)
+        except ClientError as error:
             if error.status != 404:
                 raise
-            raise CallerError(
+            raise ClientError(
                 f"Previous response with id '{name[:MAX_ECHO_CHARS]}' not found.",
                 code="previous_response_not_found",
                 param=PARAM,
             ) from None
-        if told.end is None:
-            raise CallerError(
+        if read.end is None:
+            raise ClientError(
                 f"Previous response with id '{name}' has not ended yet.",
                 code="previous_response_in_progress",
                 param=PARAM,
             )
-        if isinstance(told.end, Failed):
-            raise CallerError(
+        if isinstance(read.end, Failed):
+            raise ClientError(
                 f"Previous response with id '{name}' has no output: it is "
-                f"{told.payload['status']}.",
+                f"{read.payload['status']}.",
                 code="previous_response_failed",
                 param=PARAM,
             )
         return (
-            [*stored.facts.input, *told.payload["output"]],
+            [*stored.facts.input, *read.payload["output"]],
             stored.job_id,
             stored.facts.previous_response_id,
         )
 
     async def _collect(
-        self, job_id: str, dialect: ResponseFormatter, *, text_only: bool
+        self, job_id: str, formatter: ResponseFormatter, *, text_only: bool
     ) -> Finished | Failed | None:
-        """Reads the log into the dialect; the job's end, if it has ended."""
+        """Reads the log into the formatter; the job's end, if it has ended."""
         cursor = START
         while True:
             events = await self._jobs.read_log(job_id, cursor, PAGE_EVENTS)
@@ -183,7 +183,7 @@ class ResponseStore:
                 if text_only:
                     deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
                 await self._slices.run(
-                    map(dialect.collect, chain.from_iterable(map(split_long, deltas)))
+                    map(formatter.collect, chain.from_iterable(map(split_long, deltas)))
                 )
             for event in events:
                 if isinstance(event, Finished | Failed):
@@ -199,8 +199,8 @@ class ResponseStore:
         return None if ended_ms is None else ended_ms // 1000
 
 
-def response_not_found(name: str) -> CallerError:
-    return CallerError(
+def response_not_found(name: str) -> ClientError:
+    return ClientError(
         f"Response with id '{name[:MAX_ECHO_CHARS]}' not found: it never existed, was not stored, "
         "or is no longer kept.",
         status=404,

@@ -17,7 +17,7 @@ from api.batches.lease import StopEvent
 from api.batches.protocol import ENDPOINT_PATHS
 from api.batches.row import RowContext, RowTask, halved_limits
 from api.dialects.completions.protocol import CompletionRequest
-from api.errors import CallerError, unavailable
+from api.errors import ClientError, unavailable
 from api.generation.thread_pool import TextPool, request_bytes
 from shared.transport.ports.jobs import AdmissionLimits
 
@@ -34,7 +34,7 @@ async def test_each_try_counts_the_row_and_its_earlier_turns_once(
         counted.append(request_bytes.get())
         if len(counted) < 3:
             raise unavailable("No worker lives.")
-        raise CallerError("enough")
+        raise ClientError("enough")
 
     pool = TextPool(threads=1, max_waiting_bytes=2**20)
     context = RowContext(

@@ -22,16 +22,16 @@ from api.dialects.messages.formatter import (
 from api.dialects.messages.protocol import MessageRequest, model_page
 from api.dialects.messages.request import in_this_dialect, is_cut_by_context, message_sampling
 from api.errors import ApiError, ServerError
-from api.generation.sampling import Room
+from api.generation.sampling import ContextBudget
 from api.generation.tools import read_tool_use
 from api.generation.validation import parse_request
 from api.http.error_format import anthropic_body, anthropic_status
-from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
+from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from shared.messages import Cursor, Delta, Finished, FinishReason, InvalidParameter, Usage
 
 FACTS = MessageContext(id="msg_1", model="m", prompt_tokens=5)
 USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
-ROOM = Room(context_tokens=100, vocab_size=50, prompt_tokens=40)
+ROOM = ContextBudget(context_tokens=100, vocab_size=50, prompt_tokens=40)
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TOOL = {"name": "depth", "input_schema": {"type": "object"}}
 
@@ -48,16 +48,18 @@ class ScriptedParser:
     reasoning_bytes = 0
     spans = None
 
-    def __init__(self, said: Sequence[Sequence[TurnEvent]], rest: Sequence[TurnEvent] = ()) -> None:
+    def __init__(
+        self, said: Sequence[Sequence[OutputEvent]], rest: Sequence[OutputEvent] = ()
+    ) -> None:
         self._said = list(said)
         self._rest = rest
 
-    def push(self, text: str) -> Sequence[TurnEvent]:
+    def push(self, text: str) -> Sequence[OutputEvent]:
         events = [event for _ in text for event in self._said.pop(0)]
         self.has_calls |= any(isinstance(event, ToolCall) for event in events)
         return events
 
-    def finish(self) -> Sequence[TurnEvent]:
+    def finish(self) -> Sequence[OutputEvent]:
         return self._rest
 
 
@@ -412,7 +414,7 @@ def test_a_stream_is_what_the_sdk_types() -> None:
     }
 
 
-def blocks_of(said: Sequence[TurnEvent]) -> list[dict[str, Any]]:
+def blocks_of(said: Sequence[OutputEvent]) -> list[dict[str, Any]]:
     blocks = WholeBlocks()
     for event in said:
         blocks.add(event)
@@ -420,7 +422,7 @@ def blocks_of(said: Sequence[TurnEvent]) -> list[dict[str, Any]]:
 
 
 def test_blocks_follow_the_kinds_of_what_is_said() -> None:
-    said: list[TurnEvent] = [
+    said: list[OutputEvent] = [
         Reasoning("hm"),
         Reasoning("m"),
         Text("Let me"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.dialects.chat.formatter import ChatFormatter
 from api.generation.chunk_formatter import ResponseContext
-from api.output_parsers.reading import Thinking, TurnReading
+from api.output_parsers.factory import OutputParserFactory, Thinking
 from shared.messages import (
     START,
     Cursor,
@@ -32,7 +32,7 @@ THOUGHT = "<think>hm é</think>\n"
 
 
 def dialect(**facts: Any) -> ChatFormatter:
-    reading = TurnReading(
+    reading = OutputParserFactory(
         tool_format=ToolFormat.HERMES,
         names=("f",),
         reasoning_format=ReasoningFormat.THINK,

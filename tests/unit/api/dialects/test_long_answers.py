@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.generation.chunk_formatter import ResponseContext
-from api.generation.response_size import COMPLETION_ENTRY_BYTES, AnswerSize
+from api.generation.response_size import COMPLETION_ENTRY_BYTES, ResponseSize
 from api.http.json_response import send_json
 from api.http.sse import (
     PLAIN,
@@ -314,7 +314,7 @@ def test_a_long_answer_takes_no_more_memory_than_a_few_of_its_own_size() -> None
 
 class TestAnswerSize:
     def test_a_default_of_max_tokens_is_what_fits(self) -> None:
-        size = AnswerSize(
+        size = ResponseSize(
             choices=(("n", 4),), max_tokens=("max_tokens", None), logprobs=("top_logprobs", 20)
         )
         fitted = size.fitted(SamplingParams(max_tokens=1_000_000), 2**20)
@@ -322,7 +322,7 @@ class TestAnswerSize:
         assert 2**20 - 4 * size.token_bytes < num_bytes <= 2**20
 
     def test_what_was_asked_for_is_refused_by_its_names(self) -> None:
-        size = AnswerSize(
+        size = ResponseSize(
             choices=(("prompts", 2), ("n", 8)),
             max_tokens=("max_completion_tokens", 1000),
             logprobs=("logprobs", 5),
@@ -342,7 +342,7 @@ class TestAnswerSize:
     def test_common_requests_fit_the_default(
         self, num_choices: int, max_tokens: int, num_top: int | None
     ) -> None:
-        size = AnswerSize(
+        size = ResponseSize(
             choices=(("n", num_choices),),
             max_tokens=("max_tokens", max_tokens),
             logprobs=("top_logprobs", num_top),
@@ -358,5 +358,5 @@ class TestAnswerSize:
         delta = Delta(START, Cursor(50, 300), (7,) * 50, " word6" * 50, (entry,) * 50)
         dialect.collect(delta)
         answer = dialect.whole(Finished(delta.end, FinishReason.STOP, Usage(3, 50)))
-        size = AnswerSize(max_tokens=("max_tokens", 50), logprobs=("top_logprobs", num_top))
+        size = ResponseSize(max_tokens=("max_tokens", 50), logprobs=("top_logprobs", num_top))
         assert len(msgspec.json.encode(answer)) < 50 * size.token_bytes

@@ -16,11 +16,11 @@ from api.dialects.responses.request import (
     in_this_dialect,
     response_sampling,
 )
-from api.generation.chat_prompt import ChatAsk
-from api.generation.sampling import Room
+from api.generation.chat_prompt import ChatInput
+from api.generation.sampling import ContextBudget
 from api.generation.validation import parse_request
 from api.http.pagination import Page
-from api.output_parsers.reading import Thinking, TurnReading
+from api.output_parsers.factory import OutputParserFactory, Thinking
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.dialects.response_logs import CARD, JOB_ID
@@ -34,7 +34,7 @@ def request(**members: Any) -> ResponseRequest:
     return parse_request({"model": "m", "input": "hi", **members}, ResponseRequest)
 
 
-def asked(*items: Any, **members: Any) -> ChatAsk:
+def asked(*items: Any, **members: Any) -> ChatInput:
     made = request(**({"input": list(items)} if items else {}), **members)
     return chat_ask(made, input_items(made.input, JOB_ID), JOB_ID)
 
@@ -289,7 +289,7 @@ def test_errors_of_planning_name_what_the_caller_sent(told: str, param: str) -> 
 
 
 def test_sampling_is_chats_under_its_names_here() -> None:
-    room = Room(context_tokens=64, vocab_size=100, prompt_tokens=4)
+    room = ContextBudget(context_tokens=64, vocab_size=100, prompt_tokens=4)
     sampling = response_sampling(
         request(
             max_output_tokens=5,
@@ -311,7 +311,7 @@ def test_sampling_is_chats_under_its_names_here() -> None:
         assert refused.value.param == "max_output_tokens"
 
 
-READING = TurnReading(
+READING = OutputParserFactory(
     tool_format=ToolFormat.HERMES,
     names=frozenset({"get"}),
     reasoning_format=ReasoningFormat.THINK,

@@ -20,7 +20,7 @@ from api.generation.timing import Timing
 from api.jobs.resume_point import Extent, ResumePoint
 from api.jobs.stream_response import generation_response
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.reading import Thinking, TurnReading
+from api.output_parsers.factory import OutputParserFactory, Thinking
 from shared.messages import MAX_CHOICES, START, Cursor, Delta, Job, SamplingParams, Segment
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.dialects.cut_answers import Events, frontend_over, log_of_choices, tail_of
@@ -31,8 +31,10 @@ from tests.unit.api.dialects.test_sliced_answers import JOB
 Told = dict[int, tuple[str, list[int]]]  # of each choice: its text and its token ids
 
 
-def turns() -> TurnReading:
-    return TurnReading(ToolFormat.HERMES, ("get",), ReasoningFormat.THINK, Thinking.MAYBE, "s")
+def turns() -> OutputParserFactory:
+    return OutputParserFactory(
+        ToolFormat.HERMES, ("get",), ReasoningFormat.THINK, Thinking.MAYBE, "s"
+    )
 
 
 def facts(num_choices: int) -> ResponseContext:

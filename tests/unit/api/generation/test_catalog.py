@@ -172,7 +172,7 @@ async def test_the_context_is_what_model_and_cache_both_hold(
     store.serve(checkpoint, "small", kv_capacity_tokens=40)
     await catalog.refresh()
     assert catalog.known["large"].context_tokens == 64
-    assert catalog.known["small"].room(10).left == 30
+    assert catalog.known["small"].budget(10).left == 30
 
 
 async def test_a_request_that_loads_a_text_counts_as_large_as_it_was(

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from api.generation.chat_prompt import ChatAsk, plan_chat
+from api.generation.chat_prompt import ChatInput, prepare_prompt
 from api.generation.messages import template_messages
 from api.generation.models import ServedModel
 from api.generation.timing import Timing
 from api.generation.tools import read_tool_use
 from api.output_parsers.events import ToolCall
+from api.output_parsers.factory import Thinking, thinking_after
 from api.output_parsers.parser import PlainParser
-from api.output_parsers.reading import Thinking, thinking_after
 from shared.messages import GrammarKind, InvalidParameter
 from shared.text.model_card import card_from_checkpoint, load_text
 from shared.text.tool_formats import ReasoningFormat
@@ -59,7 +59,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 def prompt_of(model: ServedModel, **members: Any) -> str:
-    plan = plan_chat(model, ChatAsk(**{"messages": [USER], **members}))
+    plan = prepare_prompt(model, ChatInput(**{"messages": [USER], **members}))
     return model.text.tokenizer.decode(plan.token_ids, skip_special_tokens=False)
 
 
@@ -92,15 +92,15 @@ def test_only_an_assistants_text_is_continued(hermes: ServedModel, last: dict[st
 def test_a_continued_text_may_be_within_its_reasoning(hermes: ServedModel) -> None:
     for text, is_open in (("<think>\nI", True), ("<think>\nI\n</think>\n\nSo", False)):
         begun = {"role": "assistant", "content": text}
-        ask = ChatAsk(messages=[USER, begun], continues=True, thinking_budget=9)
-        plan = plan_chat(hermes, ask)
+        ask = ChatInput(messages=[USER, begun], continues=True, thinking_budget=9)
+        plan = prepare_prompt(hermes, ask)
         assert plan.new_parser.thinking is (Thinking.OPEN if is_open else Thinking.NO)
         assert (plan.grammar is not None) is is_open
 
 
 def refused(model: ServedModel, **members: Any) -> InvalidParameter:
     with pytest.raises(InvalidParameter) as caught:
-        plan_chat(model, ChatAsk(**{"messages": [USER], **members}))
+        prepare_prompt(model, ChatInput(**{"messages": [USER], **members}))
     return caught.value
 
 
@@ -132,7 +132,7 @@ def test_a_grammar_is_used_where_something_has_to_hold(
     hermes: ServedModel, llama3: ServedModel, members: Mapping[str, Any], is_enforced: bool
 ) -> None:
     for model in (hermes, llama3):
-        plan = plan_chat(model, ChatAsk(messages=[USER], **members))
+        plan = prepare_prompt(model, ChatInput(messages=[USER], **members))
         assert (plan.grammar is not None) is is_enforced
 
 
@@ -143,16 +143,16 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}
 def test_a_structured_answer_is_a_grammar_of_the_turn(
     hermes: ServedModel, plain: ServedModel
 ) -> None:
-    alone = plan_chat(plain, ChatAsk(messages=[USER], response_format=FORMAT)).grammar
+    alone = prepare_prompt(plain, ChatInput(messages=[USER], response_format=FORMAT)).grammar
     assert alone is not None
     assert alone.kind is GrammarKind.JSON_SCHEMA
-    guided = plan_chat(plain, ChatAsk(messages=[USER], guided={"guided_json": CITY})).grammar
+    guided = prepare_prompt(plain, ChatInput(messages=[USER], guided={"guided_json": CITY})).grammar
     assert guided == alone
-    any_text = ChatAsk(messages=[USER], response_format={"type": "text"})
-    assert plan_chat(plain, any_text).grammar is None
+    any_text = ChatInput(messages=[USER], response_format={"type": "text"})
+    assert prepare_prompt(plain, any_text).grammar is None
     for members in ({}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}):
-        ask = ChatAsk(messages=[USER], response_format=FORMAT, **members)
-        grammar = plan_chat(hermes, ask).grammar
+        ask = ChatInput(messages=[USER], response_format=FORMAT, **members)
+        grammar = prepare_prompt(hermes, ask).grammar
         assert grammar is not None
         assert grammar.kind is GrammarKind.LARK  # around reasoning and calls
         assert ("tool_0" in grammar.text) is bool(members)
@@ -177,7 +177,9 @@ def test_what_no_grammar_can_be_made_of_is_named(hermes: ServedModel, plain: Ser
 
 def test_allowed_tools_are_all_shown_and_only_they_are_called(hermes: ServedModel) -> None:
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
-    plan = plan_chat(hermes, ChatAsk(messages=[USER], tools=[TOOL, OTHER], tool_choice=allowed))
+    plan = prepare_prompt(
+        hermes, ChatInput(messages=[USER], tools=[TOOL, OTHER], tool_choice=allowed)
+    )
     assert prompt_of(hermes, tools=[TOOL, OTHER], tool_choice=allowed) == prompt_of(
         hermes, tools=[TOOL, OTHER]
     )
@@ -237,13 +239,13 @@ def test_a_model_without_tools_refuses_them_and_their_traces(plain: ServedModel)
     assert (error.param, error.code) == ("tools", "tools_not_supported")
     past = [USER, {"role": "assistant", "tool_calls": [CALL]}]
     assert refused(plain, messages=past).param == "messages.1.tool_calls"
-    assert isinstance(plan_chat(plain, ChatAsk(messages=[USER])).new_parser(), PlainParser)
+    assert isinstance(prepare_prompt(plain, ChatInput(messages=[USER])).new_parser(), PlainParser)
     prompt_of(plain, tools=[TOOL], tool_choice="none")
 
 
 def test_the_same_seed_gives_the_same_ids_to_each_choices_calls(hermes: ServedModel) -> None:
     def ids(seed: str) -> list[str]:
-        plan = plan_chat(hermes, ChatAsk(messages=[USER], tools=[TOOL], call_id_seed=seed))
+        plan = prepare_prompt(hermes, ChatInput(messages=[USER], tools=[TOOL], call_id_seed=seed))
         said = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
         events = [event for _ in range(2) for event in plan.new_parser().push(said)]
         return [event.call_id for event in events if isinstance(event, ToolCall)]

@@ -14,14 +14,14 @@ from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.completions.request import completion_sampling
 from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.generate.request import generate_sampling
-from api.errors import CallerError, invalid_parameter, unsupported
+from api.errors import ClientError, invalid_parameter, unsupported
 from api.generation.messages import template_messages
-from api.generation.sampling import Room
+from api.generation.sampling import ContextBudget
 from api.generation.validation import parse_json, parse_request
 from shared.messages import InvalidParameter, OnDisconnect
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-ROOM = Room(context_tokens=100, vocab_size=50, prompt_tokens=10)
+ROOM = ContextBudget(context_tokens=100, vocab_size=50, prompt_tokens=10)
 
 
 def chat(**members: Any) -> ChatRequest:
@@ -33,7 +33,7 @@ def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
     refusal = None
     try:
         assert isinstance(parse_json(raw), dict)
-    except CallerError as error:
+    except ClientError as error:
         refusal = (error.status, error.code)
     assert refusal in (None, (400, "invalid_json"))
 
@@ -71,7 +71,7 @@ def test_defaults_are_openais() -> None:
 
 
 def test_a_default_shrinks_to_the_room_but_a_wish_is_refused() -> None:
-    tight = Room(context_tokens=12, vocab_size=50, prompt_tokens=10)
+    tight = ContextBudget(context_tokens=12, vocab_size=50, prompt_tokens=10)
     completion = parse_request({"model": "m", "prompt": "a"}, CompletionRequest)
     assert completion_sampling(completion, tight).max_tokens == 2
     with pytest.raises(InvalidParameter) as caught:
@@ -79,10 +79,10 @@ def test_a_default_shrinks_to_the_room_but_a_wish_is_refused() -> None:
     assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
     assert "13 were requested (10 in the prompt, 3 for the answer)" in caught.value.message
     with pytest.raises(InvalidParameter) as caught:  # before the prompt was counted
-        chat_sampling(chat(max_tokens=13), Room(12, 100))
+        chat_sampling(chat(max_tokens=13), ContextBudget(12, 100))
     assert "but 13 were requested for the answer" in caught.value.message
     with pytest.raises(InvalidParameter) as caught:
-        Room(12, 50, 12).check_prompt("messages")
+        ContextBudget(12, 50, 12).check_prompt("messages")
     assert caught.value.code == "context_length_exceeded"
 
 

@@ -13,7 +13,7 @@ from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
 from api.generation.models import ServedModel
 from api.generation.structured_output import (
-    AskedGrammar,
+    RequestedGrammar,
     check_grammar,
     grammar_of,
     structured_members,
@@ -28,7 +28,7 @@ STRICT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY,
 GBNF = 'root ::= "yes" | "no"'
 
 
-def asked(**members: Any) -> AskedGrammar:
+def asked(**members: Any) -> RequestedGrammar:
     found = grammar_of(members)
     assert found is not None
     return found

@@ -21,9 +21,9 @@ from api.generation.turn_grammar import (
     can_bound,
     tool_grammar,
 )
-from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall, TurnEvent
+from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
+from api.output_parsers.factory import CALL_PARSERS, OutputParserFactory, Thinking
 from api.output_parsers.parser import merged
-from api.output_parsers.reading import CALL_PARSERS, Thinking, TurnReading
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
@@ -134,8 +134,8 @@ class Model:
             token_ids.append(token_id)
         return self.text.tokenizer.decode(token_ids), False
 
-    def read(self, text: str, use: ToolUse, thinking: Thinking) -> list[TurnEvent]:
-        parser = TurnReading(
+    def read(self, text: str, use: ToolUse, thinking: Thinking) -> list[OutputEvent]:
+        parser = OutputParserFactory(
             tool_format=self.form,
             names=[tool.name for tool in use.callable],
             reasoning_format=None if thinking is Thinking.NO else ReasoningFormat.THINK,
@@ -158,7 +158,7 @@ def grammar_for(model: Model, use: ToolUse, thinking: Thinking, **more: Any) -> 
     return tool_grammar(use, model.form, ReasoningRule(thinking), model.token_id, **more)
 
 
-def checked_calls(events: list[TurnEvent]) -> list[str]:
+def checked_calls(events: list[OutputEvent]) -> list[str]:
     """Names of the calls, whose arguments were found valid."""
     names = {event.index: event.name for event in events if isinstance(event, ToolCall)}
     for event in events:

@@ -12,34 +12,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.output_parsers.events import (
+    OutputEvent,
     Reading,
     Reasoning,
     Source,
     Text,
     ToolArguments,
     ToolCall,
-    TurnEvent,
 )
 from api.output_parsers.formats import hermes_calls, llama3_json_calls, plain_text, reasoning_first
-from api.output_parsers.parser import FormatParser, PlainParser, TurnParser, merged
-from api.output_parsers.tool_calls import ToolBox
+from api.output_parsers.parser import FormatParser, OutputParser, PlainParser, merged
+from api.output_parsers.tool_calls import CallableTools
 
 TOOLS = ("get_weather", "f")
 
 
-def box() -> ToolBox:
-    return ToolBox(TOOLS, "call_{}".format)
+def box() -> CallableTools:
+    return CallableTools(TOOLS, "call_{}".format)
 
 
-def hermes() -> TurnParser:
+def hermes() -> OutputParser:
     return FormatParser(lambda source: hermes_calls(source, box()))
 
 
-def llama() -> TurnParser:
+def llama() -> OutputParser:
     return FormatParser(lambda source: llama3_json_calls(source, box()))
 
 
-def thinking(*, is_open: bool = False) -> TurnParser:
+def thinking(*, is_open: bool = False) -> OutputParser:
     def read(source: Source) -> Reading:
         yield from reasoning_first(source, is_open=is_open)
         yield from hermes_calls(source, box())
@@ -47,7 +47,7 @@ def thinking(*, is_open: bool = False) -> TurnParser:
     return FormatParser(read)
 
 
-PARSERS: dict[str, Callable[[], TurnParser]] = {
+PARSERS: dict[str, Callable[[], OutputParser]] = {
     "hermes": hermes,
     "llama": llama,
     "thinking": thinking,
@@ -56,12 +56,12 @@ PARSERS: dict[str, Callable[[], TurnParser]] = {
 }
 
 
-def read(parser: TurnParser, pieces: Iterable[str]) -> list[TurnEvent]:
+def read(parser: OutputParser, pieces: Iterable[str]) -> list[OutputEvent]:
     events = [event for piece in pieces for event in parser.push(piece)]
     return merged([*events, *parser.finish()])
 
 
-def calls_of(events: Sequence[TurnEvent]) -> list[tuple[str, str]]:
+def calls_of(events: Sequence[OutputEvent]) -> list[tuple[str, str]]:
     """(name, arguments' text) of each call."""
     texts = {event.index: event.text for event in events if isinstance(event, ToolArguments)}
     return [
@@ -69,11 +69,11 @@ def calls_of(events: Sequence[TurnEvent]) -> list[tuple[str, str]]:
     ]
 
 
-def text_of(events: Sequence[TurnEvent]) -> str:
+def text_of(events: Sequence[OutputEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, Text))
 
 
-def reasoning_of(events: Sequence[TurnEvent]) -> str:
+def reasoning_of(events: Sequence[OutputEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, Reasoning))
 
 

@@ -1,4 +1,4 @@
-"""TurnReading: makes the parsers of a request's choices."""
+"""OutputParserFactory: makes the parsers of a request's choices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from api.output_parsers.formats import (
     plain_text,
     reasoning_first,
 )
-from api.output_parsers.parser import FormatParser, PlainParser, TurnParser
-from api.output_parsers.tool_calls import ToolBox
+from api.output_parsers.parser import FormatParser, OutputParser, PlainParser
+from api.output_parsers.tool_calls import CallableTools
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 
-CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, ToolBox], Reading]] = {
+CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = {
     ToolFormat.HERMES: hermes_calls,
     ToolFormat.LLAMA3_JSON: llama3_json_calls,
 }
@@ -46,7 +46,7 @@ def thinking_after(prompt: str, reasoning_format: ReasoningFormat | None) -> Thi
 
 
 @dataclass(slots=True)
-class TurnReading:
+class OutputParserFactory:
     """A NewParser: called once for each choice, in their order.
 
     `names`: the tools that may be called; calls of others are text. `seed`: the ids of the calls
@@ -60,14 +60,14 @@ class TurnReading:
     seed: str = field(default_factory=random_seed)
     _choices: itertools.count[int] = field(default_factory=itertools.count)
 
-    def __call__(self) -> TurnParser:
+    def __call__(self) -> OutputParser:
         choice = next(self._choices)
         if self.reasoning_format is None and not (self.tool_format and self.names):
             return PlainParser()
-        tools = ToolBox(self.names, lambda call: call_id(self.seed, choice, call))
+        tools = CallableTools(self.names, lambda call: call_id(self.seed, choice, call))
         return FormatParser(lambda source: self._read(source, tools))
 
-    def _read(self, source: Source, tools: ToolBox) -> Reading:
+    def _read(self, source: Source, tools: CallableTools) -> Reading:
         if self.reasoning_format is ReasoningFormat.THINK:
             yield from reasoning_first(source, is_open=self.thinking is Thinking.OPEN)
         if not tools.names or self.tool_format is None:
