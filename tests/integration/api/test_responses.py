@@ -15,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response
 
-from api.dialects.responses import routes as responses
+from api.dialects.responses import request as responses
 from api.dialects.responses import store as earlier
 from api.dialects.responses.items import input_items
 from shared.messages import ErrorCode, JobState, Usage
