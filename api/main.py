@@ -104,6 +104,14 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         health,
     )
     routers = [room.router for room in rooms]
+    _add_middleware(app, settings, metrics, ring)
+    for router in (*routers, openapi_router(), pages_router()):
+        app.include_router(router)
+    customize_openapi(app)
+    return app
+
+
+def _add_middleware(app: FastAPI, settings: ApiSettings, metrics: Metrics, ring: KeyRing) -> None:
     # The last one added stands outermost.
     app.add_middleware(
         BodyLimitMiddleware,
@@ -125,10 +133,6 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     app.add_middleware(OriginMiddleware, origins=origins)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TrailingSlashMiddleware)
-    for router in (*routers, openapi_router(), pages_router()):
-        app.include_router(router)
-    customize_openapi(app)
-    return app
 
 
 def _batch_runner(services: Services) -> BatchRunner:

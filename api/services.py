@@ -112,17 +112,7 @@ class Services:
             accepted,
             self.durable,
         )
-        self.jobs = JobService(
-            frontend_id=self.frontend_id,
-            store=store,
-            admission=self.admission,
-            relay=self.relay,
-            disconnects=self.disconnects,
-            open_requests=open_requests,
-            slices=self.slices,
-            metrics=metrics,
-            keepalive_s=settings.keepalive_s,
-        )
+        self.jobs = self._new_jobs()
         retain_ms = round(settings.response_ttl_s * 1000)
         self.responses = ResponseStore(store, self.catalog, self.slices, retain_ms)
         self.batch_service = BatchService(
@@ -140,13 +130,19 @@ class Services:
         )
         self._bus = transport.bus
         self._housekeeping = self._new_housekeeping(accepted, ring)
-        self._collector = StateCollector(
-            self.health,
-            self.catalog,
-            open_requests,
-            self.disconnects,
-            self.relay.counts,
-            lambda: metrics.cancels_by_request,
+        self._collector = self._new_collector()
+
+    def _new_jobs(self) -> JobService:
+        return JobService(
+            frontend_id=self.frontend_id,
+            store=self.store,
+            admission=self.admission,
+            relay=self.relay,
+            disconnects=self.disconnects,
+            open_requests=self.open_requests,
+            slices=self.slices,
+            metrics=self.metrics,
+            keepalive_s=self.settings.keepalive_s,
         )
 
     def _new_housekeeping(self, accepted: AcceptedJobs, ring: KeyRing) -> Housekeeping:
@@ -161,6 +157,16 @@ class Services:
             frontend_id=self.frontend_id,
             lease_ms=self.settings.frontend_lease_ms,
             health_interval_s=self.settings.health_interval_s,
+        )
+
+    def _new_collector(self) -> StateCollector:
+        return StateCollector(
+            self.health,
+            self.catalog,
+            self.open_requests,
+            self.disconnects,
+            self.relay.counts,
+            lambda: self.metrics.cancels_by_request,
         )
 
     async def start(self) -> None:

@@ -27,6 +27,7 @@ from shared.messages import (
     Delta,
     Failed,
     Finished,
+    InvalidParameter,
     Job,
     OnDisconnect,
 )
@@ -90,6 +91,13 @@ class EventSource(Protocol):
         ...
 
 
+def _refusal(error: BaseException) -> str:
+    """Returns the outcome of a request whose jobs were not submitted."""
+    if isinstance(error, ApiError):
+        return f"refused_{error.status}"
+    return "refused_400" if isinstance(error, InvalidParameter) else "interrupted"
+
+
 class SubmittedJobs:
     """Submits a request's jobs: one, or one for each of several prompts.
 
@@ -130,7 +138,7 @@ class SubmittedJobs:
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self._abandon(streams)
-            self._count(f"refused_{error.status}" if isinstance(error, ApiError) else "interrupted")
+            self._count(_refusal(error))
             raise
         set_durability_header(scope, self._submitted[0].durability)
         if len(streams) == 1:

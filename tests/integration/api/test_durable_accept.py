@@ -139,6 +139,10 @@ def test_what_the_server_cannot_do_at_all_is_refused_by_name(checkpoint: Path) -
         )
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "durability"
+        body = {**BODIES["/v1/chat/completions"], "durability": "fsync"}
+        assert client.post("/v1/chat/completions", json=body).status_code == 400
+        counted = 'penstock:requests_total{kind="chat",outcome="refused_400"} 1.0'
+        assert counted in client.get("/metrics").text
 
 
 @needs_waitaof

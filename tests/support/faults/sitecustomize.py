@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from typing import Any
 
@@ -105,22 +106,30 @@ def _shift_clock(offset_s: float) -> None:
     time.time_ns = lambda: now_ns() + int(offset_s * 1e9)
 
 
-if "worker.engine_process" in sys.orig_argv:
-    if os.environ.get("RUNNER") == "echo":
-        _set_traps()
-    elif DEVICE in os.environ or MEMORY in os.environ:
-        _endanger_device()
-    if THROTTLE in os.environ:
-        _fit_throttle(os.environ[THROTTLE])
-if "CHAOS_CLOCK_OFFSET_S" in os.environ:
-    _shift_clock(float(os.environ["CHAOS_CLOCK_OFFSET_S"]))
-if "CHAOS_SCHEMA" in os.environ and "worker.engine_process" not in sys.orig_argv:
-    import next_release
+def _set_faults() -> None:
+    if "worker.engine_process" in sys.orig_argv:
+        if os.environ.get("RUNNER") == "echo":
+            _set_traps()
+        elif DEVICE in os.environ or MEMORY in os.environ:
+            _endanger_device()
+        if THROTTLE in os.environ:
+            _fit_throttle(os.environ[THROTTLE])
+    if "CHAOS_CLOCK_OFFSET_S" in os.environ:
+        _shift_clock(float(os.environ["CHAOS_CLOCK_OFFSET_S"]))
+    if "CHAOS_SCHEMA" in os.environ and "worker.engine_process" not in sys.orig_argv:
+        import next_release
 
-    next_release.become(int(os.environ["CHAOS_SCHEMA"]))
-if "JOB_HISTORY" in os.environ and sys.orig_argv[-2:] == ["-m", "worker"]:
-    from pathlib import Path
+        next_release.become(int(os.environ["CHAOS_SCHEMA"]))
+    if "JOB_HISTORY" in os.environ and sys.orig_argv[-2:] == ["-m", "worker"]:
+        from pathlib import Path
 
-    from tests.support.job_history import record_worker_calls
+        from tests.support.job_history import record_worker_calls
 
-    record_worker_calls(Path(os.environ["JOB_HISTORY"]))
+        record_worker_calls(Path(os.environ["JOB_HISTORY"]))
+
+
+try:
+    _set_faults()
+except Exception:  # Python would print it and go on without the fault, and a test would show less
+    traceback.print_exc()
+    os._exit(70)
