@@ -72,7 +72,7 @@ test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the doc
 .PHONY: test-packages
 test-packages: $(VENV)/.dev ## clean installs, agent frameworks, clients in Node; fetches packages
 	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
-	@$(BIN)/python -m tests.suite run -m 'packages and $(call but_not,gpu $(MISSING))' \
+	@$(BIN)/python -m tests.suite run --marks 'packages and $(call but_not,gpu $(MISSING))' \
 		'-n 2 $(FILES_AT_A_TIME) tests/clients tests/arch/test_packaging.py'
 
 .PHONY: test-failed

@@ -1,6 +1,6 @@
 """`make test`: pytest runs one after the other, in a temporary folder of this run, and one summary.
 
-    python -m tests.suite run [-m EXPRESSION] [--beside ARGUMENTS] ARGUMENTS [ARGUMENTS ...]
+    python -m tests.suite run [--marks EXPRESSION] [--beside ARGUMENTS] ARGUMENTS [ARGUMENTS ...]
     python -m tests.suite failed
 
 Both work in the repository's root. Each ARGUMENTS is one word, pytest's arguments for one run. The
@@ -182,7 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     actions = parser.add_subparsers(dest="action", required=True)
     all_tests = actions.add_parser("run")
-    all_tests.add_argument("-m", dest="marks", default="")
+    all_tests.add_argument("--marks", default="")
     all_tests.add_argument("--beside")
     all_tests.add_argument("arguments", nargs="+")
     actions.add_parser("failed")

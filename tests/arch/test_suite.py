@@ -132,9 +132,19 @@ def test_more_than_a_failed_test_is_not_passed_by_running_again(tmp_path: Path) 
 
 def test_everything_passed(tmp_path: Path) -> None:
     (tmp_path / "test_good.py").write_text(GOOD)
-    status, lines = suite(tmp_path, "run", "-m", "not browser", "-p no:cacheprovider test_good.py")
+    status, lines = suite(
+        tmp_path, "run", "--marks", "not browser", "-p no:cacheprovider test_good.py"
+    )
     assert status == 0
     assert lines[-1].endswith(": 1 passed, 0 failed")
+
+
+def test_a_run_whose_arguments_begin_with_an_option_is_a_run(tmp_path: Path) -> None:
+    (tmp_path / "test_good.py").write_text(GOOD)
+    (tmp_path / "test_bad.py").write_text(BAD)
+    status, lines = suite(tmp_path, "run", "test_bad.py", '-m "not browser" test_good.py')
+    assert status == 1
+    assert "in 2 runs" in "".join(lines)
 
 
 def test_a_run_beside_the_first_has_a_low_priority_and_its_failures_are_named(
