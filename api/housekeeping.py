@@ -113,6 +113,7 @@ async def _repeat(name: str, interval_s: float, work: Callable[[], Awaitable[obj
             outage.succeeded()
         except (TransportError, TimeoutError) as error:
             outage.failed(reason=str(error))
-        except Exception:
+        except Exception as error:
             log.exception(failing)
+            outage.failed(reason=repr(error))
         await asyncio.sleep(interval_s)

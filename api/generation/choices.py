@@ -121,7 +121,8 @@ class _Choice(Generic[EntryT]):
             self._aligner = TokenAligner(options.tokenizer, options.form, num_chars)
         self._is_plain = self._aligner is None and isinstance(self._parser, PlainParser)
         self._token_ids: list[int] | None = [] if options.has_token_ids else None
-        self._placed: list[PlacedLogprob[EntryT]] = []
+        self._placed: list[PlacedLogprob[EntryT]] = []  # whose text may become anything
+        self._of_text: list[PlacedLogprob[EntryT]] = []  # whose text is text, for its next event
         self._num_bytes = 0  # of its text so far
         self._num_parsed = 0  # of these, given to the parser
         self._pending = b""  # text that ends within a token
@@ -156,11 +157,15 @@ class _Choice(Generic[EntryT]):
             self._aligner.push(part.token_ids, part.logprobs)
         if self._splits_by_token:
             pieces = self._split(text)
-            return [event for piece in pieces for event in self._events(self._parser.push(piece))]
+            events = [event for piece in pieces for event in self._events(self._parser.push(piece))]
+            self._decide()
+            return events
         self._num_parsed = self._num_bytes
         if self._aligner is not None:
             self._placed += self._aligner.release(self._num_bytes)
-        return self._events(self._parser.push(text)) if text else []
+        events = self._events(self._parser.push(text)) if text else []
+        self._decide()
+        return events
 
     def finish(
         self, reason: FinishReason | None, stop_reason: str | int | None
@@ -202,7 +207,7 @@ class _Choice(Generic[EntryT]):
             ChoiceEvent(
                 self._index,
                 piece,
-                self._take_placed() if self._placed and isinstance(piece, Text) else (),
+                self._take_placed() if isinstance(piece, Text) else (),
                 self._take_ids(),
             )
             for piece in pieces
@@ -214,14 +219,22 @@ class _Choice(Generic[EntryT]):
             self._token_ids = []
         return token_ids
 
-    def _take_placed(self) -> list[PlacedLogprob[EntryT]]:
-        """Returns those whose text is decided to be text; what the parser holds back stays."""
+    def _decide(self) -> None:
+        """Keeps the log probabilities of what is text, drops those of reasoning and tool calls, and
+        leaves those of what the parser holds back."""
         placed, spans = self._placed, self._parser.spans
-        self._placed = []
-        if spans is None:
-            return placed
+        if not placed:
+            return
         decided = placed
-        if not self.has_ended or self.held_bytes:
+        if spans is not None and (not self.has_ended or self.held_bytes):
             decided = [one for one in placed if one.end_bytes <= spans.num_bytes]
-            self._placed = placed[len(decided) :]
-        return [one for one in decided if spans.holds(one.start_bytes, one.end_bytes)]
+        self._placed = placed[len(decided) :]
+        if spans is not None:
+            decided = [one for one in decided if spans.holds(one.start_bytes, one.end_bytes)]
+        self._of_text += decided
+
+    def _take_placed(self) -> list[PlacedLogprob[EntryT]]:
+        """Returns those of the text up to here."""
+        self._decide()
+        taken, self._of_text = self._of_text, []
+        return taken

@@ -65,7 +65,8 @@ def parse_request(
 def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParameter:
     """Returns the first fault; of a value that is none of several types, the one deepest in it."""
     details = error.errors(include_url=False, include_input=False)
-    first = details[0]
+    # What is missing comes last: it may be missing because another name was used.
+    first = next((detail for detail in details if detail["type"] != "missing"), details[0])
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidParameter):  # raised by a validator of ours
         return cause
@@ -73,6 +74,7 @@ def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParamete
     found = [(_path(detail, body), detail) for detail in details if detail["loc"][:1] == member]
     depth = max(len(path) for path, _ in found)
     deepest = [(path, detail) for path, detail in found if len(path) == depth]
+    deepest.sort(key=lambda fault: fault[1]["type"] == "missing")  # what is there comes first
     path, detail = deepest[0]
     param = ".".join(path)[:MAX_ECHO_CHARS] or "body"
     if detail["type"] in ("missing", "union_tag_not_found"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -24,7 +25,7 @@ from api.jobs.idempotency import resolve_job_id
 from shared.transport.ports.jobs import JobStore
 
 PLAIN_CODING = "identity"
-JSON = "application/json"
+_JSON = re.compile(r"application/([\w.+!#$&^-]+\+)?json", re.ASCII)
 INLINE_BYTES = 16_384  # larger bodies are parsed in the thread pool
 
 
@@ -93,7 +94,7 @@ def _require_json(request: Request) -> None:
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
-    if media_type == JSON or (media_type.startswith("application/") and media_type[-5:] == "+json"):
+    if _JSON.fullmatch(media_type):
         return
     was = f"not '{media_type[:MAX_ECHO_CHARS]}'" if media_type else "this request has none"
     raise ClientError(

@@ -56,7 +56,12 @@ async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     return json_response(job_payload(await _find(jobs, caller, name)))
 
 
-@router.delete("/v1/jobs/{name}", response_model=JobAnswer, responses=errors(NAMED))
+@router.delete(
+    "/v1/jobs/{name}",
+    response_model=JobAnswer,
+    responses=errors(NAMED),
+    operation_id="cancel_job_delete",
+)
 @router.post(
     "/v1/jobs/{name}/cancel",
     response_model=JobAnswer,

@@ -27,8 +27,18 @@ class SentEvents:
 
     has_ids = False
 
-    def __init__(self, formatter: Formatter[Any], stream_interval: int | None = None) -> None:
-        """`stream_interval`: tokens of a choice per event; None: an event per step."""
+    def __init__(
+        self,
+        formatter: Formatter[Any],
+        stream_interval: int | None = None,
+        *,
+        counts: bool = True,
+    ) -> None:
+        """`stream_interval`: tokens of a choice per event; None: an event per step.
+
+        Without `counts` there is no resume point: the formatter's own hint names the place.
+        """
+        self._counts = counts
         self.framing = formatter.framing
         self._formatter = formatter
         self._batched = None if stream_interval is None else BatchedDeltas(stream_interval)
@@ -57,7 +67,8 @@ class SentEvents:
                 if payloads := self._payloads_of(piece):
                     yield self._event_of(payloads)
                 continue
-            self._choices.log(piece)
+            if self._counts:
+                self._choices.log(piece)
             for part in self._parts(piece):
                 yield from self._events_of_part(part)
 
@@ -121,6 +132,10 @@ class SentEvents:
         """Yields the events of a delta of one choice."""
         choice = part.segments[0].choice if part.segments else 0
         yield from self._events(self._formatter.before_choice(choice))
+        if not self._counts:
+            if payloads := self._formatter.delta(part):
+                yield self._event_of(payloads)
+            return
         extent = extent_of(part)
         self._choices.take(choice, extent)
         payloads = self._formatter.delta(part)

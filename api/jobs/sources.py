@@ -256,7 +256,16 @@ class AttachedJob:
     has_long_events = True
     resume_hint: str | None = None
 
-    def __init__(self, jobs: JobService, record: JobRecord, after: Cursor = START) -> None:
+    def __init__(
+        self,
+        jobs: JobService,
+        record: JobRecord,
+        after: Cursor = START,
+        *,
+        has_short_end: bool = False,
+    ) -> None:
+        """`has_short_end`: the last event does not repeat the output."""
+        self._has_short_end = has_short_end
         self.job_id = record.job_id
         self._jobs = jobs
         self._after = after
@@ -288,7 +297,7 @@ class AttachedJob:
         self._has_ended = True
 
     def is_small(self, end: Finished | Failed) -> bool:
-        return False
+        return self._has_short_end
 
     async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
         disconnects = self._jobs.disconnects

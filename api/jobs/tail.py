@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def tail_response(jobs: JobService, record: JobRecord, after: ResumePoint) -> StreamResponse:
     """Returns the response that streams a job from a resume point to its end."""
-    source = AttachedJob(jobs, record, after.cursor)
+    source = AttachedJob(jobs, record, after.cursor, has_short_end=True)
     events = TailEvents(record.job_id, after, has_several_choices=record.num_choices > 1)
     return StreamResponse(jobs, source, EventStreamBody(jobs, events))
 

@@ -23,9 +23,9 @@ _NOT_READY = "Requests are not accepted here now."
 _VERSION = version("penstock")
 
 
-@router.get("/health", response_model=Health, responses=errors(KEYED))
+@router.get("/health", response_model=Health, responses=errors(KEYED), operation_id="health_get")
 @router.head(
-    "/health", response_class=Response, responses=statuses(KEYED), operation_id="head_health"
+    "/health", response_class=Response, responses=statuses(KEYED), operation_id="health_head"
 )
 async def health(caller: CallerDep, monitor: HealthDep) -> Response:
     """This process lives: 200. `status` is the deployment's state; the rest needs a key, where
@@ -39,13 +39,14 @@ async def health(caller: CallerDep, monitor: HealthDep) -> Response:
 @router.get(
     "/ready",
     response_model=Readiness,
+    operation_id="ready_get",
     responses={**errors(FREE), 503: {"model": Readiness, "description": _NOT_READY}},
 )
 @router.head(
     "/ready",
     response_class=Response,
     responses=statuses(FREE | {503}),
-    operation_id="head_ready",
+    operation_id="ready_head",
 )
 async def ready(
     monitor: HealthDep, generation: GenerationDep, open_requests: OpenRequestsDep

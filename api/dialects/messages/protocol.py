@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from api.errors import unsupported
+from api.generation.messages import MAX_MESSAGES, MAX_PARTS
 from api.generation.models import ServedModel
 from api.generation.protocol import (
     JobParameters,
@@ -23,6 +24,7 @@ from api.generation.protocol import (
     StreamParameters,
     Texts,
 )
+from api.generation.tools import MAX_TOOLS
 from shared.messages import InvalidParameter
 
 MAX_USER_ID_CHARS = 512
@@ -45,14 +47,15 @@ class DirectCaller(RequestModel):
 class TextBlock(RequestModel):
     """Text of a message, of the system prompt or of a tool's result."""
 
-    type: Literal["text"]
+    type: Literal["text"] = "text"  # the only kind where there is no choice
     text: str
     cache_control: CacheControl | None = None
     citations: None = None
 
 
 # Lists end at their first fault: the cost of an error is bounded.
-TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
+# Lists end at their first fault, and are refused unread where they are too long.
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
 class ThinkingBlock(RequestModel):
@@ -85,9 +88,9 @@ class ToolResultBlock(RequestModel):
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-UserBlocks = Annotated[list[UserBlock], Field(fail_fast=True)]
+UserBlocks = Annotated[list[UserBlock], Field(fail_fast=True, max_length=MAX_PARTS)]
 AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
-AssistantBlocks = Annotated[list[AssistantBlock], Field(fail_fast=True)]
+AssistantBlocks = Annotated[list[AssistantBlock], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
 class UserMessage(RequestModel):
@@ -112,7 +115,7 @@ class SystemMessage(RequestModel):
 
 
 Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
-Messages = Annotated[list[Message], Field(fail_fast=True)]
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
 
 
 class CustomTool(RequestModel):
@@ -125,7 +128,7 @@ class CustomTool(RequestModel):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Field(fail_fast=True)] | None = None
     eager_input_streaming: bool | None = None
     input_examples: None = None
 
@@ -246,7 +249,7 @@ class CountTokensRequest(RequestModel):
     model: str
     messages: Messages
     system: str | TextBlocks | None = None
-    tools: Annotated[list[CustomTool], Field(fail_fast=True)] = []
+    tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -113,7 +113,7 @@ async def get_response(
         return LongJsonResponse(read.payload, jobs.slices)
     formatter = await responses.open(stored, starting_after)
     # Read from the start of the log: an event's number is known by counting alone.
-    body = EventStreamBody(jobs, SentEvents(formatter))
+    body = EventStreamBody(jobs, SentEvents(formatter, counts=False))
     return StreamResponse(jobs, AttachedJob(jobs, stored.record), body)
 
 

@@ -192,6 +192,14 @@ def test_unknown_routes_and_methods_have_error_objects(client: httpx.Client) -> 
         assert refused.headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize(
+    "media_type", ["application/a/b+json", "application/json,application/json"]
+)
+def test_what_is_no_media_type_is_a_415(client: httpx.Client, media_type: str) -> None:
+    refused = client.post("/generate", content=b"{}", headers={"content-type": media_type})
+    assert error_of(refused, 415)["code"] == "unsupported_media_type"
+
+
 def test_an_unknown_model_is_a_404_before_anything_is_queued(
     client: httpx.Client,
     stage: Stage,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from api.dialects.messages.conversation import chat_ask
 from api.dialects.messages.formatter import (
@@ -586,3 +586,31 @@ def test_models_come_in_pages() -> None:
     for query in ({"limit": "0"}, {"limit": "x"}, {"after_id": "z"}, {"before_id": "z"}):
         with pytest.raises(InvalidParameter):
             model_page(models, query)
+
+
+def test_text_needs_no_type_where_nothing_else_is_allowed() -> None:
+    request = parsed(system=[{"text": "Be brief."}])
+    assert isinstance(request.system, list)
+    assert request.system[0].text == "Be brief."
+
+
+def test_an_unknown_parameter_is_named_before_a_missing_one() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        parsed(tools=[{"type": "custom", "custom": {"name": "x"}}])
+    assert (caught.value.param, caught.value.code) == ("tools.0.custom", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"tools": [{"name": "f", "input_schema": {}, "allowed_callers": [1] * 1000}]},
+        {"messages": [{"role": "user", "content": 1}] * 1000},
+        {"messages": [{"role": "user", "content": [{"type": "text"}] * 1000}]},
+        {"system": [{"text": 1}] * 1000},
+    ],
+)
+def test_a_list_ends_at_its_first_fault(members: dict[str, Any]) -> None:
+    base = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+    with pytest.raises(ValidationError) as caught:
+        MessageRequest.model_validate({**base, **members})
+    assert caught.value.error_count() < 8

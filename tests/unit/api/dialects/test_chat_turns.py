@@ -162,6 +162,14 @@ def test_log_probabilities_are_those_of_the_content() -> None:
     assert only_calls["logprobs"] is None
 
 
+def test_log_probabilities_of_reasoning_are_not_kept_until_text_comes() -> None:
+    formatter = dialect(num_logprobs=0)
+    for delta in tokens(f"<think>{'hm ' * 1000}", cuts=range(1, 3000)):
+        formatter.collect(delta)
+    (choice,) = formatter.reader._choices
+    assert len(choice._placed) + len(choice._of_text) < 10
+
+
 def test_each_choice_is_read_by_itself() -> None:
     texts = (f"{THOUGHT}yes", CALL)
     raw = [text.encode() for text in texts]

@@ -87,7 +87,7 @@ async def written(response: Any, frontend: Any, cut_at: int | None = None) -> li
             await asyncio.sleep(0)
         bodies.append(message["body"])
 
-    await response({"type": "http", "state": {}}, receive, send)
+    await response({"type": "http", "path": "/generate", "state": {}}, receive, send)
     return bodies
 
 

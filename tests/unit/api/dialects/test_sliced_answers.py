@@ -106,7 +106,7 @@ async def sent_by(response: Any) -> list[Any]:
     async def send(message: Any) -> None:
         messages.append(message)
 
-    await response({"type": "http", "state": {}}, receive, send)
+    await response({"type": "http", "path": "/generate", "state": {}}, receive, send)
     return messages
 
 
@@ -186,6 +186,24 @@ async def test_a_tail_writes_a_long_entry_in_pieces_with_an_id_for_each_step(
     assert ids[:-1] == [b"id: " + str(Cursor(k, k)).encode() for k in range(1, NUM_TOKENS + 1)]
 
 
+async def test_the_end_of_a_tail_is_one_write() -> None:
+    """So a cut while it waits sends no error event behind an end that the client has."""
+    response = tail_response(frontend_with(long_entry(1)), record_with(1), ResumePoint())
+    *earlier, last = (await sent_by(response))[1:]
+    assert b'"done":true' in last["body"]
+    assert last["body"].endswith(b"data: [DONE]\n\n")
+    assert not last["more_body"]
+    assert not any(b'"done":true' in message["body"] for message in earlier)
+
+
+def test_a_stored_response_keeps_nothing_of_what_its_reader_has() -> None:
+    entry, _ = long_entry(1)
+    events = SentEvents(dialect(), counts=False)
+    assert b"".join(events.delta(entry, 0))
+    events.mark_sent()
+    assert not events._choices._log
+
+
 def response_tail(frontend: Any) -> StreamResponse:
     """A stored response from its first event on."""
     source = AttachedJob(frontend, record_with(1))
@@ -224,7 +242,7 @@ async def test_a_tail_that_is_cut_within_an_entry_names_the_last_event_that_it_w
     if is_response:
         response = response_tail(frontend)
         name, place = b'"sequence_number":', b"&starting_after=%s goes"
-    await response({"type": "http", "state": {}}, receive, send)
+    await response({"type": "http", "path": "/generate", "state": {}}, receive, send)
     *written, farewell = bodies
     ids = re.findall(name + rb"([0-9-]+)", b"".join(written))
     assert 0 < len(ids) < NUM_TOKENS

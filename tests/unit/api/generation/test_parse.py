@@ -46,6 +46,7 @@ def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
         ({"logit_bias": {"5": "x"}}, "logit_bias", None),
         ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x", "unsupported_parameter"),
         ({"model": None}, "model", "missing_required_parameter"),
+        ({"model": None, "n": [{}]}, "n", None),
         ({"x" * 500: 1}, "x" * 200, "unsupported_parameter"),
         ({"temperature": 10**400}, "temperature", None),
     ],
