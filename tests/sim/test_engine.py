@@ -32,7 +32,7 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.timeout(0 if "PENSTOCK_SIM_SEEDS" in os.environ else 120)
+@pytest.mark.timeout(0 if "PENSTOCK_SIM_SEEDS" in os.environ else 600)
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_every_request_ends_once_with_the_text_of_its_lone_run(lookahead: int) -> None:
     seen: Counter[str] = Counter()

@@ -58,7 +58,7 @@ SEEDED = {
 }
 
 
-@pytest.mark.timeout(0 if MORE_FAULTS else 120)
+@pytest.mark.timeout(0 if MORE_FAULTS else 600)
 @pytest.mark.parametrize(
     ("rules", "min_states"),
     [
