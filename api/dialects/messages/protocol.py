@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from api.errors import unsupported
-from api.generation.messages import MAX_MESSAGES, MAX_PARTS
+from api.generation.messages import MAX_MESSAGES
 from api.generation.models import ServedModel
 from api.generation.protocol import (
     JobParameters,
@@ -54,8 +54,8 @@ class TextBlock(RequestModel):
 
 
 # Lists end at their first fault: the cost of an error is bounded.
-# Lists end at their first fault, and are refused unread where they are too long.
-TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True, max_length=MAX_PARTS)]
+# Lists end at their first fault.
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
 
 
 class ThinkingBlock(RequestModel):
@@ -88,9 +88,9 @@ class ToolResultBlock(RequestModel):
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-UserBlocks = Annotated[list[UserBlock], Field(fail_fast=True, max_length=MAX_PARTS)]
+UserBlocks = Annotated[list[UserBlock], Field(fail_fast=True)]
 AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
-AssistantBlocks = Annotated[list[AssistantBlock], Field(fail_fast=True, max_length=MAX_PARTS)]
+AssistantBlocks = Annotated[list[AssistantBlock], Field(fail_fast=True)]
 
 
 class UserMessage(RequestModel):

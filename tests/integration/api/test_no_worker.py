@@ -145,7 +145,9 @@ def test_a_job_that_waits_in_vain_ends_in_time_without_any_worker(
 def test_after_the_set_time_a_model_without_a_worker_is_refused_again_but_for_one_that_is_kept(
     redis_url: str, tmp_path: Path, stack: ExitStack
 ) -> None:
-    served = Deployment(redis_url, tmp_path, stack, MODEL_RETENTION_S="15")  # a late look may cost seconds
+    served = Deployment(
+        redis_url, tmp_path, stack, MODEL_RETENTION_S="15"
+    )  # a late look may cost seconds
     keeping = served.start_frontend(MODEL_RETENTION_S="0", KEEP_MODELS=f"other,{MODEL}")
     served.end_worker(served.start_worker(), signal.SIGKILL)
     assert served.get("/ready").status_code == 200
