@@ -203,7 +203,7 @@ class Services:
 
 
 def job_defaults(settings: ApiSettings) -> JobDefaults:
-    """Returns what a job gets where its request does not say."""
+    """Returns the defaults of a job's parameters."""
     return JobDefaults(
         settings.request_timeout_s, settings.queue_timeout_s, settings.accept_durability
     )

@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One request of a batch, as its line says."""
+    """One request of a batch: a line of its input file."""
 
     custom_id: str
     body: bytes  # a JSON object

@@ -48,7 +48,7 @@ class BatchService:
         limits: BatchLimits,
         output_life_s: int,
     ) -> None:
-        """`output_life_s`: how long output files are kept where the request does not say."""
+        """`output_life_s`: how long output files are kept by default."""
         self._batches = batches
         self._storage = storage
         self._durable = durable

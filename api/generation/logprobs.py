@@ -214,7 +214,7 @@ def completion_logprobs(
     """Returns None without entries, else members that are made as they are read.
 
     `text_offset` counts characters of the answer. The chosen token is always among
-    `top_logprobs`, so there may be one more than asked for.
+    `top_logprobs`, so there may be one more than requested.
     """
     if not placed:
         return None

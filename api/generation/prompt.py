@@ -88,7 +88,7 @@ class EncodedPrompt:
 
     param: str  # the member it came in
     token_ids: tuple[int, ...]
-    text: str  # "" where it came as token ids and no text was asked for
+    text: str  # "" for token ids whose text is not needed
 
 
 def encoded_prompts(

@@ -223,7 +223,7 @@ def check_stream_options(is_streamed: bool, include_obfuscation: bool | None) ->
 class ResponseModel(BaseModel):
     """An object of a response, as the OpenAPI document describes it.
 
-    Optional fields are left out of a response that was not asked for them. A response may have more
+    Optional fields are left out of a response that did not request them. A response may have more
     fields than its model: clients ignore what they do not know.
     """
 

@@ -13,7 +13,7 @@ from shared.messages import Durability
 
 @dataclass(frozen=True, slots=True)
 class JobDefaults:
-    """What a job gets where its request does not say. `queue_timeout_s` 0: no limit."""
+    """Defaults of a job's parameters. `queue_timeout_s` 0: no limit."""
 
     timeout_s: float
     queue_timeout_s: float

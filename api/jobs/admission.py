@@ -99,7 +99,7 @@ class Admission:
 
     async def _not_accepted(self, job: Job, error: TransportError) -> ApiError:
         log.warning("submit failed", extra={"job_id": job.job_id, "reason": str(error)})
-        # By its key it can be asked for again, and others may be reading it.
+        # By its key it can be requested again, and others may be reading it.
         if job.idempotency is None:
             await self._disconnects.cancel(job.job_id)
         return (

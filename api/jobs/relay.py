@@ -1,7 +1,7 @@
 """EventRelay: one job's events for one reader, in order, once each, then exactly one end.
 
 Order of opening: subscribe, wait for the confirmation, submit; so no event of the job can precede
-its reader. The subscription may be asked for before (`expect`), while the job is being made.
+its reader. The subscription may be sent before (`expect`), while the job is being made.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ MAX_LOGPROBS = 5
 
 
 def completion_sampling(request: CompletionRequest, budget: ContextBudget) -> SamplingParams:
-    """Raises InvalidParameter. 16 tokens where the request does not say, or what fits.
+    """Raises InvalidParameter. `max_tokens` is 16 by default, or what fits.
 
     With `echo` the prompt is scored as the answer is, and the answer may have no token.
     """

@@ -23,11 +23,11 @@ from api.jobs.new_job import Prepared, new_job
 from shared.messages import SamplingParams
 
 DEFAULT_MAX_TOKENS = 64
-DEFAULT_TEMPERATURE = 0.0  # of a model that has no default of its own
+DEFAULT_TEMPERATURE = 0.0  # where the model's generation_config has none
 
 
 def generate_sampling(request: GenerateRequest, budget: ContextBudget) -> SamplingParams:
-    """Raises InvalidParameter. 64 tokens where the request does not say, or what fits."""
+    """Raises InvalidParameter. `max_tokens` is 64 by default, or what fits."""
     check_prompt_logprobs(request.prompt_logprobs, streamed=request.stream)
     with renamed_parameters({"repetition_penalty": "rep_penalty"}):
         return SamplingParams(

@@ -230,7 +230,7 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"thinking\.type"),
         "'adaptive' lets the model think as long as it likes, 'enabled' as long as its budget "
-        "lasts, 'disabled' asks the template for none",
+        "lasts, 'disabled' turns it off in the chat template",
     ),
     (re.compile(r"thinking\.display"), "what the model thinks is always shown"),
     (re.compile(r"speed"), "there is one speed"),

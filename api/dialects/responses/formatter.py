@@ -77,7 +77,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         if event.piece is None:
             self._output.add_logprobs(logprobs)
             return ()
-        return list(self._output.say(event.piece, logprobs))
+        return list(self._output.add(event.piece, logprobs))
 
     def finished(self, end: Finished) -> Sequence[Payload]:
         begin = self._begin()

@@ -75,8 +75,8 @@ class ResponseOutput:
         is_open = [] if self._open is None else [self._open.payload(status)]
         return [*self._done, *is_open]
 
-    def say(self, event: OutputEvent, logprobs: Logprobs) -> Iterator[Payload]:
-        """Events of a piece of the turn; `logprobs` are of its tokens, where it is text."""
+    def add(self, event: OutputEvent, logprobs: Logprobs) -> Iterator[Payload]:
+        """Adds a piece of the output and yields its events; `logprobs` belong to text."""
         match event:
             case Text(text=text):
                 yield from self._in("message")

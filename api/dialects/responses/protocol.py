@@ -185,7 +185,7 @@ class ResponseDeleted(ResponseModel):
 
 
 class ItemList(ResponseModel):
-    """A page of input items; newest first unless asked otherwise."""
+    """A page of input items; newest first by default."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

@@ -50,7 +50,7 @@ class ReadingFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ResponseFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request asked for, as far as its answer repeats or needs it.
+    """The parameters of a request that its response repeats or needs.
 
     `card` is of the model that answers: what it was called, and by which files its tokens are read.
     A newer release's further members are ignored on reading.

@@ -71,7 +71,7 @@ class ResponseStore:
         if record is None or record.kind != ResponseFormatter.kind or record.tenant != tenant:
             raise response_not_found(name)
         text = await self._jobs.facts(record.job_id)
-        if text is None:  # it was asked not to be stored
+        if text is None:  # its request had `store: false`
             raise response_not_found(name)
         try:
             return StoredResponse(name, record, decode_facts(text))

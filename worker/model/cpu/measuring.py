@@ -19,7 +19,7 @@ from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import DecoderStack
-from worker.model.layers.ops import Multiply, Ops
+from worker.model.layers.ops import OPERATOR_ERRORS, Multiply, Ops
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class ProductMeter:
             try:
                 way = _product(make_ops(), weight, shape)
                 found = way(x).float()
-            except (RuntimeError, AttributeError, NotImplementedError, TypeError) as error:
+            except OPERATOR_ERRORS as error:
                 if name != ONEDNN:
                     raise
                 # Torch's operators for packed products are private: they may vanish or change.

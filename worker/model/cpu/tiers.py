@@ -31,7 +31,7 @@ from worker.model.device import available_host_bytes
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderStack, LayerByLayer, StackByRows
-from worker.model.layers.ops import Ops, TorchOps
+from worker.model.layers.ops import OPERATOR_ERRORS, Ops, TorchOps
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def what_is_wrong(ops: Ops, like: Ops, dtype: torch.dtype) -> str | None:
     x = torch.randn(rows, size_in, generator=generator).to(dtype)
     try:
         found = ops.linear(weight, bias)(x)
-    except (RuntimeError, AttributeError, NotImplementedError, TypeError) as error:
+    except OPERATOR_ERRORS as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     expected = like.linear(weight, bias)(x)
     if found.shape != expected.shape or found.dtype != expected.dtype:

@@ -24,6 +24,11 @@ class HeadNorm:
     eps: float
 
 
+# What torch's private operators raise where they are missing, or have changed. Callers log or
+# return them.
+OPERATOR_ERRORS = (RuntimeError, AttributeError, NotImplementedError, TypeError)
+
+
 class Ops(Protocol):
     """One step of a layer each. Inputs are contiguous, in the model's dtype, on its device.
 
