@@ -51,7 +51,7 @@ def test_compose_keeps_jobs_safe_by_its_settings() -> None:
     assert services["worker-gpu"]["profiles"] == ["gpu"]
 
 
-def test_compose_shows_the_frontend_to_nobody_else_without_being_told_to() -> None:
+def test_compose_publishes_the_frontend_on_loopback_by_default() -> None:
     frontend = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"][
         "frontend"
     ]

@@ -67,7 +67,7 @@ async def _live(scenario: Scenario, number: int) -> bool:
     return len(await _live_ids(scenario)) == number
 
 
-async def test_a_slow_reader_holds_nobody_up_and_costs_bounded_memory(scenario: Scenario) -> None:
+async def test_a_slow_reader_delays_no_other_and_costs_bounded_memory(scenario: Scenario) -> None:
     frontend = scenario.deployment.frontends[0]
     await scenario.all_finished([scenario.client(20, first_url=0) for _ in range(20)])
     before = frontend.rss_bytes()

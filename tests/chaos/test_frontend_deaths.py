@@ -136,7 +136,7 @@ async def _all_orphaned(scenario: Scenario, job_ids: list[str]) -> bool:
     return all((j["state"], j.get("reason")) == (JobState.CANCELLED, "orphaned") for j in jobs)
 
 
-async def test_a_frontend_told_to_end_lets_short_streams_finish_and_cuts_long_ones(
+async def test_a_stopping_frontend_lets_short_streams_finish_and_cuts_long_ones(
     scenario: Scenario,
 ) -> None:
     leaving, _ = await scenario.deployment.use_frontends(SHUTDOWN_TIMEOUT_S=6)

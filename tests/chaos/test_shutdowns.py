@@ -6,7 +6,7 @@ from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
 
 
-async def test_a_worker_told_to_end_hands_its_jobs_on_without_blame(scenario: Scenario) -> None:
+async def test_a_stopping_worker_hands_its_jobs_on_without_blame(scenario: Scenario) -> None:
     clients = scenario.clients(12, 150)
     async with scenario.middle_of(clients):
         leaving = await scenario.worker_of(clients[0].reading.job_id)

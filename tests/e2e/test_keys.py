@@ -87,7 +87,7 @@ def test_the_dashboard_asks_for_a_key_and_then_shows_the_workers(penstock: Launc
         tab.close()
 
 
-def test_nobody_is_served_on_an_open_address_without_keys(tmp_path: Path) -> None:
+def test_an_open_address_without_keys_serves_no_other_machine(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "shared.launcher"],
         cwd=tmp_path,

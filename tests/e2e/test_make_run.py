@@ -156,7 +156,7 @@ def test_a_killed_private_server_is_started_again_and_a_stream_goes_on(tmp_path:
         assert service.http.get(f"/v1/jobs/{job_id}").json()["attempt"] == 1
 
 
-def test_a_given_redis_that_is_not_there_is_said_and_waited_for(tmp_path: Path) -> None:
+def test_a_given_redis_that_is_unreachable_is_reported_and_waited_for(tmp_path: Path) -> None:
     server = PrivateServer(tmp_path / "redis")
     url = server.start()
     server.stop()

@@ -230,7 +230,7 @@ def test_a_stream_without_its_end_does_not_pass_for_an_answer(playground: Page) 
     expect(answer.get_by_role("alert")).to_have_text("The connection ended before the answer did.")
 
 
-def test_a_server_that_is_gone_is_said_in_a_sentence(playground: Page, tab: Tab) -> None:
+def test_a_server_that_is_gone_is_reported_in_a_sentence(playground: Page, tab: Tab) -> None:
     playground.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
     answer = ask(playground, "Anybody?")
     expect(answer.get_by_role("alert")).to_have_text("The server cannot be reached.")

@@ -41,7 +41,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]
         yield made
 
 
-def test_the_engines_knobs_are_set_by_the_environment_and_told_by_health(
+def test_engine_options_are_set_by_the_environment_and_shown_by_health(
     service: ServiceClient,
 ) -> None:
     worker = service.worker()

@@ -73,7 +73,7 @@ def test_each_token_arrives_when_it_is_made(service: ServiceClient) -> None:
     assert last.at_s - tokens[0].at_s >= 10 * STEP_MS / 1000
 
 
-def test_the_time_to_the_first_token_is_told_as_the_client_measures_it(
+def test_the_time_to_the_first_token_is_reported_as_the_client_measures_it(
     service: ServiceClient,
 ) -> None:
     begin_s = time.monotonic()
@@ -219,7 +219,7 @@ def test_keepalives_carry_a_waiting_stream_through_an_impatient_proxy(
     assert job["timings"]["queue_ms"] > PROXY_PATIENCE_S * 1000
 
 
-def test_a_reader_that_stops_reading_holds_up_nobody(service: ServiceClient) -> None:
+def test_a_reader_that_stops_reading_delays_no_other(service: ServiceClient) -> None:
     body = b'{"prompt": "stopped", "max_tokens": 1500}'
     with socket.socket() as stopped:
         stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

@@ -134,7 +134,7 @@ async def until_idle(service: Shared) -> None:
                     await asyncio.gather(*map(http.delete, paths[begin : begin + 8]))
 
 
-async def test_the_largest_answers_stop_nobody(
+async def test_the_largest_answers_stop_no_other(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
     counts = await storm(echo_service, bystanders, "largest_answers")
@@ -148,7 +148,7 @@ async def test_jobs_of_many_choices_leave_seats_to_others(
     assert (await storm(echo_service, bystanders, "most_choices"))["POST 200"] >= 2
 
 
-async def test_slow_readers_slow_nobody_else(echo_service: Shared, bystanders: Bystanders) -> None:
+async def test_slow_readers_delay_no_other(echo_service: Shared, bystanders: Bystanders) -> None:
     assert (await storm(echo_service, bystanders, "slow_readers"))["bytes read slowly"] >= 80
 
 
@@ -174,7 +174,7 @@ async def test_a_huge_batch_waits_behind_others(
     assert counts["cancel 200"] == 1
 
 
-async def test_huge_bodies_hold_nobody_up(echo_service: Shared, bystanders: Bystanders) -> None:
+async def test_huge_bodies_delay_no_other(echo_service: Shared, bystanders: Bystanders) -> None:
     counts = await storm(echo_service, bystanders, "huge_bodies")
     assert counts["POST 400"] > 0, counts
     assert not any(name.startswith("POST 5") for name in counts), counts
@@ -196,7 +196,7 @@ async def test_hundreds_of_waiting_streams(echo_service: Shared, bystanders: Bys
     assert (await storm(echo_service, bystanders, "waiting_streams"))["stream 200"] >= 250
 
 
-async def test_dear_grammars_hold_nobody_up(
+async def test_expensive_grammars_delay_no_other(
     request: pytest.FixtureRequest, demo_service: Shared
 ) -> None:
     async with recorded_bystanders(demo_service, request.node.name) as bystanders:

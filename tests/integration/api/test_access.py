@@ -107,7 +107,7 @@ def generated(client: httpx.Client, **more: Any) -> str:
         {"authorization": f"Bearer {new_key()}", "x-api-key": ACME},
     ],
 )
-def test_nobody_is_let_in_without_a_key_that_is_known(
+def test_a_request_without_a_known_key_is_refused(
     nobody: httpx.Client, method: str, path: str, headers: dict[str, str]
 ) -> None:
     answer = nobody.request(method, path, headers=headers)

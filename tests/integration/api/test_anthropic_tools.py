@@ -252,7 +252,7 @@ def test_thinking_is_a_block_of_its_own(client: Anthropic) -> None:
     assert plain(again) == [{"type": "text", "text": "Yes."}]
 
 
-def test_thinking_is_asked_for_through_the_template(client: Anthropic) -> None:
+def test_thinking_is_enabled_through_the_template(client: Anthropic) -> None:
     counted = [
         client.messages.count_tokens(model=ECHO_HERMES, messages=QUESTION, thinking=thinking)
         for thinking in ({"type": "adaptive"}, {"type": "disabled"})
@@ -261,7 +261,7 @@ def test_thinking_is_asked_for_through_the_template(client: Anthropic) -> None:
 
 
 @pytest.mark.parametrize("choice", ["any", "tool"])
-def test_a_call_that_is_asked_for_is_made(client: Anthropic, choice: str) -> None:
+def test_a_required_call_is_made(client: Anthropic, choice: str) -> None:
     chosen: Any = {"type": "any"} if choice == "any" else {"type": "tool", "name": "depth"}
     message = client.messages.create(
         model=ENFORCED,

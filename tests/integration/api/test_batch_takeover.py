@@ -240,9 +240,7 @@ def test_a_batch_goes_on_after_an_outage_of_redis(
         server.stop()
 
 
-def test_a_cancel_is_heard_by_whoever_takes_over(
-    stage: Stage, client: OpenAI, files_dir: Path
-) -> None:
+def test_a_cancel_reaches_the_next_owner(stage: Stage, client: OpenAI, files_dir: Path) -> None:
     stage.script.stop_after = 3  # every row of more tokens hangs there
     with runner(stage, files_dir) as first:
         batch_id = begin(client)

@@ -91,7 +91,7 @@ def test_a_batch_from_upload_to_answers(client: OpenAI, stage: Stage) -> None:
     assert batch.expires_at == batch.created_at + 86_400
 
 
-def test_chat_and_responses_are_asked_as_their_routes_are(client: OpenAI) -> None:
+def test_rows_of_chat_and_responses_are_checked_as_their_routes_are(client: OpenAI) -> None:
     chat = {
         "custom_id": "a",
         "method": "POST",
@@ -148,7 +148,7 @@ def test_a_row_that_its_route_would_refuse_is_in_the_error_file(client: OpenAI) 
     assert refused["hasty"][1]["param"] == "queue_timeout"
 
 
-def test_a_row_is_told_which_of_its_members_were_ignored(client: OpenAI) -> None:
+def test_a_row_lists_its_ignored_members(client: OpenAI) -> None:
     def response(custom_id: str, **members: Any) -> dict[str, Any]:
         body = {"model": MODEL, "input": "hi", "max_output_tokens": 3, **members}
         return {"custom_id": custom_id, "method": "POST", "url": "/v1/responses", "body": body}

@@ -119,7 +119,7 @@ def test_an_endless_head_is_refused(stage: Stage, start: bytes) -> None:
         assert answer == b"" or b" 431 " in answer.splitlines()[0]
 
 
-def test_a_head_that_is_too_large_is_told_so(stage: Stage) -> None:
+def test_a_head_that_is_too_large_gets_a_431(stage: Stage) -> None:
     with connection(stage) as made:
         made.sendall(b"GET / HTTP/1.1\r\n")
         for _ in range(3):

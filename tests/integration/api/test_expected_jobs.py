@@ -33,9 +33,7 @@ def test_a_refused_request_leaves_no_channel(
     wait_until(lambda: num_channels(redis_url, stage) == 0, "the channel to be left")
 
 
-def test_what_cannot_be_read_is_subscribed_to_by_nobody(
-    client: httpx.Client, redis_url: str
-) -> None:
+def test_what_cannot_be_read_is_not_subscribed_to(client: httpx.Client, redis_url: str) -> None:
     before = num_subscribes(redis_url)
     unknown = {"model": MODEL, "prompt": "hi", "no_such_member": 4}
     assert client.post("/v1/completions", json=unknown).status_code == 400

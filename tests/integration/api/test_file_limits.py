@@ -108,7 +108,7 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(client: OpenAI, stage
     assert not list(client.files.list())
 
 
-def test_nobody_sees_the_files_and_batches_of_others(
+def test_tenants_do_not_see_the_files_and_batches_of_others(
     redis_url: str,
     checkpoint: Path,
     tmp_path: Path,

@@ -110,7 +110,7 @@ def test_an_unknown_job_is_a_404(client: httpx.Client, name: str) -> None:
         assert answer.json()["error"]["code"] == "job_not_found"
 
 
-def test_tokens_that_share_an_entry_of_the_log_are_told_one_by_one(
+def test_tokens_that_share_an_entry_of_the_log_are_sent_one_by_one(
     client: httpx.Client, stage: Stage
 ) -> None:
     told, name = [], ""
@@ -199,7 +199,7 @@ def test_a_stream_goes_on_at_another_frontend(
         assert other.get(f"/v1/jobs/{name}").json()["status"] == "finished"
 
 
-def test_the_end_of_a_cancelled_job_is_told_once(client: httpx.Client, stage: Stage) -> None:
+def test_the_end_of_a_cancelled_job_is_sent_once(client: httpx.Client, stage: Stage) -> None:
     stage.script.step_s = 0.2
     with client.stream("POST", "/generate", json={**PROMPT, "max_tokens": 400}) as running:
         name = running.headers["x-request-id"]

@@ -78,7 +78,7 @@ def test_a_long_completion_comes_in_chunks_and_is_its_stream(
             assert len(values) == LONG["max_tokens"]
 
 
-def test_a_long_response_is_the_same_whole_streamed_stored_and_told_again(
+def test_a_long_response_is_the_same_whole_streamed_stored_and_replayed(
     client: httpx.Client,
 ) -> None:
     asked = {

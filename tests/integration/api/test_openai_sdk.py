@@ -58,7 +58,7 @@ def test_streamed_chat_is_the_whole_answer_in_pieces(client: OpenAI) -> None:
     assert "�" not in text
 
 
-def test_no_chunk_speaks_of_usage_unless_asked(client: OpenAI) -> None:
+def test_no_chunk_has_usage_unless_requested(client: OpenAI) -> None:
     stream = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=3, stream=True
     )

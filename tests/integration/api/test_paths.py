@@ -46,5 +46,5 @@ def test_a_base_url_with_a_slash_serves_the_sdk(stage: Stage) -> None:
         assert [model.id for model in sdk.models.list()] == [MODEL]
 
 
-def test_the_release_is_told_as_vllm_tells_it(client: httpx.Client) -> None:
+def test_the_version_is_reported_as_vllm_does(client: httpx.Client) -> None:
     assert client.get("/version").json() == {"version": version("penstock")}

@@ -282,7 +282,7 @@ def test_the_cached_prompt_is_scored_anew_and_alike(base_url: str) -> None:
     assert again["choices"] == first["choices"]
 
 
-def test_a_repeat_under_its_key_is_told_the_same(base_url: str) -> None:
+def test_a_repeat_under_its_key_gets_the_same_response(base_url: str) -> None:
     def keyed() -> dict[str, Any]:
         body = {**BODY, "prompt": LONG, "echo": True, "logprobs": 2}
         response = httpx.post(

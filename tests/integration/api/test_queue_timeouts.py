@@ -37,7 +37,7 @@ def job_of(client: httpx.Client, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_who_waited_in_vain_is_told_so_in_every_dialect(
+def test_a_queue_timeout_is_an_error_in_every_dialect(
     client: httpx.Client, stage: Stage, path: str
 ) -> None:
     park(stage)
@@ -83,7 +83,7 @@ def test_a_value_out_of_bounds_is_a_400_that_names_it(
     assert error.get("details", error)["param"] == "queue_timeout"
 
 
-def test_the_setting_holds_where_a_request_says_nothing_and_somebody_waits(
+def test_the_default_timeout_holds_where_a_request_has_none_and_a_client_waits(
     client: httpx.Client, stage: Stage
 ) -> None:
     park(stage)

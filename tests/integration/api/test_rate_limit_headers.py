@@ -170,14 +170,14 @@ def test_a_response_in_the_background_tells_it(limited: Stage) -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_nothing_is_told_without_limits(limited: Stage, path: str) -> None:
+def test_without_limits_there_are_no_rate_limit_headers(limited: Stage, path: str) -> None:
     with client_of(limited, "free") as client:
         answer = client.post(path, json={**ROUTES[path], "stream": False})
         assert answer.status_code == 200
         assert rate_limits(answer.headers) == {}
 
 
-def test_nothing_is_told_of_what_no_allowance_was_asked_for(limited: Stage) -> None:
+def test_responses_without_a_charge_have_no_rate_limit_headers(limited: Stage) -> None:
     with client_of(limited, "both") as client:
         for answer in (
             client.get("/v1/models"),
@@ -187,7 +187,9 @@ def test_nothing_is_told_of_what_no_allowance_was_asked_for(limited: Stage) -> N
             assert rate_limits(answer.headers) == {}
 
 
-def test_a_request_sent_again_is_told_what_is_left_and_charged_nothing(limited: Stage) -> None:
+def test_a_request_sent_again_gets_the_remaining_limits_and_is_charged_nothing(
+    limited: Stage,
+) -> None:
     key = {"idempotency-key": "once"}
     with client_of(limited, "again") as client:
         first, again = (client.post("/generate", json=PROMPT, headers=key) for _ in range(2))
@@ -200,7 +202,7 @@ def test_a_request_sent_again_is_told_what_is_left_and_charged_nothing(limited: 
         )
 
 
-def test_each_prompt_counts_and_the_last_one_is_told(limited: Stage) -> None:
+def test_each_prompt_counts_and_headers_are_those_after_the_last(limited: Stage) -> None:
     body = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 4}
     with client_of(limited, "prompts") as client:
         accepted, refused = (client.post("/v1/completions", json=body) for _ in range(2))

@@ -73,7 +73,7 @@ def test_what_is_left_out_is_the_makers(stage: Stage, route: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_what_is_asked_for_is_what_is_asked_for(stage: Stage, route: str) -> None:
+def test_each_parameter_reaches_the_sampling_params(stage: Stage, route: str) -> None:
     asked = {
         "temperature": 1.0,
         "top_k": 0,

@@ -172,7 +172,7 @@ def test_a_failure_in_the_stream_is_one_error_event_then_done(
     assert whole.headers["x-should-retry"] == "false"
 
 
-def test_a_cancel_by_somebody_else_is_an_error_not_a_stop(stage: Stage) -> None:
+def test_a_cancel_from_outside_is_an_error_not_a_stop(stage: Stage) -> None:
     stage.script.step_s = 0.2
     with httpx.stream(
         "POST", f"{stage.base_url}/v1/chat/completions", json={**CHAT, "max_tokens": 400}

@@ -139,7 +139,7 @@ def test_stop_strings_and_limits_cut_a_structured_answer(client: OpenAI) -> None
     assert "born" not in (stopped.choices[0].message.content or "")
 
 
-def test_log_probabilities_are_of_what_could_be_said(client: OpenAI) -> None:
+def test_log_probabilities_are_of_the_allowed_tokens(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         **ASKED, logprobs=True, top_logprobs=5, seed=6, extra_body={"guided_choice": ["on", "off"]}
     )
@@ -189,7 +189,7 @@ def test_what_cannot_be_compiled_is_refused_before_anything_is_queued(
     assert jobs() <= before
 
 
-def test_a_worker_that_cannot_keep_to_a_grammar_is_not_asked_to(client: OpenAI) -> None:
+def test_structured_output_is_refused_where_no_worker_supports_it(client: OpenAI) -> None:
     for members in ({"response_format": FORMAT}, {"extra_body": {"guided_regex": "a"}}):
         with pytest.raises(BadRequestError) as refused:
             client.chat.completions.create(**{**ASKED, "model": ECHO_HERMES, **members})

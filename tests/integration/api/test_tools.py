@@ -260,7 +260,7 @@ def test_a_budget_bounds_the_tokens_of_reasoning(base_url: str) -> None:
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 2 * (9 + 1)
 
 
-def test_the_last_message_is_continued_where_it_is_asked_for(base_url: str) -> None:
+def test_the_last_message_is_continued_on_request(base_url: str) -> None:
     begun = {"role": "assistant", "content": "It is ("}
     asked = {"model": ECHO_HERMES, "messages": [USER, begun], "max_tokens": 100}
     continued = {**asked, "continue_final_message": True, "add_generation_prompt": False}
@@ -470,7 +470,7 @@ def test_what_is_wrong_is_refused_by_name(
     assert refused(base_url, **members)[0] == param
 
 
-def test_times_are_told_on_request(base_url: str) -> None:
+def test_times_are_reported_on_request(base_url: str) -> None:
     names = {
         "time_to_first_token_ms",
         "generation_time_ms",

@@ -14,7 +14,7 @@ from worker.settings import WorkerSettings
 ROOT = Path(__file__).parents[3]
 
 
-def test_one_that_is_told_to_end_before_it_has_begun_ends_in_silence() -> None:
+def test_a_process_stopped_before_it_begins_ends_without_a_message() -> None:
     settings = WorkerSettings(redis_url="fake://", runner="echo")  # type: ignore[arg-type]
     configure = Configure(settings.engine_options(ROOT), "INFO", "text")
     ours, theirs = socket.socketpair()

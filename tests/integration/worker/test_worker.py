@@ -404,7 +404,7 @@ async def test_prompts_that_find_no_blocks_stay_in_the_queue_for_others(
     await assert_idle(transport)
 
 
-async def test_a_worker_that_still_waits_for_its_server_ends_when_told(
+async def test_a_worker_that_still_waits_for_its_server_ends_on_sigterm(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = start_worker(url=f"unix://{tmp_path}/nowhere.sock")

@@ -87,7 +87,7 @@ def test_a_seeded_bug_is_found(bug: Bug) -> None:
     assert 0 < len(result.trace) <= MAX_TRACE
 
 
-def test_without_faults_the_job_needs_nobodys_help() -> None:
+def test_without_faults_the_job_needs_no_recovery() -> None:
     """The shortest run of all: no lost reply, no lease, no second worker is ever used."""
     result = check(Protocol(num_faults=0))
     assert result.fault is None, str(result)

@@ -39,7 +39,7 @@ def test_an_outage_of_minutes_is_a_few_lines(caplog: pytest.LogCaptureFixture) -
     assert caplog.records[0].error == "refused"  # type: ignore[attr-defined]
 
 
-def test_the_next_outage_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_next_outage_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     outage = RateLimitedOutageLog(
         logging.getLogger("t"), failing="gone", recovered="here", clock=clock

@@ -114,7 +114,7 @@ def test_a_finished_job_makes_room(jobs: RunningJobs) -> None:
     assert estimator() == 1
 
 
-def test_an_engine_that_has_not_spoken_is_asked_for_nothing_more_than_places(
+def test_before_its_first_report_an_engine_gets_jobs_for_its_seats_only(
     jobs: RunningJobs,
 ) -> None:
     assert AdmissionEstimator(jobs, Engine(ready=None))() == 8
@@ -136,7 +136,7 @@ def place(
         ([(f"{i}", "ab"[i % 2], 1) for i in range(8)], ("a", "b")),
     ],
 )
-def test_without_a_free_place_jobs_are_taken_that_get_a_seat_of_somebody(
+def test_without_a_free_seat_jobs_are_pulled_that_get_one_from_others(
     jobs: RunningJobs, held: list[tuple[str, str, int]], left_out: tuple[str, ...]
 ) -> None:
     engine = Engine()
@@ -148,7 +148,7 @@ def test_without_a_free_place_jobs_are_taken_that_get_a_seat_of_somebody(
     assert (more.count, more.leave_out) == (1, left_out)
 
 
-def test_nothing_is_taken_without_a_place_when_nobody_could_give_one(jobs: RunningJobs) -> None:
+def test_no_job_is_pulled_without_a_seat_when_none_can_be_freed(jobs: RunningJobs) -> None:
     engine = Engine()
     for index in range(8):
         place(jobs, engine, f"0-{index}", f"tenant-{index}")

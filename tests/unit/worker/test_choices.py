@@ -239,7 +239,7 @@ async def test_a_log_in_which_every_choice_had_ended_gets_its_end() -> None:
     assert bench.sent == []
 
 
-async def test_a_log_whose_choice_had_ended_unsaid_says_it_with_the_next_token() -> None:
+async def test_a_choice_that_ended_without_an_event_ends_with_the_next_token() -> None:
     bench = Bench()
     segments = (Segment(0, 1, 1), Segment(1, 1, 1))
     job = make_job(num_choices=2, stop_token_ids=(97,))

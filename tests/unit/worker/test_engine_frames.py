@@ -73,7 +73,7 @@ def test_a_frame_that_is_too_long_is_raised_behind_those_before_it(play: Scene) 
     play(scene)
 
 
-def test_an_engine_whose_frames_nobody_takes_is_paused_until_somebody_does(play: Scene) -> None:
+def test_an_engine_whose_frames_are_not_read_pauses_until_they_are(play: Scene) -> None:
     async def scene(frames: EngineFrames, theirs: socket.socket) -> None:
         body = b"x" * 4096
         num_frames = 64 * READ_AHEAD_BYTES // len(body)

@@ -131,7 +131,7 @@ async def test_a_beat_without_an_answer_is_given_up_in_time_for_the_next(
     assert caplog.text.count("a heartbeat was not delivered") == 1
 
 
-async def test_a_loop_that_stood_still_for_half_a_lease_is_told(
+async def test_a_loop_that_stalled_for_half_a_lease_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench(lease_ms=40)

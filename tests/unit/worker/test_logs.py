@@ -31,7 +31,7 @@ def logs(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> Iterator[io.
 
 
 @pytest.mark.parametrize("log_format", [LogFormat.JSON, LogFormat.TEXT])
-def test_a_message_is_not_said_twice(log_format: LogFormat) -> None:
+def test_a_message_is_not_logged_twice(log_format: LogFormat) -> None:
     with logs(log_format) as stream:
         log.info("began %d", 7, extra={"color_message": "began \033[36m%d\033[0m"})
     assert "color_message" not in stream.getvalue()

@@ -113,7 +113,7 @@ def test_logprobs_travel_with_their_tokens() -> None:
     assert box.next_append().delta.logprobs == (entries[1],)
 
 
-def test_pieces_of_one_choice_are_told_apart_where_there_are_several() -> None:
+def test_pieces_of_one_choice_are_separated_where_there_are_several() -> None:
     box = outbox()
     box.add((1,), "a", None)
     assert box.next_append().delta.segments is None
@@ -142,7 +142,7 @@ def test_of_what_has_fallen_far_behind_neighbours_go_together() -> None:
     )
 
 
-def test_pieces_of_several_choices_are_told_apart() -> None:
+def test_pieces_of_several_choices_are_separated() -> None:
     box = outbox()
     stop = FinishReason.STOP
     box.add((1,), "a", None, Segment(0, 1, 1))
@@ -242,7 +242,7 @@ def test_of_a_resumed_log_of_several_choices_every_piece_keeps_its_choice() -> N
     assert append.end_hash == chain_hash("", chain_links((5, 6, 7), append.delta.segments))
 
 
-def test_without_its_log_nothing_before_it_can_be_said_again() -> None:
+def test_without_its_log_nothing_can_be_replayed() -> None:
     box = Outbox("0-a", 2, Cursor(3, 4), (5, 6, 7), chain_hash)
     assert not box.rewind(START)
 

@@ -307,7 +307,7 @@ async def test_an_answer_to_an_older_attempt_does_not_touch_the_newer_one() -> N
         ]
 
 
-async def test_the_prefix_hit_is_told_with_the_first_tokens() -> None:
+async def test_the_prefix_hit_comes_with_the_first_tokens() -> None:
     async with running() as bench:
         bench.publisher.open("0-a", 1, START, ())
         bench.publisher.note_cached_tokens("0-a", 48)

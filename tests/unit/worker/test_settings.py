@@ -263,7 +263,7 @@ def test_without_a_network_a_hub_id_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("value", ["{", "[]", '{"max_tokens": 3}', '{"temperature": 9}'])
-def test_an_override_of_the_sampling_that_cannot_be_used_is_said_at_the_start(
+def test_an_unusable_sampling_override_is_reported_at_start(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("OVERRIDE_GENERATION_CONFIG", value)

@@ -214,7 +214,7 @@ def test_a_process_is_kept_for_the_next_rendering(processes: RenderingProcesses)
     assert processes.pids == before
 
 
-def test_processes_end_with_whoever_started_them(processes: RenderingProcesses) -> None:
+def test_processes_end_with_their_parent(processes: RenderingProcesses) -> None:
     JinjaChatTemplate(ORDINARY, {}, processes=processes)
     (pid,) = processes.pids
     processes.close()

@@ -87,7 +87,7 @@ async def test_only_what_goes_before_counts(transport: RedisTransport) -> None:
     assert (await refusal(steps, **large(timeout_ms=15_000, tenant="flood"))).scope == "deadline"
 
 
-async def test_nobody_is_refused_for_a_rate_that_is_not_known(transport: RedisTransport) -> None:
+async def test_no_request_is_refused_for_an_unknown_rate(transport: RedisTransport) -> None:
     steps = Steps(transport)
     for _ in range(5):
         await steps.submit(**large())

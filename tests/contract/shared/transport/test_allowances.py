@@ -27,7 +27,7 @@ async def pass_ms(steps: Steps, name: str, ms: int) -> None:
     await steps.redis.hincrby(steps.keys.limit("default"), f"{name}_ms", -ms)
 
 
-async def test_what_is_left_is_told_after_the_charge(transport: RedisTransport) -> None:
+async def test_the_remaining_limits_are_those_after_the_charge(transport: RedisTransport) -> None:
     steps = Steps(transport)
     told = await submit(steps, LIMITS)
     assert told == Submission(
@@ -66,7 +66,9 @@ async def test_a_refusal_for_another_reason_tells_them_too(transport: RedisTrans
     assert [left.remaining for left in refused.allowances] == [2]
 
 
-async def test_a_repeat_is_told_what_is_left_and_charged_nothing(transport: RedisTransport) -> None:
+async def test_a_repeat_gets_the_remaining_limits_and_is_charged_nothing(
+    transport: RedisTransport,
+) -> None:
     steps = Steps(transport)
     job = await steps.submit(limits=LIMITS, sampling=SAMPLING)
     before = await steps.redis.hgetall(steps.keys.limit("default"))
@@ -99,7 +101,7 @@ async def test_of_what_is_larger_than_a_minutes_allowance_nothing_is_left(
     assert left == Allowance("tokens", 4, 0, 150_000)
 
 
-async def test_nothing_is_told_without_limits(transport: RedisTransport) -> None:
+async def test_without_limits_there_are_no_rate_limit_headers(transport: RedisTransport) -> None:
     steps = Steps(transport)
     assert await submit(steps, AdmissionLimits()) == Submission(Submitted.ACCEPTED)
     assert (await refusal(steps, AdmissionLimits(max_queued_jobs=1))).allowances == ()

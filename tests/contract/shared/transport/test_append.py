@@ -252,7 +252,7 @@ async def test_the_first_attempts_cached_tokens_stay(transport: RedisTransport) 
     assert again.cached_tokens == 2
 
 
-async def test_scripts_forgotten_by_the_server_are_told_again(transport: RedisTransport) -> None:
+async def test_scripts_forgotten_by_the_server_are_loaded_again(transport: RedisTransport) -> None:
     steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.redis.script_flush()

@@ -202,7 +202,7 @@ async def test_tenants_take_turns_and_unwanted_batches_are_left(transport: Redis
     assert lease.batch_id == made[1]
 
 
-async def test_progress_is_kept_as_it_was_said(transport: RedisTransport) -> None:
+async def test_progress_is_stored_as_it_was_reported(transport: RedisTransport) -> None:
     batches = transport.batches
     made = await new_batch(transport)
     lease = await claimed(transport)
@@ -262,7 +262,7 @@ async def test_a_batch_that_failed_says_of_which_lines(transport: RedisTransport
     assert record.output_file_id is None
 
 
-async def test_a_batch_that_nobody_has_begun_is_cancelled_at_once(
+async def test_a_batch_that_has_not_begun_is_cancelled_at_once(
     transport: RedisTransport,
 ) -> None:
     batches = transport.batches

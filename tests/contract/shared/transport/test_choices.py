@@ -15,7 +15,9 @@ from tests.contract.shared.transport.steps import FINISHED, LEASE_MS, Steps, Str
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-async def test_what_several_choices_said_is_read_back_as_it_was(transport: RedisTransport) -> None:
+async def test_the_text_of_several_choices_is_read_back_as_it_was(
+    transport: RedisTransport,
+) -> None:
     steps = Steps(transport)
     stream = Stream(await steps.running(num_choices=3))
     logprobs = tuple(TokenLogprob(token_id, -0.5) for token_id in (5, 6, 7))

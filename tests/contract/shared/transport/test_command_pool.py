@@ -75,7 +75,7 @@ async def test_more_than_its_connections_wait_for_their_turn(transport: RedisTra
     await pool.aclose()
 
 
-async def test_who_waits_too_long_for_a_connection_or_an_answer_is_told(
+async def test_waiting_too_long_for_a_connection_or_an_answer_is_an_error(
     transport: RedisTransport,
 ) -> None:
     pool = _pool(transport, timeout_s=1.5)

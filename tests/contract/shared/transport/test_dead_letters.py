@@ -59,7 +59,7 @@ async def test_a_letter_is_run_again_as_a_job_without_a_history(transport: Redis
     await steps.assert_counters_true()
 
 
-async def test_a_letter_is_taken_once_whoever_asks_how_often(transport: RedisTransport) -> None:
+async def test_a_dead_letter_is_requeued_once(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await poison(steps)
     news = [again(job) for _ in range(6)]
@@ -157,7 +157,7 @@ async def test_a_request_too_large_to_keep_leaves_a_letter_without_it(
     assert await letters.request(job_id) is None
 
 
-async def test_a_requeued_job_is_nobodys_orphan(transport: RedisTransport) -> None:
+async def test_a_requeued_job_is_no_orphan(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await poison(steps, on_disconnect=OnDisconnect.CANCEL)
     new = again(job)

@@ -122,7 +122,7 @@ async def test_a_dead_workers_job_goes_on_and_is_cancelled_by_id(steps: Steps) -
     assert len(await steps.store.read_log(stream.job_id, START)) == 2
 
 
-async def test_a_frontend_that_stands_still_is_told_from_one_that_died(steps: Steps) -> None:
+async def test_a_paused_frontend_is_distinguished_from_a_dead_one(steps: Steps) -> None:
     await steps.worker("w1")
     still, dead = [
         (await steps.submit(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)).job_id

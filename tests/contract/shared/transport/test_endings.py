@@ -35,7 +35,7 @@ async def test_a_queued_job_is_cancelled_and_never_delivered(transport: RedisTra
     await steps.assert_counters_true()
 
 
-async def test_a_running_job_is_cancelled_at_once_and_its_worker_told(
+async def test_a_running_job_is_cancelled_at_once_and_its_worker_notified(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
@@ -219,7 +219,7 @@ async def test_a_dead_frontends_running_job_ends_by_its_policy(
     assert (found["state"], found["reason"]) == ("cancelled", "orphaned")
 
 
-async def test_after_an_outage_nobody_is_an_orphan_for_a_while(transport: RedisTransport) -> None:
+async def test_after_an_outage_no_job_is_an_orphan_for_a_while(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running(frontend="fe1", on_disconnect=OnDisconnect.CANCEL)
     job_id = delivery.job.job_id

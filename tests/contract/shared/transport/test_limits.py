@@ -122,7 +122,7 @@ async def test_tokens_that_were_not_needed_are_given_back(transport: RedisTransp
     assert (await steps.hash(ended.job_id))["reserved"] == "10"
 
 
-async def test_a_job_that_nobody_took_used_nothing(transport: RedisTransport) -> None:
+async def test_a_job_that_no_worker_took_used_nothing(transport: RedisTransport) -> None:
     steps = Steps(transport)
     limits = AdmissionLimits(tokens_per_minute=1000, requests_per_minute=100)
     await steps.worker("w1")
@@ -224,7 +224,7 @@ async def test_a_queue_that_drains_is_divided_evenly_among_those_that_flood_it(
     assert max(waiting.values()) <= 2 * min(waiting.values()), waiting
 
 
-async def test_a_full_queue_of_all_is_told_to_who_has_nothing_waiting(
+async def test_a_full_queue_also_refuses_a_tenant_with_nothing_waiting(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)

@@ -144,7 +144,7 @@ async def test_a_worker_that_only_oversubscribes_does_not_ask(transport: RedisTr
     assert len(await workers[0].pull("w0")) == 4
 
 
-async def test_what_was_deferred_is_taken_when_nobody_has_taken_it(
+async def test_a_deferred_job_is_taken_when_no_other_worker_takes_it(
     transport: RedisTransport,
 ) -> None:
     """The other worker has asked, lives, and stands still from then on."""
@@ -225,7 +225,7 @@ async def test_after_the_servers_clock_was_set_back_nothing_is_deferred(
     assert len(await workers[0].pull("w0")) == 4
 
 
-async def test_names_of_models_that_cannot_be_read_keep_nobody_from_asking(
+async def test_unreadable_worker_entries_do_not_stop_pulls(
     transport: RedisTransport,
 ) -> None:
     workers = await workers_of(transport, 2)

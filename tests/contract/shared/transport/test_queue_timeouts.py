@@ -34,7 +34,7 @@ async def assert_waited_in_vain(steps: Steps, job_id: str) -> None:
     await steps.assert_counters_true()
 
 
-async def test_reap_ends_what_nobody_began_in_time_once(transport: RedisTransport) -> None:
+async def test_reap_ends_once_what_no_worker_began_in_time(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await steps.submit(queue_timeout_ms=1)
     patient = await steps.submit(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)

@@ -52,7 +52,7 @@ async def test_the_next_living_reader_takes_the_mark_of_a_dead_frontend_over(
     assert await mark(steps, job_id) == "fe2#1"
 
 
-async def test_a_plain_call_is_cancelled_when_its_frontend_dies_and_nobody_takes_over(
+async def test_a_plain_call_is_cancelled_when_its_frontend_dies_and_no_reader_follows(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
@@ -68,7 +68,7 @@ async def test_a_plain_call_is_cancelled_when_its_frontend_dies_and_nobody_takes
     assert (await steps.hash(job_id))["reason"] == "orphaned"
 
 
-async def test_a_plain_job_of_a_dead_frontend_is_not_begun_before_somebody_reads_it(
+async def test_a_plain_job_of_a_dead_frontend_does_not_begin_without_a_reader(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)

@@ -179,7 +179,7 @@ async def test_a_statistic_may_not_pose_as_the_workers_state(transport: RedisTra
         await Steps(transport).beat("w1", stats={"models": "x"})
 
 
-async def test_models_are_told_with_how_long_no_worker_has_served_them(
+async def test_models_list_how_long_no_worker_has_served_them(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
@@ -326,7 +326,7 @@ async def test_blobs_are_sent_once_and_kept_by_announcing(transport: RedisTransp
     assert await steps.registry.get_blob("def") == b"untouched"
 
 
-async def test_cards_that_nobody_announces_are_forgotten(transport: RedisTransport) -> None:
+async def test_cards_that_no_worker_announces_are_forgotten(transport: RedisTransport) -> None:
     steps = Steps(transport)
     await steps.queue.announce("old", b"{}", {})
     await steps.redis.zadd(steps.keys.models_seen, {"old": 1})

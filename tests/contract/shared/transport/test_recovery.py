@@ -64,7 +64,7 @@ async def test_a_zombies_words_are_fenced(transport: RedisTransport) -> None:
     assert (await steps.say("w2", Stream(taken), [5], "y")).status is AppendStatus.OK
 
 
-async def test_recover_takes_no_more_than_asked_and_then_the_rest(
+async def test_recover_takes_no_more_than_its_limit_and_then_the_rest(
     transport: RedisTransport,
 ) -> None:
     """More than one page of pending entries: nothing may be buried with the worker."""
@@ -218,7 +218,7 @@ async def test_jobs_of_a_dead_engine_are_queued_again_with_blame(transport: Redi
     assert (taken.attempt, taken.crashes, taken.output_token_ids) == (2, 1, (5,))
 
 
-async def test_a_zombies_engine_blames_nobody(transport: RedisTransport) -> None:
+async def test_a_zombies_engine_blames_no_job(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running("w1")
     await steps.die("w1")

@@ -134,7 +134,7 @@ async def test_putting_back_twice_changes_nothing(transport: RedisTransport) -> 
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-async def test_a_job_that_was_put_back_is_delivered_to_nobody_else(
+async def test_a_job_that_was_put_back_is_delivered_to_one_worker(
     transport: RedisTransport, is_full: bool
 ) -> None:
     steps = Steps(transport)
@@ -200,7 +200,7 @@ async def test_a_job_that_its_frontend_was_first_to_submit_again(
     await steps.assert_counters_true()
 
 
-async def test_a_worker_is_not_told_to_drop_what_it_takes_back_from_itself(
+async def test_a_worker_that_takes_back_its_own_job_gets_no_drop(
     transport: RedisTransport,
 ) -> None:
     """The server has the worker's own earlier attempt of a job, as before its last second."""

@@ -123,7 +123,7 @@ async def test_what_cannot_be_queued_is_refused_in_words(
         await transport.store.submit(make_job(**changes), LIMITS, "")
 
 
-async def test_pull_takes_at_most_what_was_asked_over_all_lanes(transport: RedisTransport) -> None:
+async def test_pull_takes_at_most_its_limit_over_all_lanes(transport: RedisTransport) -> None:
     steps = Steps(transport)
     await steps.worker("w1")
     for lane in (3, 0, 7, 1):

@@ -66,7 +66,7 @@ async def test_eviction_behind_sentinels_is_refused(sentinels: SentinelSetup) ->
         client.config_set("maxmemory-policy", "noeviction")
 
 
-async def test_an_unknown_service_is_told_in_words(sentinels: SentinelSetup) -> None:
+async def test_an_unknown_service_is_a_clear_error(sentinels: SentinelSetup) -> None:
     async with opened(sentinels.url.replace(f"/{SERVICE}", "/other")) as transport:
         with pytest.raises(TransportError, match="'other'"):
             await transport.check()

@@ -191,7 +191,7 @@ def test_an_output_goes_on_elsewhere_from_any_token(model: Model, engine: Engine
         {"top_p": 0.0, "min_p": 1.0},
     ],
 )
-def test_a_whole_output_ends_by_itself_whatever_else_is_asked(
+def test_a_complete_output_ends_whatever_min_tokens_and_ignore_eos_request(
     model: Model, engine: Engine, changes: dict[str, object]
 ) -> None:
     (result,) = generate(

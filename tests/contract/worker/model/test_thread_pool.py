@@ -63,7 +63,7 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("what", ["stress", "lost-core", "lost-caller", "latecomers"])
-def test_chunks_are_committed_once_and_nobody_is_waited_for(driver: Path, what: str) -> None:
+def test_chunks_are_committed_once_without_waiting(driver: Path, what: str) -> None:
     """`lost-core` and `lost-caller` never end where a phase waits for all of its threads."""
     done = subprocess.run(
         [str(driver), what, "20"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False

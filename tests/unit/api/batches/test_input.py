@@ -160,7 +160,7 @@ def test_a_row_is_taken_apart() -> None:
         (None, "line_too_long", None),
     ],
 )
-def test_what_is_wrong_is_said_with_line_code_and_param(
+def test_an_invalid_row_is_reported_with_line_code_and_param(
     data: bytes | None, code: str, param: str | None
 ) -> None:
     (error,) = checked([Line(1, 0, 0, row("fine")), Line(2, 0, 0, data)]).errors

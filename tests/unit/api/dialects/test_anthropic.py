@@ -421,7 +421,7 @@ def blocks_of(said: Sequence[OutputEvent]) -> list[dict[str, Any]]:
     return blocks.payload()
 
 
-def test_blocks_follow_the_kinds_of_what_is_said() -> None:
+def test_blocks_follow_the_kinds_of_the_events() -> None:
     said: list[OutputEvent] = [
         Reasoning("hm"),
         Reasoning("m"),

@@ -127,7 +127,7 @@ def test_the_deltas_of_a_call() -> None:
     assert [choice["finish_reason"] for choice in said] == [None] * (len(said) - 1) + ["tool_calls"]
 
 
-def test_nothing_of_a_marker_is_said_while_it_may_be_one() -> None:
+def test_a_possible_marker_is_held_back() -> None:
     answer = dialect()
     first, second = tokens("so <tool_ca!", (11,))
     (chunk,) = answer.delta(first)

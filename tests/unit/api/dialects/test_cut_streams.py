@@ -197,7 +197,7 @@ async def test_a_reader_goes_on_where_what_was_written_ends(
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("sizes", [(1,) * 24, (5, 130, 1)])
-async def test_what_several_choices_hold_is_neither_lost_nor_told_twice(
+async def test_what_several_choices_hold_is_neither_lost_nor_sent_twice(
     sizes: tuple[int, ...],
 ) -> None:
     """Their tokens are not in one order, so a reader goes on choice by choice."""

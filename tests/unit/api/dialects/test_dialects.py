@@ -72,7 +72,7 @@ def test_usage_is_null_until_its_own_chunk() -> None:
     }
 
 
-def test_nothing_is_said_of_text_that_is_held_back() -> None:
+def test_text_that_is_held_back_makes_no_event() -> None:
     dialect = chat(prompt_token_ids=(9,))
     held = delta(START, (3,), "")
     assert list(dialect.delta(held)) == []

@@ -321,7 +321,7 @@ class TestAnswerSize:
         num_bytes = 4 * fitted.max_tokens * size.token_bytes
         assert 2**20 - 4 * size.token_bytes < num_bytes <= 2**20
 
-    def test_what_was_asked_for_is_refused_by_its_names(self) -> None:
+    def test_a_refusal_names_the_parameters(self) -> None:
         size = ResponseSize(
             choices=(("prompts", 2), ("n", 8)),
             max_tokens=("max_completion_tokens", 1000),

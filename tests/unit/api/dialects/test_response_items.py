@@ -104,7 +104,7 @@ def test_items_of_every_kind_become_messages() -> None:
     ]
 
 
-def test_summaries_stand_in_for_thoughts_that_are_not_told() -> None:
+def test_summaries_stand_in_for_hidden_reasoning() -> None:
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]}
     assert asked(summary, {"role": "user", "content": "x"}).messages[0] == {
         "role": "assistant",
@@ -221,7 +221,7 @@ def test_the_format_of_the_text_is_chats_response_format() -> None:
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_by_name(members: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(members: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
         asked(**members)
     assert refused.value.param == param

@@ -46,7 +46,7 @@ def story(*pieces: int, reason: FinishReason = FinishReason.STOP, **facts: Any) 
     return told(dialect(TURNS, **facts), log, finished(log, reason))
 
 
-def test_a_text_is_told_as_openai_tells_it() -> None:
+def test_a_text_is_formatted_as_openai_does() -> None:
     events = story(*tokens("a", "b"))
     assert kinds(events) == [
         "created",
@@ -153,7 +153,7 @@ def test_a_background_response_is_queued_until_something_is_logged() -> None:
 @pytest.mark.parametrize(
     ("state", "status"), [(JobState.FAILED, "failed"), (JobState.CANCELLED, "cancelled")]
 )
-def test_an_end_that_is_no_finish_tells_why_and_keeps_what_was_said(
+def test_an_abnormal_end_has_its_reason_and_keeps_the_text(
     state: JobState, status: str, background: bool
 ) -> None:
     log = list(log_of(tokens("a", "b")))
@@ -205,7 +205,7 @@ def test_logprobs_go_with_the_text_of_their_tokens() -> None:
     assert len(part["logprobs"]) == 5
 
 
-def test_logprobs_of_thoughts_and_calls_are_not_told() -> None:
+def test_logprobs_of_reasoning_and_calls_are_left_out() -> None:
     pieces = tokens("<think>", "a", "</think>", "b", "<", "a") + CALL
     log = list(log_of(pieces, logprobs=True))
     response = told(dialect(TURNS, has_logprobs=True), log, finished(log))[-1]["response"]
@@ -246,7 +246,7 @@ def test_events_do_not_depend_on_how_the_log_was_cut(
 
 @settings(deadline=None)
 @given(TOKEN_IDS, SIZES, HELD)
-def test_what_was_said_is_known_without_its_tokens(
+def test_logged_text_is_known_without_its_tokens(
     token_ids: list[int], sizes: list[int], held: list[int]
 ) -> None:
     log = list(log_of(token_ids, sizes, held))

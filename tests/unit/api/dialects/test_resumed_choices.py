@@ -166,7 +166,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     ("new_dialect", "num_choices"),
     [(completion, 1), (completion, 3), (echo, 2), (chat, 1), (chat, 3), (generate, 1)],
 )
-async def test_each_token_is_told_once_whatever_write_is_cut(
+async def test_each_token_is_published_once_whatever_write_is_cut(
     new_dialect: Callable[[int], Formatter],
     num_choices: int,
     seed: int,
@@ -190,7 +190,7 @@ async def test_each_token_is_told_once_whatever_write_is_cut(
 @pytest.mark.parametrize("interval", [None, 4])
 @pytest.mark.parametrize(("seed", "long_entry"), LOGS)
 @pytest.mark.parametrize("new_dialect", [message, response])
-async def test_each_character_is_told_once_where_token_ids_are_not_shown(
+async def test_each_character_is_sent_once_where_token_ids_are_not_shown(
     new_dialect: Callable[[int], Formatter], seed: int, long_entry: int, interval: int | None
 ) -> None:
     events = log_of_choices(1, seed, long_entry=long_entry)
@@ -271,7 +271,7 @@ def response_turns(payloads: Sequence[Any], num_choices: int) -> list[list[str]]
         (response_with_tools, response_turns, 1),
     ],
 )
-async def test_what_a_parser_holds_is_neither_lost_nor_told_twice(
+async def test_what_a_parser_holds_is_neither_lost_nor_sent_twice(
     new_dialect: Callable[[int], Formatter],
     turns_of: Callable[[Sequence[Any], int], list[list[str]]],
     num_choices: int,

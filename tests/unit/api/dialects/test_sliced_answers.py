@@ -210,7 +210,7 @@ def response_tail(frontend: Any) -> StreamResponse:
     return StreamResponse(frontend, source, EventStreamBody(frontend, SentEvents(dialect())))
 
 
-async def test_a_response_that_is_told_again_writes_a_long_entry_in_pieces() -> None:
+async def test_a_replayed_response_writes_a_long_entry_in_pieces() -> None:
     entry, end = long_entry(1)
     in_one_go = dialect()
     events = [*in_one_go.opening(), *in_one_go.delta(entry)]

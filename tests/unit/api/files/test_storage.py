@@ -144,9 +144,7 @@ async def test_removing_what_is_not_there_counts(storage: FileStorage, tmp_path:
     assert list((tmp_path / "ns.files").iterdir()) == []
 
 
-async def test_what_nobody_can_know_any_more_is_removed(
-    storage: FileStorage, tmp_path: Path
-) -> None:
+async def test_orphaned_files_are_removed(storage: FileStorage, tmp_path: Path) -> None:
     folder, now_s = tmp_path / "ns.files", time.time()
     for name, age_s in (
         ("old", BLOB_LIFE_S + 60),

@@ -150,7 +150,7 @@ async def test_a_model_may_go_unnamed_only_where_there_is_one(
     assert (await catalog.only("n")).card.name == "n"
 
 
-async def test_what_cannot_be_read_is_left_out_and_said(
+async def test_what_cannot_be_read_is_left_out_and_logged(
     checkpoint: Path, pool: TextPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store()

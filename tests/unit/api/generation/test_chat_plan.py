@@ -327,7 +327,7 @@ def test_a_broken_message_of_an_assistant_is_refused_by_name(
     assert caught.value.param == f"messages.0.{param}"
 
 
-def test_times_are_told_as_far_as_they_are_known() -> None:
+def test_times_are_reported_as_far_as_they_are_known() -> None:
     timing = Timing(submitted_s=10.0)
     timing.first_token_s, timing.last_token_s = 10.5, 11.5
     unheard = timing.metrics(11)

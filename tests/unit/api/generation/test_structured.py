@@ -76,7 +76,7 @@ def test_any_text_will_do(members: dict[str, Any]) -> None:
         ({"structured_outputs": {"json": CITY, "regex": None}}, CITY),
     ],
 )
-def test_json_is_asked_for_in_many_ways(members: dict[str, Any], schema: object) -> None:
+def test_json_can_be_requested_in_several_ways(members: dict[str, Any], schema: object) -> None:
     assert schema_of(**members) == schema
 
 

@@ -277,7 +277,7 @@ def test_reasoning_comes_first_where_the_model_may_write_it(model: Model) -> Non
     ],
     ids=["schema", "regex", "lark"],
 )
-def test_an_answer_may_be_told_its_form_behind_reasoning_and_beside_calls(
+def test_a_response_format_combines_with_reasoning_and_calls(
     model: Model, answer: Grammar, good: str, bad: str
 ) -> None:
     assert answer_grammar(answer, ReasoningRule(Thinking.NO), model.token_id) is answer

@@ -63,7 +63,7 @@ class Bench:
         self.num_stalls += 1
 
 
-def test_a_client_that_takes_nothing_is_told_of_once_at_the_limit() -> None:
+def test_a_client_that_reads_nothing_is_reported_once_at_the_limit() -> None:
     bench = Bench()
     bench.writes.watch()
     bench.writes.watch()
@@ -109,7 +109,7 @@ def test_an_empty_buffer_and_a_rest_end_the_watch() -> None:
     assert bench.loop.due is None
 
 
-def test_without_a_limit_nobody_is_watched() -> None:
+def test_without_a_limit_no_client_is_watched() -> None:
     bench = Bench(limit_s=0)
     bench.writes.watch()
     assert bench.loop.due is None

@@ -63,7 +63,7 @@ def test_anthropics_headers_have_moments_that_are_not_too_early() -> None:
     }
 
 
-def test_nothing_is_told_of_no_allowance() -> None:
+def test_no_allowance_sets_no_headers() -> None:
     scope: dict[str, Any] = {"path": "/generate"}
     set_rate_limit_headers(scope, ())
     assert scope == {"path": "/generate"}

@@ -121,7 +121,7 @@ async def test_a_submit_that_may_have_been_heard_is_cancelled_until_that_is_hear
     ("scope", "status"),
     [("total", 503), ("tokens", 503), ("memory", 503), ("queue_timeout", 503), ("tenant", 429)],
 )
-async def test_a_full_queue_is_said_once_and_not_tried_again(scope: str, status: int) -> None:
+async def test_a_full_queue_is_reported_once_and_not_tried_again(scope: str, status: int) -> None:
     store = Store()
     store.refusal = QueueFull(scope, 2.3)
     with pytest.raises(ApiError) as caught:
@@ -139,7 +139,7 @@ async def test_a_full_queue_is_said_once_and_not_tried_again(scope: str, status:
         (OnDisconnect.CONTINUE, []),
     ],
 )
-async def test_leaving_does_what_the_request_asked_for(
+async def test_a_disconnect_does_what_the_request_says(
     policy: OnDisconnect, calls: list[Any]
 ) -> None:
     store = Store()

@@ -84,7 +84,7 @@ sizes = st.lists(st.integers(1, 4), max_size=8)
 
 
 @given(histories(), sizes, sizes, st.data())
-def test_a_log_that_grew_anew_is_told_once_choice_by_choice(
+def test_a_rewritten_log_is_sent_once_choice_by_choice(
     units: list[Unit], sizes_before: list[int], sizes_after: list[int], data: st.DataObject
 ) -> None:
     before, after = deltas_of(units, sizes_before), deltas_of(units, sizes_after)

@@ -42,6 +42,6 @@ def test_a_segment_that_ends_within_a_character_is_refused() -> None:
         split_by_segment(Delta(Cursor(0, 0), Cursor(2, 2), (1, 2), "é", None, halves))
 
 
-def test_a_reader_who_does_not_keep_up_is_told_the_whole() -> None:
+def test_a_reader_that_lags_gets_whole_deltas() -> None:
     assert len(split_by_step(PIECES, FEW_EVENTS)) == 3
     assert split_by_step(PIECES, FEW_EVENTS + 1) == (PIECES,)

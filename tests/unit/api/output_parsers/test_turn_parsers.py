@@ -80,7 +80,7 @@ def reasoning_of(events: Sequence[OutputEvent]) -> str:
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 
 
-def test_a_hermes_call_is_told_from_the_text_before_it() -> None:
+def test_a_hermes_call_is_separated_from_the_text_before_it() -> None:
     events = read(hermes(), [f"Let me look.\n{CALL}"])
     assert events == [
         Text("Let me look."),
@@ -89,7 +89,7 @@ def test_a_hermes_call_is_told_from_the_text_before_it() -> None:
     ]
 
 
-def test_calls_are_numbered_and_white_space_between_them_is_nobodys() -> None:
+def test_calls_are_numbered_and_white_space_between_them_is_dropped() -> None:
     second = '<tool_call>{"name":"f","arguments":{ }}</tool_call>'
     events = read(hermes(), [f"\n\n{CALL}\n{second}\n"])
     assert calls_of(events) == [("get_weather", '{"city": "Zürich"}'), ("f", "{ }")]
@@ -221,7 +221,7 @@ def test_what_follows_a_llama_call_and_is_none_is_text() -> None:
     assert text_of(events) == '; {"x": 1}; '
 
 
-def test_reasoning_is_told_from_the_answer() -> None:
+def test_reasoning_is_separated_from_the_answer() -> None:
     text = "<think>\nhm,\n<tool_call> maybe\n</think>\n\nAnswer.\n"
     events = read(thinking(), [text])
     assert events == [Reasoning("hm,\n<tool_call> maybe"), Text("Answer.\n")]

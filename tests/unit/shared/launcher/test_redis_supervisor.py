@@ -37,7 +37,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.launcher.processes.POLL_S", 0.001)
 
 
-async def test_a_server_that_dies_is_started_again_and_the_person_is_told() -> None:
+async def test_a_server_that_dies_is_restarted_and_reported() -> None:
     server, said = FakeServer(), list[str]()
     keeping = asyncio.create_task(RedisSupervisor(server, said.append).supervise())
     try:

@@ -90,7 +90,7 @@ async def test_a_server_that_comes_goes_and_comes_again(tmp_path: Path) -> None:
     assert watch.trouble is None
 
 
-async def test_a_refused_password_is_said_as_such(tmp_path: Path) -> None:
+async def test_a_refused_password_is_reported_as_such(tmp_path: Path) -> None:
     said: list[str] = []
     with PrivateServer(tmp_path / "data") as server:
         transport = await open_transport(server.url)

@@ -168,7 +168,7 @@ def test_what_is_no_conversation_is_refused(messages: Any) -> None:
         "{{ messages | tojson(indent=[]) }}",
     ],
 )
-def test_whatever_a_template_raises_is_said_of_the_messages(source: str) -> None:
+def test_whatever_a_template_raises_is_an_error_of_messages(source: str) -> None:
     with pytest.raises(InvalidParameter, match="refused by the chat template") as refused:
         render(source)
     assert refused.value.param == "messages"

@@ -126,7 +126,7 @@ def test_a_least_number_of_properties_that_are_required_anyway_is_no_matter() ->
     assert walked({"required": ["a", "b"], "minProperties": 2}) == {"required": ["a", "b"]}
 
 
-def test_nesting_is_bounded_and_its_place_is_told_shortly() -> None:
+def test_nesting_is_bounded_and_its_place_is_named_shortly() -> None:
     def nested(depth: int) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "integer"}
         for _ in range(depth):
@@ -147,7 +147,7 @@ def test_the_number_of_schemas_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_format_of_strings_stands_with_everything_else_that_is_asked(name: str) -> None:
+def test_a_string_format_combines_with_all_other_keywords(name: str) -> None:
     found = walked({"type": "string", "format": name, "pattern": "^2", "maxLength": 20})
     assert found["pattern"] == "^2"
     assert found["maxLength"] == 20

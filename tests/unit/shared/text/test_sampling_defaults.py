@@ -54,7 +54,7 @@ def test_a_card_can_do_without_and_an_operator_goes_first(tmp_path: Path) -> Non
     assert card.default_sampling == override
 
 
-def test_values_that_no_request_may_have_are_left_out_and_said(
+def test_values_that_no_request_may_have_are_left_out_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = {"temperature": 7, "top_k": 2.5, "top_p": "0.9", "min_p": True, "repetition_penalty": 0}
@@ -83,7 +83,7 @@ def test_a_card_without_the_member_is_neutral(tmp_path: Path) -> None:
     assert SamplingParams(**filled) == SamplingParams(temperature=0.0)
 
 
-def test_what_is_asked_goes_before_the_defaults() -> None:
+def test_a_request_overrides_the_defaults() -> None:
     defaults = SamplingDefaults.of({**QWEN3, "repetition_penalty": 1.1})
     asked = {**NOTHING_ASKED, "temperature": 0.0, "top_k": 0}
     assert defaults.fill(asked) == {

@@ -12,7 +12,7 @@ from tests.support.table import table
 from tests.unit.shared.text.vocabularies import ALL, SENTENCES, saved
 
 
-def test_special_tokens_of_the_post_processor_are_added_only_when_asked() -> None:
+def test_special_tokens_of_the_post_processor_are_added_only_on_request() -> None:
     tokenizer = FastTokenizer.from_bytes(saved("llama"))
     with_start = tokenizer.encode("The fox")
     assert with_start[0] == tokenizer.token_id("<s>")

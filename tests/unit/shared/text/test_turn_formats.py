@@ -53,7 +53,7 @@ def test_formats_are_found_by_rendering(
     assert found(source) == wanted
 
 
-def test_a_template_for_tools_alone_is_asked() -> None:
+def test_a_template_for_tools_alone_is_used() -> None:
     sources = {"default": templates.CHATML, "tool_use": templates.HERMES_TOOLS}
     template = JinjaChatTemplate(sources, {"bos_token": "", "eos_token": ""})
     assert find_tool_format(template) is ToolFormat.HERMES
@@ -72,7 +72,7 @@ def card_of(path: Path, template: str, **options: str) -> tuple[ModelCard, dict[
     )
 
 
-def test_the_card_says_the_formats_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_card_names_the_formats_unless_a_setting_does(tmp_path: Path) -> None:
     card, _ = card_of(tmp_path / "a", HERMES_TEMPLATE)
     assert (card.tool_format, card.reasoning_format) == ("hermes", "think")
     assert card.markers == MARKERS

@@ -42,7 +42,7 @@ class Answers:
         return answer
 
 
-async def test_the_first_seed_that_knows_is_asked_first_from_then_on() -> None:
+async def test_the_first_seed_that_answers_is_tried_first_from_then_on() -> None:
     finder = Answers({A: RedisConnectionError(), B: Found(C)})
     where = PrimaryResolver([A, B], finder)
     assert where.latest is None
@@ -52,7 +52,7 @@ async def test_the_first_seed_that_knows_is_asked_first_from_then_on() -> None:
     assert where.latest == C
 
 
-async def test_servers_learned_on_the_way_are_asked_when_the_given_ones_are_gone() -> None:
+async def test_servers_learned_on_the_way_answer_when_the_given_ones_are_gone() -> None:
     finder = Answers({A: Found(B, others=[B, C]), B: RedisConnectionError(), C: Found(C)})
     where = PrimaryResolver([A], finder)
     assert await where.locate() == B
@@ -76,7 +76,7 @@ async def test_who_asks_at_the_same_time_shares_a_search_that_began_later() -> N
     assert finder.asked == [A, A]
 
 
-async def test_a_cancelled_search_is_nobodys_answer() -> None:
+async def test_a_cancelled_search_answers_no_other_caller() -> None:
     finder = Answers({A: Found(B)})
     finder.gate.clear()
     where = PrimaryResolver([A], finder)
@@ -89,7 +89,7 @@ async def test_a_cancelled_search_is_nobodys_answer() -> None:
     assert await second == B
 
 
-async def test_a_failed_search_is_shared_too_and_asked_again_later() -> None:
+async def test_a_failed_search_is_shared_too_and_repeated_later() -> None:
     finder = Answers({A: PrimaryUnknown("nobody serves")})
     finder.gate.clear()
     where = PrimaryResolver([A], finder)
@@ -115,7 +115,7 @@ async def test_a_silent_seed_costs_its_time_once(monkeypatch: pytest.MonkeyPatch
     assert finder.asked == [A, B]
 
 
-async def test_a_wrong_kind_of_server_is_told_unless_another_seed_knows() -> None:
+async def test_a_wrong_kind_of_server_is_reported_unless_another_seed_answers() -> None:
     finder = Answers({A: WrongTopology("no sentinel"), B: RedisConnectionError()})
     where = PrimaryResolver([A, B], finder)
     with pytest.raises(WrongTopology, match="no sentinel"):
@@ -201,7 +201,7 @@ async def test_a_slots_owner_is_believed_when_it_agrees() -> None:
 
 
 @pytest.mark.parametrize("unknown", [b"", None])
-async def test_a_node_without_an_address_is_where_it_was_asked(unknown: bytes | None) -> None:
+async def test_a_node_without_an_address_has_that_of_the_seed(unknown: bytes | None) -> None:
     view = {"CLUSTER SLOTS": slots((unknown, 1)), "CLUSTER INFO": NoPermissionError("no")}
     assert (await ClusterFinder("{p0}", servers({A: view})).find(A)).address == A
 

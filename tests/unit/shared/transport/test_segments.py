@@ -110,7 +110,7 @@ def test_a_segment_that_ends_within_a_character_is_a_value_error() -> None:
         segment_deltas(delta)
 
 
-def test_the_chain_tells_apart_who_said_a_token() -> None:
+def test_the_chain_distinguishes_the_writers_of_a_token() -> None:
     token_ids = (7, 7)
     zeroth = (Segment(0, 2, 0),)
     both = (Segment(0, 1, 0), Segment(1, 1, 0))

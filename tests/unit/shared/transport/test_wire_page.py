@@ -23,7 +23,7 @@ def test_every_transition_field_and_error_code_is_listed() -> None:
     assert f"schema version is {SCHEMA_VERSION}." in PAGE
 
 
-def test_exactly_the_keys_said_to_have_no_ttl_may_have_none() -> None:
+def test_exactly_the_documented_keys_have_no_ttl() -> None:
     rows = [line for line in PAGE.splitlines() if "| no TTL;" in line]
     names = {row.split("`")[1].removeprefix("P ") for row in rows}
     assert names == KEYS_WITHOUT_TTL | {"<namespace>:meta"}

@@ -65,7 +65,7 @@ def test_ignore_eos_runs_to_max_tokens(lookahead: int) -> None:
     assert (story.token_ids, story.last.finish_reason) == ([EOS] * 9, FinishReason.LENGTH)
 
 
-def test_a_stop_token_is_told_and_named() -> None:
+def test_a_stop_token_is_returned_and_named() -> None:
     engine = make_engine()
     engine.add(make_request(max_tokens=50, stop_token_ids=(102,)))
     story = run_to_end(engine)["a"]
@@ -79,7 +79,7 @@ def test_the_context_ends_a_sequence_by_length() -> None:
     assert run_to_end(engine)["a"].token_ids == say(3)
 
 
-def test_logprobs_come_with_their_tokens_when_asked_for_and_only_then() -> None:
+def test_logprobs_come_with_their_tokens_only_on_request() -> None:
     engine = make_engine()
     engine.add(make_request("with", logprobs=0, max_tokens=2))
     engine.add(make_request("without", max_tokens=2))
@@ -259,7 +259,7 @@ class TestResume:
         engine.add(make_request(outputs=[1, 2], min_tokens=3, max_tokens=9))
         assert run_to_end(engine)["a"].token_ids == [EOS]
 
-    def test_at_a_stop_can_be_cancelled_and_its_id_is_taken_until_told(self) -> None:
+    def test_at_a_stop_it_can_be_cancelled_and_keeps_its_id_until_then(self) -> None:
         engine = make_engine()
         engine.add(make_request(outputs=[EOS]))
         with pytest.raises(RequestRefused, match="running already"):

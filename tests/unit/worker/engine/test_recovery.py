@@ -58,7 +58,7 @@ def does_not_fit_above(num_tokens: int) -> Callable[[ScheduledBatch], Exception 
 
 @LOOKAHEADS
 @pytest.mark.parametrize("where", ["launch_errors", "collect_errors"])
-def test_a_step_that_raises_once_costs_nobody_anything(
+def test_a_step_that_raises_once_costs_no_sequence_anything(
     lookahead: int, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = ScriptedRunner(**{where: {2: RuntimeError("a passing fault")}})
@@ -125,7 +125,7 @@ def test_of_200_requests_on_a_device_that_raises_for_ever_none_is_ended() -> Non
     assert len(runner.steps) <= MAX_FAILED_STEPS
 
 
-def test_steps_that_fail_in_a_row_come_out_whoever_is_in_them() -> None:
+def test_steps_that_fail_in_a_row_end_the_engine_whichever_sequences_they_had() -> None:
     """The self-test passes: only what is asked of it makes this device raise."""
     long = range(10, 20)
     runner = ScriptedRunner(judge=fails_from_the_third_token_of(long, outputs=0))
@@ -150,7 +150,7 @@ def test_out_of_memory_computes_the_step_again_with_fewer_tokens(lookahead: int)
     assert 0 < engine.stats().failed_steps <= 4
 
 
-def test_what_does_not_fit_is_asked_for_again_after_a_while() -> None:
+def test_what_does_not_fit_is_tried_again_after_a_while() -> None:
     sizes: list[int] = []
 
     def judge(batch: ScheduledBatch) -> Exception | None:
@@ -199,7 +199,7 @@ def test_what_a_failed_step_computed_is_never_found() -> None:
     assert run_to_end(engine)["c"].last.num_cached_tokens == 0
 
 
-def test_who_is_gone_is_told_again_after_a_failed_launch() -> None:
+def test_finished_sequences_are_reported_again_after_a_failed_launch() -> None:
     runner = ScriptedRunner(launch_errors={1: RuntimeError("x")})
     engine = make_engine(runner)
     for name in ("a", "b"):

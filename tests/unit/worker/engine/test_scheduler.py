@@ -88,7 +88,7 @@ def test_a_decode_never_waits_for_a_prefill_of_higher_rank() -> None:
         assert step.counts[0] == 1
 
 
-def test_more_seats_than_budget_starve_nobody() -> None:
+def test_more_seats_than_budget_starve_no_sequence() -> None:
     runner = ScriptedRunner()
     engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=3)
     for i in range(6):
@@ -190,7 +190,7 @@ def test_the_youngest_is_preempted_and_resumes_before_newcomers_out_of_the_cache
     assert stories["young"].last.num_cached_tokens == 0  # of the first admission
 
 
-def test_a_lone_sequence_preempts_nobody_when_it_fills_the_pool_exactly() -> None:
+def test_a_lone_sequence_preempts_none_when_it_fills_the_pool_exactly() -> None:
     engine = make_engine(num_blocks=4, block_size=4)
     engine.add(make_request(prompt=range(10), max_tokens=7))  # its last token needs no place
     story = run_to_end(engine)["a"]
@@ -258,7 +258,7 @@ def test_an_admission_leaves_the_running_room_to_grow() -> None:
     assert engine.stats().preemptions == 0
 
 
-def test_last_tokens_are_not_launched_beyond_what_is_asked_for() -> None:
+def test_no_step_is_launched_beyond_the_last_token() -> None:
     runner = ScriptedRunner()
     engine = make_engine(runner, lookahead=1)
     engine.add(make_request(prompt=[1, 2, 3], max_tokens=5))

@@ -55,7 +55,7 @@ def test_a_job_of_many_choices_gives_seats_to_those_who_come(lookahead: int) -> 
     assert len(texts) == 1, "who gave a seat up says what everybody says"
 
 
-def test_tenants_settle_at_equal_shares_and_then_nobody_moves() -> None:
+def test_tenants_settle_at_equal_shares_and_then_none_moves() -> None:
     engine, stories = make_engine(max_num_seqs=SEATS, num_blocks=400), dict[str, Story]()
     add(engine, "flood", 30, tenant="flood")
     step(engine, 3, stories)
@@ -97,7 +97,7 @@ def test_a_seat_is_not_taken_where_no_blocks_are_free() -> None:
     assert engine.stats().preemptions == 0
 
 
-def test_under_the_priority_policy_nobody_takes_a_seat_from_a_higher_priority() -> None:
+def test_under_the_priority_policy_no_sequence_takes_a_seat_from_a_higher_priority() -> None:
     engine = make_engine(max_num_seqs=4, policy="priority")
     stories: dict[str, Story] = {}
     add(engine, "first", 4, is_one_job=True, priority=0)

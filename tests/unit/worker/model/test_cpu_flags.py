@@ -61,7 +61,7 @@ def test_features_are_read_on_x86_and_on_arm(
     assert cpu_features() == expected
 
 
-def test_a_mac_with_apples_processor_is_asked_by_sysctl(
+def test_a_mac_with_apples_processor_is_detected_by_sysctl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "_CPUINFO", tmp_path / "none")

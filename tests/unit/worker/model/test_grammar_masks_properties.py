@@ -139,7 +139,7 @@ def test_ends_are_held_back_as_long_as_there_is_anything_else(
         assert left(masks, row(YES, whole, 2, **params)) == [set(ENDS)]
 
 
-def test_rows_that_stray_are_told_and_left_alone(
+def test_rows_that_break_their_grammar_are_reported_and_left_alone(
     masks: GrammarMasks, tokenizer: FastTokenizer
 ) -> None:
     logits = torch.zeros((3, VOCAB), device=torch_device())
@@ -156,7 +156,7 @@ def test_rows_that_stray_are_told_and_left_alone(
     assert not logits[1].isfinite().all()
 
 
-def test_nothing_can_be_masked_without_an_end(tokenizer: FastTokenizer) -> None:
+def test_masks_need_a_stop_token(tokenizer: FastTokenizer) -> None:
     with pytest.raises(GrammarInvalid):
         GrammarMasks(GrammarCompiler(tokenizer, VOCAB, ()), frozenset(), torch_device())
 

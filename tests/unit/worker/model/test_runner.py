@@ -162,7 +162,7 @@ def test_a_step_that_cannot_be_launched_leaves_the_runner_usable(model: CausalLM
     assert set(result.token_ids) == {2}
 
 
-def test_logprobs_come_with_the_tokens_that_asked(model: CausalLM) -> None:
+def test_logprobs_come_with_the_sequences_that_request_them(model: CausalLM) -> None:
     asking = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2)
     result = (
         new_runner(model)
@@ -206,7 +206,7 @@ class TestWhatAnErrorMeans:
         assert step_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), CPU) is None
 
     @pytest.mark.parametrize("computes", [True, False])
-    def test_on_cuda_the_device_is_asked_whatever_was_raised(
+    def test_on_cuda_the_device_is_checked_after_any_exception(
         self, computes: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(device, "_computes", lambda _: computes)
