@@ -12,6 +12,8 @@ CANCEL_AGAIN_S = 0.25
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancels `tasks` until every one has ended; never raises what they raise.
 
+    Their exceptions are not retrieved here: one that no caller retrieves is logged by asyncio.
+
     For tasks that await no clean-up longer than CANCEL_AGAIN_S: the next cancel would end that.
 
     One cancel is not enough: up to Python 3.11 `asyncio.wait_for`, which the Redis client uses to
@@ -22,7 +24,6 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
         for task in running:
             task.cancel()
         await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def first_of(*awaitables: Awaitable[Any], timeout_s: float | None = None) -> None:

@@ -30,8 +30,10 @@ log = logging.getLogger(__name__)
 PING_S = 1.0
 DEAD_S = 3.0
 CONFIRM_TIMEOUT_S = 3.0
-FIRST_RETRY_S = 0.05
+# All processes of a server lose it in the same moment; the jitter spreads their return.
+FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 1.0
+RETRY_JITTER = 0.5
 SUBSCRIBE_CHUNK = 256
 
 _BROKEN = (RedisError, OSError, EOFError)
@@ -158,7 +160,7 @@ class Subscriber:
                 log.debug("pub/sub command not sent", extra={"error": type(error).__name__})
 
     async def _supervise(self) -> None:
-        backoff = Backoff(FIRST_RETRY_S, MAX_RETRY_S)
+        backoff = Backoff(FIRST_RETRY_S, MAX_RETRY_S, jitter=RETRY_JITTER)
         while True:
             connection = self._new_connection()
             try:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+
+import pytest
 
 from shared.tasks import cancel_and_wait, first_of
 
@@ -56,3 +59,21 @@ async def test_a_task_that_forgets_a_cancel_is_cancelled_again() -> None:
     await asyncio.sleep(0)
     await asyncio.wait_for(cancel_and_wait(task), 10)
     assert len(forgotten) == 3
+
+
+async def test_an_exception_that_no_caller_retrieves_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(text: str) -> None:
+        raise RuntimeError(text)
+
+    tasks = [asyncio.create_task(fail("the first")), asyncio.create_task(fail("the second"))]
+    await asyncio.wait(tasks)
+    with pytest.raises(RuntimeError, match="the first"):
+        tasks[0].result()
+    await cancel_and_wait(*tasks)
+    tasks.clear()
+    gc.collect()
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "the second"

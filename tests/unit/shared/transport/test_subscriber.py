@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from shared.backoff import Backoff
+from shared.redis import pubsub
 from shared.redis.pubsub import Subscriber
 from tests.unit.worker.fakes import until
 
@@ -169,3 +172,30 @@ async def test_a_new_connection_owes_no_answer_to_what_was_sent_over_the_last(
     successor = await bench.connected(2)
     await successor.says(bench.subscribe)
     assert (listener.num_confirmed, bench.reconnects) == (1, 1)
+
+
+async def test_the_waits_for_a_server_that_is_away_grow_and_differ_between_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[list[float]] = []
+
+    class Recorded(Backoff):
+        async def wait(self) -> None:
+            waits[-1].append(self.next_s())
+            await asyncio.sleep(0)
+
+    def refuse() -> AbstractConnection:
+        connection = FakeConnection()
+        connection.connect = AsyncMock(side_effect=ConnectionRefusedError)  # type: ignore[method-assign]
+        return connection  # type: ignore[return-value]
+
+    monkeypatch.setattr(pubsub, "Backoff", Recorded)
+    for _ in range(2):
+        waits.append([])
+        subscriber = Subscriber(refuse)
+        subscriber.start()
+        await until(lambda: len(waits[-1]) >= 6)
+        await subscriber.aclose()
+    for longest_s, *of_processes in zip((0.1, 0.2, 0.4, 0.8, 1.0, 1.0), *waits, strict=False):
+        assert all(longest_s / 2 <= wait_s <= longest_s for wait_s in of_processes)
+        assert len(set(of_processes)) == 2
