@@ -236,7 +236,7 @@ def job_not_found(name: str) -> ClientError:
     return _client_error("job_not_found", message, "id")
 
 
-def letter_not_found(name: str) -> ClientError:
+def dead_letter_not_found(name: str) -> ClientError:
     message = f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': there was none, or it is gone."
     return _client_error("dead_letter_not_found", message, "id")
 

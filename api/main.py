@@ -29,7 +29,6 @@ from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
 from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
 from api.http.request_id import RequestIdMiddleware
-from api.jobs import dead_letters
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.services import Services, Transport
@@ -88,7 +87,6 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.open_requests = open_requests
-    handle_framework_errors(app)
     rooms = (
         chat,
         completions,
@@ -100,12 +98,12 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         models,
         tokenize,
         jobs,
-        dead_letters,
         health,
     )
-    routers = [room.router for room in rooms]
+    routers = [*(room.router for room in rooms), openapi_router(), pages_router()]
+    handle_framework_errors(app, routers)
     _add_middleware(app, settings, metrics, ring)
-    for router in (*routers, openapi_router(), pages_router()):
+    for router in routers:
         app.include_router(router)
     customize_openapi(app)
     return app

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import (
@@ -18,6 +21,7 @@ from api.errors import (
     invalid_parameter,
     queue_full,
     store_unreachable,
+    unknown_parameter,
 )
 from api.http.error_format import error_response
 from api.http.response_headers import set_rate_limit_headers
@@ -80,21 +84,39 @@ def error_of(error: Exception) -> ApiError:
             return internal_error()
 
 
-def handle_framework_errors(app: FastAPI) -> None:
-    """Replaces the framework's bodies for unknown routes and methods."""
+def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:
+    """Returns the methods of all routes at a path: the framework names those of the first one."""
+    routes = (route for router in routers for route in router.routes)
+    matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    methods = {
+        name for route in matching if isinstance(route, Route) for name in route.methods or ()
+    }
+    return ", ".join(sorted(methods))
+
+
+def _fault_of_query(detail: Mapping[str, Any]) -> InvalidParameter:
+    """Returns the error of a query parameter that pydantic refused."""
+    param = str(detail["loc"][-1])
+    if detail["type"] == "extra_forbidden":
+        return unknown_parameter(param)
+    return InvalidParameter(param, str(detail["msg"]).replace("Input should be", "must be", 1))
+
+
+def handle_framework_errors(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Replaces the framework's bodies for unknown routes and methods, and for invalid queries."""
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message, code = _HTTP_MESSAGES.get(error.status_code, (str(error.detail), None))
-        headers = dict(error.headers or {})
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 405:
+            headers["allow"] = _allowed_methods(routers, request.scope)
         refusal = ClientError(message, status=error.status_code, code=code, headers=headers)
         return error_response(refusal, request.scope)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:])
-        refusal = invalid_parameter(InvalidParameter(param, str(first["msg"])))
+        refusal = invalid_parameter(_fault_of_query(error.errors()[0]))
         return error_response(refusal, request.scope)
 
     app.add_exception_handler(HTTPException, http_error)

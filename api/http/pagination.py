@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +17,30 @@ from api.http.json_response import json_response
 from shared.messages import InvalidParameter
 
 MAX_ID_CHARS = 200
+MAX_DIGITS = 6
+
+Absent = SkipJsonSchema[None]  # left out, and never null
+
+
+class QueryModel(BaseModel):
+    """The parameters of a query string; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ListQuery(QueryModel):
+    """A query with the `limit` of a list, which a route declares with its bounds."""
+
+    limit: int
+
+    @field_validator("limit", mode="before")
+    @classmethod
+    def _check_digits(cls, value: Any) -> Any:
+        """Refuses other notations of numbers, which pydantic would read."""
+        is_digits = str(value).isascii() and str(value).isdigit()
+        if not is_digits or len(str(value)) > MAX_DIGITS:
+            raise PydanticCustomError("digits", "Input should be a whole number")
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,63 +1,38 @@
-"""A job as HTTP shows it."""
+"""A job and a dead letter as HTTP shows them, and the queries of their lists."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from api.generation.formatter import usage_payload
 from api.generation.protocol import ResponseModel, UsageObject
+from api.http.pagination import Absent, ListQuery
 from api.ids import public_id
-from shared.messages import InvalidParameter, JobState, Usage
+from shared.messages import Durability, JobState, Usage
+from shared.transport.ports.dead_letters import DeadLetter
 from shared.transport.ports.jobs import JobRecord
 
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 1000
 _EARLIER = {"completed": JobState.FINISHED}  # what earlier releases called a state
 
 
-def parse_status(word: str) -> JobState:
-    """Raises InvalidParameter("state", ...). A state's word is the same here as in the store."""
-    if word in _EARLIER:
-        return _EARLIER[word]
-    if word not in set(JobState):
-        raise InvalidParameter("state", f"must be one of {', '.join(JobState)}")
-    return JobState(word)
+def _from_earlier(word: Any) -> Any:
+    return _EARLIER.get(word, word)
 
 
-def job_payload(record: JobRecord) -> dict[str, Any]:
-    """Times are Unix seconds of the Redis clock, durations milliseconds; null: not yet."""
-    finished = record.state is JobState.FINISHED
-    failed = record.state in (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
-    usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
-    return {
-        "id": public_id(record.kind, record.job_id),
-        "object": "job",
-        "job_id": record.job_id,
-        "status": record.state.value,
-        "model": record.model,
-        "kind": record.kind,
-        "num_choices": record.num_choices,
-        "tenant": record.tenant,
-        "queue_position": record.queue_position,
-        "worker": record.owner,
-        "attempt": record.attempt,
-        "durability": record.durability.value,
-        "created_at": _seconds(record.submitted_ms),
-        "started_at": _seconds(record.started_ms),
-        "first_token_at": _seconds(record.first_token_ms),
-        "ended_at": _seconds(record.ended_ms),
-        "expires_at": _seconds(record.deadline_ms),
-        "queue_expires_at": _seconds(record.queue_deadline_ms),
-        "timings": {
-            "queue_ms": _between(record.submitted_ms, record.started_ms),
-            "ttft_ms": _between(record.submitted_ms, record.first_token_ms),
-            "total_ms": _between(record.submitted_ms, record.ended_ms),
-        },
-        "usage": usage_payload(usage),
-        "finish_reason": record.reason if finished else None,
-        "stop_reason": record.stop_reason,
-        "error": {"code": record.reason, "message": record.message or ""} if failed else None,
-        "sampling": record.sampling,
-        "client_request_id": record.client_request_id,
-    }
+class DeadLetterQuery(ListQuery):
+    """The query of GET /v1/dead-letters."""
+
+    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
+
+
+class JobQuery(DeadLetterQuery):
+    """The query of GET /v1/jobs. A state's word is the same here as in the store."""
+
+    state: Annotated[JobState, BeforeValidator(_from_earlier)] | Absent = None
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -66,9 +41,6 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 def _between(begin_ms: int, end_ms: int | None) -> int | None:
     return None if end_ms is None else end_ms - begin_ms
-
-
-# The responses of the routes of jobs.
 
 
 class JobTimings(ResponseModel):
@@ -84,11 +56,11 @@ class JobError(ResponseModel):
     message: str
 
 
-class JobAnswer(ResponseModel):
+class JobObject(ResponseModel):
     """A job; times are Unix seconds of the Redis clock, null: not yet."""
 
     id: str
-    object: Literal["job"]
+    object: Literal["job"] = "job"
     job_id: str
     status: JobState
     model: str
@@ -98,6 +70,7 @@ class JobAnswer(ResponseModel):
     queue_position: int | None
     worker: str | None
     attempt: int
+    durability: Durability
     created_at: float
     started_at: float | None
     first_token_at: float | None
@@ -109,29 +82,67 @@ class JobAnswer(ResponseModel):
     finish_reason: str | None
     stop_reason: str | int | None
     error: JobError | None
-    sampling: dict[str, float] | None  # what the job has; null: of an older release
+    sampling: dict[str, int | float] | None  # what the job has; null: of an older release
     client_request_id: str | None
+
+    @classmethod
+    def of(cls, record: JobRecord) -> JobObject:
+        """Returns a job as its record has it."""
+        has_failed = record.state in (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
+        usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+        return cls(
+            id=public_id(record.kind, record.job_id),
+            job_id=record.job_id,
+            status=record.state,
+            model=record.model,
+            kind=record.kind,
+            num_choices=record.num_choices,
+            tenant=record.tenant,
+            queue_position=record.queue_position,
+            worker=record.owner,
+            attempt=record.attempt,
+            durability=record.durability,
+            created_at=record.submitted_ms / 1000,
+            started_at=_seconds(record.started_ms),
+            first_token_at=_seconds(record.first_token_ms),
+            ended_at=_seconds(record.ended_ms),
+            expires_at=_seconds(record.deadline_ms),
+            queue_expires_at=_seconds(record.queue_deadline_ms),
+            timings=JobTimings(
+                queue_ms=_between(record.submitted_ms, record.started_ms),
+                ttft_ms=_between(record.submitted_ms, record.first_token_ms),
+                total_ms=_between(record.submitted_ms, record.ended_ms),
+            ),
+            usage=UsageObject.model_validate(usage_payload(usage)),
+            finish_reason=record.reason if record.state is JobState.FINISHED else None,
+            stop_reason=record.stop_reason,
+            error=JobError(code=record.reason, message=record.message or "")
+            if has_failed
+            else None,
+            sampling=None if record.sampling is None else dict(record.sampling),
+            client_request_id=record.client_request_id,
+        )
 
 
 class JobList(ResponseModel):
-    object: Literal["list"]
-    data: list[JobAnswer]
+    object: Literal["list"] = "list"
+    data: list[JobObject]
 
 
 class StreamToken(ResponseModel):
     """Opens one job's stream; `expires_at` is Unix seconds."""
 
-    object: Literal["stream_token"]
+    object: Literal["stream_token"] = "stream_token"
     token: str
     url: str
     expires_at: int
 
 
-class DeadLetterAnswer(ResponseModel):
+class DeadLetterObject(ResponseModel):
     """A job that killed whatever ran it; `died_at` is Unix seconds of the Redis clock."""
 
     id: str
-    object: Literal["dead_letter"]
+    object: Literal["dead_letter"] = "dead_letter"
     job_id: str
     model: str
     kind: str
@@ -141,13 +152,28 @@ class DeadLetterAnswer(ResponseModel):
     completion_tokens: int
     died_at: float
 
+    @classmethod
+    def of(cls, dead_letter: DeadLetter) -> DeadLetterObject:
+        """Returns a dead letter as the store has it."""
+        return cls(
+            id=public_id(dead_letter.kind, dead_letter.job_id),
+            job_id=dead_letter.job_id,
+            model=dead_letter.model,
+            kind=dead_letter.kind,
+            tenant=dead_letter.tenant,
+            code=dead_letter.reason,
+            crashes=dead_letter.crashes,
+            completion_tokens=dead_letter.num_tokens,
+            died_at=dead_letter.died_ms / 1000,
+        )
+
 
 class DeadLetterList(ResponseModel):
-    object: Literal["list"]
-    data: list[DeadLetterAnswer]
+    object: Literal["list"] = "list"
+    data: list[DeadLetterObject]
 
 
 class DeadLetterDeleted(ResponseModel):
     id: str
-    object: Literal["dead_letter"]
-    deleted: Literal[True]
+    object: Literal["dead_letter"] = "dead_letter"
+    deleted: Literal[True] = True

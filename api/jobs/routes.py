@@ -1,79 +1,92 @@
-"""The jobs behind the answers: look, list, cancel, read along."""
+"""Routes of jobs: look, list, cancel, stream; and of dead letters: list, run again, delete."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from starlette.requests import Request
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query
 from starlette.responses import Response
 
 from api.auth.stream_tokens import StreamTokensDep
-from api.errors import (
-    ClientError,
-    job_not_found,
-    unknown_parameter,
-)
+from api.dependencies import provided
+from api.errors import MAX_ECHO_CHARS, ClientError, dead_letter_not_found, job_not_found
 from api.http.caller import Caller, CallerDep
-from api.http.json_response import json_response
-from api.http.openapi import NAMED, STORE, errors, header, limit, parameters, query, streamed
+from api.http.openapi import NAMED, STORE, errors, parameters, query, streamed
+from api.http.pagination import Absent
 from api.ids import parse_job_id, public_id
-from api.jobs.protocol import JobAnswer, JobList, StreamToken, job_payload, parse_status
+from api.jobs.protocol import (
+    DeadLetterDeleted,
+    DeadLetterList,
+    DeadLetterObject,
+    DeadLetterQuery,
+    JobList,
+    JobObject,
+    JobQuery,
+    StreamToken,
+)
 from api.jobs.resume_point import ResumePoint
 from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
-from shared.messages import TERMINAL_STATES, InvalidParameter, JobState
+from shared.keys import new_job_id
+from shared.messages import TERMINAL_STATES, OnDisconnect
+from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
 from shared.transport.ports.jobs import JobRecord
+from shared.transport.wire import PayloadInvalid
 
 router = APIRouter(tags=["Jobs"])
 
-DEFAULT_LIMIT = 20
-MAX_LIMIT = 1000
+DeadLettersDep = Annotated[DeadLetters, provided(DeadLetters)]
 _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 
 
-@router.get(
-    "/v1/jobs",
-    response_model=JobList,
-    responses=errors(STORE),
-    openapi_extra=parameters(
-        query("state", {"type": "string", "enum": list(JobState)}), limit(DEFAULT_LIMIT, MAX_LIMIT)
-    ),
-)
-async def list_jobs(request: Request, caller: CallerDep, jobs: JobsDep) -> Response:
+@router.get("/v1/jobs", responses=errors(STORE))
+async def list_jobs(
+    params: Annotated[JobQuery, Query()], caller: CallerDep, jobs: JobsDep
+) -> JobList:
     """Newest first. `state`: one of the status words; `limit`: 1 to 1000, 20 by default."""
-    params = request.query_params
-    for name in params:
-        if name not in ("state", "limit"):
-            raise unknown_parameter(name)
-    state = parse_status(params["state"]) if "state" in params else None
-    length = list_limit(params.get("limit", str(DEFAULT_LIMIT)))
-    records = await jobs.store.list_jobs(state, length, caller.scope)
-    return json_response({"object": "list", "data": [job_payload(record) for record in records]})
+    records = await jobs.store.list_jobs(params.state, params.limit, caller.scope)
+    return JobList(data=[JobObject.of(record) for record in records])
 
 
-@router.get("/v1/jobs/{name}", response_model=JobAnswer, responses=errors(NAMED))
-async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
+@router.get("/v1/jobs/{name}", responses=errors(NAMED))
+async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> JobObject:
     """State, queue position, timings, token counts, worker and finish reason."""
-    return json_response(job_payload(await _find(jobs, caller, name)))
+    return JobObject.of(await _find(jobs, caller, name))
 
 
-@router.delete(
-    "/v1/jobs/{name}",
-    response_model=JobAnswer,
-    responses=errors(NAMED),
-    operation_id="cancel_job_delete",
-)
-@router.post(
-    "/v1/jobs/{name}/cancel",
-    response_model=JobAnswer,
-    responses=errors(NAMED),
-    operation_id="cancel_job_post",
-)
-async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
+@router.delete("/v1/jobs/{name}", responses=errors(NAMED), operation_id="cancel_job_delete")
+@router.post("/v1/jobs/{name}/cancel", responses=errors(NAMED), operation_id="cancel_job_post")
+async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> JobObject:
     """Cancels a job in any state. Returns the job as it ended. Idempotent."""
     record = await _find(jobs, caller, name)
     if not await jobs.cancel(record.job_id):
         raise job_not_found(name)
-    return json_response(job_payload(await _find(jobs, caller, name)))
+    return JobObject.of(await _find(jobs, caller, name))
+
+
+async def _resume_point(
+    last_event_id: Annotated[
+        str | Absent,
+        Header(description="As `after`, which it overrides.", json_schema_extra=_CURSOR),
+    ] = None,
+    after: Annotated[
+        str | Absent,
+        Query(description="The id of the last event that was read.", json_schema_extra=_CURSOR),
+    ] = None,
+) -> ResumePoint:
+    """Returns where the client goes on. A browser's EventSource sets the header when it comes back,
+    but cannot on its first try. Raises ClientError."""
+    text = last_event_id or after
+    if not text:
+        return ResumePoint()
+    try:
+        return ResumePoint.parse(text)
+    except ValueError:
+        raise ClientError(
+            "Invalid value for 'Last-Event-ID': must be an id of this stream.",
+            param="Last-Event-ID",
+        ) from None
 
 
 @router.get(
@@ -81,24 +94,26 @@ async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     response_class=Response,
     responses=streamed(NAMED) | {204: {"description": "The job has ended and all of it was read."}},
     openapi_extra=parameters(
-        query("after", _CURSOR, "The id of the last event that was read."),
-        header("last-event-id", _CURSOR, "As `after`, which it overrides."),
-        query("token", {"type": "string"}, "In place of a key: of `stream-token`."),
+        query("token", {"type": "string"}, "In place of a key: of `stream-token`.")
     ),
 )
-async def stream_job(request: Request, name: str, caller: CallerDep, jobs: JobsDep) -> Response:
+async def stream_job(
+    name: str,
+    after: Annotated[ResumePoint, Depends(_resume_point)],
+    caller: CallerDep,
+    jobs: JobsDep,
+) -> Response:
     """The job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left to send."""
-    after = _after(request)
     record = await _find(jobs, caller, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
     return tail_response(jobs, record, after)
 
 
-@router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(NAMED))
+@router.post("/v1/jobs/{name}/stream-token", responses=errors(NAMED))
 async def new_stream_token(
     name: str, caller: CallerDep, jobs: JobsDep, tokens: StreamTokensDep
-) -> Response:
+) -> StreamToken:
     """A token for the URL of the job's stream, for readers that cannot send a key: `?token=`.
 
     It opens this stream and nothing else, for a while: `expires_at`, in Unix seconds.
@@ -106,9 +121,65 @@ async def new_stream_token(
     record = await _find(jobs, caller, name)
     token, ends_s = await tokens.new(record.job_id, record.tenant)
     url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
-    return json_response(
-        {"object": "stream_token", "token": token, "url": url, "expires_at": ends_s}
+    return StreamToken(token=token, url=url, expires_at=ends_s)
+
+
+@router.get("/v1/dead-letters", responses=errors(STORE))
+async def list_dead_letters(
+    params: Annotated[DeadLetterQuery, Query()], caller: CallerDep, dead_letters: DeadLettersDep
+) -> DeadLetterList:
+    """Newest first. `limit`: 1 to 1000, 20 by default."""
+    found = await dead_letters.list(caller.scope, params.limit)
+    return DeadLetterList(data=[DeadLetterObject.of(dead_letter) for dead_letter in found])
+
+
+@router.delete("/v1/dead-letters/{name}", responses=errors(NAMED))
+async def delete_dead_letter(
+    name: str, caller: CallerDep, dead_letters: DeadLettersDep
+) -> DeadLetterDeleted:
+    """Deletes the dead letter of this job, and what was kept of its request."""
+    dead_letter = await _find_dead_letter(dead_letters, caller, name)
+    if isinstance(dead_letter, Requeued) or not await dead_letters.drop(dead_letter.job_id):
+        raise dead_letter_not_found(name)
+    return DeadLetterDeleted(id=public_id(dead_letter.kind, dead_letter.job_id))
+
+
+@router.post("/v1/jobs/{name}/requeue", responses=errors(NAMED | {409}))
+async def requeue_job(
+    name: str, caller: CallerDep, jobs: JobsDep, dead_letters: DeadLettersDep
+) -> JobObject:
+    """Runs a dead letter's job again: as a new job without a history and without a reader.
+
+    Returns the new job. Idempotent: the job replaces the dead letter, and for a day the same
+    request returns the same job.
+    """
+    dead_letter = await _find_dead_letter(dead_letters, caller, name)
+    new_id = dead_letter.job_id
+    if isinstance(dead_letter, DeadLetter):
+        new_id = await _requeue(jobs, dead_letters, name, dead_letter.job_id)
+    record = await jobs.store.get(new_id)
+    if record is None:
+        raise job_not_found(new_id)
+    return JobObject.of(record)
+
+
+async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:
+    try:
+        kept = await dead_letters.request(job_id)
+    except PayloadInvalid as error:
+        raise _cannot_run(name, str(error)) from error
+    if kept is None:
+        raise _cannot_run(name, "Its request was not kept.")
+    job = replace(
+        kept,
+        job_id=new_job_id(),
+        on_disconnect=OnDisconnect.CONTINUE,
+        queue_timeout_ms=None,  # of the first job's reader
     )
+    taken_by = await jobs.admission.requeue(job_id, job)
+    if taken_by is None:  # deleted a moment ago
+        raise dead_letter_not_found(name)
+    return taken_by
 
 
 async def _find(jobs: JobService, caller: Caller, name: str) -> JobRecord:
@@ -120,23 +191,21 @@ async def _find(jobs: JobService, caller: Caller, name: str) -> JobRecord:
     return record
 
 
-def list_limit(text: str) -> int:
-    """Raises InvalidParameter("limit", ...)."""
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InvalidParameter("limit", f"must be between 1 and {MAX_LIMIT}")
-    return limit
+async def _find_dead_letter(
+    dead_letters: DeadLetters, caller: Caller, name: str
+) -> DeadLetter | Requeued:
+    job_id = parse_job_id(name)
+    dead_letter = None if job_id is None else await dead_letters.get(job_id)
+    if dead_letter is None or not caller.sees(dead_letter.tenant):
+        raise dead_letter_not_found(name)
+    return dead_letter
 
 
-def _after(request: Request) -> ResumePoint:
-    # A browser's EventSource sets the header when it comes back, but cannot on its first try.
-    text = request.headers.get("last-event-id") or request.query_params.get("after")
-    if not text:
-        return ResumePoint()
-    try:
-        return ResumePoint.parse(text)
-    except ValueError:
-        raise ClientError(
-            "Invalid value for 'Last-Event-ID': must be an id of this stream.",
-            param="Last-Event-ID",
-        ) from None
+def _cannot_run(name: str, why: str) -> ClientError:
+    return ClientError(
+        f"The job '{name[:MAX_ECHO_CHARS]}' cannot be run again. {why}",
+        status=409,
+        code="payload_lost",
+        param="id",
+        should_retry=False,
+    )

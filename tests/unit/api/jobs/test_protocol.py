@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from api.ids import parse_job_id, public_id
-from api.jobs.protocol import job_payload, parse_status
+from api.jobs.protocol import JobObject, JobQuery
 from shared.keys import new_job_id
-from shared.messages import (
-    InvalidParameter,
-    JobState,
-)
+from shared.messages import JobState
 from tests.unit.api.jobs.relay_fakes import record_of
 
 
@@ -23,10 +21,15 @@ def test_public_ids_lead_back_to_the_job() -> None:
 
 
 def test_status_words_are_those_of_http() -> None:
-    words = {state: job_payload(record_of(state))["status"] for state in JobState}
+    words = {
+        state: JobObject.of(record_of(state)).model_dump(mode="json")["status"]
+        for state in JobState
+    }
     assert set(words.values()) == {
         "queued", "running", "finished", "failed", "cancelled", "expired",
     }  # fmt: skip
-    assert all(parse_status(word) is state for state, word in words.items())
-    with pytest.raises(InvalidParameter):
-        parse_status("done")
+    assert all(
+        JobQuery.model_validate({"state": word}).state is state for state, word in words.items()
+    )
+    with pytest.raises(ValidationError):
+        JobQuery.model_validate({"state": "done"})

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from api.jobs.protocol import JobAnswer, job_payload, parse_status
-from shared.messages import TERMINAL_STATES, InvalidParameter, JobState
-from tests.support.api_document import operations
+from api.jobs.protocol import JobObject, JobQuery
+from shared.messages import TERMINAL_STATES, JobState
+from tests.support.api_document import api_document, operations
 from tests.support.launched import REPOSITORY
 from tests.unit.api.jobs.relay_fakes import record_of
 
@@ -24,21 +25,23 @@ def words_in(path: str, pattern: str, word: str) -> set[str]:
 
 @pytest.mark.parametrize("state", JobState)
 def test_the_api_says_a_state_as_the_store_does(state: JobState) -> None:
-    assert job_payload(record_of(state))["status"] == state.value
-    assert parse_status(state.value) is state
+    assert JobObject.of(record_of(state)).model_dump(mode="json")["status"] == state.value
+    assert JobQuery.model_validate({"state": state.value}).state is state
 
 
 def test_the_word_of_earlier_releases_still_finds_its_jobs() -> None:
-    assert parse_status("completed") is JobState.FINISHED
-    with pytest.raises(InvalidParameter, match="finished"):
-        parse_status("done")
+    assert JobQuery.model_validate({"state": "completed"}).state is JobState.FINISHED
+    with pytest.raises(ValidationError, match="finished"):
+        JobQuery.model_validate({"state": "done"})
 
 
 def test_the_document_has_these_words() -> None:
     parameters = dict(operations())["GET /v1/jobs"]["parameters"]
     state = next(one for one in parameters if one["name"] == "state")
-    assert set(state["schema"]["enum"]) == STATES
-    assert JobAnswer.__annotations__["status"] == "JobState"
+    schemas = api_document()["components"]["schemas"]
+    assert state["schema"] == {"$ref": "#/components/schemas/JobState"}
+    assert set(schemas["JobState"]["enum"]) == STATES
+    assert schemas["JobObject"]["properties"]["status"] == state["schema"]
 
 
 def test_scripts_pages_and_docs_have_these_words() -> None:
