@@ -96,7 +96,7 @@ def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:
 
 def _fault_of_query(detail: Mapping[str, Any]) -> InvalidParameter:
     """Returns the error of a query parameter that pydantic refused."""
-    param = str(detail["loc"][-1])
+    param = str(detail["loc"][1])
     if detail["type"] == "extra_forbidden":
         return unknown_parameter(param)
     return InvalidParameter(param, str(detail["msg"]).replace("Input should be", "must be", 1))
