@@ -1,4 +1,4 @@
-"""The stage that the clients speak to."""
+"""The service that the clients speak to."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.agent_checks import DEMO
-from tests.integration.api.stage_fixtures import (  # noqa: F401
+from tests.support.launched import Launched
+from tests.support.service_fixtures import (  # noqa: F401
     checkpoint,
     files_dir,
     redis_url,
-    shared_stage,
-    stage,
+    service,
+    shared_service,
 )
-from tests.support.launched import Launched
 from tests.support.tool_models import make_demo_with_tools
 
 

@@ -54,7 +54,7 @@ def test_pydantic_ai_runs_a_tool_and_ends(pydantic_ai: dict[str, Any], kind: str
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_pydantic_ai_tells_events_while_it_streams(pydantic_ai: dict[str, Any], kind: str) -> None:
+def test_pydantic_ai_has_events_while_it_streams(pydantic_ai: dict[str, Any], kind: str) -> None:
     assert {
         "part_delta tool_call",
         "function_tool_call",

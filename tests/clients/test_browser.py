@@ -14,9 +14,9 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.integration.api.stage import MODEL, Stage, wait_until
 from tests.support.browser import headless_chromium
 from tests.support.node import installed_clients
+from tests.support.running_service import MODEL, RunningService, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -96,20 +96,20 @@ def text_of(events: str) -> str:
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
-def whole_text(stage: Stage) -> str:
-    answer = httpx.post(f"{stage.base_url}/v1/chat/completions", json=CHAT, timeout=30)
+def whole_text(service: RunningService) -> str:
+    answer = httpx.post(f"{service.base_url}/v1/chat/completions", json=CHAT, timeout=30)
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-def test_a_stream_is_read_piece_by_piece(page: Page, stage: Stage) -> None:
-    stage.script.stop_after = 10
-    ask(page, f"{stage.base_url}/v1/chat/completions", {**CHAT, "stream": True})
+def test_a_stream_is_read_piece_by_piece(page: Page, service: RunningService) -> None:
+    service.script.stop_after = 10
+    ask(page, f"{service.base_url}/v1/chat/completions", {**CHAT, "stream": True})
     wait_until(lambda: text_of(told(page)["text"]), "the first text", PATIENCE_S)
     assert told(page)["state"] == "reading"
-    stage.script.stop_after = None
+    service.script.stop_after = None
     answer = wait_for(page, "read")
     assert answer["text"].endswith("data: [DONE]\n\n")
-    assert text_of(answer["text"]) == whole_text(stage)
+    assert text_of(answer["text"]) == whole_text(service)
     assert answer["headers"]["x-request-id"].startswith("chatcmpl-")
     assert answer["headers"]["content-type"].startswith("text/event-stream")
 
@@ -118,26 +118,26 @@ def test_a_stream_is_read_piece_by_piece(page: Page, stage: Stage) -> None:
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_an_abort_cancels_the_job_wherever_it_is(
     page: Page,
-    stage: Stage,
+    service: RunningService,
     state: str,
     stream: bool,
 ) -> None:
     def jobs() -> list[dict[str, Any]]:
-        return list(httpx.get(f"{stage.base_url}/v1/jobs?limit=5").json()["data"])
+        return list(httpx.get(f"{service.base_url}/v1/jobs?limit=5").json()["data"])
 
     before = {job["id"] for job in jobs()}
-    stage.script.step_s = 0.05
-    stage.script.pulls = state != "queued"
-    stage.script.starts = state != "prefill"
-    wait_until(lambda: stage.worker.is_parked == (state == "queued"), "the worker's attention")
+    service.script.step_s = 0.05
+    service.script.pulls = state != "queued"
+    service.script.starts = state != "prefill"
+    wait_until(lambda: service.worker.is_parked == (state == "queued"), "the worker's attention")
     body = {**CHAT, "max_tokens": 400, "stream": stream}
-    ask(page, f"{stage.base_url}/v1/chat/completions", body)
+    ask(page, f"{service.base_url}/v1/chat/completions", body)
 
     def found() -> str | None:
         for job in jobs():
             is_there = {
                 "queued": job["status"] == "queued",
-                "prefill": job["job_id"] in stage.worker.jobs,
+                "prefill": job["job_id"] in service.worker.jobs,
                 "decode": job["usage"]["completion_tokens"] > 2,
             }[state]
             if job["id"] not in before and is_there:
@@ -145,26 +145,28 @@ def test_an_abort_cancels_the_job_wherever_it_is(
         return None
 
     wait_until(found, f"a job that is in {state}", PATIENCE_S)
-    url = f"{stage.base_url}/v1/jobs/{found()}"
+    url = f"{service.base_url}/v1/jobs/{found()}"
     page.evaluate("calls.it.abort()")
     assert wait_for(page, "failed")["error"] == "AbortError"
     wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", PATIENCE_S)
     assert httpx.get(url).json()["error"]["code"] == "disconnected"
-    stage.script.pulls = stage.script.starts = True
-    wait_until(lambda: not stage.worker.jobs, "the worker to drop it", PATIENCE_S)
+    service.script.pulls = service.script.starts = True
+    wait_until(lambda: not service.worker.jobs, "the worker to drop it", PATIENCE_S)
 
 
-def test_a_page_that_goes_away_leaves_its_job(page: Page, stage: Stage, origin: str) -> None:
-    stage.script.step_s = 0.05
-    ask(page, f"{stage.base_url}/v1/messages", {
+def test_a_page_that_goes_away_leaves_its_job(
+    page: Page, service: RunningService, origin: str
+) -> None:
+    service.script.step_s = 0.05
+    ask(page, f"{service.base_url}/v1/messages", {
         "model": MODEL, "messages": CHAT["messages"], "max_tokens": 400, "stream": True,
     })  # fmt: skip
     wait_until(lambda: "content_block_delta" in told(page)["text"], "the first text", PATIENCE_S)
     name = told(page)["headers"]["request-id"]
     page.goto(f"{origin}/index.html?again")
-    url = f"{stage.base_url}/v1/jobs/{name}"
+    url = f"{service.base_url}/v1/jobs/{name}"
     wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", PATIENCE_S)
-    wait_until(lambda: not stage.worker.jobs, "the worker to drop it", PATIENCE_S)
+    wait_until(lambda: not service.worker.jobs, "the worker to drop it", PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_a_page_that_goes_away_leaves_its_job(page: Page, stage: Stage, origin: 
 )
 def test_errors_can_be_read_across_origins(
     page: Page,
-    stage: Stage,
+    service: RunningService,
     path: str,
     members: dict[str, Any],
     status: int,
@@ -192,16 +194,18 @@ def test_errors_can_be_read_across_origins(
         "x-api-key": "none",
         "idempotency-key": f"{path}{members}",
     }
-    ask(page, stage.base_url + path, {**CHAT, **members}, **headers)
+    ask(page, service.base_url + path, {**CHAT, **members}, **headers)
     answer = wait_for(page, "read")
     assert answer["status"] == status
     assert json.loads(answer["text"])["error"]["message"]
     assert answer["headers"]["x-request-id"]
 
 
-def test_an_event_source_follows_a_job_of_another_origin(page: Page, stage: Stage) -> None:
-    answer = httpx.post(f"{stage.base_url}/v1/chat/completions", json=CHAT, timeout=30).json()
-    url = f"{stage.base_url}/v1/jobs/{answer['id']}/stream"
+def test_an_event_source_follows_a_job_of_another_origin(
+    page: Page, service: RunningService
+) -> None:
+    answer = httpx.post(f"{service.base_url}/v1/chat/completions", json=CHAT, timeout=30).json()
+    url = f"{service.base_url}/v1/jobs/{answer['id']}/stream"
     page.evaluate("(url) => { source('it', url) }", url)
     events = wait_for(page, "read")["events"]
     assert events[-1] == "[DONE]"
@@ -211,10 +215,10 @@ def test_an_event_source_follows_a_job_of_another_origin(page: Page, stage: Stag
 
 @pytest.mark.node
 @pytest.mark.packages
-def test_openai_s_sdk_runs_in_the_page_itself(page: Page, stage: Stage) -> None:
+def test_openai_s_sdk_runs_in_the_page_itself(page: Page, service: RunningService) -> None:
     page.evaluate(
         "([base, asked]) => { sdk('it', base, asked) }",
-        [stage.base_url, {name: CHAT[name] for name in ("model", "messages", "max_tokens")}],
+        [service.base_url, {name: CHAT[name] for name in ("model", "messages", "max_tokens")}],
     )
     ended = "['read', 'failed'].includes(calls.it?.state)"
     page.wait_for_function(ended, timeout=PATIENCE_S * 1000)

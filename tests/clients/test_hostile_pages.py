@@ -15,8 +15,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.integration.api.stage import MODEL, Stage, wait_until
 from tests.support.browser import headless_chromium
+from tests.support.running_service import MODEL, RunningService, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -110,39 +110,43 @@ def hostile(browser: Browser, page_port: int) -> Iterator[Page]:
     page.close()
 
 
-def jobs_of(stage: Stage) -> list[dict[str, Any]]:
-    return list(httpx.get(f"{stage.base_url}/v1/jobs?limit=100").json()["data"])
+def jobs_of(service: RunningService) -> list[dict[str, Any]]:
+    return list(httpx.get(f"{service.base_url}/v1/jobs?limit=100").json()["data"])
 
 
 @pytest.fixture
-def running_job(stage: Stage) -> Iterator[str]:
+def running_job(service: RunningService) -> Iterator[str]:
     """The id of a job that runs until the test is over."""
-    stage.script.step_s = 0.05
+    service.script.step_s = 0.05
     body = {"prompt": "a secret question", "max_tokens": 480, "stream": True}
-    with httpx.stream("POST", f"{stage.base_url}/generate", json=body, timeout=30) as answer:
+    with httpx.stream("POST", f"{service.base_url}/generate", json=body, timeout=30) as answer:
         job_id = str(answer.headers["x-request-id"])
-        wait_until(lambda: stage.worker.jobs, "the job to run")
+        wait_until(lambda: service.worker.jobs, "the job to run")
         yield job_id
-        assert httpx.get(f"{stage.base_url}/v1/jobs/{job_id}").json()["status"] == "running"
-        httpx.delete(f"{stage.base_url}/v1/jobs/{job_id}")
+        assert httpx.get(f"{service.base_url}/v1/jobs/{job_id}").json()["status"] == "running"
+        httpx.delete(f"{service.base_url}/v1/jobs/{job_id}")
 
 
-def test_a_foreign_page_reads_nothing(hostile: Page, stage: Stage, running_job: str) -> None:
+def test_a_foreign_page_reads_nothing(
+    hostile: Page, service: RunningService, running_job: str
+) -> None:
     paths = ("/v1/jobs", f"/v1/jobs/{running_job}", "/v1/models", "/health", "/ready", "/metrics")
     for path in (*paths, f"/v1/jobs/{running_job}/stream"):
         for mode in ("cors", "no-cors"):
             options = {"mode": mode, "credentials": "include"}
-            read = hostile.evaluate(FETCH, [stage.base_url + path, options])
+            read = hostile.evaluate(FETCH, [service.base_url + path, options])
             assert read is None, (path, mode)
-    url = f"{stage.base_url}/v1/jobs/{running_job}/stream"
+    url = f"{service.base_url}/v1/jobs/{running_job}/stream"
     assert hostile.evaluate(EVENT_SOURCE, url) == []
 
 
-def test_a_foreign_page_starts_no_job_and_stores_no_file(hostile: Page, stage: Stage) -> None:
-    before = jobs_of(stage)
+def test_a_foreign_page_starts_no_job_and_stores_no_file(
+    hostile: Page, service: RunningService
+) -> None:
+    before = jobs_of(service)
     text = json.dumps(BODY | {"max_tokens": 2})
     for path in JOB_ROUTES:
-        url = stage.base_url + path
+        url = service.base_url + path
         for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
             for mode in ("cors", "no-cors"):
                 headers = {"content-type": kind}
@@ -153,14 +157,16 @@ def test_a_foreign_page_starts_no_job_and_stores_no_file(hostile: Page, stage: S
         hostile.evaluate(BEACON, [url, text])
         hostile.evaluate(FORM, [url, text])
     row = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": BODY}
-    assert hostile.evaluate(UPLOAD, [f"{stage.base_url}/v1/files", json.dumps(row)]) is None
-    assert [job["id"] for job in jobs_of(stage)] == [job["id"] for job in before]
-    assert httpx.get(f"{stage.base_url}/v1/files").json()["data"] == []
-    assert not stage.worker.seen
+    assert hostile.evaluate(UPLOAD, [f"{service.base_url}/v1/files", json.dumps(row)]) is None
+    assert [job["id"] for job in jobs_of(service)] == [job["id"] for job in before]
+    assert httpx.get(f"{service.base_url}/v1/files").json()["data"] == []
+    assert not service.worker.seen
 
 
-def test_a_foreign_page_cancels_nothing(hostile: Page, stage: Stage, running_job: str) -> None:
-    url = f"{stage.base_url}/v1/jobs/{running_job}"
+def test_a_foreign_page_cancels_nothing(
+    hostile: Page, service: RunningService, running_job: str
+) -> None:
+    url = f"{service.base_url}/v1/jobs/{running_job}"
     for method, path in (("DELETE", ""), ("POST", "/cancel")):
         for mode in ("cors", "no-cors"):
             if (method, mode) == ("DELETE", "no-cors"):
@@ -171,12 +177,12 @@ def test_a_foreign_page_cancels_nothing(hostile: Page, stage: Stage, running_job
 
 
 def test_a_name_that_comes_to_mean_this_machine_opens_nothing(
-    browser: Browser, stage: Stage, running_job: str
+    browser: Browser, service: RunningService, running_job: str
 ) -> None:
     """DNS rebinding: to the browser the service is the foreign page's own origin."""
-    before = jobs_of(stage)
+    before = jobs_of(service)
     page = browser.new_page()
-    base = f"http://{EVIL}:{urlsplit(stage.base_url).port}"
+    base = f"http://{EVIL}:{urlsplit(service.base_url).port}"
     shown = page.goto(f"{base}/")
     assert shown is not None
     assert shown.status == 421
@@ -192,19 +198,19 @@ def test_a_name_that_comes_to_mean_this_machine_opens_nothing(
         assert read["status"] == 421, path
         assert "ALLOWED_HOSTS" in json.loads(read["text"])["error"]["message"]
     page.close()
-    assert [job["id"] for job in jobs_of(stage)] == [job["id"] for job in before]
+    assert [job["id"] for job in jobs_of(service)] == [job["id"] for job in before]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", FRIEND])
 def test_a_page_of_this_machine_reads_and_starts(
-    browser: Browser, stage: Stage, page_port: int, host: str
+    browser: Browser, service: RunningService, page_port: int, host: str
 ) -> None:
     """The page of a program that runs here, on another port."""
     page = browser.new_page()
     page.goto(f"http://{host}:{page_port}/")
-    assert page.evaluate(FETCH, [f"{stage.base_url}/v1/jobs", {}])["status"] == 200
+    assert page.evaluate(FETCH, [f"{service.base_url}/v1/jobs", {}])["status"] == 200
     text = json.dumps({"prompt": "water", "max_tokens": 2, "stream": False})
     headers = {"content-type": "application/json"}
     options = {"method": "POST", "headers": headers, "body": text}
-    assert page.evaluate(FETCH, [f"{stage.base_url}/generate", options])["status"] == 200
+    assert page.evaluate(FETCH, [f"{service.base_url}/generate", options])["status"] == 200
     page.close()

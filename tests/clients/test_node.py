@@ -10,8 +10,8 @@ import pytest
 
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
-from tests.integration.api.stage import MODEL, Stage, wait_until
 from tests.support.node import NodeProgram, node_says
+from tests.support.running_service import MODEL, RunningService, wait_until
 
 pytestmark = [pytest.mark.node, pytest.mark.packages]
 
@@ -19,18 +19,18 @@ SHORT = {"max_tokens": 40, "ignore_eos": True}
 LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
-def says(stage: Stage, case: str, **options: Any) -> Any:
-    return node_says("openai_cases", stage.base_url, case, MODEL, json.dumps(options or SHORT))
+def says(service: RunningService, case: str, **options: Any) -> Any:
+    return node_says("openai_cases", service.base_url, case, MODEL, json.dumps(options or SHORT))
 
 
-def job_of(stage: Stage) -> dict[str, Any]:
+def job_of(service: RunningService) -> dict[str, Any]:
     """The newest job, as the service tells it."""
-    jobs = httpx.get(f"{stage.base_url}/v1/jobs?limit=1").json()["data"]
+    jobs = httpx.get(f"{service.base_url}/v1/jobs?limit=1").json()["data"]
     return dict(jobs[0]) if jobs else {}
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(stage: Stage) -> None:
-    whole, chunks = says(stage, "whole"), says(stage, "stream")
+def test_a_stream_is_the_whole_answer_in_pieces(service: RunningService) -> None:
+    whole, chunks = says(service, "whole"), says(service, "stream")
     assert whole["id"] == whole["request_id"]
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks[:-1])
     assert text == whole["choice"]["message"]["content"]
@@ -39,77 +39,79 @@ def test_a_stream_is_the_whole_answer_in_pieces(stage: Stage) -> None:
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_the_stream_helper_and_the_older_route(stage: Stage) -> None:
-    told = says(stage, "helper")
+def test_the_stream_helper_and_the_older_route(service: RunningService) -> None:
+    told = says(service, "helper")
     assert told["seen"] == told["content"] != ""
     assert told["id"].startswith("chatcmpl-")
-    told = says(stage, "completions", max_tokens=9)
+    told = says(service, "completions", max_tokens=9)
     assert told["streamed"] == told["whole"] != ""
 
 
-def test_responses_and_models(stage: Stage) -> None:
-    told = says(stage, "responses", **{"max_tokens": 20})
+def test_responses_and_models(service: RunningService) -> None:
+    told = says(service, "responses", **{"max_tokens": 20})
     assert told["streamed"] == told["whole"] != ""
     assert told["numbers"] == list(range(len(told["numbers"])))
-    assert says(stage, "models") == {"ids": [MODEL], "retrieved": MODEL}
+    assert says(service, "models") == {"ids": [MODEL], "retrieved": MODEL}
 
 
-def test_breaking_out_of_the_loop_cancels_the_job(stage: Stage) -> None:
-    stage.script.step_s = 0.05
-    with NodeProgram("openai_cases", stage.base_url, "breaks", MODEL, json.dumps(LONG)) as program:
+def test_breaking_out_of_the_loop_cancels_the_job(service: RunningService) -> None:
+    service.script.step_s = 0.05
+    with NodeProgram(
+        "openai_cases", service.base_url, "breaks", MODEL, json.dumps(LONG)
+    ) as program:
         told = program.heard()
         assert told["chunks"] == 4
-        url = f"{stage.base_url}/v1/jobs/{told['id']}"
+        url = f"{service.base_url}/v1/jobs/{told['id']}"
         wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", 60)
         program.cue()
-    wait_until(lambda: not stage.worker.jobs, "the worker to drop it")
+    wait_until(lambda: not service.worker.jobs, "the worker to drop it")
 
 
 @pytest.mark.parametrize("form", ["stream", "whole"])
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_an_abort_cancels_the_job_wherever_it_is(
-    stage: Stage,
+    service: RunningService,
     state: str,
     form: str,
 ) -> None:
-    stage.script.step_s = 0.05
-    stage.script.pulls = state != "queued"
-    stage.script.starts = state != "prefill"
-    wait_until(lambda: stage.worker.is_parked == (state == "queued"), "the worker's attention")
-    before = job_of(stage).get("id")
+    service.script.step_s = 0.05
+    service.script.pulls = state != "queued"
+    service.script.starts = state != "prefill"
+    wait_until(lambda: service.worker.is_parked == (state == "queued"), "the worker's attention")
+    before = job_of(service).get("id")
 
     def is_there() -> bool:
-        job = job_of(stage)
+        job = job_of(service)
         if not job or job["id"] == before:
             return False
         if state == "queued":
             return bool(job["status"] == "queued")
         if state == "prefill":
-            return job["job_id"] in stage.worker.jobs
+            return job["job_id"] in service.worker.jobs
         return bool(job["usage"]["completion_tokens"] > 2)
 
     with NodeProgram(
-        "openai_cases", stage.base_url, f"abort_{form}", MODEL, json.dumps(LONG)
+        "openai_cases", service.base_url, f"abort_{form}", MODEL, json.dumps(LONG)
     ) as program:
         assert program.heard() == "begun"
         wait_until(is_there, f"a job that is in {state}", 60)
-        name = job_of(stage)["id"]
+        name = job_of(service)["id"]
         program.cue()
         told = program.heard()
         if form == "whole":
             assert told["error"]["class"] == "APIUserAbortError"
         else:
             assert told["error"] is None  # the loop just ends
-        url = f"{stage.base_url}/v1/jobs/{name}"
+        url = f"{service.base_url}/v1/jobs/{name}"
         wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", 60)
         program.cue()
     assert httpx.get(url).json()["error"]["code"] == "disconnected"
-    stage.script.pulls = stage.script.starts = True
-    wait_until(lambda: not stage.worker.jobs, "the worker to drop it")
+    service.script.pulls = service.script.starts = True
+    wait_until(lambda: not service.worker.jobs, "the worker to drop it")
 
 
-def test_errors_become_the_sdk_s_own(stage: Stage) -> None:
-    told = says(stage, "errors")
+def test_errors_become_the_sdk_s_own(service: RunningService) -> None:
+    told = says(service, "errors")
     bad = told["bad"]
     assert (bad["class"], bad["status"], bad["param"]) == ("BadRequestError", 400, "temperature")
     assert bad["type"] == "invalid_request_error"
@@ -124,12 +126,12 @@ def test_errors_become_the_sdk_s_own(stage: Stage) -> None:
     assert told["nowhere"]["code"] == "not_found"
 
 
-def test_a_job_that_fails_is_raised_streamed_and_whole(stage: Stage) -> None:
-    stage.script.stop_after = 3
-    stage.script.end = JobEnd(
+def test_a_job_that_fails_is_raised_streamed_and_whole(service: RunningService) -> None:
+    service.script.stop_after = 3
+    service.script.end = JobEnd(
         JobState.FAILED, ErrorCode.ENGINE_ERROR, Usage(5, 3), message="the step failed"
     )
-    told = says(stage, "fails")
+    told = says(service, "fails")
     assert told["chunks"] >= 2
     assert told["streamed"]["class"] == "APIError"
     assert told["streamed"]["code"] == "engine_error"
@@ -137,18 +139,18 @@ def test_a_job_that_fails_is_raised_streamed_and_whole(stage: Stage) -> None:
     assert (told["whole"]["class"], told["whole"]["status"]) == ("InternalServerError", 500)
 
 
-def test_the_ai_sdk_generates_and_streams(stage: Stage) -> None:
-    told = node_says("ai_cases", stage.base_url, "text", MODEL)
+def test_the_ai_sdk_generates_and_streams(service: RunningService) -> None:
+    told = node_says("ai_cases", service.base_url, "text", MODEL)
     assert told["text"] == told["whole"] != ""
     assert len(set(told["reasons"])) == 1
     assert told["usage"][0] == told["usage"][1] > 0
-    told = node_says("ai_cases", stage.base_url, "errors", MODEL)
+    told = node_says("ai_cases", service.base_url, "errors", MODEL)
     assert (told["name"], told["status"]) == ("AI_APICallError", 404)
     assert "nobody" in told["message"]
 
 
-def test_the_ai_sdk_s_abort_cancels_the_job(stage: Stage) -> None:
-    stage.script.step_s = 0.05
-    kinds = node_says("ai_cases", stage.base_url, "abort", MODEL)
+def test_the_ai_sdk_s_abort_cancels_the_job(service: RunningService) -> None:
+    service.script.step_s = 0.05
+    kinds = node_says("ai_cases", service.base_url, "abort", MODEL)
     assert "abort" in kinds
-    wait_until(lambda: job_of(stage)["status"] == "cancelled", "the cancel", 60)
+    wait_until(lambda: job_of(service)["status"] == "cancelled", "the cancel", 60)

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.api.stage import MODEL, Script, Stage, staged, wait_until
 from tests.support.proxy import Proxy, nginx
 from tests.support.redis_server import new_namespace
+from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.scripted_worker import Script
 
 pytestmark = pytest.mark.nginx
 
@@ -35,20 +36,20 @@ KEPT_ALIVE = {"/v1/chat/completions": (CHAT, ": ka"), "/v1/messages": (MESSAGES,
 
 
 @pytest.fixture(scope="module")
-def service(redis_url: str, checkpoint: Path) -> Iterator[Stage]:
-    with staged(redis_url, new_namespace(), checkpoint, keepalive_s=KEEPALIVE_S) as made:
+def service(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
+    with running_service(redis_url, new_namespace(), checkpoint, keepalive_s=KEEPALIVE_S) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def proxy(service: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+def proxy(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     directory = tmp_path_factory.mktemp("nginx")
     with nginx(directory, service.base_url, READ_TIMEOUT_S) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
-def fresh_script(service: Stage) -> Iterator[None]:
+def fresh_script(service: RunningService) -> Iterator[None]:
     service.worker.script = Script()
     yield
     service.worker.script = Script()
@@ -105,24 +106,26 @@ def text_of(said: str) -> str:
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
-def whole_text(service: Stage) -> str:
+def whole_text(service: RunningService) -> str:
     answer = httpx.post(
         f"{service.base_url}/v1/chat/completions", json={**CHAT, "stream": False}, timeout=30
     )
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-def queued_job(service: Stage) -> str | None:
+def queued_job(service: RunningService) -> str | None:
     jobs = httpx.get(f"{service.base_url}/v1/jobs?state=queued&limit=1").json()["data"]
     return str(jobs[0]["id"]) if jobs else None
 
 
-def stop_pulling(service: Stage) -> None:
+def stop_pulling(service: RunningService) -> None:
     service.script.pulls = False
     wait_until(lambda: service.worker.is_parked, "the worker to stop pulling", PATIENCE_S)
 
 
-def test_tokens_come_through_a_proxy_as_they_are_made(service: Stage, proxy: Proxy) -> None:
+def test_tokens_come_through_a_proxy_as_they_are_made(
+    service: RunningService, proxy: Proxy
+) -> None:
     service.script.stop_after = 8
     with curl(f"{proxy.base_url}/v1/chat/completions", CHAT) as client:
         wait_until(lambda: len(text_of(client.said)) >= 5, "the first text", PATIENCE_S)
@@ -135,7 +138,7 @@ def test_tokens_come_through_a_proxy_as_they_are_made(service: Stage, proxy: Pro
 
 @pytest.mark.parametrize("path", KEPT_ALIVE)
 def test_a_stream_outlasts_the_proxy_s_patience_in_the_queue(
-    service: Stage, proxy: Proxy, path: str
+    service: RunningService, proxy: Proxy, path: str
 ) -> None:
     stop_pulling(service)
     body, sign = KEPT_ALIVE[path]
@@ -149,7 +152,7 @@ def test_a_stream_outlasts_the_proxy_s_patience_in_the_queue(
 
 
 def test_a_whole_answer_that_waits_as_long_is_given_up_and_cancelled(
-    service: Stage, proxy: Proxy
+    service: RunningService, proxy: Proxy
 ) -> None:
     """Which shows that the proxy means it, and that what waits long is better streamed."""
     stop_pulling(service)
@@ -165,7 +168,7 @@ def test_a_whole_answer_that_waits_as_long_is_given_up_and_cancelled(
 
 @pytest.mark.parametrize("state", ["queued", "decode"])
 def test_a_client_that_leaves_the_proxy_leaves_its_job(
-    service: Stage, proxy: Proxy, state: str
+    service: RunningService, proxy: Proxy, state: str
 ) -> None:
     if state == "queued":
         stop_pulling(service)
@@ -183,7 +186,9 @@ def test_a_client_that_leaves_the_proxy_leaves_its_job(
     wait_until(lambda: not service.worker.jobs, "the worker to drop it", PATIENCE_S)
 
 
-def test_errors_come_through_with_their_bodies_and_headers(service: Stage, proxy: Proxy) -> None:
+def test_errors_come_through_with_their_bodies_and_headers(
+    service: RunningService, proxy: Proxy
+) -> None:
     url = f"{proxy.base_url}/v1/chat/completions"
     with curl(url, {**CHAT, "model": "nobody"}, "-i") as client:
         assert client.wait() == 0
@@ -196,7 +201,7 @@ def test_errors_come_through_with_their_bodies_and_headers(service: Stage, proxy
     assert json.loads(client.said)["error"]["type"] == "invalid_request_error"
 
 
-def test_a_stream_over_http_2(service: Stage, proxy: Proxy) -> None:
+def test_a_stream_over_http_2(service: RunningService, proxy: Proxy) -> None:
     url = f"{proxy.http2_url}/v1/chat/completions"
     with curl(url, CHAT, "--http2-prior-knowledge", "-i") as client:
         assert client.wait() == 0
@@ -206,7 +211,7 @@ def test_a_stream_over_http_2(service: Stage, proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("through", ["proxy", "nothing"])
-def test_a_stream_over_http_1_0(service: Stage, proxy: Proxy, through: str) -> None:
+def test_a_stream_over_http_1_0(service: RunningService, proxy: Proxy, through: str) -> None:
     base_url = proxy.base_url if through == "proxy" else service.base_url
     with curl(f"{base_url}/v1/chat/completions", CHAT, "--http1.0", "-i") as client:
         assert client.wait() == 0

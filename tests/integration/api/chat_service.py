@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
-from tests.integration.api.stage import staged, wait_until
 from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.redis_server import new_namespace
+from tests.support.running_service import running_service, wait_until
 from tests.support.tool_models import make_hermes_checkpoint, make_llama3_checkpoint
 
 ECHO_HERMES, ECHO_LLAMA3, ENFORCED = "echo-hermes", "echo-llama3", "enforced"
@@ -50,17 +50,19 @@ def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iter
             )
             stack.callback(worker.close)
             workers.append(worker)
-        stage = stack.enter_context(
-            staged(redis_url, namespace, directory / models[0], with_worker=False, keepalive_s=0.5)
+        service = stack.enter_context(
+            running_service(
+                redis_url, namespace, directory / models[0], with_worker=False, keepalive_s=0.5
+            )
         )
 
         def served() -> bool:
             assert all(worker.alive for worker in workers), [worker.log for worker in workers]
-            listed = httpx.get(f"{stage.base_url}/v1/models").json()["data"]
+            listed = httpx.get(f"{service.base_url}/v1/models").json()["data"]
             return {model["id"] for model in listed} >= set(models)
 
         wait_until(served, "workers for all models", 120)
-        yield stage.base_url
+        yield service.base_url
 
 
 def saying(text: str, *after: dict[str, Any]) -> list[dict[str, Any]]:

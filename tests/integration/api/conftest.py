@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.integration.api.stage_fixtures import (  # noqa: F401
+from tests.support.service_fixtures import (  # noqa: F401
     checkpoint,
     client,
     files_dir,
     openai_client,
     redis_url,
-    shared_stage,
-    stage,
+    service,
+    shared_service,
 )

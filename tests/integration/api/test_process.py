@@ -17,8 +17,8 @@ import pytest
 
 from shared.launcher.redis_server import PrivateServer
 from shared.text.model_card import load_tokenizer
-from tests.integration.api.stage import MODEL, Stage, staged, wait_until
 from tests.support.redis_server import new_namespace
+from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_processes import REPOSITORY, process
 
 WORK_S = 24.0  # of the largest text here; twice what an end may take
@@ -26,10 +26,10 @@ ABSENT = "unix:///nonexistent/penstock.sock"
 
 
 @pytest.fixture
-def worker_stage(redis_url: str, checkpoint: Path) -> Iterator[Stage]:
+def scripted(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
     """A worker (and a frontend that the test does not use)."""
-    with staged(redis_url, new_namespace(), checkpoint) as stage:
-        yield stage
+    with running_service(redis_url, new_namespace(), checkpoint) as service:
+        yield service
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_bad_setting_ends_it_with_one_sentence_and_2(variable: str, value: str
     assert ended.stderr.count("\n") == 1
 
 
-def test_it_starts_without_redis_and_says_so() -> None:
+def test_it_starts_without_redis_and_reports_it() -> None:
     with process(ABSENT, new_namespace()) as frontend:
         health = httpx.get(f"{frontend.base_url}/health").json()
         assert (health["status"], health["redis"]["reachable"]) == ("degraded", False)
@@ -66,8 +66,8 @@ def test_it_starts_without_redis_and_says_so() -> None:
         assert frontend.popen.wait(60) == 0
 
 
-def test_it_needs_no_file_of_the_model(worker_stage: Stage) -> None:
-    settings = worker_stage.settings
+def test_it_needs_no_file_of_the_model(scripted: RunningService) -> None:
+    settings = scripted.settings
     with process(settings.redis_url, settings.namespace) as frontend:
         wait_until(lambda: frontend.answers("/ready", 200), "readiness")
         answer = httpx.post(
@@ -78,10 +78,10 @@ def test_it_needs_no_file_of_the_model(worker_stage: Stage) -> None:
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_streams_and_refuses_new_work(
-    worker_stage: Stage, stop_signal: signal.Signals
+    scripted: RunningService, stop_signal: signal.Signals
 ) -> None:
-    settings = worker_stage.settings
-    worker_stage.script.stop_after = 10
+    settings = scripted.settings
+    scripted.script.stop_after = 10
     with process(settings.redis_url, settings.namespace, SHUTDOWN_TIMEOUT_S="60") as frontend:
         wait_until(lambda: frontend.answers("/ready", 200), "readiness")
         body = {"prompt": "drain", "max_tokens": 60}
@@ -94,7 +94,7 @@ def test_a_signal_drains_streams_and_refuses_new_work(
             refused = httpx.post(f"{frontend.base_url}/generate", json=body)
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
-            worker_stage.script.stop_after = None
+            scripted.script.stop_after = None
             lines = [line for line in parts if line]
         assert lines[-1] == "data: [DONE]"
         assert json.loads(lines[-2].removeprefix("data: "))["done"]
@@ -102,14 +102,14 @@ def test_a_signal_drains_streams_and_refuses_new_work(
 
 
 def test_a_text_thread_at_work_does_not_hold_up_the_end(
-    worker_stage: Stage, checkpoint: Path
+    scripted: RunningService, checkpoint: Path
 ) -> None:
     """A thread cannot be ended, and the interpreter would wait for it."""
     tokenizer = load_tokenizer(checkpoint)
     begin = time.monotonic()
     tokenizer.encode("ab " * 100_000)
     text = "ab " * round(100_000 * WORK_S / (time.monotonic() - begin))
-    settings = worker_stage.settings
+    settings = scripted.settings
     asked: list[str] = []
 
     def ask(base_url: str) -> None:
@@ -136,9 +136,9 @@ def test_a_text_thread_at_work_does_not_hold_up_the_end(
     assert end_s < WORK_S / 2
 
 
-def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(worker_stage: Stage) -> None:
-    settings = worker_stage.settings
-    worker_stage.script.stop_after = 20  # until the frontend is gone
+def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(scripted: RunningService) -> None:
+    settings = scripted.settings
+    scripted.script.stop_after = 20  # until the frontend is gone
     with process(settings.redis_url, settings.namespace, SHUTDOWN_TIMEOUT_S="0.2") as frontend:
         wait_until(lambda: frontend.answers("/ready", 200), "readiness")
         body = {"prompt": "goes on ", "max_tokens": 80}
@@ -154,8 +154,8 @@ def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(worker_stage: Stage)
     assert error["code"] == "frontend_draining"
     cursor = error["message"].split("Last-Event-ID: ")[1].split("'")[0]
     had = "".join(json.loads(line)["text"] for line in lines[:-2])
-    other = worker_stage.base_url
-    worker_stage.script.stop_after = None
+    other = scripted.base_url
+    scripted.script.stop_after = None
     tail = httpx.get(
         f"{other}/v1/jobs/{name}/stream", headers={"last-event-id": cursor}, timeout=30
     )
@@ -166,8 +166,8 @@ def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(worker_stage: Stage)
     ]
     assert events[-1]["finish_reason"] == "length"
     text = had + "".join(event["text"] for event in events)
-    prompt_ids = worker_stage.text.tokenizer.encode("goes on ")
-    assert text == worker_stage.text.tokenizer.decode((prompt_ids * 80)[:80])
+    prompt_ids = scripted.text.tokenizer.encode("goes on ")
+    assert text == scripted.text.tokenizer.decode((prompt_ids * 80)[:80])
 
 
 def test_a_redis_restart_is_a_pause_not_an_end(tmp_path: Path, checkpoint: Path) -> None:
@@ -175,7 +175,10 @@ def test_a_redis_restart_is_a_pause_not_an_end(tmp_path: Path, checkpoint: Path)
     url = server.start()
     namespace = new_namespace()
     try:
-        with staged(url, namespace, checkpoint) as worker, process(url, namespace) as frontend:
+        with (
+            running_service(url, namespace, checkpoint) as worker,
+            process(url, namespace) as frontend,
+        ):
             wait_until(lambda: frontend.answers("/ready", 200), "readiness")
             worker.script.step_s = 0.02
             worker.script.stop_after = 10

@@ -1,0 +1,332 @@
+"""Keys: who is let in, as whom, to what, and how much of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from httpx_sse import connect_sse
+
+from api.auth.keys import digest_of, new_key
+from tests.support.redis_server import new_namespace
+from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.scripted_worker import Script
+from tests.support.table import table
+
+ACME, OTHER, OPERATOR, DISABLED, FEW, ONE, LITTLE = (new_key() for _ in range(7))
+LINES = "\n".join(
+    (
+        f"{digest_of(ACME)} tenant=acme name=first",
+        f"{digest_of(OTHER)} tenant=other",
+        f"{digest_of(OPERATOR)} tenant=ops operator",
+        f"{digest_of(DISABLED)} tenant=acme disabled",
+        f"{digest_of(FEW)} tenant=few requests_per_minute=2",
+        f"{digest_of(ONE)} tenant=one max_jobs=1",
+        f"{digest_of(LITTLE)} tenant=little tokens_per_minute=50",
+    )
+)
+METRICS_KEY = "for the scraper alone"
+PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8}
+FREE = ("/", "/dashboard", "/docs", "/redoc", "/static/service.js", "/ready", "/openapi.json")
+
+
+@pytest.fixture(scope="module")
+def keyed(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
+    with running_service(
+        redis_url, new_namespace(), checkpoint, api_keys=LINES, metrics_key=METRICS_KEY
+    ) as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def _untouched_script(keyed: RunningService) -> Iterator[None]:
+    keyed.worker.script = Script()
+    yield
+    keyed.worker.script = Script()
+
+
+def client_of(service: RunningService, key: str | None) -> httpx.Client:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=service.base_url, headers=headers, timeout=20)
+
+
+@pytest.fixture
+def acme(keyed: RunningService) -> Iterator[httpx.Client]:
+    with client_of(keyed, ACME) as client:
+        yield client
+
+
+@pytest.fixture
+def nobody(keyed: RunningService) -> Iterator[httpx.Client]:
+    with client_of(keyed, None) as client:
+        yield client
+
+
+def generated(client: httpx.Client, **more: Any) -> str:
+    """The id of an answer, which is its job's."""
+    answer = client.post("/generate", json={**PROMPT, "stream": False, **more})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+@table(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/messages"),
+        ("POST", "/generate"),
+        ("POST", "/tokenize"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/x"),
+        ("GET", "/v1/jobs"),
+        ("GET", "/v1/jobs/gen-0-x"),
+        ("GET", "/v1/jobs/gen-0-x/stream"),
+        ("GET", "/v1/dead-letters"),
+        ("GET", "/v1/files"),
+        ("GET", "/v1/batches"),
+        ("GET", "/metrics"),
+        ("GET", "/no/such/route"),
+    ],
+)
+@table(
+    "headers",
+    [
+        {},
+        {"authorization": f"Bearer {new_key()}"},
+        {"authorization": f"Basic {ACME}"},
+        {"authorization": "Bearer"},
+        {"x-api-key": "x" * 2000},
+        {"authorization": f"Bearer {new_key()}", "x-api-key": ACME},
+    ],
+)
+def test_a_request_without_a_known_key_is_refused(
+    nobody: httpx.Client, method: str, path: str, headers: dict[str, str]
+) -> None:
+    answer = nobody.request(method, path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert answer.headers["x-should-retry"] == "false"
+    error = answer.json()["error"]
+    assert error["type"] == "authentication_error"
+    assert ACME not in answer.text
+
+
+@pytest.mark.parametrize("path", FREE)
+def test_the_services_own_pages_need_no_key(nobody: httpx.Client, path: str) -> None:
+    assert nobody.get(path).status_code == 200
+
+
+def test_metrics_have_a_key_of_their_own(nobody: httpx.Client, acme: httpx.Client) -> None:
+    assert acme.get("/metrics").status_code == 401
+    headers = {"authorization": f"Bearer {METRICS_KEY}"}
+    assert nobody.get("/metrics", headers=headers).status_code == 200
+    assert nobody.get("/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_health_without_a_key_is_for_probes_alone(
+    nobody: httpx.Client, acme: httpx.Client, method: str
+) -> None:
+    assert nobody.request(method, "/health").status_code == 200
+    assert acme.request(method, "/health").status_code == 200
+    assert nobody.get("/health").json() == {"status": "ok"}
+    assert acme.get("/health").json()["workers"][0]["id"] == "w-scripted"
+    for headers in ({"x-api-key": "wrong"}, {"authorization": f"Bearer {METRICS_KEY}"}):
+        assert nobody.request(method, "/health", headers=headers).status_code == 401
+    disabled = nobody.request(method, "/health", headers={"x-api-key": DISABLED})
+    assert disabled.status_code == 403
+
+
+def test_metrics_without_a_key_of_their_own_have_the_others(
+    redis_url: str, checkpoint: Path
+) -> None:
+    with (
+        running_service(
+            redis_url, new_namespace(), checkpoint, with_worker=False, api_keys=LINES
+        ) as closed,
+        client_of(closed, None) as nobody,
+        client_of(closed, ACME) as acme,
+    ):
+        refused = nobody.get("/metrics")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert acme.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("metrics_key", ["", METRICS_KEY])
+def test_monitoring_may_be_opened(redis_url: str, checkpoint: Path, metrics_key: str) -> None:
+    with (
+        running_service(
+            redis_url,
+            new_namespace(),
+            checkpoint,
+            with_worker=False,
+            api_keys=LINES,
+            metrics_key=metrics_key,
+            monitoring_without_keys=True,
+        ) as opened,
+        client_of(opened, None) as nobody,
+    ):
+        assert nobody.get("/health").json()["workers"] == []
+        assert nobody.get("/metrics").status_code == (401 if metrics_key else 200)
+        assert nobody.get("/v1/models").status_code == 401
+
+
+def test_with_keys_any_origin_and_any_host_may_come(nobody: httpx.Client) -> None:
+    """A page of a foreign site has no key, and its browser keeps none for it."""
+    headers = {"host": "penstock.example", "origin": "https://app.example"}
+    assert nobody.get("/ready", headers=headers).status_code == 200
+    asked = nobody.get("/v1/models", headers=headers | {"x-api-key": ACME})
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == "*"
+
+
+def test_a_key_comes_as_either_header(keyed: RunningService, nobody: httpx.Client) -> None:
+    assert nobody.get("/v1/models", headers={"x-api-key": ACME}).status_code == 200
+    assert nobody.get("/v1/models", headers={"authorization": f"bearer {ACME}"}).status_code == 200
+    with openai.OpenAI(base_url=f"{keyed.base_url}/v1", api_key=ACME) as sdk:
+        assert [model.id for model in sdk.models.list()] == [MODEL]
+    with (
+        openai.OpenAI(base_url=f"{keyed.base_url}/v1", api_key="sk-wrong") as sdk,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        sdk.models.list()
+    ask: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 4,
+        "messages": [{"role": "user", "content": "water"}],
+    }
+    with anthropic.Anthropic(base_url=keyed.base_url, api_key=ACME) as theirs:
+        assert theirs.messages.create(**ask).usage.output_tokens > 0
+    with (
+        anthropic.Anthropic(base_url=keyed.base_url, api_key="wrong") as theirs,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        theirs.messages.create(**ask)
+
+
+def test_a_disabled_key_is_forbidden(keyed: RunningService) -> None:
+    with client_of(keyed, DISABLED) as client:
+        answer = client.get("/v1/models")
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "key_disabled"
+
+
+def test_a_preflight_needs_no_key_and_a_browser_may_read_the_refusal(
+    nobody: httpx.Client,
+) -> None:
+    asked = {
+        "origin": "https://example.org",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,x-api-key",
+    }
+    assert nobody.options("/v1/chat/completions", headers=asked).status_code == 200
+    refused = nobody.get("/v1/models", headers={"origin": "https://example.org"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "*"
+
+
+def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.Client) -> None:
+    name = generated(acme)
+    assert acme.get(f"/v1/jobs/{name}").json()["tenant"] == "acme"
+    with client_of(keyed, OTHER) as other, client_of(keyed, OPERATOR) as operator:
+        for method, path in (
+            ("GET", f"/v1/jobs/{name}"),
+            ("DELETE", f"/v1/jobs/{name}"),
+            ("POST", f"/v1/jobs/{name}/cancel"),
+            ("GET", f"/v1/jobs/{name}/stream"),
+            ("POST", f"/v1/jobs/{name}/stream-token"),
+            ("POST", f"/v1/jobs/{name}/requeue"),
+        ):
+            assert other.request(method, path).status_code == 404, path
+        assert name not in [job["id"] for job in other.get("/v1/jobs").json()["data"]]
+        own = generated(other)
+        assert [job["id"] for job in other.get("/v1/jobs?limit=1").json()["data"]] == [own]
+        seen = {job["id"] for job in operator.get("/v1/jobs?limit=100").json()["data"]}
+        assert seen >= {name, own}
+        assert operator.get(f"/v1/jobs/{name}").status_code == 200
+
+
+def test_a_token_opens_one_stream_for_a_client_that_cannot_send_a_key(
+    acme: httpx.Client, nobody: httpx.Client
+) -> None:
+    name, another = generated(acme), generated(acme)
+    made = acme.post(f"/v1/jobs/{name}/stream-token").json()
+    assert 0 < made["expires_at"] - time.time() <= 601
+    with connect_sse(nobody, "GET", made["url"]) as source:
+        *_, last = [event for event in source.iter_sse() if event.data != "[DONE]"]
+    assert json.loads(last.data)["done"]
+    gone = nobody.get(made["url"], headers={"last-event-id": last.id})
+    assert gone.status_code == 204  # as an EventSource comes back
+    token = made["token"]
+    ends, mac, tenant = token.split(".")
+    for path in (
+        f"/v1/jobs/{another}/stream?token={token}",
+        f"/v1/jobs/{name}?token={token}",
+        f"/v1/jobs?token={token}",
+        f"/v1/jobs/{name}/stream?token={int(ends) + 1}.{mac}.{tenant}",
+        f"/v1/jobs/{name}/stream?token={ends}.{mac}.other",
+        f"/v1/jobs/{name}/stream?token={ends}.{mac[:-1]}.{tenant}",
+        f"/v1/jobs/{name}/stream?token=",
+        f"/v1/jobs/{name}/stream?token=1.é.acme",
+        f"/v1/jobs/{name}/stream?token={'9' * 300}.x.acme",
+    ):
+        assert nobody.get(path).status_code == 401, path
+    assert nobody.delete(f"/v1/jobs/{name}/stream?token={token}").status_code == 401
+
+
+def test_requests_in_a_minute_are_counted_for_the_tenant(
+    keyed: RunningService, acme: httpx.Client
+) -> None:
+    with client_of(keyed, FEW) as few:
+        for _ in range(2):
+            generated(few)
+        refused = few.post("/generate", json=PROMPT)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert few.get("/v1/jobs").status_code == 200  # looking costs nothing
+        assert few.post("/generate", json={**PROMPT, "max_tokens": -1}).status_code == 400
+    generated(acme)
+
+
+def test_tokens_are_charged_as_they_are_taken(keyed: RunningService) -> None:
+    with client_of(keyed, LITTLE) as little:
+        # Each reserves most of the minute, and gives back what it does not take.
+        for _ in range(3):
+            generated(little, prompt="gate", max_tokens=40, stop=["g"])
+        refused = little.post("/generate", json={"prompt": "gate", "max_tokens": 50})
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_jobs_at_once_are_limited(keyed: RunningService) -> None:
+    keyed.script.step_s = 0.1
+    with (
+        client_of(keyed, ONE) as one,
+        one.stream("POST", "/generate", json={**PROMPT, "max_tokens": 400}) as running,
+    ):
+        refused = one.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "concurrency_limit_exceeded"
+        name = running.headers["x-request-id"]
+        one.delete(f"/v1/jobs/{name}")
+        wait_until(
+            lambda: one.post("/generate", json={**PROMPT, "stream": False}).status_code == 200,
+            "the next to be let in",
+        )
+
+
+def test_a_tenants_prefix_cache_is_its_own(keyed: RunningService, acme: httpx.Client) -> None:
+    keyed.worker.seen.clear()
+    generated(acme)
+    assert [delivery.job.tenant for delivery in keyed.worker.seen] == ["acme"]

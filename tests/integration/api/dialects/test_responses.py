@@ -1,0 +1,599 @@
+"""OpenAI's Responses API over the real app: the SDK's calls, two frontends, one store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai.types.responses import Response
+
+from api.dialects.responses import request as responses
+from api.dialects.responses import store as earlier
+from api.dialects.responses.items import input_items
+from shared.messages import ErrorCode, JobState, Usage
+from shared.transport.ports.queue import JobEnd
+from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.service_fixtures import openai_client
+
+INPUT = "The keeper counts to sixty, héllo 😀."
+GO_ON = {"ignore_eos": True}  # the worker's echo of a chat has the template's end tokens
+ENDED = ("completed", "incomplete", "failed", "cancelled")
+
+client = openai_client
+
+
+@pytest.fixture(scope="module")
+def other_url(shared_service: RunningService, redis_url: str, checkpoint: Path) -> Iterator[str]:
+    """A frontend of its own over the same store."""
+    namespace = shared_service.settings.namespace
+    with running_service(
+        redis_url, namespace, checkpoint, with_worker=False, keepalive_s=0.1
+    ) as made:
+        wait_until(lambda: httpx.get(f"{made.base_url}/ready").status_code == 200, "readiness")
+        yield made.base_url
+
+
+@pytest.fixture
+def other(other_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{other_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def create(client: OpenAI, **members: Any) -> Any:
+    asked = {"model": MODEL, "input": INPUT, "max_output_tokens": 40, "extra_body": GO_ON}
+    return client.responses.create(**(asked | members))
+
+
+def until_ended(client: OpenAI, response_id: str) -> Response:
+    def ended() -> bool:
+        return client.responses.retrieve(response_id).status in ENDED
+
+    wait_until(ended, "the end of the response", 60)
+    return client.responses.retrieve(response_id)
+
+
+def raw_events(url: str, response_id: str, starting_after: int | None = None) -> list[Any]:
+    """What a frontend tells of a stored response, undecoded but for JSON."""
+    query: dict[str, Any] = {"stream": "true"}
+    if starting_after is not None:
+        query["starting_after"] = starting_after
+    answer = httpx.get(f"{url}/v1/responses/{response_id}", params=query, timeout=60)
+    assert answer.status_code == 200
+    lines = answer.text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line[:5] == "data:"]
+    assert [line.removeprefix("event: ") for line in lines if line[:6] == "event:"] == [
+        event["type"] for event in events
+    ]
+    return events
+
+
+def test_a_whole_answer_is_the_streamed_one_and_the_stored_one(
+    client: OpenAI,
+    other: OpenAI,
+    service: RunningService,
+    other_url: str,
+) -> None:
+    whole = create(client, instructions="Echo.", metadata={"a": "b"}, temperature=0.5)
+    assert whole.id.startswith("resp_")
+    assert whole._request_id == whole.id
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert whole.usage.output_tokens == 40
+    assert (whole.instructions, whole.metadata, whole.temperature) == ("Echo.", {"a": "b"}, 0.5)
+    assert whole.output_text
+    assert other.responses.retrieve(whole.id).to_dict() == whole.to_dict()
+
+    streamed = list(
+        create(client, instructions="Echo.", metadata={"a": "b"}, temperature=0.5, stream=True)
+    )
+    assert [event.sequence_number for event in streamed] == list(range(len(streamed)))
+    assert [event.type for event in streamed[:2]] == ["response.created", "response.in_progress"]
+    last = streamed[-1].response
+    assert last.output_text == whole.output_text
+    assert last.usage == whole.usage
+    deltas = [event.delta for event in streamed if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    assert len(deltas) > 3
+    for url in (service.base_url, other_url):
+        assert raw_events(url, last.id) == [event.to_dict() for event in streamed]
+
+
+def test_the_stream_helper_builds_the_response(client: OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input="abc") as told:
+        kinds = {event.type for event in told}
+        final = told.get_final_response()
+    assert {"response.output_text.delta", "response.output_text.done"} <= kinds
+    assert final.status == "completed"
+    assert final.output_text == "user\nabc"
+
+
+def test_keepalives_come_while_it_waits_and_the_sdk_reads_over_them(
+    client: OpenAI,
+    service: RunningService,
+) -> None:
+    service.script.starts = False
+    body = {"model": MODEL, "input": "abc", "stream": True}
+    with httpx.stream("POST", f"{service.base_url}/v1/responses", json=body, timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        assert next(lines) == "event: response.created"
+        assert any(line == ": ka" for line in lines)
+    with client.responses.stream(model=MODEL, input="abc") as told:
+        assert next(told).type == "response.created"
+        wait_until(lambda: service.worker.jobs, "the worker to have it")
+        service.script.starts = True
+        assert told.get_final_response().output_text == "user\nabc"
+
+
+def test_a_response_in_the_background_is_made_without_a_reader_and_read_anywhere(
+    client: OpenAI,
+    other: OpenAI,
+    other_url: str,
+    service: RunningService,
+) -> None:
+    service.script.starts = False
+    begun = create(client, background=True)
+    assert (begun.status, begun.background, begun.output) == ("queued", True, [])
+    wait_until(
+        lambda: other.responses.retrieve(begun.id).status == "in_progress", "the claim of it"
+    )
+    service.script.starts = True
+    ended = until_ended(other, begun.id)
+    assert ended.status == "incomplete"
+    assert ended.output_text
+    events = raw_events(other_url, begun.id)
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    assert events[-1]["response"] == ended.to_dict()
+
+
+def test_a_stream_that_breaks_off_goes_on_at_another_frontend(
+    client: OpenAI,
+    other: OpenAI,
+    other_url: str,
+    service: RunningService,
+) -> None:
+    service.script.stop_after = 9
+    head: list[dict[str, Any]] = []
+    with create(client, background=True, stream=True) as told:
+        for event in told:
+            head.append(event.to_dict())
+            if len(head) == 8:
+                break
+    response_id = head[0]["response"]["id"]
+    number = head[-1]["sequence_number"]
+    assert other.responses.retrieve(response_id).status == "in_progress"
+    tail = other.responses.retrieve(response_id, stream=True, starting_after=number)
+    first = next(tail).to_dict()
+    assert first["sequence_number"] == number + 1
+    service.script.stop_after = None
+    rest = [first, *(event.to_dict() for event in tail)]
+    assert rest[-1]["type"] == "response.incomplete"
+    assert head + rest == raw_events(other_url, response_id)
+    assert raw_events(other_url, response_id, number) == rest
+    assert raw_events(other_url, response_id, rest[-1]["sequence_number"]) == []
+
+
+@pytest.mark.parametrize("is_tail", [False, True])
+def test_a_stream_that_its_frontend_ends_names_where_to_resume(
+    client: OpenAI,
+    other_url: str,
+    service: RunningService,
+    is_tail: bool,
+) -> None:
+    service.script.stop_after = 5
+    told = create(client, background=True, stream=True)
+    first = next(told)
+    if is_tail:
+        told.close()
+        told = client.responses.retrieve(first.response.id, stream=True, starting_after=0)
+    events = [first.to_dict(), *(next(told).to_dict() for _ in range(5))]
+    service.loop.call_soon_threadsafe(service.app.state.open_requests.cut_all)
+    *heard, error = [*events, *(event.to_dict() for event in told)]
+    assert (error["type"], error["code"]) == ("error", "frontend_draining")
+    assert error["sequence_number"] == heard[-1]["sequence_number"]
+    where = f"?stream=true&starting_after={error['sequence_number']} goes on from here."
+    assert f"GET /v1/responses/{first.response.id}{where}" in error["message"]
+    service.script.stop_after = None
+    rest = raw_events(other_url, first.response.id, error["sequence_number"])
+    assert heard + rest == raw_events(other_url, first.response.id)
+
+
+def test_a_tail_that_ends_early_claims_nothing_back(
+    client: OpenAI,
+    service: RunningService,
+) -> None:
+    """Its reader has more than the tail has counted by then."""
+    service.script.pulls = False
+    begun = create(client, background=True)
+    told = client.responses.retrieve(begun.id, stream=True, starting_after=20)
+    wait_until(lambda: len(service.app.state.open_requests) == 1, "the tail")
+    service.loop.call_soon_threadsafe(service.app.state.open_requests.cut_all)
+    (error,) = [event.to_dict() for event in told]
+    assert (error["type"], error["sequence_number"]) == ("error", 20)
+    assert "starting_after=20 goes on" in error["message"]
+    client.responses.cancel(begun.id)
+
+
+def test_the_stream_helper_takes_up_a_response_by_its_id(
+    client: OpenAI,
+    other: OpenAI,
+) -> None:
+    begun = client.responses.create(model=MODEL, input="abc", background=True)
+    with other.responses.stream(response_id=begun.id, starting_after=3) as told:
+        numbers = [event.sequence_number for event in told]
+        assert numbers[0] == 4
+        assert told.get_final_response().output_text == "user\nabc"
+
+
+def test_a_plain_stream_that_is_left_is_cancelled_and_one_in_the_background_is_not(
+    client: OpenAI,
+    service: RunningService,
+) -> None:
+    service.script.stop_after = 3
+    ids = []
+    for background in (False, True):
+        with create(client, stream=True, background=background) as told:
+            ids.append(next(told).response.id)
+    left = until_ended(client, ids[0])
+    assert left.status == "cancelled"
+    assert left.error is None
+    assert client.responses.retrieve(ids[1]).status in ("queued", "in_progress")
+    service.script.stop_after = None
+    assert until_ended(client, ids[1]).status == "incomplete"
+
+
+def test_cancel_ends_what_runs_in_the_background_and_may_be_repeated(
+    client: OpenAI,
+    other: OpenAI,
+    other_url: str,
+    service: RunningService,
+) -> None:
+    service.script.stop_after = 3
+    begun = create(client, background=True)
+    job = f"{service.base_url}/v1/jobs/{begun.id}"
+    wait_until(
+        lambda: httpx.get(job).json()["usage"]["completion_tokens"] == 3, "all that it will say"
+    )
+    for _ in range(2):
+        cancelled = other.responses.cancel(begun.id)
+        assert cancelled.status == "cancelled"
+        assert cancelled.output[0].status == "incomplete"
+        assert cancelled.usage.output_tokens == 3
+    last = raw_events(other_url, begun.id)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
+    assert last["response"]["error"]["type"] == "cancelled"
+
+    service.script.stop_after = None
+    plain = create(client)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(plain.id)
+    done = create(client, background=True)
+    assert until_ended(client, done.id).status == "incomplete"
+    assert client.responses.cancel(done.id).status == "incomplete"
+
+
+def test_deleted_is_gone_everywhere_running_or_not(
+    client: OpenAI,
+    other: OpenAI,
+    service: RunningService,
+) -> None:
+    ended = create(client)
+    service.script.stop_after = 3
+    running = create(client, background=True)
+    for response_id in (ended.id, running.id):
+        answer = httpx.delete(f"{service.base_url}/v1/responses/{response_id}")
+        assert answer.json() == {"id": response_id, "object": "response", "deleted": True}
+        for call in (
+            other.responses.retrieve,
+            other.responses.cancel,
+            other.responses.delete,
+            other.responses.input_items.list,
+        ):
+            with pytest.raises(openai.NotFoundError) as gone:
+                call(response_id)
+            assert gone.value.code == "response_not_found"
+    wait_until(lambda: not service.worker.jobs, "the worker to drop it")
+
+
+def test_what_is_not_stored_cannot_be_fetched(client: OpenAI) -> None:
+    answer = create(client, store=False)
+    assert answer.store is False
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(answer.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, previous_response_id=answer.id)
+    assert refused.value.code == "previous_response_not_found"
+
+
+def test_a_stored_response_is_kept_for_its_time_and_others_as_before(
+    client: OpenAI,
+    service: RunningService,
+) -> None:
+    stored, plain = create(client), create(client, store=False)
+    redis = service.transport.connections.commands
+    keys = service.transport.keys
+
+    def kept_ms(response_id: str) -> int:
+        return int(service.call(redis.pttl(keys.log(response_id.removeprefix("resp_")))))
+
+    assert service.settings.response_ttl_s == 3600
+    assert 3_000_000 < kept_ms(stored.id) <= 3_600_000
+    wait_until(lambda: kept_ms(plain.id) <= 60_000, "the reader's leaving")
+
+
+def test_a_conversation_goes_on_from_the_response_before(
+    client: OpenAI,
+    other: OpenAI,
+    service: RunningService,
+) -> None:
+    first = client.responses.create(
+        model=MODEL, input="abc", instructions="Echo.", max_output_tokens=300
+    )
+    second = other.responses.create(
+        model=MODEL,
+        input=[{"role": "user", "content": [{"type": "input_text", "text": "de"}]}],
+        previous_response_id=first.id,
+    )
+    third = client.responses.create(
+        model=MODEL, input="f", instructions="Now!", previous_response_id=second.id
+    )
+    assert third.previous_response_id == second.id
+    prompts = [
+        service.text.tokenizer.decode(delivery.job.prompt_token_ids, skip_special_tokens=False)
+        for delivery in service.worker.seen
+    ]
+
+    def said(role: str, text: str) -> str:
+        return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+    assert first.output_text == "system\nEcho."
+    own = said("user", "abc") + said("assistant", first.output_text) + said("user", "de")
+    assert prompts[1] == own + "<|im_start|>assistant\n"
+    assert prompts[2] == (
+        said("system", "Now!")
+        + own
+        + said("assistant", second.output_text)
+        + said("user", "f")
+        + "<|im_start|>assistant\n"
+    )
+    listed = client.responses.input_items.list(third.id)
+    assert [item.content[0].text for item in listed.data] == ["f"]
+
+
+def test_a_conversation_has_a_bound(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids: list[str | None] = [None]
+    for _ in range(2):
+        ids.append(create(client, max_output_tokens=1, previous_response_id=ids[-1]).id)
+    for name in ("MAX_TURNS", "MAX_BYTES"):
+        with monkeypatch.context() as patched:
+            patched.setattr(earlier, name, 1)
+            with pytest.raises(openai.BadRequestError, match="more than 1") as refused:
+                create(client, previous_response_id=ids[-1])
+        assert refused.value.param == "previous_response_id"
+    create(client, max_output_tokens=1, previous_response_id=ids[-1])
+
+
+def test_a_conversation_that_goes_on_is_kept_anew(
+    client: OpenAI,
+    service: RunningService,
+) -> None:
+    first = create(client, max_output_tokens=1)
+    second = create(client, max_output_tokens=1, previous_response_id=first.id)
+    redis, keys = service.transport.connections.commands, service.transport.keys
+    kept = [
+        name(response.id.removeprefix("resp_"))
+        for response in (first, second)
+        for name in (keys.job, keys.log, keys.facts)
+    ]
+    for key in kept:
+        service.call(redis.pexpire(key, 60_000))
+    create(client, max_output_tokens=1, previous_response_id=second.id)
+    assert all(service.call(redis.pttl(key)) > 60_000 for key in kept)
+
+
+def test_a_flexible_response_yields_to_others_and_reports_its_tier(
+    client: OpenAI,
+    service: RunningService,
+) -> None:
+    assert create(client, service_tier="flex").service_tier == "flex"
+    assert create(client, service_tier="auto").service_tier == "default"
+    assert [delivery.job.lane > 0 for delivery in service.worker.seen] == [True, False]
+
+
+def test_earlier_responses_must_have_ended_well(
+    client: OpenAI,
+    service: RunningService,
+) -> None:
+    service.script.stop_after = 3
+    running = create(client, background=True).id
+
+    def code_of(response_id: str) -> str | None:
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(client, previous_response_id=response_id)
+        assert refused.value.param == "previous_response_id"
+        return refused.value.code
+
+    assert code_of(running) == "previous_response_in_progress"
+    client.responses.cancel(running)
+    assert code_of(running) == "previous_response_failed"
+    assert code_of("resp_0-nobody") == code_of("x y") == "previous_response_not_found"
+
+
+def test_a_job_that_fails_ends_its_stream_and_its_status_with_the_error(
+    client: OpenAI,
+    other_url: str,
+    service: RunningService,
+) -> None:
+    service.script.stop_after = 3
+    service.script.end = JobEnd(
+        JobState.FAILED, ErrorCode.ENGINE_ERROR, Usage(5, 3), message="the step failed"
+    )
+    streamed = [event.to_dict() for event in create(client, stream=True)]
+    last = streamed[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["message"] == "the step failed"
+    assert last["response"]["error"]["type"] == "engine_error"
+    stored = client.responses.retrieve(streamed[0]["response"]["id"])
+    assert stored.to_dict() == last["response"]
+    assert raw_events(other_url, stored.id) == streamed
+    with pytest.raises(openai.InternalServerError) as whole:
+        create(client)
+    assert whole.value.code == "engine_error"
+
+
+def test_logprobs_spell_the_text(client: OpenAI, other_url: str) -> None:
+    asked = {
+        "input": "abc",
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "extra_body": None,
+    }
+    streamed = list(create(client, stream=True, **asked))
+    (item,) = streamed[-1].response.output
+
+    def spelled(logprobs: Any) -> str:
+        return "".join(one.token for one in logprobs if not one.token.startswith("<|"))
+
+    assert spelled(item.content[0].logprobs) == item.content[0].text == "user\nabc"
+    assert all(len(entry.top_logprobs) == 2 for entry in item.content[0].logprobs)
+    deltas = [event for event in streamed if event.type == "response.output_text.delta"]
+    assert [spelled(delta.logprobs) for delta in deltas] == [delta.delta for delta in deltas]
+    assert raw_events(other_url, streamed[-1].response.id)[-1]["response"]["output"] == [
+        item.to_dict()
+    ]
+
+
+def test_input_items_are_listed_in_pages(client: OpenAI) -> None:
+    items: Any = [{"role": "user", "content": str(number)} for number in range(5)]
+    answer = create(client, input=items)
+    listed = [
+        item.content[0].text for item in client.responses.input_items.list(answer.id, limit=2)
+    ]
+    assert listed == ["4", "3", "2", "1", "0"]
+    upwards = client.responses.input_items.list(answer.id, order="asc")
+    assert [item.content[0].text for item in upwards.data] == ["0", "1", "2", "3", "4"]
+
+
+def test_the_job_behind_it_is_found_by_the_same_id(
+    client: OpenAI,
+    service: RunningService,
+) -> None:
+    answer = create(client)
+    job = httpx.get(f"{service.base_url}/v1/jobs/{answer.id}").json()
+    assert (job["id"], job["kind"], job["status"]) == (answer.id, "response", "finished")
+    named = httpx.get(f"{service.base_url}/v1/responses/{answer.id}")
+    assert named.headers["x-request-id"] == answer.id
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"extra_body": {"priority": 9}}, "priority"),
+        ({"text": {"verbosity": "any"}}, "text.verbosity"),
+        ({"include": ["everything"]}, "include.0"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"background": True, "store": False}, "background"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type"),
+        ({"input": []}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 5000}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"extra_body": {"n": 2}}, "n"),
+        ({"extra_body": {"messages": []}}, "messages"),
+    ],
+)
+def test_what_is_not_served_is_a_400_that_names_it(
+    client: OpenAI, members: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, **members)
+    assert refused.value.param == param
+
+
+def test_errors_have_the_codes_that_clients_branch_on(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as too_long:
+        create(client, input="abc " * 3000)
+    assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "input")
+    with pytest.raises(openai.NotFoundError) as unknown:
+        create(client, model="nobody")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.responses.retrieve("resp_0-nobody")
+    assert missing.value.code == "response_not_found"
+    other_kind = client.completions.create(model=MODEL, prompt="a", max_tokens=1)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(other_kind.id)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("stream=maybe", "stream"),
+        ("starting_after=1", "starting_after"),
+        ("stream=true&starting_after=-1", "starting_after"),
+        ("include=reasoning.encrypted_content", "include.0"),
+        ("include_obfuscation=true", "include_obfuscation"),
+        ("cat=1", "cat"),
+    ],
+)
+def test_a_bad_query_is_a_400_that_names_it(
+    client: OpenAI,
+    service: RunningService,
+    query: str,
+    param: str,
+) -> None:
+    answer = create(client, max_output_tokens=1)
+    refused = httpx.get(f"{service.base_url}/v1/responses/{answer.id}?{query}")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_the_async_client_does_the_same(service: RunningService, other_url: str) -> None:
+    async with (
+        AsyncOpenAI(base_url=f"{service.base_url}/v1", api_key="none", max_retries=0) as client,
+        AsyncOpenAI(base_url=f"{other_url}/v1", api_key="none", max_retries=0) as other,
+    ):
+        whole = await client.responses.create(model=MODEL, input="abc")
+        assert whole.output_text == "user\nabc"
+        async with client.responses.stream(model=MODEL, input="abc") as told:
+            events = [event async for event in told]
+            final = await told.get_final_response()
+        assert final.output_text == whole.output_text
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        begun = await client.responses.create(model=MODEL, input="abc", background=True)
+        tail = await other.responses.retrieve(begun.id, stream=True, starting_after=1)
+        numbers = [event.sequence_number async for event in tail]
+        assert numbers[0] == 2
+        many = await asyncio.gather(
+            *(client.responses.create(model=MODEL, input=str(number)) for number in range(20))
+        )
+        assert [answer.output_text for answer in many] == [f"user\n{n}" for n in range(20)]
+
+
+def test_items_are_read_on_the_threads_of_the_text_pool(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[str] = []
+
+    def read(asked: Any, job_id: str) -> Any:
+        readers.append(threading.current_thread().name)
+        return input_items(asked, job_id)
+
+    monkeypatch.setattr(responses, "input_items", read)
+    create(client, input=[{"role": "user", "content": "water"}] * 3)
+    assert [name.partition("-")[0] for name in readers] == ["text"]

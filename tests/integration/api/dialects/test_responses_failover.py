@@ -1,0 +1,220 @@
+"""Responses over real processes: two frontends, workers that die, calls of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, make_checkpoint
+from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
+from tests.support.running_service import wait_until
+from tests.support.service_processes import MODEL, process, worker_process
+from tests.support.throttle import FAULTS, Throttle
+
+# What was said comes first, so that the echo begins with it; calls are written as Hermes does.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": '
+    "{{ call.function.arguments | tojson }}}</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL: Any = {
+    "type": "function",
+    "name": "gate",
+    "description": None,
+    "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}},
+    "strict": False,
+}
+END_OF_TURN = DEFAULT_VOCAB_SIZE - 1  # the echo runner's engine goes on over it by itself
+LIMIT_S = 60.0
+
+
+@dataclass
+class Deployment:
+    """Two frontends; workers come and go."""
+
+    urls: tuple[str, str]
+    redis_url: str
+    namespace: str
+    directory: Path
+    checkpoint: Path
+
+    def worker(self, name: str, **settings: str) -> Any:
+        """A context manager: a worker with the echo runner."""
+        log = self.directory / f"{name}.log"
+        more = {"LEASE_MS": "3000", "BEAT_INTERVAL_MS": "200", "DRAIN_TIMEOUT_S": "1"}
+        return worker_process(
+            self.redis_url, self.namespace, self.checkpoint, log, **{**more, **settings}
+        )
+
+    def workers(self) -> int:
+        return len(httpx.get(f"{self.urls[0]}/health", timeout=10).json()["workers"])
+
+    def until_ready(self, num_workers: int) -> None:
+        wait_until(lambda: self.workers() == num_workers, f"{num_workers} workers", LIMIT_S)
+        for url in self.urls:
+            wait_until(partial(_is_ready, url), "readiness", LIMIT_S)
+
+
+def _is_ready(url: str) -> bool:
+    return httpx.get(f"{url}/ready", timeout=10).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def deployment(
+    redis_url: str,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Deployment]:
+    directory, namespace = tmp_path_factory.mktemp("responses"), new_namespace()
+    checkpoint = make_checkpoint(
+        directory / "tiny", chat_template=TEMPLATE, max_position_embeddings=2048
+    )
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(process(redis_url, namespace, HEALTH_INTERVAL_S="0.1"))
+            for _ in range(2)
+        )
+        urls = (first.base_url, second.base_url)
+        yield Deployment(urls, redis_url, namespace, directory, checkpoint)
+
+
+@pytest.fixture
+def clients(deployment: Deployment) -> Iterator[list[OpenAI]]:
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+            for url in deployment.urls
+        ]
+
+
+def test_live_resumed_and_late_readers_see_the_same_events_though_the_worker_dies(
+    deployment: Deployment, clients: list[OpenAI], tmp_path: Path
+) -> None:
+    asked: Any = {
+        "model": MODEL,
+        "input": "the gate and the wheel 😀 é",
+        "max_output_tokens": 120,
+        "stream": True,
+        "include": ["message.output_text.logprobs"],
+        "extra_body": {"ignore_eos": True},
+    }
+    throttle = Throttle(tmp_path / "throttle")
+    faults = {**throttle.env, "PYTHONPATH": str(FAULTS)}
+    with deployment.worker("first", **faults) as first:
+        deployment.until_ready(1)
+        undisturbed = list(clients[0].responses.create(**asked))
+        throttle.apply(after_tokens=15, step_s=5.0)
+        live = clients[0].responses.create(**asked)
+        told = [next(live).to_dict() for _ in range(12)]
+        response_id = told[0]["response"]["id"]
+        with deployment.worker("second"):
+            resumed = clients[1].responses.retrieve(response_id, stream=True, starting_after=7)
+            resumed_told = [next(resumed).to_dict()]
+            deployment.until_ready(2)
+            assert clients[1].responses.retrieve(response_id).status == "in_progress"
+            first.kill()
+            throttle.release()
+            told += [event.to_dict() for event in live]
+            resumed_told += [event.to_dict() for event in resumed]
+            job = httpx.get(f"{deployment.urls[1]}/v1/jobs/{response_id}").json()
+            assert job["attempt"] >= 2
+        late = clients[1].responses.retrieve(response_id, stream=True)
+        late_told = [event.to_dict() for event in late]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert told == late_told
+    assert told[8:] == resumed_told
+    assert told[-1]["type"] == "response.incomplete"
+    assert len(told) == len(undisturbed)
+    whole = undisturbed[-1].response
+    assert told[-1]["response"]["output"][0]["content"] == [
+        part.to_dict() for part in whole.output[0].content
+    ]
+    # Nobody serves the model any more, and the response is still there.
+    wait_until(lambda: deployment.workers() == 0, "no worker", LIMIT_S)
+    kept = clients[1].responses.retrieve(response_id)
+    assert kept.to_dict() == told[-1]["response"]
+
+
+def test_a_response_in_the_background_goes_on_when_its_frontend_is_killed(
+    deployment: Deployment, clients: list[OpenAI], tmp_path: Path
+) -> None:
+    throttle = Throttle(tmp_path / "throttle")
+    with (
+        deployment.worker("lonely", **throttle.env, PYTHONPATH=str(FAULTS)),
+        process(deployment.redis_url, deployment.namespace) as doomed,
+    ):
+        deployment.until_ready(1)
+        wait_until(partial(_is_ready, doomed.base_url), "readiness", LIMIT_S)
+        throttle.apply(after_tokens=8, step_s=5.0)
+        told: list[dict[str, Any]] = []
+
+        def read_until_it_dies() -> None:
+            with OpenAI(base_url=f"{doomed.base_url}/v1", api_key="none", max_retries=0) as client:
+                stream = client.responses.create(
+                    model=MODEL, input="abc", background=True, stream=True, max_output_tokens=30
+                )
+                for event in stream:
+                    told.append(event.to_dict())
+                    if len(told) == 8:
+                        doomed.popen.kill()
+
+        with pytest.raises(openai.APIConnectionError):
+            read_until_it_dies()
+        throttle.release()
+        response_id, number = told[0]["response"]["id"], told[-1]["sequence_number"]
+        rest = clients[0].responses.retrieve(response_id, stream=True, starting_after=number)
+        told += [event.to_dict() for event in rest]
+        late = clients[1].responses.retrieve(response_id, stream=True)
+        assert told == [event.to_dict() for event in late]
+        assert told[-1]["response"]["usage"]["output_tokens"] == 30
+
+
+def test_a_call_of_a_tool_goes_there_and_back(
+    deployment: Deployment, clients: list[OpenAI]
+) -> None:
+    arguments = '{"number": 4}'
+    said = f'<tool_call>{{"name": "gate", "arguments": {arguments}}}</tool_call>'
+    with deployment.worker("tools"):
+        deployment.until_ready(1)
+        with clients[0].responses.stream(
+            model=MODEL, input=said, tools=[TOOL], extra_body={"stop_token_ids": [END_OF_TURN]}
+        ) as told:
+            kinds = [event.type for event in told]
+            first = told.get_final_response()
+        assert "response.function_call_arguments.delta" in kinds
+        assert "response.function_call_arguments.done" in kinds
+        message, call = first.output
+        assert (message.type, first.output_text) == ("message", "user")
+        assert (call.type, call.name, json.loads(call.arguments)) == (
+            "function_call",
+            "gate",
+            {"number": 4},
+        )
+        assert first.status == "completed"
+        stored = clients[1].responses.retrieve(first.id)
+        assert [item.to_dict() for item in stored.output][1]["call_id"] == call.call_id
+        second = clients[1].responses.create(
+            model=MODEL,
+            input=[
+                {"type": "function_call_output", "call_id": call.call_id, "output": "it is open"}
+            ],
+            previous_response_id=first.id,
+            max_output_tokens=300,
+            extra_body={"ignore_eos": True},
+        )
+        # The echo of its prompt: what was asked, the turn with the call, what the tool said.
+        turns = (f"user\n{said}", f"assistant\nuser{said}", "tool\nit is open")
+        assert second.output_text.startswith("\n".join(turns))

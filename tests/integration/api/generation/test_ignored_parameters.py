@@ -1,0 +1,168 @@
+"""Members that agents send by themselves, over HTTP: taken and told, or refused by a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
+from tests.support.running_service import (
+    MODEL,
+    RunningService,
+    make_tiny_checkpoint,
+    running_service,
+)
+
+HEADER = "x-penstock-ignored"
+# As Codex, openai-agents and pydantic-ai build a request for a model that they do not know.
+AGENT: dict[str, Any] = {
+    "model": MODEL,
+    "input": "hi",
+    "max_output_tokens": 3,
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"summary": "auto"},
+    "text": {"verbosity": "low"},
+    "truncation": "auto",
+    "prompt_cache_key": "session",
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+}
+IGNORED = "include, reasoning.summary, text.verbosity, truncation"
+
+
+@pytest.fixture(scope="module")
+def stages(
+    redis_url: str,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[RunningService, RunningService]]:
+    """One that ignores, as by default, and one that refuses."""
+    checkpoint = make_tiny_checkpoint(tmp_path_factory.mktemp("ignored"))
+    with (
+        running_service(redis_url, new_namespace(), checkpoint) as lenient,
+        running_service(
+            redis_url, new_namespace(), checkpoint, refuse_unused_members=True
+        ) as strict,
+    ):
+        yield lenient, strict
+
+
+@pytest.fixture(scope="module")
+def lenient(stages: tuple[RunningService, RunningService]) -> str:
+    return stages[0].base_url
+
+
+@pytest.fixture(scope="module")
+def strict(stages: tuple[RunningService, RunningService]) -> str:
+    return stages[1].base_url
+
+
+def post(base_url: str, route: str, **members: Any) -> httpx.Response:
+    return httpx.post(f"{base_url}{route}", json={"model": MODEL, **members}, timeout=30)
+
+
+def ordered(header: str) -> list[str]:
+    return sorted(header.split(", "))
+
+
+def test_a_response_with_what_agents_send_names_the_ignored_parameters(lenient: str) -> None:
+    with OpenAI(base_url=f"{lenient}/v1", api_key="none", max_retries=0) as client:
+        raw = client.responses.with_raw_response.create(**AGENT)
+        assert ordered(raw.headers[HEADER]) == ordered(IGNORED)
+        response = raw.parse()
+        assert (response.status, response.truncation) == ("incomplete", "disabled")
+        with client.responses.with_streaming_response.create(**AGENT, stream=True) as streamed:
+            assert ordered(streamed.headers[HEADER]) == ordered(IGNORED)
+            assert b"response.incomplete" in b"".join(streamed.iter_bytes())
+
+
+def test_truncation_refuses_what_does_not_fit(lenient: str) -> None:
+    body = {"input": "abc " * 3000, "truncation": "auto"}
+    error = post(lenient, "/v1/responses", **body).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+
+
+def test_a_chat_and_a_completion_report_them_too(lenient: str) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    answer = post(lenient, "/v1/chat/completions", **chat)
+    assert answer.status_code == 200
+    assert HEADER not in answer.headers
+    members = {
+        "store": True,
+        "verbosity": "low",
+        "user": "me",
+        "modalities": ["text"],
+        "skip_special_tokens": True,
+        "add_generation_prompt": True,
+        "functions": [],
+        "logit_bias": {},
+        "parallel_tool_calls": True,
+        "stream": True,
+        "stream_options": {"include_obfuscation": True, "include_usage": True},
+    }
+    answer = post(lenient, "/v1/chat/completions", **chat, **members)
+    assert answer.status_code == 200
+    assert '"usage"' in answer.text
+    expected = "store, stream_options.include_obfuscation, user, verbosity"
+    assert ordered(answer.headers[HEADER]) == ordered(expected)
+    answer = post(lenient, "/v1/completions", prompt="a", max_tokens=1, user="me", suffix="")
+    assert (answer.status_code, answer.headers[HEADER]) == (200, "user")
+
+
+def test_an_error_reports_them_too(lenient: str) -> None:
+    answer = post(lenient, "/v1/responses", input="hi", truncation="auto", max_output_tokens=0)
+    assert (answer.status_code, answer.headers[HEADER]) == (400, "truncation")
+
+
+def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": "hi"}],
+        "metadata": {"user_id": "me"},
+        "service_tier": "auto",
+        "extra_body": {
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "mcp_servers": [],
+        },
+    }
+    with Anthropic(base_url=lenient, api_key="none", max_retries=0) as client:
+        raw = client.messages.with_raw_response.create(**asked)
+        assert ordered(raw.headers[HEADER]) == ["context_management", "metadata"]
+    with (
+        Anthropic(base_url=strict, api_key="none", max_retries=0) as client,
+        pytest.raises(anthropic.BadRequestError, match=r"context_management|metadata"),
+    ):
+        client.messages.create(**asked)
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"include": ["reasoning.encrypted_content"]}, "include.0"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"truncation": "auto"}, "truncation"),
+    ],
+)
+def test_a_setting_refuses_them_by_name(strict: str, members: dict[str, Any], param: str) -> None:
+    with OpenAI(base_url=f"{strict}/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(model=MODEL, input="hi", **members)
+        assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
+        kept = client.responses.create(
+            model=MODEL, input="hi", max_output_tokens=2, truncation="disabled", metadata={"a": "b"}
+        )
+        assert kept.metadata == {"a": "b"}
+
+
+def test_a_page_may_read_what_was_ignored(lenient: str) -> None:
+    answer = httpx.get(f"{lenient}/v1/models", headers={"origin": "http://localhost:3000"})
+    assert HEADER in answer.headers["access-control-expose-headers"].split(", ")

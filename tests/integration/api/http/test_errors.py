@@ -1,0 +1,387 @@
+"""Every row of the table of errors; every answer has a name; browsers can read them all."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.support.redis_server import new_namespace
+from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.table import table
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
+COMPLETION = {"model": MODEL, "prompt": "hi", "max_tokens": 4}
+UNSUPPORTED = "unsupported_parameter"
+NO_STRUCTURE = "structured_output_not_supported"
+MISSING = "missing_required_parameter"
+TOO_LONG = "context_length_exceeded"
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error object, checked for what every answer must have."""
+    assert response.status_code == status, response.text
+    assert response.headers["x-request-id"]
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert body["error"]["type"]
+    return dict(body["error"])
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"messages": None}, "messages", MISSING),
+    ({"messages": []}, "messages", None),
+    ({"messages": "hi"}, "messages", None),
+    ({"messages": [1]}, "messages.0", None),
+    ({"messages": [{"content": "hi"}]}, "messages.0.role", MISSING),
+    ({"messages": [{"role": 7, "content": "hi"}]}, "messages.0.role", None),
+    ({"messages": [*MESSAGES, {"role": "robot", "content": "x"}]}, "messages.1.role", None),
+    (
+        {"messages": [{"role": "tool", "content": "x"}]},
+        "messages.0.tool_call_id",
+        "missing_required_parameter",
+    ),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", MISSING),
+    ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content", None),
+    ({"messages": [{"role": "user", "content": []}]}, "messages.0.content", None),
+    ({"messages": [{"role": "user", "content": [1]}]}, "messages.0.content.0", None),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages.0.content.0.type",
+        UNSUPPORTED,
+    ),
+    ({"messages": [{**MESSAGES[0], "tool_calls": [{}]}]}, "messages.0.tool_calls", UNSUPPORTED),
+    ({"model": 7}, "model", None),
+    ({"model": None}, "model", MISSING),
+    ({"temperature": -0.1}, "temperature", None),
+    ({"temperature": "hot"}, "temperature", None),
+    ({"temperature": True}, "temperature", None),
+    ({"top_p": 1.1}, "top_p", None),
+    ({"presence_penalty": 3}, "presence_penalty", None),
+    ({"frequency_penalty": -3}, "frequency_penalty", None),
+    ({"max_tokens": 0}, "max_tokens", None),
+    ({"max_tokens": 1.5}, "max_tokens", None),
+    ({"max_tokens": 10**30}, "max_tokens", TOO_LONG),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", None),
+    ({"stop": ["a"] * 5}, "stop", None),
+    ({"stop": [""]}, "stop", None),
+    ({"stop": 7}, "stop", None),
+    ({"seed": 2**70}, "seed", None),
+    ({"logit_bias": {"a": 1}}, "logit_bias", None),
+    ({"logit_bias": {"9999999": 1}}, "logit_bias", None),
+    ({"logit_bias": {"1": 101}}, "logit_bias", None),
+    ({"logit_bias": {"1": "x"}}, "logit_bias", None),
+    ({"top_logprobs": 2}, "top_logprobs", None),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", None),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids", None),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", None),
+    ({"min_tokens": 5}, "min_tokens", None),
+    ({"min_p": 2}, "min_p", None),
+    ({"top_k": -2}, "top_k", None),
+    ({"repetition_penalty": 0}, "repetition_penalty", None),
+    ({"on_disconnect": "explode"}, "on_disconnect", None),
+    ({"stream_options": {"include_usage": True}}, "stream_options", None),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", UNSUPPORTED),
+    ({"stream": "yes"}, "stream", None),
+    ({"n": 0}, "n", None),
+    ({"n": 129}, "n", None),
+    ({"tools": [{"type": "function"}]}, "tools.0.function", None),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools",
+        "tools_not_supported",
+    ),
+    ({"functions": [{}]}, "functions", UNSUPPORTED),
+    ({"response_format": {"type": "json_object"}}, "response_format", NO_STRUCTURE),
+    ({"audio": {}}, "audio", UNSUPPORTED),
+    ({"store": "yes"}, "store", UNSUPPORTED),
+    ({"service_tier": "priority"}, "service_tier", UNSUPPORTED),
+    ({"reasoning_effort": "high"}, "reasoning_effort", UNSUPPORTED),
+    ({"frobnicate": 1}, "frobnicate", UNSUPPORTED),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", None),
+]
+
+
+@table(("members", "param", "code"), BAD_CHATS)
+def test_a_bad_chat_is_a_400_that_names_the_member(
+    client: httpx.Client, members: dict[str, Any], param: str, code: str | None
+) -> None:
+    error = error_of(client.post("/v1/chat/completions", json={**CHAT, **members}), 400)
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == "invalid_request_error"
+    streamed = {**CHAT, "stream": True, **members}
+    if "stream_options" not in members and "stream" not in members:
+        again = error_of(client.post("/v1/chat/completions", json=streamed), 400)
+        assert again == error  # refused before the stream begins, and alike
+
+
+@table(
+    ("members", "param", "code"),
+    [
+        ({"prompt": None}, "prompt", MISSING),
+        ({"prompt": ""}, "prompt", None),
+        ({"prompt": []}, "prompt", None),
+        ({"prompt": ["a", ""]}, "prompt.1", None),
+        ({"prompt": ["a", [2]]}, "prompt", None),
+        ({"prompt": ["a"] * 65}, "prompt", None),
+        ({"prompt": [1, "a"]}, "prompt", None),
+        ({"prompt": [10**6]}, "prompt", None),
+        ({"prompt": [[-1]]}, "prompt.0", None),
+        ({"prompt": [True]}, "prompt.0", None),
+        ({"prompt": {"a": 1}}, "prompt", None),
+        ({"prompt": [1] * 600}, "prompt", TOO_LONG),
+        ({"max_tokens": 600}, "max_tokens", TOO_LONG),
+        ({"logprobs": 6}, "logprobs", None),
+        ({"logprobs": True}, "logprobs", None),
+        ({"n": 2, "best_of": 1}, "best_of", None),
+        ({"suffix": "x"}, "suffix", UNSUPPORTED),
+        ({"messages": MESSAGES}, "messages", UNSUPPORTED),
+    ],
+)
+def test_a_bad_completion_is_a_400_that_names_the_member(
+    client: httpx.Client, members: dict[str, Any], param: str, code: str | None
+) -> None:
+    error = error_of(client.post("/v1/completions", json={**COMPLETION, **members}), 400)
+    assert (error["param"], error["code"]) == (param, code)
+
+
+def test_parameters_without_effect_are_accepted(client: httpx.Client) -> None:
+    inert = {
+        "n": 1,
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "logprobs": None,
+        "top_logprobs": 0,
+        "seed": None,
+        "frobnicate": None,
+    }
+    assert client.post("/v1/chat/completions", json={**CHAT, **inert}).status_code == 200
+    inert = {"n": 1, "best_of": 1, "echo": False, "suffix": None, "user": "me"}
+    assert client.post("/v1/completions", json={**COMPLETION, **inert}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"7", b'"x"', b"null", b'{"prompt": NaN}', b"\xff\xfe", b"{}x"],
+)
+def test_a_body_that_is_no_json_object_is_a_400(client: httpx.Client, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/tokenize"):
+        answer = client.post(path, content=body, headers=headers)
+        assert error_of(answer, 400)["code"] == "invalid_json"
+
+
+def test_unknown_routes_and_methods_have_error_objects(client: httpx.Client) -> None:
+    assert error_of(client.get("/v2/nothing"), 404)["code"] == "not_found"
+    assert error_of(client.get("/v1/chat/completions//"), 404)["code"] == "not_found"
+    for path in ("/v1/chat/completions", "/v1/chat/completions/"):
+        refused = client.get(path)
+        assert error_of(refused, 405)["code"] == "method_not_allowed"
+        assert refused.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/a/b+json", "application/json,application/json"]
+)
+def test_what_is_no_media_type_is_a_415(client: httpx.Client, media_type: str) -> None:
+    refused = client.post("/generate", content=b"{}", headers={"content-type": media_type})
+    assert error_of(refused, 415)["code"] == "unsupported_media_type"
+
+
+def test_an_unknown_model_is_a_404_before_anything_is_queued(
+    client: httpx.Client,
+    service: RunningService,
+) -> None:
+    error = error_of(client.post("/v1/completions", json={**COMPLETION, "model": "x/y"}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert service.worker.seen == []
+
+
+def test_a_body_over_the_limit_is_a_413_announced_or_not(
+    redis_url: str,
+    checkpoint: Any,
+) -> None:
+    with (
+        running_service(redis_url, new_namespace(), checkpoint, max_body_bytes=2048) as small,
+        httpx.Client(base_url=small.base_url, headers={"content-type": "application/json"}) as http,
+    ):
+        announced = http.post("/v1/chat/completions", content=b" " * 3000)
+        assert error_of(announced, 413)["code"] == "request_too_large"
+        chunked = http.post("/v1/chat/completions", content=(b" " * 100 for _ in range(40)))
+        assert error_of(chunked, 413)["code"] == "request_too_large"
+        assert http.post("/generate", json={"prompt": "a"}).status_code == 200
+
+
+def test_a_full_queue_is_a_503_and_a_tenants_own_limit_a_429(
+    redis_url: str,
+    checkpoint: Any,
+) -> None:
+    limits = {"max_queued_jobs": 2, "max_queued_jobs_per_tenant": 1}
+    body = {"prompt": "a", "on_disconnect": "continue"}
+    with running_service(redis_url, new_namespace(), checkpoint, **limits) as small:
+        small.script.pulls = False
+        wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")
+        with httpx.stream("POST", f"{small.base_url}/generate", json=body) as first:
+            assert first.status_code == 200
+            limited = httpx.post(f"{small.base_url}/generate", json=body)
+            assert error_of(limited, 429)["type"] == "rate_limit_error"
+            assert int(limited.headers["retry-after"]) >= 1
+    limits = {"max_queued_jobs": 1, "max_queue_share_per_tenant": 1}
+    with running_service(redis_url, new_namespace(), checkpoint, **limits) as small:
+        small.script.pulls = False
+        wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")
+        with httpx.stream("POST", f"{small.base_url}/generate", json=body):
+            full = httpx.post(f"{small.base_url}/generate", json=body)
+            error = error_of(full, 503)
+            assert (error["type"], error["code"]) == ("overloaded_error", "server_overloaded")
+            assert int(full.headers["retry-after"]) >= 1
+
+
+def test_a_deadline_that_passes_in_the_queue_is_a_504(
+    redis_url: str,
+    checkpoint: Any,
+) -> None:
+    with running_service(redis_url, new_namespace(), checkpoint, request_timeout_s=0.3) as hasty:
+        hasty.script.pulls = False
+        wait_until(lambda: hasty.worker.is_parked, "the worker to stop pulling")
+        late = httpx.post(
+            f"{hasty.base_url}/generate", json={"prompt": "a", "stream": False}, timeout=20
+        )
+        error = error_of(late, 504)
+        assert (error["type"], error["code"]) == ("timeout", "queue_timeout")
+        job = httpx.get(f"{hasty.base_url}/v1/jobs/{late.headers['x-request-id']}").json()
+        assert job["status"] == "expired"
+
+
+def test_no_live_worker_is_a_503_at_once(
+    redis_url: str,
+    checkpoint: Any,
+) -> None:
+    with running_service(redis_url, new_namespace(), checkpoint, with_worker=False) as alone:
+        refused = httpx.post(f"{alone.base_url}/v1/completions", json=COMPLETION)
+        assert error_of(refused, 503)["code"] == "service_unavailable"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert httpx.get(f"{alone.base_url}/health").json()["status"] in ("no_workers", "degraded")
+        assert httpx.get(f"{alone.base_url}/ready").status_code == 503
+
+
+def test_the_answers_name_is_the_jobs_name(client: httpx.Client) -> None:
+    own = {"x-client-request-id": "mine-é-7" + "x" * 600, "x-request-id": "theirs"}
+    raw = {name: value.encode() for name, value in own.items()}
+    answer = client.post("/v1/chat/completions", json=CHAT, headers=raw)
+    assert answer.headers["x-request-id"] == answer.json()["id"]
+    job = client.get(f"/v1/jobs/{answer.json()['id']}").json()
+    assert job["id"] == answer.json()["id"]
+    assert job["client_request_id"].startswith("mine-")
+    assert len(job["client_request_id"]) <= 512
+    assert job["client_request_id"].isprintable()
+    streamed = client.post("/generate", json={"prompt": "a"})
+    assert streamed.headers["x-request-id"].startswith("gen-")
+    assert client.get(f"/v1/jobs/{streamed.headers['x-request-id']}").status_code == 200
+    names = {client.get("/health").headers["x-request-id"] for _ in range(3)}
+    assert len(names) == 3
+
+
+def test_what_is_not_even_http_gets_an_error_object(client: httpx.Client) -> None:
+    answer = client.get("/health", headers={"x-bad": b"\x01"})
+    assert error_of(answer, 400)["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/jobs/none", "/nope"])
+def test_a_browser_may_read_every_answer(client: httpx.Client, path: str) -> None:
+    answer = client.get(path, headers={"origin": "http://localhost:3000"})
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert answer.headers["vary"] == "Origin"
+    exposed = answer.headers["access-control-expose-headers"]
+    names = {"x-request-id", "retry-after", "x-should-retry", "x-penstock-durability"}
+    names.add("x-penstock-ignored")
+    names |= {"x-ratelimit-remaining-requests", "x-ratelimit-reset-tokens"}
+    names |= {"anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-tokens-reset"}
+    assert names <= set(exposed.split(", "))
+
+
+def test_a_preflight_allows_what_the_sdks_send(client: httpx.Client) -> None:
+    asked = (
+        "authorization,content-type,x-stainless-lang,x-stainless-retry-count,last-event-id,"
+        "idempotency-key,x-request-id,x-client-request-id,user-agent,openai-organization"
+    )
+    answer = client.options(
+        "/v1/chat/completions",
+        headers={
+            "origin": "http://localhost:3000",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": asked,
+        },
+    )
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert answer.headers["access-control-allow-headers"] == asked
+    assert "POST" in answer.headers["access-control-allow-methods"]
+
+
+def test_only_listed_origins_may_call_where_there_is_a_list(
+    redis_url: str,
+    checkpoint: Any,
+) -> None:
+    listed = "https://a.example, https://b.example"
+    with running_service(
+        redis_url, new_namespace(), checkpoint, with_worker=False, cors_origins=listed
+    ) as strict:
+        url = f"{strict.base_url}/health"
+        friend = httpx.get(url, headers={"origin": "https://b.example"})
+        assert friend.headers["access-control-allow-origin"] == "https://b.example"
+        assert friend.headers["vary"] == "Origin"
+        for origin in ("https://c.example", "http://localhost:3000", "null"):
+            stranger = httpx.get(url, headers={"origin": origin})
+            assert error_of(stranger, 403)["code"] == "origin_not_allowed"
+            assert "access-control-allow-origin" not in stranger.headers
+        preflight = httpx.options(
+            url,
+            headers={"origin": "https://c.example", "access-control-request-method": "GET"},
+        )
+        assert error_of(preflight, 403)["code"] == "origin_not_allowed"
+        assert "access-control-allow-origin" not in preflight.headers
+
+
+def test_an_internal_error_is_a_500_with_everything_an_error_has(
+    service: RunningService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> dict[str, Any]:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(service.app.state.services.health, "payload", broken)
+    origin = "http://localhost:3000"
+    answer = httpx.get(f"{service.base_url}/health", headers={"origin": origin})
+    assert error_of(answer, 500)["type"] == "server_error"
+    assert "secret" not in answer.text
+    assert answer.headers["access-control-allow-origin"] == origin
+
+
+def test_a_slow_body_is_given_up(redis_url: str, checkpoint: Any) -> None:
+    import socket
+
+    with running_service(
+        redis_url, new_namespace(), checkpoint, with_worker=False, body_timeout_s=0.2
+    ) as impatient:
+        address = urlsplit(impatient.base_url)
+        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+            connection.sendall(
+                b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            )
+            answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"x-should-retry: false" in answer

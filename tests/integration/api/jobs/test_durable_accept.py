@@ -1,0 +1,248 @@
+"""A request is accepted when it is as durable as asked, and the answer says so; else refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.redis_server import new_namespace
+from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
+from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.service_processes import process
+
+HEADER = "x-penstock-durability"
+needs_waitaof = pytest.mark.skipif(not HAS_WAITAOF, reason="this server is older than 7.2")
+MESSAGES = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {"prompt": "a", "stream": False},
+    "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES, "max_tokens": 4},
+    "/v1/completions": {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 4},
+    "/v1/messages": {"model": MODEL, "messages": MESSAGES, "max_tokens": 4},
+    "/v1/responses": {"model": MODEL, "input": "a", "max_output_tokens": 4, "background": True},
+}
+
+
+@contextmanager
+def servers(*all_options: tuple[str, ...]) -> Iterator[list[Server]]:
+    with tempfile.TemporaryDirectory(prefix="penstock-durable-") as directory, ExitStack() as stack:
+        made = []
+        for options, port in zip(all_options, free_ports(len(all_options)), strict=True):
+            made.append(Server(Path(directory), f"server-{port}", port, *options))
+            stack.callback(made[-1].close)
+            made[-1].start()
+        yield made
+
+
+def url_of(server: Server) -> str:
+    return f"redis://127.0.0.1:{server.port}"
+
+
+@needs_waitaof
+@pytest.mark.parametrize("path", BODIES)
+def test_a_response_reports_what_its_acceptance_waited_for(client: httpx.Client, path: str) -> None:
+    answer = client.post(path, json={**BODIES[path], "durability": "fsync"})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[HEADER] == "fsync"
+    job = client.get(f"/v1/jobs/{answer.headers['x-request-id']}").json()
+    assert job["durability"] == "fsync"
+    for more in ({}, {"durability": "none"}):
+        plain = client.post(path, json={**BODIES[path], **more})
+        assert HEADER not in plain.headers
+        job = client.get(f"/v1/jobs/{plain.headers['x-request-id']}").json()
+        assert job["durability"] == "none"
+
+
+@needs_waitaof
+def test_a_stream_begins_when_it_is_accepted_so(client: httpx.Client) -> None:
+    body = {**BODIES["/v1/chat/completions"], "stream": True, "durability": "fsync"}
+    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.headers[HEADER] == "fsync"
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_an_unknown_durability_is_refused_by_name(client: httpx.Client) -> None:
+    answer = client.post("/generate", json={**BODIES["/generate"], "durability": "maybe"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "durability"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_while_replicas_are_away_a_request_for_them_is_to_be_repeated_and_makes_no_job(
+    client: httpx.Client, path: str
+) -> None:
+    answer = client.post(path, json={**BODIES[path], "durability": "replicas"})
+    assert answer.status_code == (529 if path == "/v1/messages" else 503), answer.text
+    assert "0 of 1 replicas" in answer.text
+    assert "retry-after" in answer.headers
+    assert HEADER not in answer.headers
+    assert client.get(f"/v1/jobs/{answer.headers['x-request-id']}").status_code == 404
+
+
+@needs_waitaof
+def test_the_prompts_of_one_request_wait_together(checkpoint: Path) -> None:
+    """A probe of what the server can do for each of them, and one wait for all."""
+    num_prompts = 8
+    with (
+        servers(()) as (server,),
+        running_service(url_of(server), new_namespace(), checkpoint) as service,
+        httpx.Client(base_url=service.base_url, timeout=20) as client,
+    ):
+        server.client.config_resetstat()
+        body = {"model": MODEL, "prompt": ["a"] * num_prompts, "max_tokens": 2}
+        answer = client.post("/v1/completions", json={**body, "durability": "fsync"})
+        assert answer.headers[HEADER] == "fsync"
+        num_waits = server.client.info("commandstats")["cmdstat_waitaof"]["calls"] - num_prompts
+        assert 1 <= num_waits <= 2, "twice where the server did not know the script"
+        pattern = f"{service.settings.namespace}:{{p0}}:job:*"
+        keys = list(server.client.scan_iter(pattern))
+        noted = [server.client.hget(key, "durability") for key in keys]
+        assert noted == [b"fsync"] * num_prompts
+
+
+@needs_waitaof
+def test_a_batch_is_accepted_durably(client: httpx.Client) -> None:
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+    lines = json.dumps({**row, "body": body}).encode()
+    files = {"file": ("rows.jsonl", lines), "purpose": (None, "batch")}
+    asked = {
+        "input_file_id": client.post("/v1/files", files=files).json()["id"],
+        "endpoint": "/v1/completions",
+        "completion_window": "1h",
+    }
+    assert client.post("/v1/batches", json={**asked, "durability": "replicas"}).status_code == 503
+    assert client.get("/v1/batches").json()["data"] == []
+    made = client.post("/v1/batches", json={**asked, "durability": "fsync"})
+    assert (made.status_code, made.headers[HEADER]) == (200, "fsync")
+    where = f"/v1/batches/{made.json()['id']}"
+    wait_until(lambda: client.get(where).json()["status"] == "completed", "the batch's end")
+
+
+@needs_waitaof
+def test_what_the_server_cannot_do_at_all_is_refused_by_name(checkpoint: Path) -> None:
+    with (
+        servers(("--appendonly", "no")) as (server,),
+        running_service(url_of(server), new_namespace(), checkpoint) as service,
+        httpx.Client(base_url=service.base_url, timeout=20) as client,
+    ):
+        answer = client.post(
+            "/v1/responses", json={**BODIES["/v1/responses"], "durability": "fsync"}
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "durability"
+        body = {**BODIES["/v1/chat/completions"], "durability": "fsync"}
+        assert client.post("/v1/chat/completions", json=body).status_code == 400
+        counted = 'penstock:requests_total{kind="chat",outcome="refused_400"} 1.0'
+        assert counted in client.get("/metrics").text
+
+
+@needs_waitaof
+def test_what_is_not_confirmed_in_time_is_answered_503_and_cancelled(checkpoint: Path) -> None:
+    with (
+        servers(("--appendfsync", "no")) as (server,),
+        running_service(
+            url_of(server), new_namespace(), checkpoint, accept_timeout_s=0.3
+        ) as service,
+        httpx.Client(base_url=service.base_url, timeout=20) as client,
+    ):
+        service.script.pulls = False
+        wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+        body = {**BODIES["/v1/responses"], "durability": "fsync"}
+        answer = client.post("/v1/responses", json=body)
+        assert answer.status_code == 503, answer.text
+        assert "did not confirm 'fsync'" in answer.json()["error"]["message"]
+        assert HEADER not in answer.headers
+        assert "retry-after" in answer.headers
+        job = client.get(f"/v1/jobs/{answer.headers['x-request-id']}").json()
+        assert job["status"] == "cancelled"
+        keyed = client.post("/v1/responses", json=body, headers={"Idempotency-Key": "k"})
+        assert keyed.status_code == 503
+        job = client.get(f"/v1/jobs/{keyed.headers['x-request-id']}").json()
+        assert job["status"] == "queued", "its caller sends it again under its key"
+
+
+def test_replicas_by_setting(checkpoint: Path) -> None:
+    settings = {"accept_durability": "replicas", "accept_timeout_s": 0.5}
+    with servers((), ()) as (primary, replica):
+        replica.client.replicaof("127.0.0.1", primary.port)
+        wait_until(lambda: len(primary.client.role()[2]) == 1, "the replica")
+        # It is listed up to a second before it confirms anything.
+        primary.client.set("written", 1, ex=60)
+        wait_until(lambda: primary.client.wait(1, 1000) == 1, "the replica's first confirmation")
+        with (
+            running_service(url_of(primary), new_namespace(), checkpoint, **settings) as service,
+            httpx.Client(base_url=service.base_url, timeout=20) as client,
+        ):
+            _check_replicas(client, service, replica)
+
+
+def _check_replicas(client: httpx.Client, service: RunningService, replica: Server) -> None:
+    answer = client.post("/v1/responses", json=BODIES["/v1/responses"])
+    assert answer.headers[HEADER] == "replicas"
+    job_id = answer.headers["x-request-id"].partition("_")[2]
+    key = f"{service.settings.namespace}:{{p0}}:job:{job_id}"
+    assert replica.client.hget(key, "durability") == b"replicas"
+    process = replica._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        late = client.post("/v1/responses", json=BODIES["/v1/responses"])
+        assert late.status_code == 503
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    replica.kill()
+    without = client.post("/v1/responses", json=BODIES["/v1/responses"])
+    assert without.status_code == 503
+    assert "0 of 1 replicas" in without.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("durability", "options", "why"),
+    [
+        pytest.param(
+            "fsync",
+            ("--appendonly", "no"),
+            "the server's append-only file is off.",
+            marks=needs_waitaof,
+        ),
+        ("fsync", NO_WAITAOF, "the server is older than Redis 7.2"),
+    ],
+)
+def test_a_setting_that_the_server_cannot_keep_is_refused_at_the_start(
+    durability: str, options: tuple[str, ...], why: str
+) -> None:
+    with (
+        servers(options) as (server,),
+        process(url_of(server), new_namespace(), ACCEPT_DURABILITY=durability) as frontend,
+    ):
+        sentence = f"ACCEPT_DURABILITY cannot be {durability}: {why}"
+        wait_until(lambda: sentence in "".join(frontend.said), "the sentence")
+        wait_until(lambda: frontend.answers("/ready", 503), "no readiness")
+        answer = httpx.post(f"{frontend.base_url}/generate", json={"prompt": "a"}, timeout=10)
+        assert answer.status_code == 503
+
+
+def test_a_setting_that_the_server_cannot_keep_yet_is_looked_at_again() -> None:
+    def closed() -> str | None:
+        said: str | None = httpx.get(f"{frontend.base_url}/ready", timeout=5).json()["closed"]
+        return said
+
+    with (
+        servers((), ()) as (primary, replica),
+        process(url_of(primary), new_namespace(), ACCEPT_DURABILITY="replicas") as frontend,
+    ):
+        wait_until(lambda: "0 of 1 replicas" in (closed() or ""), "the sentence")
+        wait_until(lambda: "0 of 1 replicas" in "".join(frontend.said), "the line of the log")
+        answer = httpx.post(f"{frontend.base_url}/generate", json={"prompt": "a"}, timeout=10)
+        assert answer.status_code == 503
+        replica.client.replicaof("127.0.0.1", primary.port)
+        wait_until(lambda: closed() is None, "it to be looked at again")

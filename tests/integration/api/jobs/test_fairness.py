@@ -1,0 +1,60 @@
+"""One tenant, or two, flood the queue at default limits: the others are accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.auth.keys import digest_of, new_key
+from tests.support.redis_server import new_namespace
+from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+
+ACME, BOLT, DUNE = KEYS = tuple(new_key() for _ in range(3))
+LINES = "\n".join(
+    f"{digest_of(key)} tenant={tenant}"
+    for key, tenant in zip(KEYS, ("acme", "bolt", "dune"), strict=True)
+)
+BODY = {"model": MODEL, "input": "a gate", "background": True, "max_output_tokens": 4}
+
+
+@pytest.fixture
+def keyed(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
+    """All limits are the defaults."""
+    with running_service(redis_url, new_namespace(), checkpoint, api_keys=LINES) as service:
+        service.script.pulls = False
+        wait_until(lambda: service.worker.is_parked, "the worker to rest")
+        yield service
+
+
+async def test_one_tenant_or_two_that_flood_the_queue_do_not_lock_out_another(
+    keyed: RunningService,
+) -> None:
+    gate = asyncio.Semaphore(32)
+
+    async def ask(client: httpx.AsyncClient, key: str) -> httpx.Response:
+        async with gate:
+            return await client.post(
+                "/v1/responses", json=BODY, headers={"authorization": f"Bearer {key}"}
+            )
+
+    async def flood(client: httpx.AsyncClient, key: str, count: int) -> list[httpx.Response]:
+        return await asyncio.gather(*(ask(client, key) for _ in range(count)))
+
+    async with httpx.AsyncClient(base_url=keyed.base_url, timeout=60) as client:
+        acme = await flood(client, ACME, 1100)
+        assert Counter(answer.status_code for answer in acme) == {200: 750, 429: 350}
+        refused = next(answer for answer in acme if answer.status_code == 429)
+        assert refused.json()["error"]["code"] == "tenant_queue_full"
+        assert "Your share" in refused.json()["error"]["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 72
+        bolt = await flood(client, BOLT, 8)
+        assert [answer.status_code for answer in bolt] == [200] * 8
+        bolt = await flood(client, BOLT, 300)
+        assert Counter(answer.status_code for answer in bolt) == {200: 142, 429: 158}
+        dune = await flood(client, DUNE, 5)
+        assert [answer.status_code for answer in dune] == [200] * 5

@@ -1,0 +1,206 @@
+"""No worker lives: requests wait in the queue, within their deadlines; frontend and workers are
+processes, as in production."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.redis_server import new_namespace
+from tests.support.running_service import make_tiny_checkpoint, wait_until
+from tests.support.service_processes import MODEL, Process, process, worker_process
+
+LIMIT_S = 60
+BODY = {"prompt": "the gate and the wheel ", "max_tokens": 20}
+
+
+class Deployment:
+    """A frontend, and workers that a test starts and ends."""
+
+    def __init__(self, redis: str, directory: Path, stack: ExitStack, **settings: str) -> None:
+        self.redis, self.directory, self.stack = redis, directory, stack
+        self.namespace = new_namespace()
+        self.checkpoint = make_tiny_checkpoint(directory)
+        self.frontend = self.start_frontend(**settings)
+        self._num_workers = 0
+
+    def start_frontend(self, **settings: str) -> Process:
+        made = process(
+            self.redis,
+            self.namespace,
+            KEEPALIVE_S="0.1",
+            HEALTH_INTERVAL_S="0.05",
+            FILES_DIR=str(self.directory / "files"),
+            **settings,
+        )
+        return self.stack.enter_context(made)
+
+    def start_worker(self) -> Any:
+        self._num_workers += 1
+        log = self.directory / f"worker{self._num_workers}.log"
+        settings = {
+            "LEASE_MS": "2000",
+            "BEAT_INTERVAL_MS": "300",
+            "DRAIN_TIMEOUT_S": "1",
+            "ECHO_STEP_MS": "5",
+        }
+        made = worker_process(self.redis, self.namespace, self.checkpoint, log, **settings)
+        popen = self.stack.enter_context(made)
+
+        def is_served() -> bool:
+            assert popen.poll() is None, log.read_text()
+            return bool(self.health()["status"] == "ok")
+
+        wait_until(is_served, "a worker", LIMIT_S)
+        return popen
+
+    def end_worker(self, popen: Any, how: signal.Signals) -> None:
+        popen.send_signal(how)
+        popen.wait(30)
+        # Workers and models are looked at in turn: both pictures must know.
+        wait_until(
+            lambda: (
+                self.health()["status"] == "no_workers"
+                and all(not model["is_served"] for model in self.get("/v1/models").json()["data"])
+            ),
+            "its lease's end",
+            LIMIT_S,
+        )
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.frontend.base_url + path, timeout=20)
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(self.frontend.base_url + path, json=body, timeout=60)
+
+    def health(self) -> dict[str, Any]:
+        return dict(self.get("/health").json())
+
+    def waiting(self) -> int:
+        return int(self.health()["models"].get(MODEL, {}).get("waiting", 0))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_chat_waits_for_the_next_worker_and_is_answered(
+    redis_url: str, tmp_path: Path, stack: ExitStack, how: signal.Signals
+) -> None:
+    served = Deployment(redis_url, tmp_path, stack)
+    assert served.get("/ready").status_code == 503, "no model was ever announced"
+    refused = served.post("/generate", {**BODY, "model": MODEL})
+    assert refused.status_code == 503
+    assert "No worker has announced a model yet" in refused.json()["error"]["message"]
+    served.end_worker(served.start_worker(), how)
+
+    ready = served.get("/ready")
+    assert ready.status_code == 200
+    assert (ready.json()["models"], ready.json()["unserved"]) == ([MODEL], [MODEL])
+    (model,) = served.get("/v1/models").json()["data"]
+    assert (model["id"], model["is_served"]) == (MODEL, False)
+
+    body = {**BODY, "model": MODEL, "stream": True}
+    url = f"{served.frontend.base_url}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=LIMIT_S) as stream:
+        assert stream.status_code == 200
+        lines = stream.iter_lines()
+        assert next(line for line in lines if line).startswith(":"), "a keep-alive comment"
+        wait_until(lambda: served.waiting() == 1, "one that waits", LIMIT_S)
+        metrics = served.get("/metrics").text
+        assert f'penstock:queue_depth{{model="{MODEL}"}} 1.0' in metrics
+        served.start_worker()
+        chunks = [
+            json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")
+        ]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+    assert text.startswith("the gate")
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    wait_until(lambda: served.waiting() == 0, "none that waits", LIMIT_S)
+
+
+def test_a_job_that_waits_in_vain_ends_in_time_without_any_worker(
+    redis_url: str, tmp_path: Path, stack: ExitStack
+) -> None:
+    served = Deployment(redis_url, tmp_path, stack)
+    served.end_worker(served.start_worker(), signal.SIGKILL)
+    ended = served.post("/generate", {**BODY, "queue_timeout": 1.0, "stream": False})
+    assert (ended.status_code, ended.json()["error"]["code"]) == (504, "queue_timeout")
+    background = {"model": MODEL, "input": "a gate", "background": True}
+    made = served.post("/v1/responses", background)
+    assert (made.status_code, made.json()["status"]) == (200, "queued")
+    wait_until(lambda: served.waiting() == 1, "one that waits", LIMIT_S)
+
+
+def test_after_the_set_time_a_model_without_a_worker_is_refused_again_but_for_one_that_is_kept(
+    redis_url: str, tmp_path: Path, stack: ExitStack
+) -> None:
+    served = Deployment(
+        redis_url, tmp_path, stack, MODEL_RETENTION_S="15"
+    )  # a late look may cost seconds
+    keeping = served.start_frontend(MODEL_RETENTION_S="0", KEEP_MODELS=f"other,{MODEL}")
+    served.end_worker(served.start_worker(), signal.SIGKILL)
+    assert served.get("/ready").status_code == 200
+    wait_until(lambda: served.get("/ready").status_code == 503, "the end of its time", LIMIT_S)
+    refused = served.post("/v1/completions", {**BODY, "model": MODEL})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "service_unavailable")
+    assert "No worker has served this model" in refused.json()["error"]["message"]
+    assert int(refused.headers["retry-after"]) >= 1
+    assert served.get("/v1/models").json()["data"] == []
+
+    assert keeping.answers("/ready", 200)
+    never = httpx.post(f"{keeping.base_url}/v1/completions", json={**BODY, "model": "other"})
+    assert never.status_code == 503, "it has no tokenizer"
+    assert "No worker has announced this model yet" in never.json()["error"]["message"]
+    body = {"model": MODEL, "input": "a gate", "background": True}
+    made = httpx.post(f"{keeping.base_url}/v1/responses", json=body, timeout=20)
+    assert (made.status_code, made.json()["status"]) == (200, "queued")
+    # Also shown by the frontend that accepts no more.
+    wait_until(lambda: served.waiting() == 1, "one that waits", LIMIT_S)
+
+
+def test_rows_of_a_batch_wait_for_the_next_worker(
+    redis_url: str, tmp_path: Path, stack: ExitStack
+) -> None:
+    served = Deployment(redis_url, tmp_path, stack)
+    served.end_worker(served.start_worker(), signal.SIGTERM)
+    rows = "\n".join(
+        json.dumps(
+            {
+                "custom_id": f"row{number}",
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {**BODY, "model": MODEL},
+            }
+        )
+        for number in range(5)
+    )
+    base_url = served.frontend.base_url
+    uploaded = httpx.post(
+        f"{base_url}/v1/files", files={"file": ("rows.jsonl", rows)}, data={"purpose": "batch"}
+    ).json()
+    batch = {
+        "input_file_id": uploaded["id"],
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    batch_id = served.post("/v1/batches", batch).json()["id"]
+    wait_until(lambda: served.waiting() == 5, "rows in the queue", LIMIT_S)
+    served.start_worker()
+
+    def status() -> str:
+        return str(served.get(f"/v1/batches/{batch_id}").json()["status"])
+
+    wait_until(lambda: status() == "completed", "the batch's end", LIMIT_S)
+    counts = served.get(f"/v1/batches/{batch_id}").json()["request_counts"]
+    assert counts == {"total": 5, "completed": 5, "failed": 0}

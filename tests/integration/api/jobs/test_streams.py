@@ -1,0 +1,260 @@
+"""Streams as bytes: framing, headers, keep-alives, ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from httpx_sse import connect_sse
+
+from shared.messages import ErrorCode, JobState, Usage
+from shared.transport.ports.queue import JobEnd
+from tests.support.running_service import MODEL, RunningService, wait_until
+
+CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "line one\nline two\u2028and three\u0085 😀"}],
+    "max_tokens": 60,
+    "stream": True,
+    "ignore_eos": True,
+}
+COMPLETION = {"model": MODEL, "prompt": "line one\nline two", "max_tokens": 20, "stream": True}
+GENERATE = {"prompt": "line one\nline two", "max_tokens": 20}
+ROUTES = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/completions", COMPLETION),
+    ("/generate", GENERATE),
+]
+
+
+def raw_post(service: RunningService, path: str, body: bytes, *headers: str) -> bytes:
+    """Everything the server sends for one request over a plain socket."""
+    address = urlsplit(service.base_url)
+    with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+        lines = [
+            f"POST {path} HTTP/1.1",
+            f"Host: {address.netloc}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+            *headers,
+        ]
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+def dechunked(body: bytes) -> bytes:
+    text, rest = b"", body
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        text, rest = text + rest[:length], rest[length + 2 :]
+        if length == 0:
+            break
+    return text
+
+
+def data_events(text: bytes) -> list[Any]:
+    lines = [line for line in text.decode().split("\n") if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_every_event_is_one_data_line_and_one_blank_line(
+    service: RunningService,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    received = raw_post(service, path, json.dumps(body).encode())
+    head, _, framed = received.partition(b"\r\n\r\n")
+    headers = head.decode().lower()
+    assert headers.startswith("http/1.1 200")
+    assert "content-type: text/event-stream" in headers
+    assert "cache-control: no-cache" in headers
+    assert "x-accel-buffering: no" in headers
+    assert "x-request-id: " in headers
+    assert "content-length" not in headers
+    assert "content-encoding" not in headers
+    text = dechunked(framed)
+    assert text.endswith(b"data: [DONE]\n\n")
+    lines = text.decode().split("\n")
+    assert all(line.startswith(("data: ", ":")) for line in lines[0:-1:2])
+    assert all(line == "" for line in lines[1::2])
+    assert len(text.decode().splitlines()) == len(text.split(b"\n")) - 1  # no other line ends
+
+
+def test_httpx_sse_decodes_what_was_sent(service: RunningService) -> None:
+    with (
+        httpx.Client(base_url=service.base_url) as client,
+        connect_sse(client, "POST", "/v1/chat/completions", json=CHAT) as source,
+    ):
+        events = [event.data for event in source.iter_sse()]
+    assert events[-1] == "[DONE]"
+    text = "".join(
+        json.loads(data)["choices"][0]["delta"].get("content", "") for data in events[:-1]
+    )
+    assert "line one\nline two\u2028and three\u0085 😀" in text
+
+
+def test_the_role_and_keepalives_come_while_the_job_still_waits(service: RunningService) -> None:
+    service.script.pulls = False
+    with httpx.stream(
+        "POST", f"{service.base_url}/v1/chat/completions", json=CHAT, timeout=20
+    ) as response:
+        received = b""
+        for part in response.iter_raw():
+            received += part
+            if received.count(b": ka\n\n") >= 2:
+                break
+        first = received.split(b"\n\n")[0]
+        assert json.loads(first.removeprefix(b"data: "))["choices"][0]["delta"] == {
+            "role": "assistant",
+            "content": "",
+        }
+        service.script.pulls = True
+
+
+def test_text_arrives_as_it_is_made_not_at_the_end(service: RunningService) -> None:
+    service.script.step_s = 0.1
+    times = []
+    with (
+        httpx.Client(base_url=service.base_url) as client,
+        connect_sse(client, "POST", "/generate", json=GENERATE) as source,
+    ):
+        for event in source.iter_sse():
+            times.append(time.monotonic())
+            assert event.data
+    # Read as one blob they would have one moment.
+    assert len({round(moment, 2) for moment in times}) >= 10
+    assert times[-1] - times[0] > 0.5
+
+
+def test_the_first_sign_of_life_does_not_wait_for_a_token(service: RunningService) -> None:
+    service.script.starts = False
+    for path, body in ROUTES:
+        with httpx.stream("POST", service.base_url + path, json=body, timeout=20) as response:
+            assert next(response.iter_raw()).startswith((b": ka\n\n", b"data: "))
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_a_failure_in_the_stream_is_one_error_event_then_done(
+    service: RunningService,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    service.script.stop_after = 2
+    service.script.end = JobEnd(
+        JobState.FAILED, ErrorCode.NONFINITE_LOGITS, Usage(5, 2), message="not a number"
+    )
+    events = data_events(httpx.post(service.base_url + path, json=body, timeout=20).content)
+    errors = [event["error"] for event in events if "error" in event]
+    assert errors == [
+        {
+            "message": "not a number",
+            "type": "server_error",
+            "param": None,
+            "code": "nonfinite_logits",
+        }
+    ]
+    assert "error" in events[-1]
+    whole = httpx.post(service.base_url + path, json={**body, "stream": False}, timeout=20)
+    assert whole.status_code == 500
+    assert whole.json()["error"] == errors[0]
+    assert whole.headers["x-should-retry"] == "false"
+
+
+def test_a_cancel_from_outside_is_an_error_not_a_stop(service: RunningService) -> None:
+    service.script.step_s = 0.2
+    with httpx.stream(
+        "POST", f"{service.base_url}/v1/chat/completions", json={**CHAT, "max_tokens": 400}
+    ) as response:
+        parts = response.iter_raw()
+        received = next(parts)
+        job = f"{service.base_url}/v1/jobs/{response.headers['x-request-id']}"
+        assert httpx.delete(job).json()["status"] == "cancelled"
+        for part in parts:
+            received += part
+    events = data_events(received)
+    assert events[-1]["error"]["code"] == "cancelled"
+    assert not any(
+        choice["finish_reason"] for event in events for choice in event.get("choices", [])
+    )
+
+
+def test_generate_sends_the_promised_events(service: RunningService) -> None:
+    response = httpx.post(f"{service.base_url}/generate", json=GENERATE)
+    events = data_events(response.content)
+    assert all(isinstance(event["text"], str) for event in events)
+    assert events[0]["is_first"] is True
+    assert events[0]["ttft_ms"] == round(events[0]["ttft_ms"], 1) > 0
+    assert all("is_first" not in event and "ttft_ms" not in event for event in events[1:])
+    *pieces, last = events
+    assert all("done" not in event for event in pieces)
+    assert last["done"] is True
+    assert last["text"] == ""
+    assert last["full_text"] == "".join(event["text"] for event in pieces)
+    assert last["finish_reason"] == "length"
+    assert last["usage"]["completion_tokens"] == 20
+    assert (
+        [token for event in events for token in event["token_ids"]]
+        == (
+            service.text.tokenizer.encode(GENERATE["prompt"]) * 20  # type: ignore[arg-type]
+        )[:20]
+    )
+    whole = httpx.post(f"{service.base_url}/generate", json={**GENERATE, "stream": False}).json()
+    assert whole["text"] == whole["full_text"] == last["full_text"]
+    assert (whole["done"], whole["finish_reason"]) == (True, "length")
+    assert whole["usage"] == last["usage"]
+    assert whole["id"].startswith("gen-")
+
+
+def test_generate_has_the_defaults_of_its_own_dialect(service: RunningService) -> None:
+    httpx.post(f"{service.base_url}/generate", json={"prompt": "a", "stream": False})
+    sampling = service.worker.seen[-1].job.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (64, 0.0, 0)
+    assert (sampling.top_p, sampling.repetition_penalty) == (1.0, 1.0)
+
+
+def test_an_answer_without_text_is_still_first_and_last(service: RunningService) -> None:
+    eos = service.card.eos_token_ids[0]
+    events = data_events(httpx.post(f"{service.base_url}/generate", json={"prompt": [eos]}).content)
+    assert len(events) == 1
+    assert events[0]["is_first"]
+    assert events[0]["done"]
+    assert (events[0]["full_text"], events[0]["finish_reason"]) == ("", "stop")
+
+
+def test_a_stalled_reader_gets_everything_in_the_end(service: RunningService) -> None:
+    """More frames than any queue in between holds: the rest comes from the log."""
+    service.script.tokens_per_step = 1
+    body = {"prompt": "stalled reader ", "max_tokens": 400}
+    address = urlsplit(service.base_url)
+    payload = json.dumps(body).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect((address.hostname, address.port))
+        connection.settimeout(60)
+        connection.sendall(
+            b"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(payload) + payload
+        )
+        wait_until(lambda: service.worker.seen, "the job")
+        job_id = service.worker.seen[-1].job.job_id
+        job = f"{service.base_url}/v1/jobs/{job_id}"
+        wait_until(lambda: httpx.get(job).json()["status"] == "finished", "the end of the job")
+        received = b""
+        while part := connection.recv(4096):
+            received += part
+    events = data_events(dechunked(received.partition(b"\r\n\r\n")[2]))
+    assert events[-1]["full_text"] == "".join(event["text"] for event in events)
+    assert events[-1]["usage"]["completion_tokens"] == 400

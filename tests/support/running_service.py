@@ -1,0 +1,156 @@
+"""A service in the test's process: the real app on a real socket, and a ScriptedWorker.
+
+Both live on an event loop in a thread of their own, so that a test may use blocking clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from api.http.server import make_server
+from api.main import create_app
+from api.settings import ApiSettings
+from shared.text.model_card import TextModel, card_from_checkpoint, load_text
+from shared.transport.connect import RedisTransport, open_transport
+from tests.support.checkpoints import make_checkpoint
+from tests.support.scripted_worker import Script, ScriptedWorker
+
+MODEL = "penstock/tiny"
+MAX_MODEL_LEN = 512
+
+Result = TypeVar("Result")
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    """Polls until `condition` holds; fails with `what` when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.01)
+
+
+class RunningService:
+    """A frontend that listens, and its worker. `call` runs a coroutine on their loop."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        namespace: str,
+        checkpoint: Path,
+        *,
+        with_worker: bool,
+        **settings: Any,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._with_worker = with_worker
+        self.settings = ApiSettings(
+            redis_url=redis_url,
+            namespace=namespace,
+            port=0,
+            health_interval_s=0.05,
+            **settings,
+        )
+        self.loop = asyncio.new_event_loop()
+        self.worker: ScriptedWorker
+        self.transport: RedisTransport
+        self.text: TextModel
+        self._started = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="service", daemon=True)
+        self._failure: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._started.wait(30), "the service did not start"
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        if self._thread.is_alive():
+            waiting = [task.get_stack() for task in asyncio.all_tasks(self.loop)]
+            raise AssertionError(f"the service did not stop: {waiting}")
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    @property
+    def script(self) -> Script:
+        return self.worker.script
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(self._main())
+        except BaseException as error:
+            self._failure = error
+            self._started.set()
+            raise
+        finally:
+            self.loop.close()
+
+    async def _main(self) -> None:
+        self.app = create_app(self.settings)
+        self.server = make_server(self.app, self.settings)
+        self.transport = await open_transport(
+            self.settings.redis_url, namespace=self.settings.namespace
+        )
+        card, blobs = card_from_checkpoint(
+            self._checkpoint,
+            name=MODEL,
+            max_model_len=MAX_MODEL_LEN,
+            kv_capacity_tokens=4096,
+            dtype="float32",
+            num_parameters=1,
+        )
+        self.card = card
+        self.text = load_text(card, blobs)
+        self.worker = ScriptedWorker(self.transport, card, blobs)
+        tasks = [asyncio.create_task(self.server.serve())]
+        if self._with_worker:
+            tasks.append(asyncio.create_task(self.worker.run()))
+        try:
+            while not self.server.started:
+                await asyncio.sleep(0.01)
+            port = self.server.servers[0].sockets[0].getsockname()[1]
+            self.base_url = f"http://127.0.0.1:{port}"
+            self._started.set()
+            await self._stop.wait()
+        finally:
+            self.app.state.open_requests.cut_all()
+            self.server.should_exit = True
+            for running in tasks[1:]:
+                await self.worker.stop(running)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.transport.aclose()
+
+
+def make_tiny_checkpoint(directory: Path) -> Path:
+    """Files that the worker's card and text come from."""
+    return make_checkpoint(directory / "tiny")
+
+
+@contextlib.contextmanager
+def running_service(
+    redis_url: str, namespace: str, checkpoint: Path, *, with_worker: bool = True, **settings: Any
+) -> Iterator[RunningService]:
+    """Yields a service that is ready (where it has a worker), and stops it afterwards."""
+    service = RunningService(redis_url, namespace, checkpoint, with_worker=with_worker, **settings)
+    service.start()
+    try:
+        if with_worker:
+            wait_until(
+                lambda: httpx.get(f"{service.base_url}/ready").status_code == 200, "readiness"
+            )
+        yield service
+    finally:
+        service.stop()

@@ -1,0 +1,216 @@
+"""A worker without an engine: it speaks the real JobQueue, and repeats the prompt's tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from shared.messages import Cursor, Delta, FinishReason, JobState, Segment, TokenLogprob, Usage
+from shared.tasks import cancel_and_wait
+from shared.text.detokenizer import StopStringMatcher
+from shared.text.model_card import ModelCard, TextModel, load_text
+from shared.transport.connect import RedisTransport
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.queue import Append, AppendStatus, Beat, Delivery, JobEnd
+from shared.transport.wire import chain_hash
+
+LEASE_MS = 10_000
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Script:
+    """How the worker behaves; a test may change it at any time."""
+
+    step_s: float = 0.0
+    tokens_per_step: int = 1
+    pulls: bool = True  # takes jobs from the queue
+    starts: bool = True  # makes tokens for jobs it took
+    stop_after: int | None = None  # makes no more tokens after so many
+    end: JobEnd | None = None  # says this instead of going on, after `stop_after` tokens
+    stalled: bool = False
+
+
+@dataclass
+class RunningJob:
+    delivery: Delivery
+    token_ids: list[int] = field(default_factory=list)
+    num_bytes: int = 0
+    chain: str = ""
+
+
+class ScriptedWorker:
+    """Pulls, repeats the prompt's tokens, appends, ends."""
+
+    def __init__(self, transport: RedisTransport, card: ModelCard, blobs: dict[str, bytes]) -> None:
+        self.script = Script()
+        self.worker_id = "w-scripted"
+        self.is_parked = False  # no pull is on its way
+        self.seen: list[Delivery] = []
+        self.dropped: list[tuple[str, AppendStatus, int]] = []  # job id, why, tokens made
+        self.jobs: dict[str, RunningJob] = {}
+        self._transport = transport
+        self._card = card
+        self._blobs = blobs
+        self._text: TextModel = load_text(card, blobs)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        queue = self._transport.queue
+        await queue.setup([self._card.name])
+        await queue.announce(self._card.name, self._card.to_json(), self._blobs)
+        self._start(self._beat())
+        while True:
+            self.is_parked = not self.script.pulls
+            if self.is_parked:
+                await asyncio.sleep(0.005)
+                continue
+            for delivery in await _until_it_works(queue.pull, self.worker_id, 16, 20):
+                self.seen.append(delivery)
+                self._start(self._serve(delivery))
+
+    async def stop(self, running: asyncio.Task[None]) -> None:
+        """Ends `run`, then everything it started."""
+        await cancel_and_wait(running)
+        await cancel_and_wait(*self._tasks)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _beat(self) -> None:
+        step = 0
+        while True:
+            step += 1
+            running = [(job_id, job.delivery.attempt) for job_id, job in self.jobs.items()]
+            decoding = sum(bool(job.token_ids) for job in self.jobs.values())
+            stats: dict[str, float | str] = {
+                "step": step,
+                "waiting": 0,
+                "prefilling": len(running) - decoding,
+                "active": decoding,
+                "pending": 0,
+                "running": len(running),
+            }
+            beat = Beat(
+                self.worker_id,
+                LEASE_MS,
+                (self._card.name,),
+                stats,
+                running,
+                stalled=self.script.stalled,
+            )
+            reply = await _until_it_works(self._transport.queue.beat, beat)
+            for job_id in (*reply.dropped, *reply.lost):
+                self.jobs.pop(job_id, None)
+            await asyncio.sleep(0.05)
+
+    async def _serve(self, delivery: Delivery) -> None:
+        job = RunningJob(delivery)
+        self.jobs[delivery.job.job_id] = job
+        try:
+            while not self.script.starts and delivery.job.job_id in self.jobs:
+                await asyncio.sleep(0.005)
+            await self._generate(job)
+        finally:
+            self.jobs.pop(delivery.job.job_id, None)
+
+    async def _generate(self, job: RunningJob) -> None:
+        sampling = job.delivery.job.sampling
+        prompt = job.delivery.job.prompt_token_ids
+        detokenizer = self._text.tokenizer.detokenizer()
+        matcher = StopStringMatcher(sampling.stop)
+        while job.delivery.job.job_id in self.jobs:
+            end = self._scripted_end(job)
+            fresh: list[int] = []
+            texts: list[str] = []  # of each of them
+            stop = None
+            while end is None and len(fresh) < self.script.tokens_per_step:
+                token = prompt[len(job.token_ids + fresh) % len(prompt)]
+                fresh.append(token)
+                num_tokens = len(job.token_ids) + len(fresh)
+                is_stop = token in sampling.stop_token_ids or (
+                    token in self._card.eos_token_ids and not sampling.ignore_eos
+                )
+                if not is_stop:
+                    piece, stop = matcher.push(detokenizer.push((token,)))
+                else:
+                    piece = ""
+                texts.append(piece)
+                if is_stop or stop is not None:
+                    reason = token if token in sampling.stop_token_ids else stop
+                    end = self._finished(job, FinishReason.STOP, num_tokens, reason)
+                elif num_tokens >= sampling.max_tokens:
+                    end = self._finished(job, FinishReason.LENGTH, num_tokens, None)
+            if end is not None and stop is None:
+                piece, _ = matcher.push(detokenizer.flush())
+                texts[-1:] = ["".join((*texts[-1:], piece, matcher.flush()))]
+            if not await self._append(job, fresh, texts, end) or end is not None:
+                return
+            await asyncio.sleep(self.script.step_s)
+
+    def _scripted_end(self, job: RunningJob) -> JobEnd | None:
+        limit = self.script.stop_after
+        if limit is None or len(job.token_ids) < limit:
+            return None
+        return self.script.end
+
+    def _finished(
+        self, job: RunningJob, reason: FinishReason, num_tokens: int, stop: str | int | None
+    ) -> JobEnd:
+        usage = Usage(len(job.delivery.job.prompt_token_ids), num_tokens)
+        return JobEnd(JobState.FINISHED, reason, usage, stop)
+
+    async def _append(
+        self, job: RunningJob, fresh: Sequence[int], texts: Sequence[str], end: JobEnd | None
+    ) -> bool:
+        """Says tokens, of which each gave one of the texts; as a worker does, piece by piece."""
+        limit = self.script.stop_after
+        if end is None and limit is not None and len(job.token_ids) >= limit:
+            await asyncio.sleep(0.01)
+            return True
+        start, text, segments = Cursor(len(job.token_ids), job.num_bytes), "".join(texts), None
+        if len(fresh) > 1:
+            segments = tuple(Segment(0, 1, len(piece.encode())) for piece in texts)
+        job.num_bytes += len(text.encode())
+        job.token_ids.extend(fresh)
+        chain = chain_hash(job.chain, fresh)
+        delta = Delta(
+            start=start,
+            end=Cursor(len(job.token_ids), job.num_bytes),
+            token_ids=tuple(fresh),
+            text=text,
+            logprobs=self._logprobs(job, fresh),
+            segments=segments,
+        )
+        job_id, attempt = job.delivery.job.job_id, job.delivery.attempt
+        append = Append(job_id, attempt, delta, job.chain, chain, end)
+        job.chain = chain
+        (result,) = await _until_it_works(
+            self._transport.queue.append, self.worker_id, LEASE_MS, [append]
+        )
+        if result.status is not AppendStatus.OK:
+            self.dropped.append((job_id, result.status, len(job.token_ids)))
+        return result.status is AppendStatus.OK
+
+    def _logprobs(self, job: RunningJob, fresh: Sequence[int]) -> tuple[TokenLogprob, ...] | None:
+        num_top = job.delivery.job.sampling.logprobs
+        if num_top is None:
+            return None
+        return tuple(
+            TokenLogprob(token, -0.5, tuple((token + k, -0.5 - k) for k in range(num_top)))
+            for token in fresh
+        )
+
+
+async def _until_it_works(call: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
+    """Every call of a queue is safe to repeat."""
+    while True:
+        try:
+            return await call(*arguments)
+        except TransportError:
+            await asyncio.sleep(0.05)
