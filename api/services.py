@@ -30,10 +30,8 @@ from api.system.health_monitor import HealthMonitor
 from api.system.state_collector import StateCollector
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
-from shared.transport.ports.dead_letters import DeadLetters
-from shared.transport.ports.durability import DurabilityChecks
 from shared.transport.ports.files import FileIndex, FileLimits
-from shared.transport.ports.jobs import AdmissionLimits, JobStore
+from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, DurabilityChecks, JobStore
 from shared.transport.ports.registry import WorkerRegistry
 
 

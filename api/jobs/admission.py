@@ -12,9 +12,9 @@ from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreac
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.disconnects import DisconnectTracker
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
-from shared.transport.ports.durability import DurabilityChecks
 from shared.transport.ports.jobs import (
     AdmissionLimits,
+    DurabilityChecks,
     JobStore,
     KeyTaken,
     QueueFull,

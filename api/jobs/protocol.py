@@ -11,8 +11,7 @@ from api.generation.protocol import ResponseModel, UsageObject
 from api.http.pagination import Absent, ListQuery
 from api.ids import public_id
 from shared.messages import Durability, JobState, Usage
-from shared.transport.ports.dead_letters import DeadLetter
-from shared.transport.ports.jobs import JobRecord
+from shared.transport.ports.jobs import DeadLetter, JobRecord
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000

@@ -30,8 +30,7 @@ from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
 from shared.keys import new_job_id
 from shared.messages import TERMINAL_STATES, OnDisconnect
-from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
-from shared.transport.ports.jobs import JobRecord
+from shared.transport.ports.jobs import DeadLetter, DeadLetters, JobRecord, Requeued
 from shared.transport.wire import PayloadInvalid
 
 router = APIRouter(tags=["Jobs"])

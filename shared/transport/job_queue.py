@@ -16,6 +16,7 @@ from shared.keys import GROUP, Keys
 from shared.redis.connections import BLOCK_MS, Connections
 from shared.redis.pool import Command
 from shared.redis.pubsub import Subscriber
+from shared.transport.appends import append_arguments, append_result
 from shared.transport.deliveries import DeliveryReader
 from shared.transport.failures import group_is_missing, is_out_of_memory, translated
 from shared.transport.ports.jobs import Restored
@@ -29,12 +30,8 @@ from shared.transport.ports.queue import (
     Delivery,
     JobSnapshot,
 )
-from shared.transport.records import WORKER_FIELDS
+from shared.transport.ports.registry import RESERVED_STATS
 from shared.transport.scripts import Argument, Scripts
-from shared.transport.wire import (
-    append_arguments,
-    append_result,
-)
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +105,7 @@ class RedisJobQueue:
 
     async def beat(self, beat: Beat) -> BeatReply:
         stats = {name: _field(value) for name, value in beat.stats.items()}
-        if reserved := WORKER_FIELDS.intersection(stats):
+        if reserved := RESERVED_STATS.intersection(stats):
             raise ValueError(f"not names of statistics: {sorted(reserved)}")
         stats |= {"draining": _field(beat.draining), "stalled": _field(beat.stalled)}
         clock = self._connections.clock

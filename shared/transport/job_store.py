@@ -28,7 +28,7 @@ from shared.messages import (
 from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import is_out_of_memory, translated
-from shared.transport.job_listing import JobListing
+from shared.transport.job_records import JobListing, end_of
 from shared.transport.ports.jobs import (
     AdmissionLimits,
     CancelResult,
@@ -42,7 +42,6 @@ from shared.transport.ports.jobs import (
     Submitted,
     TransportError,
 )
-from shared.transport.records import end_of
 from shared.transport.scripts import Scripts
 from shared.transport.submission import allowances, check_job, check_reply, submit_arguments
 from shared.transport.wire import decode_entry, lost_output

@@ -5,47 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from redis.exceptions import NoScriptError
 
 from shared.keys import Keys
 from shared.redis.pool import Command, Commands, Word
-
-TRANSITIONS = (
-    "announce",
-    "append",
-    "attach",
-    "batch_cancel",
-    "batch_claim",
-    "batch_create",
-    "batch_end",
-    "batch_save",
-    "beat",
-    "claim",
-    "confirm",
-    "crashed",
-    "detach",
-    "file_drop",
-    "file_put",
-    "file_sweep",
-    "finish",
-    "forget",
-    "keep",
-    "letter_drop",
-    "look",
-    "oversubscribe",
-    "position",
-    "pull",
-    "reap",
-    "recover",
-    "release",
-    "renew",
-    "restore",
-    "retire",
-    "submit",
-)
 
 _INCLUDE = re.compile(r"^--@include (\S+)$", re.MULTILINE)
 _BROADCAST = "local PUBLISH = 'PUBLISH'"
@@ -55,18 +21,18 @@ Argument = Word
 
 
 def load_sources(*, is_sharded: bool = False) -> Mapping[str, str]:
-    """Each transition's whole text, with its includes in their places.
+    """Returns each transition's whole text by its name, with its includes in their places.
 
     `is_sharded`: frames go to sharded channels, as in a cluster.
     """
-    folder = resources.files("shared.transport") / "lua"
+    folder = Path(__file__).parent / "lua"
 
     def include(match: re.Match[str]) -> str:
-        return folder.joinpath(*match[1].split("/")).read_text(encoding="utf-8")
+        return (folder / match[1]).read_text(encoding="utf-8")
 
     sources = {
-        name: _INCLUDE.sub(include, (folder / f"{name}.lua").read_text(encoding="utf-8"))
-        for name in TRANSITIONS
+        path.stem: _INCLUDE.sub(include, path.read_text(encoding="utf-8"))
+        for path in folder.glob("*.lua")
     }
     if is_sharded:
         return {name: source.replace(_BROADCAST, _SHARDED) for name, source in sources.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +11,17 @@ from shared.keys import NUM_LANES, Keys
 from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import translated
-from shared.transport.ports.registry import AnnouncedModel, QueueStats, WorkerStatus
-from shared.transport.records import queue_stats, worker_status
+from shared.transport.ports.registry import (
+    RESERVED_STATS,
+    AnnouncedModel,
+    QueueStats,
+    WorkerStatus,
+)
 from shared.transport.scripts import Scripts
 
 CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
+
+Hash = Mapping[bytes, bytes]
 
 
 class RedisWorkerRegistry:
@@ -121,3 +128,41 @@ def _tokens_of(worker: WorkerStatus) -> float:
     """Returns the tokens that its engine has computed, prompts and outputs."""
     counts = (worker.stats.get(name, 0) for name in ("prompt_tokens", "generated_tokens"))
     return sum(count for count in counts if isinstance(count, float | int))
+
+
+def worker_status(worker_id: str, fields: Hash, now_ms: int) -> WorkerStatus:
+    stats: dict[str, float | str] = {}
+    for raw_name, raw_value in fields.items():
+        name, value = raw_name.decode(errors="replace"), raw_value.decode(errors="replace")
+        if name not in RESERVED_STATS:
+            stats[name] = _number_or_text(value)
+    return WorkerStatus(
+        worker_id=worker_id,
+        models=tuple(json.loads(fields.get(b"models", b"[]"))),
+        beat_age_s=max(0.0, (now_ms - int(fields.get(b"beat_ms", 0))) / 1000),
+        draining=fields.get(b"draining") == b"1",
+        stalled=fields.get(b"stalled") == b"1",
+        stats=stats,
+    )
+
+
+def queue_stats(fields: Hash, queued_by_model: Mapping[str, int]) -> QueueStats:
+    totals = {
+        name.removesuffix(b"_total").decode(): int(value)
+        for name, value in fields.items()
+        if name.endswith(b"_total")
+    }
+    return QueueStats(
+        queued=int(fields.get(b"queued", 0)),
+        running=int(fields.get(b"running", 0)),
+        queued_tokens=int(fields.get(b"queued_tokens", 0)),
+        totals=totals,
+        queued_by_model=queued_by_model,
+    )
+
+
+def _number_or_text(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value

@@ -1,4 +1,4 @@
-"""JobStore: the truth about jobs, as a frontend writes and reads it.
+"""The ports of a frontend for jobs: the store, confirmations of durability, and dead letters.
 
 The semantics of all ports (atomicity, fencing, what is durable) are docs/WIRE.md's. Both sides type
 against these Protocols; only the two `main` modules choose an implementation.
@@ -300,4 +300,87 @@ class JobStore(Protocol):
 
     async def ping(self) -> float:
         """Returns the round trip time in seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DurabilityFault:
+    """Why a server cannot confirm a durability."""
+
+    sentence: str
+    is_lasting: bool  # False: it may pass by itself, as a failover or a replica's reconnect does
+
+
+class DurabilityChecks(Protocol):
+    """Confirms that accepted work is on the server's disk, or at its replicas.
+
+    Every call may raise TransportError.
+    """
+
+    async def durability_fault(
+        self, durability: Durability, num_replicas: int
+    ) -> DurabilityFault | None:
+        """Returns why the server cannot confirm this durability now; None when it can."""
+        ...
+
+    async def confirm(
+        self,
+        kind: str,
+        names: Sequence[str],
+        durability: Durability,
+        num_replicas: int,
+        timeout_s: float,
+    ) -> bool:
+        """Waits once until the records of these of one kind ("job" or "batch"), and all that was
+        written before, are as durable as that. Returns False when that was not in time
+        (`timeout_s`, at most 10), or a record is missing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One job's dead letter, without its request. Times are milliseconds of the Redis clock."""
+
+    job_id: str
+    model: str
+    tenant: str
+    kind: str
+    reason: str  # an ErrorCode's value
+    crashes: int  # deaths of workers or engines that it is blamed for
+    num_tokens: int  # that it had given
+    died_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """A dead letter that was replaced by a new job, `job_id`."""
+
+    tenant: str
+    job_id: str
+
+
+class DeadLetters(Protocol):
+    """Keeps jobs that killed workers or engines; `JobStore.requeue` runs one again.
+
+    Bounds (lua/lib/dead_letter.lua): 1000 dead letters, 64 MiB of requests, seven days. The oldest
+    are dropped first. Every call may raise TransportError.
+    """
+
+    async def list(self, tenant: str | None, limit: int) -> Sequence[DeadLetter]:
+        """Returns dead letters, newest first; of all tenants where `tenant` is None."""
+        ...
+
+    async def get(self, job_id: str) -> DeadLetter | Requeued | None:
+        """Returns a dead letter, or what replaced it; None: there is none."""
+        ...
+
+    async def request(self, job_id: str) -> Job | None:
+        """Returns the job as submitted; None: no dead letter, or its request was too large to keep.
+
+        Raises PayloadInvalid for one that cannot be read.
+        """
+        ...
+
+    async def drop(self, job_id: str) -> bool:
+        """Deletes the dead letter. False: there is none."""
         ...

@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+# Fields of a worker's hash that are not its statistics, and so no names for one.
+RESERVED_STATS = frozenset(
+    {"beat_ms", "lease_ms", "pull_ms", "taken", "models", "draining", "stalled"}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from shared.messages import START, Cursor, Delta, JobState
-from shared.transport import job_listing
+from shared.transport import job_records
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import JobLook, TransportError
 from tests.contract.shared.transport.steps import FINISHED, MODEL, Steps, Stream, whole_log
@@ -273,13 +273,13 @@ async def test_a_tenants_running_jobs_are_found_behind_any_number_that_wait(
         found = await steps.store.list_jobs(state, limit, tenant)
         return {record.job_id for record in found}
 
-    job_listing.MAX_SCANNED, before = 8, job_listing.MAX_SCANNED
+    job_records.MAX_SCANNED, before = 8, job_records.MAX_SCANNED
     try:
         assert await listed(JobState.RUNNING, None, 20) == set(old)
         assert await listed(JobState.RUNNING, "a", 20) == set(old)
         assert await listed(None, "a", 20) == set(old)
     finally:
-        job_listing.MAX_SCANNED = before
+        job_records.MAX_SCANNED = before
     assert await listed(JobState.QUEUED, "a", 20) == set()
     assert len(await listed(None, None, 40)) == 33
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from shared.messages import ErrorCode
-from shared.transport.records import _JOB_FIELDS
-from shared.transport.scripts import TRANSITIONS
+from shared.transport.job_records import _JOB_FIELDS
+from shared.transport.scripts import load_sources
 from shared.transport.wire import SCHEMA_VERSION
 from tests.support.redis_server import KEYS_WITHOUT_TTL
 
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "WIRE.md").read_text(encoding="utf-8")
 
 def test_every_transition_field_and_error_code_is_listed() -> None:
     listed = set(re.findall(r"`([a-z_]+)`", PAGE))
-    assert set(TRANSITIONS) <= listed
+    assert set(load_sources()) <= listed
     assert {field.decode() for field in _JOB_FIELDS} <= listed
     assert {code.value for code in ErrorCode} <= listed
     assert f"schema version is {SCHEMA_VERSION}." in PAGE

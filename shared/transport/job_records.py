@@ -1,25 +1,41 @@
-"""Lists of jobs, read from the indexes by state and tenant."""
+"""Records of jobs: one job's hash read back, and lists from the indexes by state and tenant."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.keys import Keys
-from shared.messages import TERMINAL_STATES, JobState
+from shared.messages import (
+    TERMINAL_STATES,
+    Cursor,
+    Durability,
+    Failed,
+    Finished,
+    JobState,
+    OnDisconnect,
+)
 from shared.redis.connections import Connections
 from shared.transport.failures import translated
 from shared.transport.ports.jobs import JobRecord, TransportError
-from shared.transport.records import job_record
 from shared.transport.scripts import Scripts
+from shared.transport.wire import build_end, decode_stop_reason
 
 MAX_LISTED = 1000  # records of one list_jobs
 LIST_PAGE = 200
 MAX_SCANNED = 10_000  # entries of an index looked at by one list_jobs
 POSITION_MAX = 1000  # entries counted per lane
 LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
+# Everything that this release writes; what else a hash holds is shown as `extra`.
+_JOB_FIELDS = frozenset(
+    b"v state model tenant kind attempt owner crashes deaths losses n b h prompt_tokens "
+    b"cached_tokens q qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms "
+    b"orphan_ms reason stop_reason message by fe og crid retain_ms choices lane work reserved "
+    b"idem durability sampling ps".split()
+)
 
-Fields = dict[bytes, bytes]
+Fields = Mapping[bytes, bytes]
 
 
 class JobListing:
@@ -120,7 +136,10 @@ class JobListing:
         """Returns the records of these hashes, the queued ones' with their positions."""
         queued = [job_id for job_id, fields in rows if fields.get(b"state") == b"queued"]
         positions = dict(zip(queued, await self._positions(queued), strict=True))
-        return [_record(job_id, fields, positions.get(job_id)) for job_id, fields in rows]
+        try:
+            return [job_record(job_id, fields, positions.get(job_id)) for job_id, fields in rows]
+        except ValueError as error:
+            raise TransportError(str(error)) from error
 
     async def _positions(self, job_ids: Sequence[str]) -> list[int | None]:
         if not job_ids:
@@ -131,8 +150,90 @@ class JobListing:
         return [place if place >= 0 else None for place in places]
 
 
-def _record(job_id: str, fields: Fields, position: int | None) -> JobRecord:
+def job_record(job_id: str, fields: Fields, queue_position: int | None = None) -> JobRecord:
+    """Raises ValueError for a hash that is not a job's."""
     try:
-        return job_record(job_id, fields, position)
-    except ValueError as error:
-        raise TransportError(str(error)) from error
+        return JobRecord(
+            job_id=job_id,
+            model=_text(fields, b"model") or "",
+            state=JobState(fields[b"state"].decode()),
+            kind=_text(fields, b"kind") or "",
+            tenant=_text(fields, b"tenant") or "",
+            attempt=int(fields[b"attempt"]),
+            owner=_text(fields, b"owner"),
+            reason=_text(fields, b"reason"),
+            message=_text(fields, b"message"),
+            stop_reason=decode_stop_reason(fields.get(b"stop_reason", b"")),
+            client_request_id=_text(fields, b"crid"),
+            prompt_tokens=int(fields.get(b"prompt_tokens", 0)),
+            completion_tokens=int(fields.get(b"n", 0)),
+            cached_tokens=int(fields.get(b"cached_tokens", 0)),
+            submitted_ms=int(fields[b"sub_ms"]),
+            started_ms=_whole(fields, b"start_ms"),
+            first_token_ms=_whole(fields, b"first_ms"),
+            ended_ms=_whole(fields, b"end_ms"),
+            deadline_ms=int(fields[b"deadline_ms"]),
+            queue_deadline_ms=_whole(fields, b"queue_deadline_ms"),
+            queue_position=queue_position,
+            extra={
+                name.decode(errors="replace"): value.decode(errors="replace")
+                for name, value in fields.items()
+                if name not in _JOB_FIELDS
+            },
+            on_disconnect=_policy(fields.get(b"og", b"0")),
+            num_choices=int(fields.get(b"choices", 1)),
+            durability=_durability(fields.get(b"durability", b"")),
+            sampling=_sampling(fields.get(b"sampling", b"")),
+        )
+    except KeyError as error:
+        raise ValueError(f"the hash of job {job_id} lacks {error}") from error
+
+
+def end_of(fields: Fields) -> Finished | Failed | None:
+    """Returns the terminal event of a job's hash; None while the job lives or without a hash."""
+    state = fields.get(b"state")
+    if state is None or JobState(state.decode()) not in TERMINAL_STATES:
+        return None
+    return build_end(
+        state=state.decode(),
+        reason=_text(fields, b"reason") or "",
+        end=Cursor(int(fields.get(b"n", 0)), int(fields.get(b"b", 0))),
+        prompt_tokens=int(fields.get(b"prompt_tokens", 0)),
+        cached_tokens=int(fields.get(b"cached_tokens", 0)),
+        stop_reason=decode_stop_reason(fields.get(b"stop_reason", b"")),
+        message=_text(fields, b"message") or "",
+    )
+
+
+def _policy(grace_ms: bytes) -> OnDisconnect:
+    """Decodes the grace that `submit` wrote: '0' none, '' for ever, else milliseconds."""
+    if not grace_ms:
+        return OnDisconnect.CONTINUE
+    return OnDisconnect.CANCEL if grace_ms == b"0" else OnDisconnect.GRACE
+
+
+def _durability(word: bytes) -> Durability:
+    """Returns NONE for a durability of a newer release."""
+    try:
+        return Durability(word.decode())
+    except ValueError:
+        return Durability.NONE
+
+
+def _sampling(text: bytes) -> dict[str, float] | None:
+    """Returns None for malformed text."""
+    try:
+        value = json.loads(text) if text else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _text(fields: Fields, name: bytes) -> str | None:
+    value = fields.get(name, b"")
+    return value.decode() if value else None
+
+
+def _whole(fields: Fields, name: bytes) -> int | None:
+    value = fields.get(name)
+    return int(value) if value else None
