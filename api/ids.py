@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-from shared.keys import partition_of
+from shared.keys import is_job_id
 
 PREFIXES = {
     "chat": "chatcmpl-",
@@ -25,11 +25,7 @@ def parse_job_id(text: str) -> str | None:
     """Returns the job id of a public id, with or without its prefix; None for anything else."""
     for prefix in PREFIXES.values():
         text = text.removeprefix(prefix)
-    try:
-        partition_of(text)
-    except ValueError:
-        return None
-    return text
+    return text if is_job_id(text) else None
 
 
 _BYTES = 12

@@ -1,7 +1,7 @@
 """The names of every key and channel: the one place that builds them.
 
-All keys of a partition carry its hash tag, so a job and its queue live in one slot and every
-transition is atomic in a cluster too. The namespace, not the database number, separates
+All keys but one carry the same hash tag, so they live in one slot and every transition is atomic in
+a cluster too. The namespace, not the database number, separates
 deployments: pub/sub ignores databases.
 """
 
@@ -22,26 +22,23 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Key names of one partition, e.g. `penstock:{p0}:job:<id>`."""
+    """Key names of one deployment, e.g. `penstock:{p0}:job:<id>`."""
 
     namespace: str = NAMESPACE
-    partition: int = 0
 
     def __post_init__(self) -> None:
         if not _NAMESPACE.fullmatch(self.namespace):
             raise ValueError(
                 f"a namespace has 1 to 64 letters, digits, '_', '.' or '-': {self.namespace[:80]!r}"
             )
-        if self.partition < 0:
-            raise ValueError(f"a partition is not negative: {self.partition}")
 
     @property
     def prefix(self) -> str:
-        return f"{self.namespace}:{{p{self.partition}}}:"
+        return f"{self.namespace}:{{p0}}:"
 
     @property
     def meta(self) -> str:
-        """Schema version and birth of the whole deployment; outside the partitions."""
+        """Schema version and birth of the deployment; the one key without the hash tag."""
         return f"{self.namespace}:meta"
 
     def queue(self, model: str, lane: int) -> str:
@@ -184,23 +181,20 @@ class Keys:
         return f"{self.prefix}models_kept"
 
 
-# Job ids: "<partition>-<uuid7>". Any process derives every key of a job from its id alone.
+# Job ids: "0-<uuid7>". Any process derives every key of a job from its id alone.
 
-_JOB_ID = re.compile(r"(0|[1-9][0-9]{0,3})-[0-9A-Za-z_-]{1,64}")
+_JOB_ID = re.compile(r"0-[0-9A-Za-z_-]{1,64}")
 
 
-def new_job_id(partition: int = 0) -> str:
-    """A fresh id. Ids made later sort later (to the millisecond) within a partition."""
+def new_job_id() -> str:
+    """Returns a new id. Ids made later sort later (to the millisecond)."""
     milliseconds = time.time_ns() // 1_000_000
     value = (milliseconds & (1 << 48) - 1) << 80 | int.from_bytes(os.urandom(10), "big")
     value = value & ~(0xF << 76) | 0x7 << 76  # version 7 (RFC 9562, section 5.7)
     value = value & ~(0x3 << 62) | 0x2 << 62  # variant
-    return f"{partition}-{uuid.UUID(int=value)}"
+    return f"0-{uuid.UUID(int=value)}"
 
 
-def partition_of(job_id: str) -> int:
-    """Raises ValueError for what cannot be a job id."""
-    match = _JOB_ID.fullmatch(job_id)
-    if match is None:
-        raise ValueError(f"not a job id: {job_id[:80]!r}")
-    return int(match[1])
+def is_job_id(text: str) -> bool:
+    """Returns whether `text` can be a job id."""
+    return _JOB_ID.fullmatch(text) is not None

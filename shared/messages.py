@@ -220,7 +220,7 @@ class Job:
     edge, so that every attempt on every worker continues the same stream.
     """
 
-    job_id: str  # "<partition>-<uuid7>"
+    job_id: str  # "0-<uuid7>"
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams

@@ -2,7 +2,7 @@
 
     python -m shared.redis.cli <url> HGETALL 'penstock:{p0}:job:<id>'
 
-Sends one command and prints its reply. Without a command: the partition's counters, workers and
+Sends one command and prints its reply. Without a command: the deployment's counters, workers and
 live jobs.
 """
 

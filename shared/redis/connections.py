@@ -11,7 +11,7 @@ heartbeat  leases and nothing else, so that no amount of other commands delays a
 blocking   waits at the server up to BLOCK_MS; no retry, the caller's loop handles errors
 pubsub     no time limit on reads; the Subscriber has its own watchdog
 
-Behind sentinels and in a cluster all of them lead to the partition's primary (topology.py): one
+Behind sentinels and in a cluster all of them lead to the primary (topology.py): one
 server at a time, so pipelines, transactions and pools are the ordinary ones.
 """
 
@@ -66,15 +66,15 @@ COMMAND_RETRIES = 2
 class Connections:
     """The clients of one process to one server. Nothing connects before the first command."""
 
-    def __init__(self, url: str, partition_key: str = "") -> None:
-        """`partition_key`: any key of the partition; it determines the slot of a cluster.
+    def __init__(self, url: str, slot_key: str = "") -> None:
+        """`slot_key`: any key of the deployment; it determines the slot of a cluster.
 
         Raises UnsupportedUrl.
         """
         self.kind = kind_of(url)
         self.is_fake = self.kind is ServerKind.FAKE
         self._url = url
-        self.primary = self._resolver_of(partition_key)
+        self.primary = self._resolver_of(slot_key)
         self.clock = ServerClock()
         never = Retry(NoBackoff(), 0)
         often = Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), COMMAND_RETRIES)
@@ -121,7 +121,7 @@ class Connections:
 
     @asynccontextmanager
     async def reaching(self, key: str) -> AsyncIterator[Redis]:
-        """Yields a client of the server that has `key`, also a key outside the partition."""
+        """Yields a client of the server that has `key`, also a key in another slot."""
         if self.kind is not ServerKind.CLUSTER:
             yield self.commands
             return

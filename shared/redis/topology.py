@@ -1,6 +1,6 @@
-"""The primary of a partition, found again after every failover, and connections to it.
+"""The primary, found again after every failover, and connections to it.
 
-All keys of a partition live in one cluster slot, so in a cluster as behind sentinels exactly one
+All keys live in one cluster slot, so in a cluster as behind sentinels exactly one
 server takes the writes. It is looked up for every connection that is opened, by a search that
 begins after the request for it, and accepted once that server confirms its role.
 """

@@ -46,7 +46,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class RedisBatchStore:
-    """Implements BatchStore for one partition. Safe for any number of tasks."""
+    """Implements BatchStore. Safe for any number of tasks."""
 
     def __init__(self, keys: Keys, redis: Redis, scripts: Scripts) -> None:
         self._keys = keys
@@ -54,7 +54,7 @@ class RedisBatchStore:
         self._scripts = scripts
 
     async def create(self, batch: NewBatch, limits: BatchLimits) -> BatchRecord:
-        if not is_id(batch.input_file_id, FILE_PREFIX, self._keys.partition):
+        if not is_id(batch.input_file_id, FILE_PREFIX):
             raise NoInput
         with translated("batch_create"):
             try:
@@ -89,7 +89,7 @@ class RedisBatchStore:
         return record
 
     async def get(self, batch_id: str, tenant: str | None = None) -> BatchRecord | None:
-        if not is_id(batch_id, BATCH_PREFIX, self._keys.partition):
+        if not is_id(batch_id, BATCH_PREFIX):
             return None
         with translated("batch_get"):
             fields: Any = await self._redis.hgetall(self._keys.batch(batch_id))
@@ -108,7 +108,7 @@ class RedisBatchStore:
         return found
 
     async def cancel(self, batch_id: str, tenant: str) -> bool:
-        if not is_id(batch_id, BATCH_PREFIX, self._keys.partition):
+        if not is_id(batch_id, BATCH_PREFIX):
             return False
         with translated("batch_cancel"):
             reply = await self._scripts.call(self._redis, "batch_cancel", batch_id, tenant)

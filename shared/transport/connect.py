@@ -31,7 +31,7 @@ RETAIN_MS = 600_000
 
 class RedisTransport:
     """All ports over one server, over the primary that sentinels name, or over the cluster node
-    that has the partition's slot; `aclose` closes them all.
+    that has its slot; `aclose` closes them all.
 
     Nothing connects before it is used, so it can be created while the server is away.
     """
@@ -79,7 +79,6 @@ async def open_transport(
     redis_url: str,
     *,
     namespace: str = NAMESPACE,
-    partition: int = 0,
     retain_ms: int = RETAIN_MS,
     policy: StorePolicy | None = None,
 ) -> RedisTransport:
@@ -87,7 +86,7 @@ async def open_transport(
 
     `retain_ms`: how long an ended job can still be read.
     """
-    keys = Keys(namespace, partition)
+    keys = Keys(namespace)
     return RedisTransport(redis_url, keys, retain_ms, policy or StorePolicy())
 
 

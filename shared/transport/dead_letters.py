@@ -21,7 +21,7 @@ _FIELDS = ("model", "tenant", "kind", "reason", "crashes", "n", "died_ms", "requ
 
 
 class RedisDeadLetters:
-    """Implements DeadLetters for one partition."""
+    """Implements DeadLetters."""
 
     def __init__(self, keys: Keys, redis: Redis, scripts: Scripts) -> None:
         self._keys = keys

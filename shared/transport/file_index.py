@@ -9,7 +9,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from shared.keys import Keys, partition_of
+from shared.keys import Keys, is_job_id
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.ports.files import (
     FILE_PREFIX,
@@ -34,7 +34,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class RedisFileIndex:
-    """Implements FileIndex for one partition. Safe for any number of tasks."""
+    """Implements FileIndex. Safe for any number of tasks."""
 
     def __init__(self, keys: Keys, redis: Redis, scripts: Scripts) -> None:
         self._keys = keys
@@ -77,7 +77,7 @@ class RedisFileIndex:
         )
 
     async def get(self, file_id: str, tenant: str) -> FileRecord | None:
-        if not is_id(file_id, FILE_PREFIX, self._keys.partition):
+        if not is_id(file_id, FILE_PREFIX):
             return None
         with translated("file_get"):
             pipe = self._redis.pipeline(transaction=False)
@@ -107,7 +107,7 @@ class RedisFileIndex:
         return found
 
     async def drop(self, file_id: str, tenant: str) -> bool:
-        if not is_id(file_id, FILE_PREFIX, self._keys.partition):
+        if not is_id(file_id, FILE_PREFIX):
             return False
         with translated("file_drop"):
             (word,) = await self._scripts.call(self._redis, "file_drop", file_id, tenant)
@@ -165,12 +165,9 @@ async def follow(
         at += LIST_PAGE
 
 
-def is_id(text: str, prefix: str, partition: int) -> bool:
-    """Returns whether `text` can be a file's or a batch's id of this partition."""
-    try:
-        return text.startswith(prefix) and partition_of(text.removeprefix(prefix)) == partition
-    except ValueError:
-        return False
+def is_id(text: str, prefix: str) -> bool:
+    """Returns whether `text` can be a file's or a batch's id."""
+    return text.startswith(prefix) and is_job_id(text.removeprefix(prefix))
 
 
 def encode_parts(parts: Sequence[FilePart]) -> bytes:

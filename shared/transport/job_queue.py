@@ -59,7 +59,7 @@ class _Pulled(NamedTuple):
 
 
 class RedisJobQueue:
-    """Implements JobQueue for one partition and the models given to `setup`."""
+    """Implements JobQueue for the models given to `setup`."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from shared.keys import Keys, partition_of
+from shared.keys import Keys, is_job_id
 from shared.messages import (
     START,
     Cursor,
@@ -68,7 +68,7 @@ class StorePolicy:
 
 
 class RedisJobStore:
-    """Implements JobStore for one partition. Safe for any number of tasks."""
+    """Implements JobStore. Safe for any number of tasks."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class RedisJobStore:
         again: bool = False,
     ) -> Any:
         """Returns the transition's reply. Raises ValueError, QueueFull and KeyTaken."""
-        check_job(job, self._keys.partition)
+        check_job(job)
         drain = self._drains.of(job.model)
         arguments = submit_arguments(
             job,
@@ -164,7 +164,7 @@ class RedisJobStore:
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:
-        if not self._is_ours(job_id):
+        if not is_job_id(job_id):
             return []
         log_key = self._keys.log(job_id)
         parts = (min(part, _MAX_ID_PART) for part in after)
@@ -195,7 +195,7 @@ class RedisJobStore:
 
     async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
         looks: list[JobLook | None] = [None] * len(job_ids)
-        ours = [index for index, job_id in enumerate(job_ids) if self._is_ours(job_id)]
+        ours = [index for index, job_id in enumerate(job_ids) if is_job_id(job_id)]
         for at in range(0, len(ours), LOOK_PAGE):
             page = ours[at : at + LOOK_PAGE]
             with translated("look"):
@@ -205,7 +205,7 @@ class RedisJobStore:
         return looks
 
     async def get(self, job_id: str) -> JobRecord | None:
-        if not self._is_ours(job_id):
+        if not is_job_id(job_id):
             return None
         with translated("get"):
             fields: Any = await self._redis.hgetall(self._keys.job(job_id))
@@ -215,7 +215,7 @@ class RedisJobStore:
         return record
 
     async def facts(self, job_id: str) -> str | None:
-        if not self._is_ours(job_id):
+        if not is_job_id(job_id):
             return None
         with translated("facts"):
             facts: Any = await self._redis.get(self._keys.facts(job_id))
@@ -229,7 +229,7 @@ class RedisJobStore:
     async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
         if not _is_code(reason):
             raise ValueError(f"a reason is a code: {reason[:80]!r}")
-        if not self._is_ours(job_id):
+        if not is_job_id(job_id):
             return None
         with translated("cancel"):
             reply = await self._call(
@@ -240,21 +240,21 @@ class RedisJobStore:
         return CancelResult(JobState(reply[1].decode()), int(reply[2]), won=reply[0] == b"OK")
 
     async def forget(self, job_id: str) -> bool:
-        if not self._is_ours(job_id):
+        if not is_job_id(job_id):
             return True
         with translated("forget"):
             reply = await self._call("forget", job_id)
         return bool(reply[0] != b"LIVE")
 
     async def renew(self, job_ids: Sequence[str]) -> None:
-        ours = [job_id for job_id in job_ids if self._is_ours(job_id)]
+        ours = [job_id for job_id in job_ids if is_job_id(job_id)]
         if ours:
             with translated("renew"):
                 await self._call("renew", *ours)
 
     async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
         states: list[JobState | None] = [None] * len(readers)
-        ours = [index for index, (job_id, _) in enumerate(readers) if self._is_ours(job_id)]
+        ours = [index for index, (job_id, _) in enumerate(readers) if is_job_id(job_id)]
         for at in range(0, len(ours), ATTACH_PAGE):
             page = ours[at : at + ATTACH_PAGE]
             arguments = [word for index in page for word in readers[index]]
@@ -265,7 +265,7 @@ class RedisJobStore:
         return states
 
     async def detach(self, job_id: str, reader_id: str) -> None:
-        if self._is_ours(job_id):
+        if is_job_id(job_id):
             with translated("detach"):
                 await self._call("detach", job_id, reader_id, self._policy.delivered_retain_ms)
 
@@ -312,12 +312,6 @@ class RedisJobStore:
 
     async def _call(self, name: str, *arguments: str | bytes | int) -> Any:
         return await self._scripts.call(self._calls, name, *arguments)
-
-    def _is_ours(self, job_id: str) -> bool:
-        try:
-            return partition_of(job_id) == self._keys.partition
-        except ValueError:
-            return False
 
     def _grace_of(self, policy: OnDisconnect) -> str:
         if policy is OnDisconnect.CONTINUE:

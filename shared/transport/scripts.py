@@ -40,7 +40,7 @@ def load_sources(*, is_sharded: bool = False) -> Mapping[str, str]:
 
 
 class Scripts:
-    """Calls transitions of one partition by EVALSHA, and by EVAL where the server forgot them.
+    """Calls transitions by EVALSHA, and by EVAL where the server forgot them.
 
     `retain_ms` is how long an ended job stays readable.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shared.keys import NUM_LANES, partition_of
+from shared.keys import NUM_LANES, is_job_id
 from shared.messages import Job, SamplingParams
 from shared.transport.drain_rate import DrainRate, spread_s
 from shared.transport.ports.jobs import AdmissionLimits, Allowance, KeyTaken, QueueFull
@@ -17,10 +17,10 @@ MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
 RECORDED_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def check_job(job: Job, partition: int) -> None:
+def check_job(job: Job) -> None:
     """Raises ValueError for a job id, lane or timeout that cannot be queued."""
-    if partition_of(job.job_id) != partition:
-        raise ValueError(f"not a job id of partition {partition}: {job.job_id[:80]}")
+    if not is_job_id(job.job_id):
+        raise ValueError(f"not a job id: {job.job_id[:80]!r}")
     if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:
         raise ValueError(f"timeout_ms is between 1 and {MAX_TIMEOUT_MS}: {job.timeout_ms}")
     if job.queue_timeout_ms is not None and not 1 <= job.queue_timeout_ms <= MAX_TIMEOUT_MS:

@@ -25,7 +25,7 @@ Hash = Mapping[bytes, bytes]
 
 
 class RedisWorkerRegistry:
-    """Implements WorkerRegistry for one partition; measures `drains` in passing."""
+    """Implements WorkerRegistry; measures `drains` in passing."""
 
     def __init__(
         self, keys: Keys, connections: Connections, scripts: Scripts, drains: DrainRates

@@ -19,7 +19,7 @@ BATCH_PREFIX = "batch_"
 
 
 def new_batch_id() -> str:
-    """`batch_`, then what a job's id has: the partition and a uuid7."""
+    """Returns a new id: `batch_` and a job's id."""
     return BATCH_PREFIX + new_job_id()
 
 

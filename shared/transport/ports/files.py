@@ -15,7 +15,7 @@ FILE_PREFIX = "file-"
 
 
 def new_file_id() -> str:
-    """`file-`, then what a job's id has: the partition and a uuid7."""
+    """Returns a new id: `file-` and a job's id."""
     return FILE_PREFIX + new_job_id()
 
 

@@ -34,7 +34,7 @@ class AnnouncedModel:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """Totals of a partition, from counters that the transitions keep."""
+    """Totals of a deployment, from counters that the transitions keep."""
 
     queued: int
     running: int

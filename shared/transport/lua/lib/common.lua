@@ -1,6 +1,6 @@
 -- Common ground of every transition.
--- ARGV[1] is the key prefix of the partition, ARGV[2] how long an ended job is kept (ms).
--- KEYS[1] is any key of the partition: it only tells a cluster where to run the script.
+-- ARGV[1] is the key prefix, ARGV[2] how long an ended job is kept (ms).
+-- KEYS[1] is any key with the prefix: it only tells a cluster where to run the script.
 local P = ARGV[1]
 local RETAIN_MS = tonumber(ARGV[2])
 local SCHEMA_VERSION = 1       -- of job hashes and queue entries; the same number as shared.transport.wire.SCHEMA_VERSION

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from shared.keys import partition_of
+from shared.keys import is_job_id
 from shared.messages import (
     START,
     Cursor,
@@ -114,7 +114,7 @@ class Walk:
             num_choices=rng.choice((1, 1, 2)),
             idempotency=rng.choice(IDEMPOTENCIES),
         )
-        assert partition_of(job.job_id) == 0
+        assert is_job_id(job.job_id)
         frontend = rng.choice(("", *FRONTENDS, "fe1#1", "fe2#2"))
         try:
             await self.mirrors.everywhere(lambda target: target.store.submit(job, LIMITS, frontend))
