@@ -30,9 +30,17 @@ class PartCount:
         self._param = param
         self._count = 0
 
-    def add(self, num_parts: int) -> None:
-        """Raises InvalidParameter when there are more than MAX_PARTS."""
-        self._count += num_parts
+    def add(self, value: object, *members: str) -> None:
+        """Adds the parts in the lists that an object has under these names.
+
+        Raises InvalidParameter when there are more than MAX_PARTS.
+        """
+        if not isinstance(value, Mapping):
+            return
+        for member in members:
+            parts = value.get(member)
+            if isinstance(parts, list):
+                self._count += len(parts)
         if self._count > MAX_PARTS:
             raise InvalidParameter(
                 self._param, f"must have at most {MAX_PARTS} content parts and calls in all"
@@ -49,10 +57,7 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
     count = PartCount("messages")
     for message in messages:
-        for member in ("content", "tool_calls"):
-            parts = message.get(member)
-            if isinstance(parts, list):
-                count.add(len(parts))
+        count.add(message, "content", "tool_calls")
     called: dict[str, str] = {}  # id of a call -> name of its tool
     return [
         _message(message, f"messages.{index}", called) for index, message in enumerate(messages)

@@ -45,17 +45,6 @@ class RequestModel(BaseModel):
         """Returns the error that a client gets for one of parsing; for dialects with reasons."""
         return error
 
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_one_unknown(cls, value: Any) -> Any:
-        """Keeps one of many unknown parameters, which the error names: the cost of an error is
-        bounded whatever the request is."""
-        if isinstance(value, dict) and len(value) > len(cls.model_fields):
-            known = {field.alias or name for name, field in cls.model_fields.items()}
-            unknown = next(name for name in value if name not in known)
-            return {name: value[name] for name in value if name in known or name == unknown}
-        return value
-
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler

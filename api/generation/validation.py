@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from api.errors import MAX_ECHO_CHARS, ClientError, missing_parameter, unknown_parameter
 from api.generation.ignored_parameters import IgnoredMembers, without_unused
-from api.generation.protocol import RequestModel
+from api.generation.protocol import MAX_ENTRIES, RequestModel
 from shared.messages import InvalidParameter
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
@@ -27,6 +27,7 @@ _EXPECTED = {
     "model_type": "an object",
 }
 _SHOULD_BE = "Input should be "
+MAX_FAULTS = 100  # of an error that is described; only unknown parameters can be more
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -55,11 +56,39 @@ def parse_request(
     try:
         members = without_unused(body, model.kind, known, ignored or IgnoredMembers())
         try:
-            return model.model_validate(members)
+            return _validate(members, model)
         except ValidationError as error:
             raise _invalid(error, members) from None
     except InvalidParameter as error:
         raise model.explain(error) from None
+
+
+def _validate(members: dict[str, Any], model: type[RequestT]) -> RequestT:
+    """Raises ValidationError with a bounded number of faults."""
+    try:
+        return model.model_validate(members)
+    except ValidationError as error:
+        if error.error_count() <= MAX_FAULTS:
+            raise
+    _shorten_objects(members)
+    return model.model_validate(members)
+
+
+def _shorten_objects(body: dict[str, Any]) -> None:
+    """Removes, in place, all but MAX_ENTRIES + 1 members of every object.
+
+    Only unknown parameters can be very many faults, and pydantic describes them all at once. No
+    model has as many fields.
+    """
+    values: list[Any] = [body]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            for name in list(value)[MAX_ENTRIES + 1 :]:
+                del value[name]
+            values.extend(value.values())
+        elif isinstance(value, list):
+            values.extend(value)
 
 
 def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParameter:

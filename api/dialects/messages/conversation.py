@@ -35,7 +35,7 @@ from api.dialects.messages.protocol import (
 )
 from api.errors import unsupported
 from api.generation.chat_prompt import ChatInput
-from api.generation.messages import MAX_MESSAGES, PartCount
+from api.generation.messages import MAX_MESSAGES
 from api.generation.models import ServedModel
 from shared.messages import InvalidParameter
 
@@ -77,16 +77,7 @@ def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
 def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
     if not 0 < len(request.messages) <= MAX_MESSAGES:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
-    count = PartCount("messages")
-    for message in request.messages:
-        if not isinstance(message.content, str):
-            count.add(len(message.content))
-            for block in message.content:
-                if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
-                    count.add(len(block.content or ()))
     if request.system:
-        if not isinstance(request.system, str):
-            PartCount("system").add(len(request.system))
         yield {"role": "system", "content": _text(request.system)}
     names: dict[str, str] = {}  # id of a call -> name of its tool
     turn: dict[str, Any] | None = None

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from api.errors import unsupported
-from api.generation.messages import MAX_MESSAGES
+from api.generation.messages import MAX_MESSAGES, PartCount
 from api.generation.models import ServedModel
 from api.generation.protocol import (
     JobParameters,
@@ -256,6 +256,16 @@ class CountTokensRequest(RequestModel):
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_part_counts(cls, body: object) -> object:
+        """Raises InvalidParameter for more blocks than one request may have, before they are
+        parsed."""
+        if isinstance(body, dict):
+            PartCount("system").add(body, "system")
+            _check_block_count(body.get("messages"))
+        return body
+
     @classmethod
     def explain(cls, error: InvalidParameter) -> InvalidParameter:
         """Returns an error of parsing with the reason, where one is known."""
@@ -267,6 +277,18 @@ class CountTokensRequest(RequestModel):
                 if pattern.fullmatch(error.param):
                     return unsupported(error.param, why)
         return error
+
+
+def _check_block_count(messages: object) -> None:
+    """Raises InvalidParameter for too many blocks in a conversation that is not parsed yet."""
+    if not isinstance(messages, list):
+        return
+    count = PartCount("messages")
+    for message in messages[:MAX_MESSAGES]:
+        count.add(message, "content")
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            for block in message["content"]:
+                count.add(block, "content")
 
 
 class MessageRequest(CountTokensRequest, StreamParameters, JobParameters):

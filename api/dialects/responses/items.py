@@ -38,11 +38,7 @@ def input_items(payload: str | Sequence[Any], job_id: str) -> list[Item]:
         raise InvalidParameter("input", f"must have 1 to {MAX_ITEMS} items")
     count = PartCount("input")
     for item in payload:
-        if isinstance(item, dict):
-            for member in _LISTS:
-                parts = item.get(member)
-                if isinstance(parts, list):
-                    count.add(len(parts))
+        count.add(item, *_LISTS)
     return [
         _item(item, f"input.{index}", f"{job_id}_in{index}") for index, item in enumerate(payload)
     ]

@@ -83,12 +83,15 @@ def test_more_parts_than_the_bound_are_refused_by_name(
 
 
 def test_the_blocks_of_a_system_prompt_are_bounded() -> None:
-    request = message_request(
-        [{"role": "user", "content": "hi"}], system=text_blocks(MAX_PARTS + 1)
-    )
     with pytest.raises(InvalidParameter, match="content parts") as refused:
-        chat_ask(request)
+        message_request([{"role": "user", "content": "hi"}], system=text_blocks(MAX_PARTS + 1))
     assert refused.value.param == "system"
+
+
+def test_messages_blocks_are_counted_before_they_are_parsed() -> None:
+    blocks: list[Any] = [{"type": "no such type"}, *text_blocks(MAX_PARTS)]
+    with pytest.raises(InvalidParameter, match="content parts"):
+        message_request([{"role": "user", "content": blocks}])
 
 
 def blocks_of_one_message(num: int) -> list[dict[str, Any]]:

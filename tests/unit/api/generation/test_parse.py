@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_sampling
@@ -15,7 +16,9 @@ from api.dialects.completions.request import completion_sampling
 from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.generate.request import generate_sampling
 from api.errors import ClientError, invalid_parameter, unsupported
+from api.generation import validation
 from api.generation.messages import template_messages
+from api.generation.protocol import MAX_ENTRIES
 from api.generation.sampling import ContextBudget
 from api.generation.validation import parse_json, parse_request
 from shared.messages import InvalidParameter, OnDisconnect
@@ -55,6 +58,22 @@ def test_errors_name_the_member(members: dict[str, Any], param: str, code: str |
     with pytest.raises(InvalidParameter) as caught:
         chat(**members)
     assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_of_very_many_unknown_parameters_few_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    described: list[int] = []
+    describe = validation._invalid
+
+    def counted(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
+        described.append(error.error_count())
+        return describe(error, body)
+
+    monkeypatch.setattr(validation, "_invalid", counted)
+    options = {f"x{number}": number for number in range(50_000)}
+    with pytest.raises(InvalidParameter) as caught:
+        chat(stream_options=options, stream=True)
+    assert caught.value.param == "stream_options.x0"
+    assert described == [MAX_ENTRIES + 1]
 
 
 def test_null_is_the_same_as_absent() -> None:
