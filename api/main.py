@@ -23,12 +23,16 @@ from api.dialects.messages import routes as messages
 from api.dialects.responses import routes as responses
 from api.files import routes as files
 from api.files.upload import FORM_BYTES
-from api.http.error_responses import ErrorResponsesMiddleware, handle_framework_errors
-from api.http.middleware import BodyLimitMiddleware, TrailingSlashMiddleware
+from api.http.caller import RequestIdMiddleware
+from api.http.middleware import (
+    BodyLimitMiddleware,
+    ErrorResponsesMiddleware,
+    TrailingSlashMiddleware,
+    handle_framework_errors,
+)
 from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
 from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
-from api.http.request_id import RequestIdMiddleware
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.services import Services, Transport

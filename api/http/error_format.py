@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
 from api.errors import ApiError
-from api.http.caller import caller_in
+from api.http.caller import caller_in, speaks_anthropic
 from api.http.sse import json_bytes
 
 OVERLOADED_STATUS = 529  # Anthropic's; everywhere else it is 503
-VERSION_HEADER = "anthropic-version"
-_ROUTES = "/v1/messages"
-_SHARED_ROUTES = "/v1/models"  # Anthropic's for clients that send its version
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -31,15 +27,6 @@ _TYPES = {
     504: "timeout_error",
     OVERLOADED_STATUS: "overloaded_error",
 }
-
-
-def speaks_anthropic(scope: Scope) -> bool:
-    """Returns whether responses to this request have Anthropic's shapes."""
-    path: str = scope["path"]
-    if path == _ROUTES or path.startswith(_ROUTES + "/"):
-        return True
-    is_shared = path == _SHARED_ROUTES or path.startswith(_SHARED_ROUTES + "/")
-    return is_shared and VERSION_HEADER in Headers(scope=scope)
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -1,13 +1,128 @@
-"""Middleware for every request: the limit of its body, and the slash at the end of its path."""
+"""Middleware for every request: errors as responses, limits of bodies, slashes of paths."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import ClientError
+from api.errors import (
+    ApiError,
+    ClientError,
+    internal_error,
+    invalid_parameter,
+    queue_full,
+    store_unreachable,
+    unknown_parameter,
+)
+from api.http.error_format import error_response
+from api.http.response_headers import set_rate_limit_headers
+from shared.messages import InvalidParameter
+from shared.transport.ports.jobs import QueueFull, TransportError
+
+log = logging.getLogger(__name__)
+
+_HTTP_MESSAGES = {
+    404: ("Route not found.", "not_found"),
+    405: ("Method not allowed.", "method_not_allowed"),
+}
+_SLASHED_ROUTES = "/v1/"
+
+
+class ErrorResponsesMiddleware:
+    """Pure ASGI. Turns exceptions into responses while nothing has been sent.
+
+    An exception after that is raised on: streams send their own error events.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = has_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            if has_started:
+                raise
+            refusal = error_of(error)
+            set_rate_limit_headers(scope, refusal.allowances)
+            await error_response(refusal, scope)(scope, receive, send)
+
+
+def error_of(error: Exception) -> ApiError:
+    """Returns the error of an exception. Faults of the server are logged with their traceback."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidParameter():
+            return invalid_parameter(error)
+        case QueueFull():
+            return queue_full(error)
+        case TransportError():
+            return store_unreachable(error)
+        case _:
+            log.error("request failed", exc_info=error)
+            return internal_error()
+
+
+def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:
+    """Returns the methods of all routes at a path: the framework names those of the first one."""
+    routes = (route for router in routers for route in router.routes)
+    matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    methods = {
+        name for route in matching if isinstance(route, Route) for name in route.methods or ()
+    }
+    return ", ".join(sorted(methods))
+
+
+def _fault_of_query(detail: Mapping[str, Any]) -> InvalidParameter:
+    """Returns the error of a query parameter that pydantic refused."""
+    param = str(detail["loc"][1])
+    if detail["type"] == "extra_forbidden":
+        return unknown_parameter(param)
+    return InvalidParameter(param, str(detail["msg"]).replace("Input should be", "must be", 1))
+
+
+def handle_framework_errors(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+    """Replaces the framework's bodies for unknown routes and methods, and for invalid queries."""
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message, code = _HTTP_MESSAGES.get(error.status_code, (str(error.detail), None))
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 405:
+            headers["allow"] = _allowed_methods(routers, request.scope)
+        refusal = ClientError(message, status=error.status_code, code=code, headers=headers)
+        return error_response(refusal, request.scope)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        refusal = invalid_parameter(_fault_of_query(error.errors()[0]))
+        return error_response(refusal, request.scope)
+
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)
 
 
 class BodyLimitMiddleware:
@@ -53,9 +168,6 @@ def _too_large(max_bytes: int) -> ClientError:
     )
 
 
-_ROUTES = "/v1/"
-
-
 class TrailingSlashMiddleware:
     """Pure ASGI. Removes one slash from the end of a path below `/v1/`.
 
@@ -68,7 +180,7 @@ class TrailingSlashMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")
-        if path.startswith(_ROUTES) and path.endswith("/") and not path.endswith("//"):
+        if path.startswith(_SLASHED_ROUTES) and path.endswith("/") and not path.endswith("//"):
             raw: bytes = scope.get("raw_path") or path.encode()
             scope = {**scope, "path": path[:-1], "raw_path": raw.removesuffix(b"/")}
         await self._app(scope, receive, send)

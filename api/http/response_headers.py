@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 
 from starlette.types import Scope
 
-from api.http.error_format import speaks_anthropic
-from api.http.request_id import set_headers
+from api.http.caller import set_headers, speaks_anthropic
 from shared.messages import Durability
 from shared.transport.ports.jobs import Allowance
 

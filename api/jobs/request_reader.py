@@ -18,10 +18,8 @@ from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
 from api.generation.validation import RequestT, parse_json, parse_request
-from api.http.caller import caller_in, set_caller
-from api.http.request_id import set_headers
-from api.jobs.idempotency import HEADER as IDEMPOTENCY_HEADER
-from api.jobs.idempotency import resolve_job_id
+from api.http.caller import caller_in, set_caller, set_headers
+from api.jobs.new_job import IDEMPOTENCY_HEADER, resolve_job_id
 from shared.transport.ports.jobs import JobStore
 
 PLAIN_CODING = "identity"

@@ -25,7 +25,7 @@ from api.jobs.protocol import (
     JobQuery,
     StreamToken,
 )
-from api.jobs.resume_point import ResumePoint
+from api.jobs.reader_position import ResumePoint
 from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
 from shared.keys import new_job_id

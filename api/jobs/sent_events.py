@@ -14,7 +14,7 @@ from api.errors import ApiError
 from api.generation.formatter import Formatter
 from api.http.sse import whole_events
 from api.jobs.delta_parts import BatchedDeltas, delta_of, split_by_step
-from api.jobs.resume_point import NOTHING, Extent, ResumePoint, resume_hint
+from api.jobs.reader_position import NOTHING, Extent, ResumePoint, resume_hint
 from shared.choice_deltas import choice_deltas
 from shared.messages import START, Cursor, Delta, Failed, Finished
 

@@ -1,25 +1,33 @@
-"""JobService: what a route needs to submit a job and to relay its events."""
+"""JobService: what a route needs to submit a job and to relay its events.
+
+SUBMITS_JOB: a route subscribes to the events of its job while it prepares it. The server mostly has
+confirmed the subscription by the time of the submit, which waits for that.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
+from fastapi import Depends
+from starlette.requests import Request
+from starlette.types import Scope
+
 from api.dependencies import provided
+from api.http.caller import caller_in
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import TimeSlices
 from api.jobs.admission import Admission
 from api.jobs.disconnects import DisconnectTracker
-from api.jobs.relay import EventRelay
+from api.jobs.relay import EventRelay, ExpectedStream
 from api.metrics import Metrics
 from shared.messages import ErrorCode
 from shared.transport.ports.jobs import JobStore
 
-
-def _numbers() -> Iterator[int]:
-    return itertools.count(1)
+_EXPECTED = "expected_job"  # in the scope's state
 
 
 @dataclass(frozen=True)
@@ -39,10 +47,10 @@ class JobService:
     slices: TimeSlices
     metrics: Metrics
     keepalive_s: float
-    _reader_numbers: Iterator[int] = field(default_factory=_numbers)
+    _reader_numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
     async def cancel(self, job_id: str) -> bool:
-        """Cancels a job on request; False where there is none. Raises TransportError."""
+        """Cancels a job on request. Returns False where there is none. Raises TransportError."""
         result = await self.store.cancel(job_id, ErrorCode.CANCELLED)
         if result is not None and result.won:
             self.metrics.cancels_by_request += 1
@@ -55,3 +63,33 @@ class JobService:
 
 
 JobsDep = Annotated[JobService, provided(JobService)]
+
+
+async def expect_job(request: Request, jobs: JobsDep) -> AsyncIterator[None]:
+    """Subscribes to the events of the job that the request is named by; waits for nothing.
+
+    Runs once the body has been read; the request may still be refused.
+    """
+    job_id = caller_in(request.scope).job_id
+    assert job_id is not None, "this route submits jobs"
+    request.scope["state"][_EXPECTED] = await jobs.relay.expect(job_id)
+    try:
+        yield
+    finally:
+        expected = request.scope["state"].pop(_EXPECTED, None)
+        if expected is not None:
+            await expected.aclose()
+
+
+# The dependencies of a route that submits a job.
+SUBMITS_JOB = [Depends(expect_job)]
+
+
+def take_expected(scope: Scope, job_id: str) -> ExpectedStream | None:
+    """Returns what `expect_job` began for this job, once; None: nothing, or another job."""
+    expected = scope.get("state", {}).get(_EXPECTED)
+    if expected is None or expected.job_id != job_id:
+        return None
+    del scope["state"][_EXPECTED]
+    assert isinstance(expected, ExpectedStream)
+    return expected

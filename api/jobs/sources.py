@@ -17,9 +17,8 @@ from api.generation.timing import Timing
 from api.http.open_requests import Ending
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.event_stream import JobStream
-from api.jobs.expected_job import take_expected
 from api.jobs.merged_stream import MergedStream
-from api.jobs.service import JobService
+from api.jobs.service import JobService, take_expected
 from shared.messages import (
     START,
     TERMINAL_STATES,

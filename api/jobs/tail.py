@@ -10,8 +10,7 @@ from api.errors import ApiError, job_failed
 from api.generation.formatter import usage_payload
 from api.http import sse
 from api.jobs.delta_parts import split_by_segment, split_long
-from api.jobs.reader_position import Diverged
-from api.jobs.resume_point import AheadTrimmer, ResumePoint, resume_hint
+from api.jobs.reader_position import AheadTrimmer, Diverged, ResumePoint, resume_hint
 from api.jobs.service import JobService
 from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse

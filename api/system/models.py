@@ -11,7 +11,7 @@ from starlette.responses import Response
 from api.dialects.messages.protocol import model_info, model_page
 from api.generation.models import ServedModel
 from api.generation.service import GenerationDep
-from api.http.error_format import speaks_anthropic
+from api.http.caller import speaks_anthropic
 from api.http.json_response import json_response
 from api.http.openapi import ANY, NAMED, errors
 from api.system.protocol import Model, ModelList

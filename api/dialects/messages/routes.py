@@ -18,9 +18,8 @@ from api.http.caller import CallerDep
 from api.http.error_format import anthropic_status
 from api.http.json_response import json_response
 from api.http.openapi import BODY, IDEMPOTENT, JOB, errors, streamed
-from api.jobs.expected_job import SUBMITS_JOB
 from api.jobs.request_reader import JsonRoute
-from api.jobs.service import JobsDep
+from api.jobs.service import SUBMITS_JOB, JobsDep
 from api.jobs.stream_response import generation_response
 
 router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])

@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from api.jobs.reader_position import ReaderPosition
-from api.jobs.resume_point import ResumePoint
+from api.jobs.reader_position import ReaderPosition, ResumePoint
 from api.jobs.tail import tail_response
 from shared.messages import (
     START,

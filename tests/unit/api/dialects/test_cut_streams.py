@@ -16,7 +16,7 @@ from api.generation.chunk_formatter import ResponseContext
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.timing import Timing
 from api.http.sse import BEHIND_KEEPALIVE, KEEPALIVE
-from api.jobs.resume_point import ResumePoint
+from api.jobs.reader_position import ResumePoint
 from api.jobs.stream_response import StreamResponse, generation_response
 from api.jobs.tail import tail_response
 from shared.messages import (

@@ -17,7 +17,7 @@ from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.generation.chunk_formatter import ResponseContext
 from api.generation.formatter import Formatter
 from api.generation.timing import Timing
-from api.jobs.resume_point import Extent, ResumePoint
+from api.jobs.reader_position import Extent, ResumePoint
 from api.jobs.stream_response import generation_response
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.factory import OutputParserFactory, Thinking

@@ -18,7 +18,7 @@ from api.generation.timing import Timing
 from api.http import sse
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import PIECE_BYTES, TimeSlices
-from api.jobs.resume_point import ResumePoint
+from api.jobs.reader_position import ResumePoint
 from api.jobs.sent_events import SentEvents
 from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response

@@ -12,7 +12,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from api.http.protocol import CHECKS, HttpProtocol, StalledWrites
+from api.http.server import CHECKS, HttpProtocol, StalledWrites
 
 LIMIT_S = 80.0
 LOOK_S = LIMIT_S / CHECKS

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.jobs.quiet_streams import (
+from api.jobs.relay import (
     EARLY,
     MAX_SILENCES,
     PAGE_STREAMS,
