@@ -11,7 +11,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from shared.logs import RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
@@ -26,6 +27,15 @@ log = logging.getLogger(__name__)
 LATE_SHARE = 0.5  # of a lease: a beat that comes so late is worth a warning
 
 
+class EngineHealth(Protocol):
+    """Whether the engine makes progress; see EngineSupervisor."""
+
+    @property
+    def stalled(self) -> bool: ...
+    @property
+    def is_lost(self) -> bool: ...
+
+
 class Heartbeat:
     """Beats every `interval_s` until cancelled; `beat` may be called in between."""
 
@@ -35,21 +45,18 @@ class Heartbeat:
         worker_id: str,
         models: tuple[str, ...],
         jobs: RunningJobs,
+        engine: EngineHealth,
+        publisher: Publisher,
         *,
         lease_ms: int,
         interval_s: float,
         stats: Callable[[], Mapping[str, float | str]],
-        is_stalled: Callable[[], bool],
-        is_lost: Callable[[], bool],
         on_drop: Callable[[str, int], None],
-        on_lost: Callable[[str, int], None],
-        on_sure: Callable[[Iterable[str], float], None],
         on_trouble: Callable[[], None],
     ) -> None:
         """`on_drop(job_id, attempt)`: the attempt is not this worker's any more.
 
-        `on_lost(job_id, attempt)`: the server does not have it. `on_sure(job_ids, since_s)`: the
-        server had these at that time (monotonic) or later.
+        The publisher learns which jobs the server has, and which it has lost.
         """
         self._queue = queue
         self._worker_id = worker_id
@@ -58,11 +65,9 @@ class Heartbeat:
         self._lease_ms = lease_ms
         self._interval_s = interval_s
         self._stats = stats
-        self._is_stalled = is_stalled
-        self._is_lost = is_lost
+        self._engine = engine
+        self._publisher = publisher
         self._on_drop = on_drop
-        self._on_lost = on_lost
-        self._on_sure = on_sure
         self._on_trouble = on_trouble
         # After this a reply is not waited for: there is time for two more tries.
         self._timeout_s = lease_ms / 1000 / 3
@@ -83,22 +88,22 @@ class Heartbeat:
                 stats=self._stats(),
                 running=tuple(attempts.items()),
                 draining=self.draining,
-                stalled=self._is_stalled(),
+                stalled=self._engine.stalled,
             )
         )
-        self._on_sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
+        self._publisher.sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
         for job_id in reply.dropped:
             if job_id in attempts:
                 self._on_drop(job_id, attempts[job_id])
         for job_id in reply.lost:
             if job_id in attempts:
-                self._on_lost(job_id, attempts[job_id])
+                self._publisher.lost(job_id, attempts[job_id])
 
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
             await self._pause()
-            if self._is_lost() and len(self._jobs):
+            if self._engine.is_lost and len(self._jobs):
                 continue
             try:
                 async with asyncio.timeout(self._timeout_s):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.backoff import Backoff
+from shared.logs import RateLimitedOutageLog
 from shared.messages import MAX_CHOICES
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, JobQueue
@@ -21,6 +22,19 @@ from worker.running_jobs import RunningJob, RunningJobs
 POLL_INTERVAL_S = 0.1  # blocks come free without a message
 
 log = logging.getLogger(__name__)
+
+
+class EngineState(Protocol):
+    """The engine as its supervisor knows it: the last report may be 50 ms old."""
+
+    @property
+    def up(self) -> asyncio.Event: ...
+    @property
+    def is_failing(self) -> bool: ...
+    @property
+    def stats(self) -> Mapping[str, int]: ...
+    @property
+    def ready(self) -> EngineReady | None: ...
 
 
 class Intake:
@@ -35,38 +49,35 @@ class Intake:
         queue: JobQueue,
         worker_id: str,
         jobs: RunningJobs,
-        admit: Callable[[Sequence[Delivery]], Awaitable[None]],
+        engine: EngineState,
+        estimator: AdmissionEstimator,
+        admit: Callable[[Delivery], None],
         repair: Callable[[], Awaitable[None]],
         *,
-        num_admissible: Callable[[], int],
-        oversubscription: Callable[[], Oversubscription | None] = lambda: None,
-        engine_up: asyncio.Event,
-        engine_failing: Callable[[], bool],
         pull_block_ms: int,
         reconcile_interval_s: float,
     ) -> None:
-        """`admit` returns when the deliveries are in the table; `repair` sets the store up again
-        after an outage and may raise TransportError; `num_admissible` returns how many choices to
-        take now, `oversubscription` what to take when that is 0.
+        """`admit` puts a delivery into the table; `repair` sets the store up again after an outage
+        and may raise TransportError.
 
-        `engine_failing`: the device failed and has given no token since. Until it has, jobs are
-        taken one at a time, and those that were running at several failures only when no other
-        waits.
+        While the engine is failing, jobs are taken one at a time, and those that were running at
+        several failures only when no other waits.
         """
         self._queue = queue
         self._worker_id = worker_id
         self._jobs = jobs
         self._admit = admit
         self._repair = repair
-        self._num_admissible = num_admissible
-        self._oversubscription = oversubscription
-        self._engine_up = engine_up
-        self._engine_failing = engine_failing
+        self._engine = engine
+        self._estimator = estimator
         self._nothing_waits = False
         self._pull_block_ms = pull_block_ms
         self._reconcile_interval_s = reconcile_interval_s
         self._reconcile_at_s = 0.0
         self._broken = False
+        self._outage = RateLimitedOutageLog(
+            log, failing="the queue is unreachable", recovered="the queue is reachable again"
+        )
 
     def suspect(self) -> None:
         """Looks for lost deliveries before the next pull."""
@@ -76,17 +87,16 @@ class Intake:
         """Runs until cancelled."""
         backoff = Backoff(0.05, 1.0)
         while True:
-            await self._engine_up.wait()
+            await self._engine.up.wait()
             try:
                 if self._broken:
                     await self._repair()
                     self._broken = False
-                    log.info("the queue is reachable again")
+                    self._outage.succeeded()
                 await self._round()
                 backoff.reset()
             except TransportError as error:
-                if not self._broken:
-                    log.warning("the queue is unreachable", extra={"error": str(error)})
+                self._outage.failed(error=str(error))
                 self._broken = True
                 self.suspect()
                 await backoff.wait()
@@ -101,11 +111,11 @@ class Intake:
                 await self._take(lost)
         count = self._num_to_take()
         if count == 0:
-            if not self._engine_failing():
+            if not self._engine.is_failing:
                 await self._oversubscribe()
             await self._wait_for_slots()
             return
-        suspects = self._nothing_waits or not self._engine_failing()
+        suspects = self._nothing_waits or not self._engine.is_failing
         recovered = await self._queue.recover(self._worker_id, count, suspects=suspects)
         if recovered:
             log.info("jobs recovered", extra={"num_jobs": len(recovered)})
@@ -124,7 +134,7 @@ class Intake:
         Otherwise a worker whose slots never come free would leave the jobs of a dead worker to
         their deadlines.
         """
-        more = self._oversubscription()
+        more = self._estimator.oversubscription()
         if more is None:
             return
         taken = await self._queue.recover(self._worker_id, more.count)
@@ -134,8 +144,10 @@ class Intake:
             await self._take(taken)
 
     async def _take(self, deliveries: Sequence[Delivery]) -> None:
-        if self._engine_up.is_set():
-            await self._admit(deliveries)
+        if self._engine.up.is_set():
+            self._estimator.took(deliveries)
+            for delivery in deliveries:
+                self._admit(delivery)
             return
         # The engine died meanwhile. Its successor may take minutes to load; other workers need not.
         for delivery in deliveries:
@@ -143,8 +155,8 @@ class Intake:
 
     def _num_to_take(self) -> int:
         """Returns how many choices to take; after a device failure, one job at a time."""
-        count = self._num_admissible()
-        if self._engine_failing():
+        count = self._estimator()
+        if self._engine.is_failing:
             return min(count, 0 if self._jobs.num_in_engine else 1)
         return count
 
@@ -153,7 +165,7 @@ class Intake:
         if self._num_to_take():
             return
         wait_s = max(0.0, self._reconcile_at_s - time.monotonic())
-        if self._jobs.free_slots or self._oversubscription() is not None:
+        if self._jobs.free_slots or self._estimator.oversubscription() is not None:
             wait_s = min(wait_s, POLL_INTERVAL_S)
         try:
             await asyncio.wait_for(self._jobs.changed.wait(), wait_s)
@@ -180,15 +192,6 @@ class Oversubscription:
     leave_out: tuple[str, ...]
 
 
-class EngineFigures(Protocol):
-    """The engine's last report, which may be 50 ms old."""
-
-    @property
-    def stats(self) -> Mapping[str, int]: ...
-    @property
-    def ready(self) -> EngineReady | None: ...
-
-
 class AdmissionEstimator:
     """Estimates how many more choices this worker should take from the queue now.
 
@@ -205,7 +208,7 @@ class AdmissionEstimator:
     average.
     """
 
-    def __init__(self, jobs: RunningJobs, engine: EngineFigures) -> None:
+    def __init__(self, jobs: RunningJobs, engine: EngineState) -> None:
         self._jobs = jobs
         self._engine = engine
         self._usual_tokens = 0.0  # 0.0: not known yet

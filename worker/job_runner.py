@@ -1,8 +1,7 @@
 """JobRunner: what becomes of a claimed job, from its delivery to its end.
 
-Purely synchronous: the service's one owner task calls it, so the table changes in one place and
-nothing happens between two lines. Work for others leaves through the engine's `send` and the
-Publisher.
+Nothing here waits: tasks that call it never interleave. Requests leave by the engine's `send`,
+output by the Publisher.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import replace
 
 from shared.messages import MIN_SEED, START, Cursor, ErrorCode, FinishReason, Job, JobState, Segment
 from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd, LoggedChoice
-from shared.transport.wire import chain_links
 from worker.checkpoint import JobRefused, LoadedModel
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine.stop import find_stop
@@ -27,9 +25,8 @@ from worker.engine_process.messages import (
     StepOutputs,
     ToEngine,
 )
-from worker.outbox import Settled
+from worker.outbox import Outbox, Settled
 from worker.output import OutputProcessor, Piece, ReplayMismatch
-from worker.prompt_log import PromptLog
 from worker.publisher import Publisher
 from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
 
@@ -108,19 +105,7 @@ class JobRunner:
 
     def _open_outbox(self, delivery: Delivery) -> None:
         """Opens the job's outbox: from now on it may have output."""
-        links = chain_links(delivery.output_token_ids, delivery.segments)
-        self._publisher.open(
-            delivery.job.job_id,
-            delivery.attempt,
-            delivery.end,
-            links,
-            logged=delivery.logged,
-            has_choices=delivery.job.num_choices > 1,
-            snapshot=delivery.snapshot,
-            prompt=PromptLog(delivery.job.num_prompt_logprobs)
-            if delivery.end == START
-            else PromptLog.of_log(delivery.prompt_slices),
-        )
+        self._publisher.open(Outbox.of(delivery))
 
     def _enter_engine(self, running: RunningJob) -> None:
         waiting = [choice for choice in running.choices if choice.finish_reason is None]
@@ -173,9 +158,12 @@ class JobRunner:
             )
         )
 
-    def take(self, step: StepOutputs) -> None:
-        """Takes one step's outputs of all jobs."""
-        for output in step.outputs:
+    def take(self, message: StepOutputs | RequestRejected) -> None:
+        """Takes the outputs of one step, or fails a job that the engine did not accept."""
+        if isinstance(message, RequestRejected):
+            self._refuse(message)
+            return
+        for output in message.outputs:
             found = self._jobs.by_request_id(output.request_id)
             if found is not None and found[1].has_slot:
                 self._take_output(*found, output)
@@ -209,8 +197,7 @@ class JobRunner:
         self._finish_if_over(running)
         self._start_others(running)
 
-    def refuse(self, rejected: RequestRejected) -> None:
-        """Fails a job of which the engine did not accept a choice."""
+    def _refuse(self, rejected: RequestRejected) -> None:
         found = self._jobs.by_request_id(rejected.request_id)
         if found is not None and found[1].has_slot:
             running, choice = found

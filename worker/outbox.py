@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
 from shared.choice_deltas import segment_deltas
-from shared.messages import START, Cursor, Delta, PromptLogprob, Segment, TokenLogprob
-from shared.transport.ports.queue import Append, AppendStatus, JobEnd, JobSnapshot
-from shared.transport.wire import chain_links
-from worker.prompt_log import PromptLog
-
-ChainHash = Callable[[str, Sequence[int]], str]
+from shared.messages import (
+    PROMPT_SLICE_TOKENS,
+    START,
+    Cursor,
+    Delta,
+    PromptLogprob,
+    PromptSlice,
+    Segment,
+    TokenLogprob,
+    num_slices_of,
+)
+from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd, JobSnapshot
+from shared.transport.wire import chain_hash, chain_links, encode_prompt_logprobs
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
 MAX_PIECES = 128  # kept apart in one append; beyond that, neighbours are joined
@@ -68,7 +75,6 @@ class Outbox:
         attempt: int,
         end: Cursor,
         links: Sequence[int],
-        chain: ChainHash,
         *,
         logged: Sequence[Delta] = (),
         has_choices: bool = False,
@@ -87,8 +93,7 @@ class Outbox:
         self.job_id = job_id
         self.attempt = attempt
         self.num_gaps = 0  # in a row
-        self._chain = chain
-        self._base_hash = chain("", links)
+        self._base_hash = chain_hash("", links)
         self._base = end
         self._token_ids: list[int] = []  # of this attempt
         self._logprobs: list[TokenLogprob] = []
@@ -105,6 +110,23 @@ class Outbox:
         self.cached_tokens: int | None = None  # prompt tokens of the prefix hit, once known
         if end != START and logged:
             self._take_log(logged, has_choices=has_choices)
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> Outbox:
+        """Returns the outbox of a claimed job, where its log ends."""
+        is_new = delivery.end == START
+        return cls(
+            delivery.job.job_id,
+            delivery.attempt,
+            delivery.end,
+            chain_links(delivery.output_token_ids, delivery.segments),
+            logged=delivery.logged,
+            has_choices=delivery.job.num_choices > 1,
+            snapshot=delivery.snapshot,
+            prompt=PromptLog(delivery.job.num_prompt_logprobs)
+            if is_new
+            else PromptLog.of_log(delivery.prompt_slices),
+        )
 
     def add(
         self,
@@ -215,7 +237,7 @@ class Outbox:
                 attempt=self.attempt,
                 delta=Delta(start, stop, token_ids, text, logprobs, segments),
                 start_hash=self._accepted_hash,
-                end_hash=self._chain(self._accepted_hash, links),
+                end_hash=chain_hash(self._accepted_hash, links),
                 end_of_job=self._end if end == len(self._texts) else None,
                 cached_tokens=self.cached_tokens,
                 num_prompt_slices=0 if self._failed else self._prompt.num_slices,
@@ -249,7 +271,7 @@ class Outbox:
         if log_end == START:
             self._prompt.rewind()
         self._num_accepted = index
-        self._accepted_hash = self._chain(self._base_hash, links)
+        self._accepted_hash = chain_hash(self._base_hash, links)
         return True
 
     def _take_log(self, logged: Sequence[Delta], *, has_choices: bool) -> None:
@@ -314,3 +336,52 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         else:
             joined.append(segment)
     return tuple(joined)
+
+
+class PromptLog:
+    """Cuts the log probabilities of one job's prompt into slices of PROMPT_SLICE_TOKENS.
+
+    Their boundaries depend on the prompt alone: a slice that an earlier attempt wrote is the same
+    part of the prompt, and is left as it is. Slices stay in memory, encoded, while the job runs: a
+    log that was lost is written again.
+    """
+
+    def __init__(self, num_entries: int) -> None:
+        """`num_entries`: how many will be added."""
+        self.num_slices = num_slices_of(num_entries)
+        self._num_left = num_entries
+        self._slices: list[PromptSlice] = []
+        self._rest: list[PromptLogprob] = []  # not a slice yet
+        self._num_accepted = 0
+
+    @classmethod
+    def of_log(cls, slices: Sequence[PromptSlice]) -> PromptLog:
+        """Returns the one of a log that has begun with output: it has all slices, or none."""
+        prompt = cls(0)
+        prompt._slices = list(slices)
+        prompt.num_slices = prompt._num_accepted = len(slices)
+        return prompt
+
+    def add(self, entries: Sequence[PromptLogprob]) -> None:
+        """Adds log probabilities of the prompt, in order."""
+        assert len(entries) <= self._num_left, "more log probabilities than the prompt has tokens"
+        self._num_left -= len(entries)
+        self._rest += entries
+        while len(self._rest) >= PROMPT_SLICE_TOKENS or (self._rest and not self._num_left):
+            part = self._rest[:PROMPT_SLICE_TOKENS]
+            del self._rest[:PROMPT_SLICE_TOKENS]
+            self._slices.append(PromptSlice(len(self._slices), encode_prompt_logprobs(part)))
+
+    @property
+    def next_slice(self) -> PromptSlice | None:
+        """The first slice that is not durable, or None."""
+        waits = self._num_accepted < len(self._slices)
+        return self._slices[self._num_accepted] if waits else None
+
+    def accept(self) -> None:
+        """Marks the next slice as durable."""
+        self._num_accepted += 1
+
+    def rewind(self) -> None:
+        """Starts over with an empty log: every slice is written again where it is missing."""
+        self._num_accepted = 0

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from shared.backoff import Backoff
+from shared.logs import RateLimitedOutageLog
 from shared.messages import (
     START,
     Cursor,
-    Delta,
     ErrorCode,
     JobState,
     PromptLogprob,
@@ -31,16 +31,8 @@ from shared.messages import (
     Usage,
 )
 from shared.transport.ports.jobs import Restored, TransportError
-from shared.transport.ports.queue import (
-    Append,
-    AppendResult,
-    AppendStatus,
-    JobEnd,
-    JobQueue,
-    JobSnapshot,
-)
-from worker.outbox import ChainHash, FlushPolicy, Outbox, Settled
-from worker.prompt_log import PromptLog
+from shared.transport.ports.queue import Append, AppendResult, AppendStatus, JobEnd, JobQueue
+from worker.outbox import FlushPolicy, Outbox, Settled
 
 MAX_GAPS = 3  # in a row, of one job
 MAX_SLICES = 4  # of prompts, in one append: each may have 220 KiB, and all jobs' tokens wait
@@ -61,7 +53,6 @@ class Publisher:
         worker_id: str,
         lease_ms: int,
         policy: FlushPolicy,
-        chain: ChainHash,
         *,
         on_settled: Callable[[Settled], None],
         on_rejected: Callable[[str, int], None],
@@ -75,7 +66,6 @@ class Publisher:
         self._worker_id = worker_id
         self._lease_ms = lease_ms
         self._policy = policy
-        self._chain = chain
         self._on_settled = on_settled
         self._on_rejected = on_rejected
         self._on_trouble = on_trouble
@@ -92,36 +82,16 @@ class Publisher:
         self._rest_until_s = 0.0
         self.has_capacity = asyncio.Event()
         self.has_capacity.set()
-        self.away = False  # the last append could not be delivered
-
-    def open(
-        self,
-        job_id: str,
-        attempt: int,
-        end: Cursor,
-        links: Sequence[int],
-        *,
-        logged: Sequence[Delta] = (),
-        has_choices: bool = False,
-        snapshot: JobSnapshot | None = None,
-        prompt: PromptLog | None = None,
-    ) -> None:
-        """Opens a job's outbox, under this attempt, where its log ends.
-
-        The arguments are Outbox's. A job with a snapshot is put back when the server has lost it.
-        """
-        self._lost.pop(job_id, None)
-        self._outboxes[job_id] = Outbox(
-            job_id,
-            attempt,
-            end,
-            links,
-            self._chain,
-            logged=logged,
-            has_choices=has_choices,
-            snapshot=snapshot,
-            prompt=prompt,
+        self._outage = RateLimitedOutageLog(
+            log,
+            failing="the log is unreachable; output is buffered",
+            recovered="the log is reachable again",
         )
+
+    def open(self, outbox: Outbox) -> None:
+        """Takes a job's outbox. A job with a snapshot is put back when the server has lost it."""
+        self._lost.pop(outbox.job_id, None)
+        self._outboxes[outbox.job_id] = outbox
 
     def add(
         self,
@@ -207,11 +177,12 @@ class Publisher:
                 results = await self._queue.append(self._worker_id, self._lease_ms, items)
             except TransportError as error:
                 self._restore_due = bool(self._lost)
-                self._note_away(error)
+                self._outage.failed(error=str(error))
+                self._on_trouble()
                 await backoff.wait()
                 continue
             backoff.reset()
-            self._note_back()
+            self._outage.succeeded()
             for outbox, item, result in zip(outboxes, items, results, strict=True):
                 self._settle(outbox, item, result, begin_s)
             self._update()
@@ -381,14 +352,3 @@ class Publisher:
         if status not in (AppendStatus.OK, AppendStatus.ENDED):
             self._on_trouble()
         self._on_settled(Settled(outbox.job_id, outbox.attempt, status, detail))
-
-    def _note_away(self, error: TransportError) -> None:
-        if not self.away:
-            log.warning("the log is unreachable; output is buffered", extra={"error": str(error)})
-        self.away = True
-        self._on_trouble()
-
-    def _note_back(self) -> None:
-        if self.away:
-            log.info("the log is reachable again")
-        self.away = False

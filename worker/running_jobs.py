@@ -1,4 +1,4 @@
-"""RunningJobs: the worker's table of claimed jobs. One task changes it; others read it."""
+"""RunningJobs: the worker's table of claimed jobs. JobRunner changes it; others read it."""
 
 from __future__ import annotations
 

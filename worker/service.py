@@ -1,10 +1,11 @@
 """WorkerService: one worker from start to stop.
 
-    queue -> Intake -> [mailbox] -> owner task: JobRunner -> engine process
-                                       ^                          |
-    log  <- Publisher <----------------+---- [mailbox] <- EngineSupervisor
+    queue -> Intake -> JobRunner -> engine process
+                       |      ^             |
+    log  <- Publisher <+      +---- EngineSupervisor
 
-The owner task alone changes the table of running jobs; all others post it messages.
+JobRunner changes the table of running jobs. Its methods do not wait, so no two of them interleave,
+whichever task calls them.
 """
 
 from __future__ import annotations
@@ -25,14 +26,12 @@ from shared.text.base import TextInvalid
 from shared.text.sampling_defaults import parse_override
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
-from shared.transport.wire import chain_hash
 from worker.checkpoint import Checkpoint, LoadedModel
 from worker.engine_process.link import EngineDied, EngineNotLoaded
 from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
 from worker.heartbeat import Heartbeat, LoadReport
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
-from worker.mailbox import Add, Cancel, Mailbox, StopAll, StopTokens, TakeAll, handle
 from worker.outbox import FlushPolicy
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJob, RunningJobs
@@ -65,7 +64,6 @@ class WorkerService:
         self._check = check
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._mailbox = Mailbox()
         self._jobs = RunningJobs(settings.max_num_seqs)
         self.worker_id = _new_worker_id()
         self._supervisor = EngineSupervisor(
@@ -86,41 +84,37 @@ class WorkerService:
                 flush_tokens=settings.flush_tokens,
                 max_unflushed_tokens=settings.max_unflushed_tokens,
             ),
-            chain_hash,
-            on_settled=self._mailbox.post,
-            on_rejected=lambda job_id, attempt: self._mailbox.post(StopTokens(job_id, attempt)),
-            on_trouble=self._suspect,
+            on_settled=lambda settled: self._runner.settle(settled),
+            on_rejected=lambda job_id, attempt: self._runner.stop_engine_work(job_id, attempt),
+            on_trouble=lambda: self._intake.suspect(),
         )
         self._heartbeat = Heartbeat(
             queue,
             self.worker_id,
             (checkpoint.name,),
             self._jobs,
+            self._supervisor,
+            self._publisher,
             lease_ms=settings.lease_ms,
             interval_s=settings.beat_interval_ms / 1000,
             stats=LoadReport(settings, self._jobs, self._supervisor, self._publisher),
-            is_stalled=lambda: self._supervisor.stalled,
-            is_lost=lambda: self._supervisor.is_lost,
-            on_drop=lambda job_id, attempt: self._mailbox.post(Cancel(job_id, attempt, "dropped")),
-            on_lost=self._publisher.lost,
-            on_sure=self._publisher.sure,
-            on_trouble=self._suspect,
+            on_drop=lambda job_id, attempt: self._runner.cancel(job_id, attempt, "dropped"),
+            on_trouble=lambda: self._intake.suspect(),
         )
-        self._estimator = AdmissionEstimator(self._jobs, self._supervisor)
         self._intake = Intake(
             queue,
             self.worker_id,
             self._jobs,
-            self._admit,
+            self._supervisor,
+            AdmissionEstimator(self._jobs, self._supervisor),
+            lambda delivery: self._runner.admit(delivery),
             self._repair,
-            num_admissible=self._estimator,
-            oversubscription=self._estimator.oversubscription,
-            engine_up=self._supervisor.up,
-            engine_failing=lambda: self._supervisor.is_failing,
             pull_block_ms=settings.pull_block_ms,
             reconcile_interval_s=settings.reconcile_interval_s,
         )
-        self._model: LoadedModel | None = None
+        # Set when the model is loaded; before that there are no jobs.
+        self._model: LoadedModel
+        self._runner: JobRunner
 
     def stop(self) -> None:
         """Drains within the drain timeout and hands back the rest; a second call does so now."""
@@ -172,6 +166,7 @@ class WorkerService:
             self._settings.generation_config.value,
             parse_override(self._settings.override_generation_config),
         )
+        self._runner = JobRunner(self._jobs, self._model, self._publisher, self._supervisor.send)
         log.info(
             "the model is loaded",
             extra={
@@ -210,19 +205,15 @@ class WorkerService:
         await self._announce()
 
     async def _announce(self) -> None:
-        assert self._model is not None, "announced after loading"
         await self._queue.announce(self._model.name, self._model.card.to_json(), self._model.blobs)
 
     async def _serve(self) -> int:
-        assert self._model is not None, "served after loading"
-        runner = JobRunner(self._jobs, self._model, self._publisher, self._supervisor.send)
         intake = asyncio.create_task(self._intake.run(), name="intake")
         others = [
             asyncio.create_task(job, name=name)
             for name, job in {
-                "owner": self._own(runner),
                 "engine": self._supervisor.serve(
-                    self._mailbox.post_when_low, self._on_death, self._publisher.has_capacity
+                    self._runner.take, self._on_death, self._publisher.has_capacity
                 ),
                 "watch": self._supervisor.watch(),
                 "publisher": self._publisher.run(),
@@ -256,27 +247,12 @@ class WorkerService:
         finally:
             await cancel_and_wait(draining)
 
-    async def _own(self, runner: JobRunner) -> None:
-        while True:
-            handle(runner, await self._mailbox.get())
-
-    async def _admit(self, deliveries: Sequence[Delivery]) -> None:
-        self._estimator.took(deliveries)
-        message = Add(tuple(deliveries), asyncio.Event())
-        self._mailbox.post(message)
-        await message.done.wait()
-
-    async def _take_jobs(self, *, all_jobs: bool) -> list[RunningJob]:
-        message = TakeAll(all_jobs, asyncio.get_running_loop().create_future())
-        self._mailbox.post(message)
-        return await message.reply
-
     async def _on_death(self, cause: CrashCause) -> None:
         """Hands the engine's jobs back to the queue with their tokens; any worker continues them.
 
         The store counts the death against them, by its cause: a job that repeats it is ended.
         """
-        jobs = await self._take_jobs(all_jobs=False)
+        jobs = self._runner.take_from_engine()
         try:
             if jobs:
                 log.warning("jobs go back to the queue", extra={"num_jobs": len(jobs)})
@@ -285,14 +261,11 @@ class WorkerService:
         except TransportError as error:
             # The store still assigns them to this worker: reconciling takes them up again.
             log.warning("jobs could not be handed back", extra={"error": str(error)})
-        self._suspect()
+        self._intake.suspect()
 
     async def _release(self, jobs: Sequence[RunningJob | Delivery]) -> None:
         for item in jobs:
             await self._queue.release(self.worker_id, item.job.job_id, item.attempt)
-
-    def _suspect(self) -> None:
-        self._intake.suspect()
 
     async def _listen(self) -> None:
         backoff = Backoff(0.1, 2.0)
@@ -300,7 +273,7 @@ class WorkerService:
             try:
                 async for job_id in self._queue.cancellations(self.worker_id):
                     backoff.reset()
-                    self._mailbox.post(Cancel(job_id, None, "cancelled"))
+                    self._runner.cancel(job_id, None, "cancelled")
             except TransportError as error:
                 log.debug("cancellations cannot be received", extra={"error": str(error)})
             await backoff.wait()
@@ -322,8 +295,11 @@ class WorkerService:
         self._heartbeat.draining = True
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
         with contextlib.suppress(TransportError, TimeoutError):
-            # Others learn it from this heartbeat; without it, from the next.
-            await asyncio.wait_for(self._heartbeat.beat(), HAND_BACK_S)
+            async with asyncio.timeout(HAND_BACK_S):
+                # Others learn it from this heartbeat; without it, from the next.
+                await self._heartbeat.beat()
+                # Jobs that the last pull claimed without a reply: no other worker may take them.
+                await self._release(await self._queue.reconcile(self.worker_id, self._jobs.ids))
         while len(self._jobs) and not self._stop_now.is_set():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -332,12 +308,10 @@ class WorkerService:
             await first_of(self._jobs.changed.wait(), self._stop_now.wait(), timeout_s=left_s)
         if not len(self._jobs):
             return []
-        stop_all = StopAll(asyncio.Event())
-        self._mailbox.post(stop_all)
-        await stop_all.done.wait()
+        self._runner.stop_all()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._publisher.flushed(), FLUSH_BEFORE_RELEASE_S)
-        return await self._take_jobs(all_jobs=True)
+        return self._runner.take_all()
 
     async def _hand_back(self, jobs: list[RunningJob]) -> None:
         """Releases these jobs and those whose delivery was lost; then ends the lease."""

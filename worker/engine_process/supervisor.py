@@ -81,7 +81,7 @@ class EngineSupervisor:
 
     async def serve(
         self,
-        on_message: Callable[[StepOutputs | RequestRejected], Awaitable[None]],
+        on_message: Callable[[StepOutputs | RequestRejected], None],
         on_death: Callable[[CrashCause], Awaitable[None]],
         has_capacity: asyncio.Event,
     ) -> None:
@@ -111,7 +111,7 @@ class EngineSupervisor:
 
     async def _read(
         self,
-        on_message: Callable[[StepOutputs | RequestRejected], Awaitable[None]],
+        on_message: Callable[[StepOutputs | RequestRejected], None],
         has_capacity: asyncio.Event,
     ) -> None:
         assert self._link is not None, "serve follows start"
@@ -124,11 +124,11 @@ class EngineSupervisor:
                         self.stats = step.stats
                     if not self._has_output and any(o.token_ids for o in step.outputs):
                         self._has_output, self.is_failing = True, False
-                    await on_message(step)
+                    on_message(step)
                 case EngineEnds(message):
                     raise EngineDied(None, message, by_device=True)
                 case RequestRejected() as rejected:
-                    await on_message(rejected)
+                    on_message(rejected)
                 case other:
                     raise EngineDied(None, f"unexpected {type(other).__name__}")
 

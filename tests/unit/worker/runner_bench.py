@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from shared.messages import Cursor, ErrorCode, FinishReason, Job
 from shared.text.model_card import ModelCard
 from shared.transport.ports.queue import Delivery, JobEnd
-from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue
 from worker.checkpoint import LoadedModel
 from worker.engine.request import EngineOutput
@@ -50,7 +49,6 @@ class Bench:
             "w1",
             5000,
             FlushPolicy(flush_interval_s=0, flush_tokens=8, max_unflushed_tokens=256),
-            chain_hash,
             on_settled=lambda settled: self.runner.settle(settled),
             on_rejected=lambda job_id, attempt: self.runner.stop_engine_work(job_id, attempt),
             on_trouble=lambda: None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from dataclasses import dataclass, field
 
@@ -30,7 +31,10 @@ def ready(num_blocks: int) -> EngineReady:
 
 @dataclass
 class Engine:
-    """Its last word."""
+    """The supervisor's view of an engine, with its last report."""
+
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    is_failing: bool = False
 
     ready: EngineReady | None = field(default_factory=lambda: ready(100))
     stats: dict[str, int] = field(default_factory=lambda: {"free_blocks": 100})

@@ -156,7 +156,7 @@ async def test_a_choice_that_the_engine_refuses_ends_the_job() -> None:
     bench = Bench()
     bench.admit(make_job(num_choices=2))
     bench.says(name(0), b"a")
-    bench.runner.refuse(RequestRejected(name(1), ErrorCode.ENGINE_ERROR, "full"))
+    bench.runner.take(RequestRejected(name(1), ErrorCode.ENGINE_ERROR, "full"))
     _, _, end = await bench.log_of("0-a")
     assert end is not None
     assert (end.state, end.message) == (JobState.FAILED, "full")

@@ -16,7 +16,6 @@ from shared.choice_deltas import ChoiceDelta, segment_deltas
 from shared.messages import START, Cursor, Delta, Job
 from shared.transport.deliveries import segments_of
 from shared.transport.ports.queue import Append, Delivery, JobEnd
-from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job
 from tests.unit.worker.runner_bench import MODEL
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
@@ -137,8 +136,8 @@ class Attempt:
 
     # What the JobRunner asks of its Publisher.
 
-    def open(self, job_id: str, attempt: int, end: Cursor, links: Any, **more: Any) -> None:
-        self._outbox = Outbox(job_id, attempt, end, links, chain_hash, **more)
+    def open(self, outbox: Outbox) -> None:
+        self._outbox = outbox
 
     def add(self, job_id: str, *piece: Any) -> None:
         assert self._outbox is not None

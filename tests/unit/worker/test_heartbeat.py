@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
 import pytest
 
@@ -12,32 +13,36 @@ from worker.running_jobs import RunningJob, RunningJobs
 
 
 class Bench:
-    """A heart with two switches: is the engine stalled, is it lost."""
+    """A heartbeat, and a stand-in for the engine and the publisher that it knows."""
 
     def __init__(self, lease_ms: int = 5000) -> None:
         self.queue = FakeQueue()
         self.jobs = RunningJobs(4)
         self.stalled = False
-        self.lost = False
+        self.is_lost = False
         self.dropped: list[tuple[str, int]] = []
         self.lost_jobs: list[tuple[str, int]] = []
-        self.sure: set[str] = set()
+        self.sure_jobs: set[str] = set()
         self.num_troubles = 0
         self.heartbeat = Heartbeat(
             self.queue,
             "w1",
             ("m",),
             self.jobs,
+            self,
+            self,  # type: ignore[arg-type]
             lease_ms=lease_ms,
             interval_s=0.001,
             stats=lambda: {"step": 7},
-            is_stalled=lambda: self.stalled,
-            is_lost=lambda: self.lost,
             on_drop=lambda job_id, attempt: self.dropped.append((job_id, attempt)),
-            on_lost=lambda job_id, attempt: self.lost_jobs.append((job_id, attempt)),
-            on_sure=lambda job_ids, since_s: self.sure.update(job_ids),
             on_trouble=self._trouble,
         )
+
+    def sure(self, job_ids: Iterable[str], since_s: float) -> None:
+        self.sure_jobs.update(job_ids)
+
+    def lost(self, job_id: str, attempt: int) -> None:
+        self.lost_jobs.append((job_id, attempt))
 
     def _trouble(self) -> None:
         self.num_troubles += 1
@@ -72,21 +77,21 @@ async def test_a_beat_tells_which_jobs_the_server_has_lost_and_which_it_has() ->
         bench.add(job_id, 2)
     bench.queue.drops, bench.queue.lost_jobs = ["0-a"], ["0-b", "0-unknown"]
     await bench.heartbeat.beat()
-    assert (bench.lost_jobs, bench.sure) == ([("0-b", 2)], {"0-c"})
+    assert (bench.lost_jobs, bench.sure_jobs) == ([("0-b", 2)], {"0-c"})
 
 
 async def test_a_worker_whose_engine_is_lost_does_not_beat_while_it_has_jobs() -> None:
     bench = Bench()
     task = asyncio.create_task(bench.heartbeat.run())
     try:
-        bench.lost = True
+        bench.is_lost = True
         await until(lambda: bench.queue.beats)  # no jobs: nothing to take from it
         bench.add("0-a", 1)
         await asyncio.sleep(0.01)
         num_beats = len(bench.queue.beats)
         await asyncio.sleep(0.03)
         assert len(bench.queue.beats) == num_beats
-        bench.lost = False
+        bench.is_lost = False
         await until(lambda: len(bench.queue.beats) > num_beats)
     finally:
         task.cancel()

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import FakeQueue, make_job, until
-from worker.intake import Intake, Oversubscription
+from worker.intake import AdmissionEstimator, Intake, Oversubscription
 from worker.running_jobs import RunningJob, RunningJobs
+
+
+class EveryFreeSlot(AdmissionEstimator):
+    """Estimates that every free slot can be used, and what `more` holds beyond them."""
+
+    more: Oversubscription | None = None
+
+    def __call__(self) -> int:
+        return self._jobs.free_slots
+
+    def oversubscription(self) -> Oversubscription | None:
+        return self.more
 
 
 class Bench:
@@ -16,29 +28,30 @@ class Bench:
     def __init__(self, max_num_seqs: int) -> None:
         self.queue = FakeQueue()
         self.jobs = RunningJobs(max_num_seqs)
-        self.engine_up = asyncio.Event()
-        self.engine_up.set()
-        self.engine_failing = False
+        self.up = asyncio.Event()
+        self.up.set()
+        self.is_failing = False
+        self.stats: dict[str, int] = {}
+        self.ready = None
+        self.estimator = EveryFreeSlot(self.jobs, self)
         self.num_repairs = 0
         self.intake = Intake(
             self.queue,
             "w1",
             self.jobs,
+            self,
+            self.estimator,
             self._admit,
             self._repair,
-            num_admissible=lambda: self.jobs.free_slots,
-            engine_up=self.engine_up,
-            engine_failing=lambda: self.engine_failing,
             pull_block_ms=10,
             reconcile_interval_s=3600,
         )
 
-    async def _admit(self, deliveries: Sequence[Delivery]) -> None:
-        for delivery in deliveries:
-            running = RunningJob.of(delivery)
-            self.jobs.add(running)
-            for choice in running.choices:
-                self.jobs.enter_engine(choice)
+    def _admit(self, delivery: Delivery) -> None:
+        running = RunningJob.of(delivery)
+        self.jobs.add(running)
+        for choice in running.choices:
+            self.jobs.enter_engine(choice)
 
     async def _repair(self) -> None:
         self.num_repairs += 1
@@ -111,17 +124,17 @@ async def test_after_an_outage_the_store_is_set_up_again_before_anything_is_take
 
 async def test_nothing_is_taken_while_the_engine_is_down() -> None:
     async with running() as bench:
-        bench.engine_up.clear()  # before the first round
+        bench.up.clear()  # before the first round
         bench.queue.deliveries.append(delivery("0-a"))
         await asyncio.sleep(0.03)
         assert bench.queue.calls == []
-        bench.engine_up.set()
+        bench.up.set()
         await until(lambda: len(bench.jobs) == 1)
 
 
 async def test_a_job_that_arrives_when_the_engine_has_just_died_is_given_back() -> None:
     async with running() as bench:
-        bench.queue.on_pull = bench.engine_up.clear
+        bench.queue.on_pull = bench.up.clear
         bench.queue.deliveries.append(delivery("0-a"))
         await until(lambda: bench.queue.released)
         assert bench.queue.released == [("0-a", 1)]
@@ -130,7 +143,7 @@ async def test_a_job_that_arrives_when_the_engine_has_just_died_is_given_back() 
 
 async def test_a_device_that_failed_gets_one_job_at_a_time_and_no_suspects() -> None:
     bench = Bench(max_num_seqs=4)
-    bench.engine_failing = True
+    bench.is_failing = True
     bench.queue.deliveries.extend(delivery(f"j{number}") for number in range(3))
     task = asyncio.create_task(bench.intake.run())
     try:
@@ -138,7 +151,7 @@ async def test_a_device_that_failed_gets_one_job_at_a_time_and_no_suspects() -> 
         await asyncio.sleep(0.15)  # longer than a look at the room
         assert len(bench.jobs) == 1
         assert "recover" not in bench.queue.calls
-        bench.engine_failing = False  # its job gave a token
+        bench.is_failing = False  # its job gave a token
         await until(lambda: len(bench.jobs) == 3)
         assert "recover" in bench.queue.calls
     finally:
@@ -148,13 +161,13 @@ async def test_a_device_that_failed_gets_one_job_at_a_time_and_no_suspects() -> 
 
 async def test_suspects_are_tried_on_a_device_that_failed_when_nothing_else_waits() -> None:
     async with running() as bench:
-        bench.engine_failing = True
+        bench.is_failing = True
         await until(lambda: bench.queue.calls.count("recover") > 2)
 
 
 async def test_a_full_worker_takes_recovered_jobs_before_it_oversubscribes() -> None:
     async with running(max_num_seqs=1) as bench:
-        bench.intake._oversubscription = lambda: Oversubscription(1, ())
+        bench.estimator.more = Oversubscription(1, ())
         bench.queue.deliveries.append(delivery("0-first"))
         await until(lambda: len(bench.jobs) == 1)
         bench.queue.recoverable = [delivery("0-lost")]

@@ -101,7 +101,7 @@ async def test_a_job_that_the_model_cannot_run_fails_with_a_code(job: Job, code:
 async def test_a_job_that_the_engine_refuses_fails_with_its_code() -> None:
     bench = Bench()
     request_id = bench.admit(make_job())
-    bench.runner.refuse(RequestRejected(request_id, ErrorCode.KV_CAPACITY_EXCEEDED, "too long"))
+    bench.runner.take(RequestRejected(request_id, ErrorCode.KV_CAPACITY_EXCEEDED, "too long"))
     _, _, end = await bench.log_of("0-a")
     assert end is not None
     assert (end.reason, end.message) == ("kv_capacity_exceeded", "too long")

@@ -18,7 +18,7 @@ END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1
 
 
 def outbox(end: Cursor = START, token_ids: tuple[int, ...] = ()) -> Outbox:
-    return Outbox("0-a", 1, end, token_ids, chain_hash)
+    return Outbox("0-a", 1, end, token_ids)
 
 
 def test_everything_unsent_travels_in_one_append() -> None:
@@ -216,7 +216,7 @@ def logged() -> tuple[Delta, ...]:
 
 
 def test_a_resumed_log_that_was_lost_is_written_again_from_its_start() -> None:
-    box = Outbox("0-a", 2, Cursor(3, 4), (5, 6, 7), chain_hash, logged=logged())
+    box = Outbox("0-a", 2, Cursor(3, 4), (5, 6, 7), logged=logged())
     assert (box.accepted, box.has_something) == (Cursor(3, 4), False)
     box.add((8,), "h", None)
     assert box.next_append().start_hash == chain_hash("", (5, 6, 7))
@@ -234,7 +234,7 @@ def test_of_a_resumed_log_of_several_choices_every_piece_keeps_its_choice() -> N
     pieces = (Segment(1, 1, 1), Segment(0, 1, 1, FinishReason.LENGTH))
     log = (Delta(START, Cursor(2, 2), (5, 6), "ef", None, pieces),)
     links = chain_links((5, 6), pieces)
-    box = Outbox("0-a", 2, Cursor(2, 2), links, chain_hash, logged=log, has_choices=True)
+    box = Outbox("0-a", 2, Cursor(2, 2), links, logged=log, has_choices=True)
     box.add((7,), "g", None, Segment(1, 1, 1))
     assert box.rewind(START)
     append = box.next_append()
@@ -243,7 +243,7 @@ def test_of_a_resumed_log_of_several_choices_every_piece_keeps_its_choice() -> N
 
 
 def test_without_its_log_nothing_can_be_replayed() -> None:
-    box = Outbox("0-a", 2, Cursor(3, 4), (5, 6, 7), chain_hash)
+    box = Outbox("0-a", 2, Cursor(3, 4), (5, 6, 7))
     assert not box.rewind(START)
 
 

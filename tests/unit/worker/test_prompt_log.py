@@ -6,10 +6,9 @@ import pytest
 
 from shared.messages import PROMPT_SLICE_TOKENS, START, PromptLogprob, PromptSlice
 from shared.transport.ports.queue import Append
-from shared.transport.wire import chain_hash, decode_prompt_logprobs
+from shared.transport.wire import decode_prompt_logprobs
 from tests.unit.worker.test_outbox import END
-from worker.outbox import Outbox
-from worker.prompt_log import PromptLog
+from worker.outbox import Outbox, PromptLog
 
 ENTRIES = [PromptLogprob(i, -0.5, 1) for i in range(2 * PROMPT_SLICE_TOKENS + 3)]
 
@@ -37,7 +36,7 @@ def test_slices_do_not_depend_on_how_the_prompt_was_cut(chunk: int) -> None:
 
 
 def outbox(prompt: PromptLog) -> Outbox:
-    return Outbox("0-a", 1, START, (), chain_hash, prompt=prompt)
+    return Outbox("0-a", 1, START, (), prompt=prompt)
 
 
 def said(box: Outbox) -> list[Append]:

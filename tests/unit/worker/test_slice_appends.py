@@ -9,7 +9,7 @@ from shared.messages import PROMPT_SLICE_TOKENS, START, PromptLogprob
 from shared.transport.ports.queue import Append, AppendResult
 from tests.unit.worker.fakes import accepted, until
 from tests.unit.worker.test_publisher import END, Bench, running
-from worker.prompt_log import PromptLog
+from worker.outbox import Outbox, PromptLog
 from worker.publisher import MAX_SLICES
 
 NUM_SLICES = 3
@@ -20,7 +20,7 @@ SPEAKING = [f"0-speaks-{i:02}" for i in range(8)]
 
 def score(bench: Bench, job_id: str) -> None:
     """Adds a whole prompt's log probabilities, as after an outage."""
-    bench.publisher.open(job_id, 1, START, (), prompt=PromptLog(len(ENTRIES)))
+    bench.publisher.open(Outbox(job_id, 1, START, (), prompt=PromptLog(len(ENTRIES))))
     bench.publisher.add_prompt_logprobs(job_id, ENTRIES)
 
 
@@ -34,9 +34,9 @@ async def test_a_call_has_a_few_slices_and_everybodys_tokens() -> None:
         for job_id in SCORING:
             score(bench, job_id)
         for job_id in SPEAKING:
-            bench.publisher.open(job_id, 1, START, ())
+            bench.publisher.open(Outbox(job_id, 1, START, ()))
             bench.say(job_id, (1,), "x")
-        await until(lambda: bench.publisher.away)
+        await until(lambda: bench.num_troubles)
         bench.queue.away = False
         await bench.publisher.flushed()
         numbers = [len(slices_of(items)) for items in bench.queue.appended]
@@ -48,7 +48,7 @@ async def test_a_call_has_a_few_slices_and_everybodys_tokens() -> None:
 
 async def test_tokens_that_come_while_slices_wait_go_with_the_next_call() -> None:
     async with running() as bench:
-        bench.publisher.open("0-speaks", 1, START, ())
+        bench.publisher.open(Outbox("0-speaks", 1, START, ()))
 
         num_calls = NUM_SLICES * len(SCORING) // MAX_SLICES
 
