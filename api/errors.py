@@ -111,7 +111,7 @@ def internal_error() -> ServerError:
 
 
 def invalid_parameter(error: InvalidParameter) -> ClientError:
-    """400 that names the member at fault."""
+    """Returns a 400 that names the parameter at fault."""
     return ClientError(
         f"Invalid value for '{error.param}': {error.message}."
         if error.code is None
@@ -122,7 +122,7 @@ def invalid_parameter(error: InvalidParameter) -> ClientError:
 
 
 def unsupported(param: str, why: str) -> InvalidParameter:
-    """A member that is understood or unknown, but not honoured: refused by name."""
+    """Returns the error of a parameter that is known and not supported."""
     return InvalidParameter(
         param, f"Unsupported parameter: '{param}': {why}.", "unsupported_parameter"
     )
@@ -143,7 +143,7 @@ def missing_parameter(param: str) -> InvalidParameter:
 
 @contextmanager
 def renaming(table: Sequence[tuple[re.Pattern[str], str]]) -> Iterator[None]:
-    """Errors name the members that the caller sent: the first pattern that a param begins with
+    """Renames the `param` of errors to what the client sent: the first pattern that it begins with
     gives way to its name, which may refer to groups."""
     try:
         yield

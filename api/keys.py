@@ -16,7 +16,7 @@ from api.auth.keys import LIMITS, KeysInvalid, digest_of, new_key, parse_keys
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0, or 2 for words that make no line."""
+    """Prints a new key and its line. Exit codes: 0, or 2 for invalid arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m api.keys",
         description="Makes an API key: the key on stderr, its line for API_KEYS_FILE on stdout.",

@@ -54,10 +54,10 @@ SETTLED_S = 2.0  # then a frontend mostly has what it keeps: modules, cards, tok
 
 
 def create_app(settings: ApiSettings, transport: Transport | None = None) -> FastAPI:
-    """The application; parts are made when it starts up, in `app.state.services`.
+    """Returns the application; its parts are made when it starts up, in `app.state.services`.
 
-    Without `transport` it opens one to `settings.redis_url` and closes it at the end; a server that
-    is away does not keep it from starting. Raises KeysInvalid for keys that cannot be used.
+    Without `transport` it opens one to `settings.redis_url` and closes it at the end; it starts
+    while the server is away, too. Raises KeysInvalid for keys that cannot be used.
     """
     metrics = Metrics()
     open_requests = OpenRequests(settings.max_open_requests)

@@ -378,7 +378,7 @@ _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.")
 
 
 def _host_name(item: str) -> str | None:
-    """An item of ALLOWED_HOSTS as a Host header has it: IDNA, lower case; None for no name."""
+    """Returns an item of ALLOWED_HOSTS as in a Host header (IDNA, lower case); None: no name."""
     if item == ANY:
         return ANY
     is_below = item.startswith("*.")

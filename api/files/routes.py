@@ -151,8 +151,9 @@ log = logging.getLogger(__name__)
 
 
 class ContentResponse(Response):
-    """An ASGI response. What is found out after its begin (damage on the disk, this frontend going
-    down) ends it before its announced length."""
+    """An ASGI response of another kind than StreamResponse: bytes of the disk with an announced
+    length, without a job, events or keep-alives. They share OpenRequests: limit, disconnect and
+    shutdown. Damage on the disk or a shutdown after its begin ends it before its length."""
 
     def __init__(self, files: FileService, record: FileRecord, open_requests: OpenRequests) -> None:
         super().__init__()

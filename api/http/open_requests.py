@@ -85,7 +85,7 @@ class OpenRequests:
 
     @property
     def closed(self) -> str | None:
-        """The message of the 503 that new requests get; None while they are accepted."""
+        """Returns the message of the 503 that new requests get; None while they are accepted."""
         return self._held if self._closed is None else self._closed
 
     @contextmanager
@@ -111,6 +111,7 @@ class OpenRequests:
         self._held = why
 
     def cut_all(self) -> None:
+        """Ends the open responses, each with its last event."""
         for request in list(self._open):
             request.cut()
 

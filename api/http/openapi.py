@@ -106,7 +106,7 @@ def openapi_router() -> APIRouter:
 
     @router.get("/openapi.json", responses=errors(FREE), response_model=dict[str, Any])
     async def openapi(request: Request) -> Response:
-        """The OpenAPI document of all routes."""
+        """Returns the OpenAPI document of all routes."""
         document = await asyncio.to_thread(request.app.openapi)
         return Response(json_bytes(document), media_type="application/json")
 

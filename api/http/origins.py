@@ -46,6 +46,7 @@ class AllowedOrigins:
         self.regex = _LOOPBACK_ORIGIN if loopback else None
 
     def allows(self, origin: str) -> bool:
+        """Returns whether pages of the origin may call this server."""
         is_loopback = self.regex is not None and re.fullmatch(self.regex, origin) is not None
         return self.any or origin in self.origins or is_loopback
 
@@ -132,7 +133,7 @@ def _host_of(authority: str) -> str | None:
 
 @lru_cache(1024)
 def is_address(host: str) -> bool:
-    """Whether the host is an IP address as browsers write it."""
+    """Returns whether the host is an IP address as browsers write it."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -142,7 +143,7 @@ def is_address(host: str) -> bool:
 
 @lru_cache(1024)
 def is_loopback(host: str) -> bool:
-    """Whether the host means this machine: a loopback address, localhost or a name below it."""
+    """Returns whether the host is this machine: a loopback address, localhost or a name below."""
     if is_address(host):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost" or host.endswith(".localhost")
@@ -164,7 +165,7 @@ class AllowedHosts:
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
 
     def allows(self, host: str) -> bool:
-        """Whether a host of `host_of` is on the list."""
+        """Returns whether requests for a host (of `host_of`) are accepted."""
         return (
             self._any
             or host in self._names
@@ -198,7 +199,7 @@ class AllowedHostsMiddleware:
             raise _invalid("The Host header is not a host name with an optional port.")
         if not self._allowed.allows(host):
             raise ClientError(
-                f"This server does not answer for the host '{host[:MAX_ECHO_CHARS]}'. Its "
+                f"This server does not serve the host '{host[:MAX_ECHO_CHARS]}'. Its "
                 "operator can add the name to ALLOWED_HOSTS.",
                 status=421,
                 code="host_not_allowed",

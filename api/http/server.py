@@ -147,7 +147,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._writes.rest()
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the parser. Bytes that it cannot take end the connection with an error response."""
+        """Feeds the parser. Bytes that it cannot read end the connection with an error response."""
         if self.transport.is_closing():
             return
         self._num_unframed += len(data)

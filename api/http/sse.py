@@ -49,7 +49,7 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 _FEW = 64  # items of a long list that are encoded in one go
-_SEVERAL = 128  # mappings of a list, each of which may be long: an answer has no more choices
+_SEVERAL = 128  # mappings of a list, each of which may be long: a response has no more choices
 
 # Legal inside JSON strings, but line ends to clients that split with str.splitlines().
 _LINE_ENDS = (
@@ -60,7 +60,8 @@ _LINE_ENDS = (
 
 
 def json_bytes(payload: Any) -> bytes:
-    """Compact JSON on one line, whatever a client takes for a line end. Iterators are lists."""
+    """Returns compact JSON on one line, whatever a client takes for a line end. Iterators become
+    lists."""
     encoded = _encoder.encode(payload)
     for raw, escaped in _LINE_ENDS:
         if raw in encoded:
@@ -122,7 +123,7 @@ def _list_pieces(items: Iterator[Any]) -> Iterator[bytes]:
 
 
 def event(payload: Any, event_id: str | None = None) -> bytes:
-    """One event; `event_id` becomes the client's Last-Event-ID."""
+    """Returns one event; `event_id` becomes the client's Last-Event-ID."""
     data = b"data: " + json_bytes(payload) + b"\n\n"
     return data if event_id is None else b"id: " + event_id.encode("ascii") + b"\n" + data
 
@@ -135,7 +136,7 @@ def event_pieces(payload: Any) -> Iterator[bytes]:
 
 
 def typed_event(payload: Any) -> bytes:
-    """One event with a name of its own: the payload's `type`."""
+    """Returns one event with a name: the payload's `type`."""
     return _name_line(payload) + event(payload)
 
 
@@ -223,6 +224,6 @@ class EventWriter:
             self._lead = b""
 
     def follow_id(self) -> None:
-        """An event with an `id:` has been written: a blank line behind a comment would be an empty
-        event to some clients from now on."""
+        """Records that an event with an `id:` was written: a blank line behind a comment would
+        be an empty event to some clients from now on."""
         self._keepalive, self._behind_keepalive = KEEPALIVE_AFTER_ID, b""

@@ -1,8 +1,8 @@
 """AcceptedJobs: jobs that this frontend accepted and that have no reader, until they have ended.
 
-An open stream notices that the server has lost its job. Of a background job only the frontend that
-accepted it knows, and its worker once it runs. Both put it back: the worker within a beat, this
-frontend where no worker does.
+An open stream notices that the server has lost its job. A background job is known only to the
+frontend that accepted it, and to its worker once it runs. Both put it back: the worker within a
+heartbeat, this frontend where no worker does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Accepted:
 
 
 class AcceptedJobs:
-    """Bounded in number and bytes: the oldest is forgotten first. One task calls `look`."""
+    """Jobs, bounded in number and bytes: the oldest is forgotten first. One task calls `look`."""
 
     def __init__(self, store: JobStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class AcceptedJobs:
         return len(self._jobs)
 
     def add(self, job: Job) -> None:
-        """A job that the server has just accepted."""
+        """Remembers a job that the server has just accepted."""
         now_s = self._clock()
         accepted = _Accepted(
             request=encode_job(job),

@@ -51,10 +51,10 @@ class Admission:
     async def submit(self, job: Job, reader_id: str = "", *, confirms: bool = True) -> Submission:
         """Returns when the job is queued. Raises ApiError when it is not.
 
-        `reader_id`: whose leaving, or whose frontend's death, ends it by its `on_disconnect`; ""
-        for a job without a reader. Without `confirms` the caller calls `confirm`.
+        `reader_id`: the reader whose disconnect, or whose frontend's death, ends the job by its
+        `on_disconnect`; "" for a job without one. Without `confirms` the caller calls `confirm`.
 
-        A submit whose answer got lost may have been heard: it is repeated once under the same id,
+        A submit whose reply was lost may have been accepted: it is repeated once under the same id,
         which is safe, and cancelled when that fails too. So is a job that is not as durable as
         requested in time.
         """
@@ -120,14 +120,16 @@ class Admission:
 
         return resubmit
 
-    async def requeue(self, letter_id: str, job: Job) -> str | None:
-        """As JobStore.requeue. Raises UnavailableError when the job could not be queued.
+    async def requeue(self, dead_letter_id: str, job: Job) -> str | None:
+        """Replaces a dead letter by `job`. Returns the id of the job that replaced it, which may be
+        another one, or None where there is no such dead letter.
 
-        When an answer got lost the letter may have been taken: asking again tells by which job.
+        The call is repeated once: where its reply was lost, the second one has the job's id. Raises
+        UnavailableError when the job could not be queued.
         """
         try:
             limits = self.limits_of(job.tenant)
-            taken_by = await self._twice(lambda: self._store.requeue(letter_id, job, limits))
+            taken_by = await self._twice(lambda: self._store.requeue(dead_letter_id, job, limits))
             if taken_by == job.job_id:
                 self._accepted.add(job)
             return taken_by
@@ -136,17 +138,14 @@ class Admission:
         except TransportError as error:
             raise store_unreachable(error) from error
 
-    async def _twice(self, ask: Callable[[], Awaitable[Result]]) -> Result:
+    async def _twice(self, call: Callable[[], Awaitable[Result]]) -> Result:
         try:
-            return await ask()
+            return await call()
         except QueueFull:
             raise
         except TransportError:
             await asyncio.sleep(SECOND_TRY_AFTER_S)
-            return await ask()
-
-
-# DurableAccept: a job or a batch is accepted when its record is as durable as requested.
+            return await call()
 
 
 class NotConfirmed(TransportError):
@@ -154,7 +153,11 @@ class NotConfirmed(TransportError):
 
 
 class DurableAccept:
-    """`default`: for requests that set none. `num_replicas`: confirm `Durability.REPLICAS`."""
+    """Accepts a job or a batch when its record is as durable as requested.
+
+    `default`: the durability of requests that set none. `num_replicas` confirm
+    `Durability.REPLICAS`.
+    """
 
     def __init__(
         self, checks: DurabilityChecks, default: Durability, num_replicas: int, timeout_s: float

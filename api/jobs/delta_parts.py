@@ -53,7 +53,7 @@ def split_long(delta: Delta) -> Sequence[Delta]:
 
 
 def is_short(delta: Delta) -> bool:
-    """Whether it can be encoded in one go: its tokens may have twenty alternatives each."""
+    """Returns whether it can be encoded in one go: a token may have twenty alternatives."""
     return len(delta.token_ids) <= MANY_TOKENS
 
 
@@ -82,7 +82,7 @@ def _cut(delta: Delta, runs: Sequence[Sequence[Segment]]) -> Sequence[Delta]:
 
 
 def _is_plain(segment: Segment) -> bool:
-    """Whether a delta without segments means the same."""
+    """Returns whether a delta without segments means the same."""
     return segment.choice == 0 and segment.finish_reason is None
 
 
@@ -94,7 +94,7 @@ class BatchedDeltas:
     """
 
     def __init__(self, interval: int) -> None:
-        """`interval`: tokens, at least 1."""
+        """Takes the interval in tokens, at least 1."""
         self._interval = interval
         self._held: dict[int, list[ChoiceDelta]] = {}  # by choice
         self._num_held: dict[int, int] = {}

@@ -1,7 +1,4 @@
-"""DisconnectTracker: cancels or detaches jobs on client disconnect.
-
-It retries while Redis is unreachable.
-"""
+"""DisconnectTracker: cancels or detaches jobs on client disconnect; retries while Redis is away."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ log = logging.getLogger(__name__)
 
 NOW_S = 2.0  # that a leaving reader's own task may take
 KEEP_TRYING_S = 60.0
-MAX_PENDING = 10_000  # the oldest is given up; frontend lease and deadline end such a job
+MAX_PENDING = 10_000  # the oldest is dropped; frontend lease and deadline end such a job
 ATTACH_ROUNDS = 4  # calls of `attach_some` in which each reader attaches once
 
 Reader = tuple[str, str]  # job id, reader id
 
 
 class DisconnectTracker:
-    """Cancels are tried at once and again until they were heard or are too old to matter."""
+    """Cancels jobs at once, and again until the store has confirmed it or KEEP_TRYING_S passed."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -42,7 +39,8 @@ class DisconnectTracker:
         return len(self._pending)
 
     async def left(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
-        """The client of the job's own response went away. Never raises TransportError."""
+        """Ends the job by its policy: the client of its own response disconnected. Never raises
+        TransportError."""
         if policy is OnDisconnect.CANCEL:
             await self.cancel(job_id)
         elif policy is OnDisconnect.GRACE:
@@ -56,23 +54,21 @@ class DisconnectTracker:
         await self._try(job_id)
 
     async def delivered(self, job_id: str, reader_id: str) -> None:
-        """The job's reader has seen its end: the store may forget the text sooner."""
+        """Detaches a reader that has received the job's end: the store may drop the text sooner."""
         await self._detach(job_id, reader_id)
 
     def watch(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
-        """This reader, which has just attached, attaches again and again until `unwatch`.
+        """Attaches this reader, which has just attached, again and again until `unwatch`.
 
         A job that goes on without readers needs no call.
         """
         if policy is OnDisconnect.CONTINUE:
             return
-        self._attached[self._round - 1][reader_id] = (
-            job_id,
-            reader_id,
-        )  # the group whose turn is last
+        last_group = self._attached[self._round - 1]  # whose turn comes last
+        last_group[reader_id] = (job_id, reader_id)
 
     def unwatch(self, reader_id: str) -> None:
-        """Idempotent."""
+        """Ends `watch`. Idempotent."""
         for group in self._attached:
             group.pop(reader_id, None)
 
@@ -80,8 +76,8 @@ class DisconnectTracker:
         """Attaches a part of the readers: each one in ATTACH_ROUNDS calls, all of them after a
         call that failed. Raises TransportError.
 
-        Several readers of a job do not know of each other; the one that stays says so here before
-        the grace period that the other's leaving, or its frontend's death, started has passed.
+        Several readers of a job do not know of each other: one that stays attaches before the grace
+        period has passed that another's disconnect, or its frontend's death, started.
         """
         if self._has_missed:
             await self.attach_all()
@@ -106,7 +102,7 @@ class DisconnectTracker:
             raise
 
     async def retry(self) -> None:
-        """One round: pending cancels again."""
+        """Tries the pending cancels again."""
         for job_id in list(self._pending):
             await self._try(job_id)
 

@@ -1,4 +1,4 @@
-"""JobStream: one reader's view of one job, put right from the log.
+"""JobStream: one reader's view of one job, completed from the log.
 
 The log is the truth, the bus only wakes: whatever the bus loses, repeats or reorders is found again
 in the log, and what comes twice is trimmed by cursor arithmetic.
@@ -10,11 +10,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from api.generation.prompt_logprobs import ScoredPrompt
-from api.jobs.accepted_jobs import PATIENCE_S
 from api.jobs.missing_end import MissingEnd
 from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (
@@ -32,7 +31,7 @@ from shared.messages import (
 )
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.bus import EventBus, Resync, Subscription
-from shared.transport.ports.jobs import JobLook, JobStore, Restored, TransportError
+from shared.transport.ports.jobs import JobLook, JobStore, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class StreamInterrupted(Exception):
 
 @dataclass(slots=True)
 class RelayCounts:
-    """What the relays of a process had to put right; read by the metrics."""
+    """Counts what the relays of a process had to repair; the metrics read it."""
 
     resyncs: int = 0
     gaps: int = 0
@@ -69,8 +68,8 @@ class RelayCounts:
 class JobStream:
     """One reader's view. Not safe for several tasks; close it with `aclose`.
 
-    Memory is bounded: one page of the log, and the bus's own bounded queue, which drops and says
-    RESYNC when the reader is slow.
+    Memory is bounded: one page of the log, and the bus's own bounded queue, which drops frames and
+    gives a RESYNC when the reader is slow.
     """
 
     def __init__(
@@ -81,16 +80,14 @@ class JobStream:
         bus: EventBus,
         subscription: Subscription,
         counts: RelayCounts,
+        missing: MissingEnd,
         outage_s: float,
-        resubmit: Callable[[], Awaitable[Restored]] | None = None,
         *,
-        is_behind: bool = False,
-        patience_s: float = PATIENCE_S,
-        prompt: ScoredPrompt | None = None,
+        is_behind: bool,
+        prompt: ScoredPrompt | None,
     ) -> None:
-        """`resubmit` and `prompt`: see EventRelay.open. `is_behind`: the log may hold something
-        already that no RESYNC will announce. `patience_s`: how long a worker has to put a lost job
-        back."""
+        """Takes the parts that EventRelay.open makes. `is_behind`: the log may hold something
+        already that no RESYNC will announce."""
         self.job_id = job_id
         self.ended = False
         self.has_started = False  # a worker reported it, or sent something
@@ -112,32 +109,33 @@ class JobStream:
         self._is_closed = False
         self._is_interrupted = False
         self._is_doubtful = False  # the log may have been rolled back since it was compared
-        self._missing = MissingEnd(job_id, store, resubmit, patience_s)
-        self.last_news_s = self._clock()  # when anything was heard last
+        self._missing = missing
+        self.last_news_s = self._clock()  # when anything was received last
         self._turn_began = self._clock()
 
     @property
     def cursor(self) -> Cursor:
-        """How far the reader has got."""
+        """Returns how far the reader has got."""
         return self._position.cursor
 
     @property
     def num_waiting(self) -> int:
-        """Events that are here and were not taken: 0 for a reader who keeps up."""
+        """Returns how many events are here and were not read: 0 for a reader that keeps up."""
         return len(self._page) + self._subscription.num_waiting
 
     @property
     def is_closed(self) -> bool:
-        """It has ended, or is read no longer."""
+        """Returns whether it has ended, or is read no longer."""
         return self._is_closed or self.ended
 
     @property
     def is_reading(self) -> bool:
-        """The log is being read, or will be by the next `get`."""
+        """Returns whether the log is being read, or will be by the next `get`."""
         return self._behind or self._reading is not None
 
     def compare(self, found: JobLook | None) -> None:
-        """Reads the log if `found`, where the job stands, is not what was delivered."""
+        """Reads the log if `found`, where the job stands, is not what was delivered; None: the
+        store has no such job."""
         if self.is_reading:
             return
         is_over = self._missing.look(found)
@@ -152,9 +150,9 @@ class JobStream:
         self._subscription.wake()
 
     async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
-        """The next event, or None when there is none within `timeout_s`.
+        """Returns the next event, or None when there is none within `timeout_s`.
 
-        After a Finished or Failed there is nothing more to get. Raises StreamInterrupted.
+        Nothing follows a Finished or Failed. Raises StreamInterrupted.
         """
         assert not self.ended, "nothing follows the terminal event"
         deadline = self._clock() + timeout_s
@@ -186,7 +184,7 @@ class JobStream:
         await self._bus.unsubscribe(self._subscription)
 
     async def _give_way(self) -> None:
-        """A reader for whom much waits would take all of it without ever awaiting anything."""
+        """Yields to the loop now and then: a reader for which much waits would never await."""
         if self._clock() - self._turn_began >= TURN_S:
             await asyncio.sleep(0)
             self._turn_began = self._clock()
@@ -232,8 +230,8 @@ class JobStream:
         return not is_whole and not isinstance(event, Failed)
 
     def _without_prompt(self, *, from_log: bool) -> Failed | None:
-        """In place of an event that has the log probabilities of the prompt before it in the log:
-        the channel never has them."""
+        """Returns what comes in place of an event that follows the prompt's log probabilities in
+        the log: the channel never has them."""
         if not from_log:
             self._behind = True
             return None
@@ -290,7 +288,7 @@ class JobStream:
         )
 
     async def _catch_up(self, deadline: float) -> bool:
-        """Reads a page of the log; False when that takes beyond `deadline` (it goes on)."""
+        """Reads a page of the log. Returns False when that takes beyond `deadline` (it goes on)."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_page())
         # At least one turn of the loop, so that a reader that never waits still gets on.
@@ -303,7 +301,7 @@ class JobStream:
         return True
 
     async def _read_page(self) -> bool:
-        """Fills the page; True when the log may hold more."""
+        """Fills the page. Returns whether the log may hold more."""
         give_up = self._clock() + self._outage_s
         retry_s = FIRST_RETRY_S
         while True:
@@ -336,8 +334,8 @@ class JobStream:
         return is_full
 
     async def _read_log(self) -> Sequence[Delta | JobEvent]:
-        """A page of the log, from the start of the delta that the reader got last, or from where a
-        page ended that the reader has all of.
+        """Returns a page of the log, from the start of the delta that the reader got last, or from
+        where a page ended that the reader has all of.
 
         That one is only compared: a log that was rolled back and written anew up to the very
         cursor would overlap nowhere else, and another history would be spliced on.
@@ -355,13 +353,14 @@ class JobStream:
         return isinstance(event, Delta) and self._position.has(event)
 
     def _place(self, cursor: Cursor) -> Cursor:
-        """Where a reader at `cursor` goes on in the log: the prompt's slices come before text."""
+        """Returns where a reader at `cursor` goes on in the log: the prompt's slices come before
+        text."""
         return Cursor(0, self._num_slices) if cursor == START else cursor
 
 
 def _next_page(events: Sequence[Delta | JobEvent]) -> int:
-    """How many events to ask for after these: an entry may hold one token or hundreds of them, each
-    with twenty alternatives."""
+    """Returns how many events to read after these: an entry may hold one token or hundreds of them,
+    each with twenty alternatives."""
     numbers = 1
     for event in events:
         if isinstance(event, Delta):

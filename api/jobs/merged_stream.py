@@ -27,7 +27,7 @@ class MergedStream:
     """
 
     def __init__(self, streams: Sequence[JobStream], num_choices: int) -> None:
-        """`num_choices` is each job's."""
+        """Takes the streams of jobs with `num_choices` choices each."""
         self.job_id = streams[0].job_id
         self._streams = streams
         self._num_choices = num_choices
@@ -41,19 +41,19 @@ class MergedStream:
 
     @property
     def started_s(self) -> float | None:
-        """When the first of the jobs was heard to be taken by a worker."""
+        """Returns when a worker began the first of the jobs, if that was received."""
         known = [stream.started_s for stream in self._streams if stream.started_s is not None]
         return min(known, default=None)
 
     @property
     def cursor(self) -> Cursor:
-        """How far the reader has got with all of them together: no place in any one's log."""
+        """Returns how far the reader has got with all of them together: no place in a log."""
         cursors = [stream.cursor for stream in self._streams]
         return Cursor(sum(c.num_tokens for c in cursors), sum(c.num_bytes for c in cursors))
 
     @property
     def num_waiting(self) -> int:
-        """As JobStream's."""
+        """Returns how many events are here and were not read."""
         return len(self._ready) + self._arrived.qsize()
 
     def has_ended(self, index: int) -> bool:
@@ -61,9 +61,9 @@ class MergedStream:
         return index in self._ends
 
     async def get(self, timeout_s: float) -> Event | None:
-        """The next event, or None when there is none within `timeout_s`.
+        """Returns the next event, or None when there is none within `timeout_s`.
 
-        Raises StreamInterrupted, and whatever else one of the streams raised.
+        Raises StreamInterrupted, and what else one of the streams raised.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -117,7 +117,7 @@ def _renumbered(delta: Delta, first: int) -> Delta:
 
 
 def _all_finished(ends: Sequence[Finished | Failed]) -> Finished:
-    """One end for all of them. LENGTH when any was cut; token counts are sums."""
+    """Returns one end of all jobs: LENGTH when any was cut, with the sums of the token counts."""
     reasons = {end.reason for end in ends if isinstance(end, Finished)}
     return Finished(
         end=Cursor(sum(end.end.num_tokens for end in ends), sum(end.end.num_bytes for end in ends)),

@@ -37,8 +37,8 @@ class MissingEnd:
         resubmit: Callable[[], Awaitable[Restored]] | None,
         patience_s: float,
     ) -> None:
-        """`resubmit`: see EventRelay.open. `patience_s`: how long a worker has to put a lost job
-        back."""
+        """Takes `resubmit` of EventRelay.open. `patience_s`: how long a worker has to put a lost
+        job back."""
         self._job_id = job_id
         self._store = store
         self._resubmit = resubmit
@@ -94,7 +94,7 @@ class MissingEnd:
         )
 
     def _has_been_missing(self) -> bool:
-        """Whether it has been missing for so long that no worker puts it back any more."""
+        """Returns whether it is missing for so long that no worker puts it back any more."""
         now_s = self._clock()
         if self._missing_since_s is None:
             self._missing_since_s = now_s

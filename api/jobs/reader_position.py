@@ -24,7 +24,7 @@ _AHEAD_CHARS = 31  # of one choice in the text form, at most
 
 
 class Diverged(Exception):
-    """The log says something else than what this reader was given."""
+    """The log differs from what its reader was given."""
 
 
 class ReaderPosition:
@@ -38,7 +38,7 @@ class ReaderPosition:
         self._ended: set[int] = set()  # choices whose end was delivered
 
     def take(self, delta: Delta) -> Delta | None:
-        """What of `delta` is new, moving the cursor to its end; None when nothing is.
+        """Returns what of `delta` is new, and moves the cursor to its end; None: nothing is new.
 
         `delta` must not leave a gap (see `is_gap`). Raises Diverged when the overlap
         differs from what was delivered.
@@ -58,12 +58,12 @@ class ReaderPosition:
         return self._trimmed(delta, text)
 
     def has(self, delta: Delta) -> bool:
-        """True when nothing of `delta` lies after the cursor."""
+        """Returns whether nothing of `delta` lies after the cursor."""
         end, cursor = delta.end, self.cursor
         return end.num_tokens <= cursor.num_tokens and end.num_bytes <= cursor.num_bytes
 
     def is_gap(self, delta: Delta) -> bool:
-        """True when something between the cursor and `delta` is missing."""
+        """Returns whether something between the cursor and `delta` is missing."""
         start = delta.start
         return start.num_tokens > self.cursor.num_tokens or start.num_bytes > self.cursor.num_bytes
 
@@ -95,7 +95,7 @@ class ReaderPosition:
         return fresh
 
     def _rest_of(self, segments: Sequence[Segment], start: Cursor) -> Iterator[Segment]:
-        """What of a delta's segments lies after the cursor.
+        """Yields what of a delta's segments lies after the cursor.
 
         A choice's end comes with its last token. One that has none is a point: on the cursor it is
         new unless that choice's end was delivered.
@@ -138,7 +138,7 @@ class ReaderPosition:
 def _agree(
     had: tuple[int, ...] | bytes, had_from: int, got: tuple[int, ...] | bytes, got_from: int
 ) -> bool:
-    """Whether two slices of one sequence are equal where they overlap."""
+    """Returns whether two slices of one sequence are equal where they overlap."""
     low = max(had_from, got_from)
     high = min(had_from + len(had), got_from + len(got))
     if low >= high:
@@ -199,7 +199,7 @@ class AheadTrimmer:
 
     @property
     def left(self) -> Mapping[int, Extent]:
-        """What has not been left out yet, of each choice that has any. A copy."""
+        """Returns a copy of what has not been left out yet, of each choice that has any."""
         return dict(self._left)
 
     def rest_of(self, part: ChoiceDelta) -> ChoiceDelta | None:
@@ -232,7 +232,7 @@ class AheadTrimmer:
 
 
 def resume_hint(job_id: str, resume_point: ResumePoint) -> str:
-    """A sentence for a reader whose stream ends before its job does."""
+    """Returns a sentence for a reader whose stream ends before its job does."""
     return (
         f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {resume_point}' goes on "
         "from here."

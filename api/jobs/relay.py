@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.jobs.accepted_jobs import PATIENCE_S
 from api.jobs.event_stream import JobStream, RelayCounts
+from api.jobs.missing_end import MissingEnd
 from shared.messages import Cursor
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.bus import EventBus, Subscription
@@ -44,12 +45,12 @@ class ExpectedStream:
         return self._subscription
 
     async def aclose(self) -> None:
-        """For a job that will not be."""
+        """Unsubscribes, for a job that is not submitted."""
         await self._bus.unsubscribe(self._subscription)
 
 
 class EventRelay:
-    """Opens streams over one store and one bus, and looks after those that hear nothing."""
+    """Opens streams over one store and one bus, and looks after those that receive nothing."""
 
     def __init__(
         self,
@@ -60,8 +61,9 @@ class EventRelay:
         outage_s: float = 30.0,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`silence_s`: how long a stream hears nothing before its job is looked at. `patience_s`:
-        how long a job may be missing before its stream ends as `job_lost`."""
+        """Takes times in seconds: `silence_s` without an event until a stream's job is looked at,
+        `outage_s` without the store until it is interrupted, `patience_s` without its job until it
+        ends as `job_lost`."""
         self._store = store
         self._bus = bus
         self._patience_s = patience_s
@@ -70,11 +72,11 @@ class EventRelay:
         self.counts = RelayCounts()
 
     async def aclose(self) -> None:
-        """Streams that are still open are looked after no longer. Idempotent."""
+        """Stops looking after streams that are still open. Idempotent."""
         await self._quiet.aclose()
 
     async def expect(self, job_id: str) -> ExpectedStream:
-        """Begins to subscribe: for an `open` of the same job, else to be closed."""
+        """Begins to subscribe, for an `open` of the same job; without one it is to be closed."""
         return ExpectedStream(job_id, self._bus, await self._bus.begin(job_id))
 
     async def open(
@@ -87,15 +89,12 @@ class EventRelay:
         *,
         expected: ExpectedStream | None = None,
     ) -> JobStream:
-        """Subscribes, then submits. Raises TransportError, or whatever `submit` raises.
+        """Subscribes, then submits. Raises TransportError, and what `submit` raises.
 
-        `prompt` gets the log probabilities of the job's prompt before the stream gives anything;
-        None: this reader wants nothing of them.
-
-        `resubmit` queues the job once more where the store has lost it before it gave anything.
-
-        Where `submit` returns ACCEPTED the job is new: what was confirmed before it was made has
-        missed nothing, and the log is not read for it. `expected`: see `expect`.
+        Where `submit` returns ACCEPTED the job is new: a subscription that was confirmed before it
+        has missed nothing, and the log is not read. `resubmit` queues the job once more where the
+        store has lost it before it gave anything. `prompt` receives the log probabilities of the
+        job's prompt before the stream gives anything. `expected`: see `expect`.
         """
         if expected is None:
             subscription = await self._bus.subscribe(job_id)
@@ -116,10 +115,9 @@ class EventRelay:
             self._bus,
             subscription,
             self.counts,
+            MissingEnd(job_id, self._store, resubmit, self._patience_s),
             self._outage_s,
-            resubmit,
             is_behind=must_catch_up,
-            patience_s=self._patience_s,
             prompt=prompt,
         )
         self._quiet.add(stream)
@@ -134,11 +132,13 @@ class _Watch:
 
 
 class QuietStreams:
-    """A stream that hears nothing for `silence_s` is looked at, and then again and again: after
-    intervals that double up to MAX_SILENCES times `silence_s`, until it hears something.
+    """Looks at the jobs of streams that received nothing for `silence_s`, then after intervals that
+    double up to MAX_SILENCES times `silence_s`, until they receive something.
 
-    While the store is away a single look is tried each `silence_s`; after `outage_s` the streams
-    whose look is due are interrupted.
+    What the bus loses shows in no other way: a stream that receives nothing cannot know whether
+    there was anything. One call of the store looks at many jobs, so that streams that wait cost
+    next to nothing. While the store is away a single look is tried each `silence_s`; after
+    `outage_s` the streams whose look is due are interrupted.
     """
 
     def __init__(self, store: JobStore, *, silence_s: float, outage_s: float) -> None:
@@ -151,14 +151,14 @@ class QuietStreams:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, stream: JobStream) -> None:
-        """Looks after the stream until it is closed."""
+        """Watches a stream until it is closed."""
         watch = _Watch(stream, stream.last_news_s, self._silence_s)
         self._push(watch, stream.last_news_s + self._silence_s)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="quiet-streams")
 
     async def aclose(self) -> None:
-        """Idempotent."""
+        """Stops. Idempotent."""
         if self._task is not None:
             await cancel_and_wait(self._task)
             self._task = None
@@ -167,7 +167,7 @@ class QuietStreams:
         heapq.heappush(self._due, (due_s, next(self._order), watch))
 
     async def _run(self) -> None:
-        """Until no stream is left."""
+        """Looks at what is due until no stream is left."""
         while self._due:
             page = self._take_due()
             if not page:
@@ -179,7 +179,7 @@ class QuietStreams:
         self._away_since_s = None
 
     def _take_due(self) -> list[_Watch]:
-        """At most a page of the streams that are quiet and due. The others are put off."""
+        """Returns at most a page of the streams that are quiet and due; puts the others off."""
         now, page = asyncio.get_running_loop().time(), list[_Watch]()
         while self._due and self._due[0][0] <= now and len(page) < PAGE_STREAMS:
             _, _, watch = heapq.heappop(self._due)
@@ -197,7 +197,7 @@ class QuietStreams:
         return page
 
     async def _look(self, page: list[_Watch]) -> bool:
-        """False when it failed: the page is due again."""
+        """Looks at a page. Returns False when that failed: the page is due again."""
         try:
             looks = await self._store.look([watch.stream.job_id for watch in page])
         except TransportError as error:

@@ -43,14 +43,14 @@ _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 async def list_jobs(
     params: Annotated[JobQuery, Query()], caller: CallerDep, jobs: JobsDep
 ) -> JobList:
-    """Newest first. `state`: one of the status words; `limit`: 1 to 1000, 20 by default."""
+    """Lists jobs, newest first."""
     records = await jobs.store.list_jobs(params.state, params.limit, caller.scope)
     return JobList(data=[JobObject.of(record) for record in records])
 
 
 @router.get("/v1/jobs/{name}", responses=errors(NAMED))
 async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> JobObject:
-    """State, queue position, timings, token counts, worker and finish reason."""
+    """Returns a job's state, queue position, timings, token counts, worker and finish reason."""
     return JobObject.of(await _find(jobs, caller, name))
 
 
@@ -102,7 +102,7 @@ async def stream_job(
     caller: CallerDep,
     jobs: JobsDep,
 ) -> Response:
-    """The job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left to send."""
+    """Streams the job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left."""
     record = await _find(jobs, caller, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
@@ -113,9 +113,9 @@ async def stream_job(
 async def new_stream_token(
     name: str, caller: CallerDep, jobs: JobsDep, tokens: StreamTokensDep
 ) -> StreamToken:
-    """A token for the URL of the job's stream, for readers that cannot send a key: `?token=`.
+    """Returns a token for the URL of the job's stream, for clients that cannot send a key.
 
-    It opens this stream and nothing else, for a while: `expires_at`, in Unix seconds.
+    `?token=` opens this stream and nothing else, until `expires_at` (Unix seconds).
     """
     record = await _find(jobs, caller, name)
     token, ends_s = await tokens.new(record.job_id, record.tenant)
@@ -127,7 +127,7 @@ async def new_stream_token(
 async def list_dead_letters(
     params: Annotated[DeadLetterQuery, Query()], caller: CallerDep, dead_letters: DeadLettersDep
 ) -> DeadLetterList:
-    """Newest first. `limit`: 1 to 1000, 20 by default."""
+    """Lists dead letters, newest first."""
     found = await dead_letters.list(caller.scope, params.limit)
     return DeadLetterList(data=[DeadLetterObject.of(dead_letter) for dead_letter in found])
 

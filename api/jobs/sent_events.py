@@ -34,7 +34,7 @@ class SentEvents:
         *,
         counts: bool = True,
     ) -> None:
-        """`stream_interval`: tokens of a choice per event; None: an event per step.
+        """Takes the tokens of a choice per event; None: an event per step.
 
         Without `counts` there is no resume point: the formatter's own hint names the place.
         """
@@ -50,7 +50,7 @@ class SentEvents:
 
     @property
     def resume_point(self) -> ResumePoint:
-        """Where a reader of what was sent resumes: nothing is missing or repeated."""
+        """Returns where a reader of what was sent resumes: nothing is missing or repeated."""
         return self._choices.resume_point
 
     def resume_hint(self, job_id: str) -> str:
@@ -187,17 +187,17 @@ class SentChoices:
 
     @property
     def in_order(self) -> bool:
-        """True while events include everything that was taken, in the log's order."""
+        """Returns whether events include everything that was taken, in the log's order."""
         return self._ordered_end is not None
 
     @property
     def has_pending(self) -> bool:
-        """True when tokens or text were taken that no event includes."""
+        """Returns whether tokens or text were taken that no event includes."""
         return self._taken != self._included
 
     @property
     def resume_point(self) -> ResumePoint:
-        """Where a reader of what was sent resumes."""
+        """Returns where a reader of what was sent resumes."""
         ahead = {
             choice: Extent(
                 sent.num_tokens - passed.num_tokens,

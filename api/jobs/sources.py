@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import anyio
 from starlette.types import Scope
@@ -35,59 +34,7 @@ from shared.transport.ports.jobs import JobRecord, Submitted, TransportError
 log = logging.getLogger(__name__)
 
 
-class EventStream(Protocol):
-    """A JobStream, or a MergedStream of several."""
-
-    @property
-    def started_s(self) -> float | None:
-        """When a worker reported that it began, if that was received. Monotonic clock."""
-        ...
-
-    @property
-    def num_waiting(self) -> int:
-        """Events that have arrived and were not read."""
-        ...
-
-    async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
-        """Returns the next event, or None when there is none within `timeout_s`.
-
-        Nothing follows a Finished or Failed. Raises StreamInterrupted.
-        """
-        ...
-
-    async def aclose(self) -> None: ...
-
-
-class EventSource(Protocol):
-    """Where a response's events come from, and what becomes of their jobs."""
-
-    job_id: str  # the response is named by it
-    has_long_events: bool  # a short delta may make events of many kilobytes
-    resume_hint: str | None  # a sentence in place of the body's own
-
-    async def open(self, scope: Scope) -> EventStream:
-        """Raises ApiError; then nothing is left open."""
-        ...
-
-    def observe(self, delta: Delta) -> None:
-        """Counts a delta that was received."""
-        ...
-
-    def observe_end(self, end: Finished | Failed) -> None:
-        """Counts the end, which was received."""
-        ...
-
-    def is_small(self, end: Finished | Failed) -> bool:
-        """Whether what a response sends at the end can be encoded in one go."""
-        ...
-
-    async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
-        """Settles what becomes of the jobs, and closes the stream. Never raises TransportError.
-
-        `ending` is None when the response failed. `is_resumable`: a client that was cut off may go
-        on reading at another frontend.
-        """
-        ...
+EventStream = JobStream | MergedStream
 
 
 def _refusal(error: BaseException) -> str:
@@ -98,9 +45,11 @@ def _refusal(error: BaseException) -> str:
 
 
 class SubmittedJobs:
-    """Submits a request's jobs: one, or one for each of several prompts.
+    """A source that submits a request's jobs: one, or one for each of several prompts.
 
     All are admitted or none. The first that fails ends the response and cancels the others.
+    `job_id` names the response. With `has_long_events` a short delta may make events of many
+    kilobytes. `resume_hint`: a sentence in place of the body's own.
     """
 
     def __init__(
@@ -110,7 +59,7 @@ class SubmittedJobs:
         timing: Timing,
         prompts: Sequence[ScoredPrompt | None] = (),
     ) -> None:
-        """`submitted` have the same number of choices. `prompts`: see `generation_response`."""
+        """Takes jobs with the same number of choices. `prompts`: see `generation_response`."""
         first = submitted[0]
         self.job_id = first.job_id
         self.has_long_events = first.sampling.prompt_logprobs is not None
@@ -124,10 +73,11 @@ class SubmittedJobs:
         self._timing = timing
         self._kind = first.kind
         self._inter_token_s = jobs.metrics.inter_token_s.labels(first.kind)
-        self._stream: JobStream | MergedStream | None = None
+        self._stream: EventStream | None = None
         self._end: Finished | Failed | None = None
 
-    async def open(self, scope: Scope) -> JobStream | MergedStream:
+    async def open(self, scope: Scope) -> EventStream:
+        """Submits the jobs. Raises ApiError; then nothing is left open."""
         streams: list[JobStream] = []
         try:
             for index in range(len(self._submitted)):
@@ -178,6 +128,7 @@ class SubmittedJobs:
             await stream.aclose()
 
     def observe(self, delta: Delta) -> None:
+        """Counts a delta that was received."""
         if not delta.token_ids and len(self._submitted) > 1:
             return  # the mere end of a choice
         metrics = self._jobs.metrics
@@ -191,6 +142,7 @@ class SubmittedJobs:
         metrics.ttft_s.labels(self._kind).observe(ttft_ms / 1000)
 
     def observe_end(self, end: Finished | Failed) -> None:
+        """Counts the end, which was received."""
         assert self._stream is not None
         self._end = end
         self._timing.started_s = self._stream.started_s
@@ -201,19 +153,23 @@ class SubmittedJobs:
             metrics.e2e_s.labels(self._kind).observe(e2e_s)
 
     def is_small(self, end: Finished | Failed) -> bool:
+        """Returns whether what a response sends at the end can be encoded in one go."""
         return is_small_response(self._submitted[0], end)
 
     async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
+        """Settles what becomes of the jobs, and closes the stream. Never raises TransportError.
+
+        `ending` is None when the response failed. `is_resumable`: a client that was cut off may go
+        on reading at another frontend.
+        """
         outcome = self._outcome(ending)
         if outcome == "disconnected":
             self._jobs.metrics.disconnects.labels(self._kind).inc()
         # Jobs of a stream that was cut go on for as long as this frontend's lease lasts. Without a
         # stream, or after an outage, no client can read on.
         keeps = ending is Ending.CUT and is_resumable
-        for index, (job, reader_id) in enumerate(
-            zip(self._submitted, self._reader_ids, strict=True)
-        ):
-            await self._close_one(index, job, reader_id, keeps=keeps)
+        for index in range(len(self._submitted)):
+            await self._close_one(index, keeps=keeps)
         assert self._stream is not None
         await self._stream.aclose()
         self._count(outcome)
@@ -222,7 +178,8 @@ class SubmittedJobs:
             extra["num_jobs"] = len(self._submitted)
         log.info("response ended", extra=extra)
 
-    async def _close_one(self, index: int, job: Job, reader_id: str, *, keeps: bool) -> None:
+    async def _close_one(self, index: int, *, keeps: bool) -> None:
+        job, reader_id = self._submitted[index], self._reader_ids[index]
         disconnects, stream = self._jobs.disconnects, self._stream
         disconnects.unwatch(reader_id)
         is_over = self._end is not None
@@ -246,7 +203,7 @@ class SubmittedJobs:
 
 
 class AttachedJob:
-    """Follows a job that was submitted before, from a cursor of its log on.
+    """A source that follows a job that was submitted before, from a cursor of its log on.
 
     Leaving it cancels nothing. But it is a reader of the job: while it is there the job is no
     orphan, and where the last reader's leaving begins a grace period, its leaving does too.
@@ -263,7 +220,7 @@ class AttachedJob:
         *,
         has_short_end: bool = False,
     ) -> None:
-        """`has_short_end`: the last event does not repeat the output."""
+        """Takes the job's record. `has_short_end`: the last event does not repeat the output."""
         self._has_short_end = has_short_end
         self.job_id = record.job_id
         self._jobs = jobs
@@ -290,7 +247,7 @@ class AttachedJob:
         return self._stream
 
     def observe(self, delta: Delta) -> None:
-        """The response that submitted the job counts it."""
+        """Does nothing: the response that submitted the job counts it."""
 
     def observe_end(self, end: Finished | Failed) -> None:
         self._has_ended = True
@@ -306,3 +263,6 @@ class AttachedJob:
             await disconnects.left(self.job_id, self._reader_id, OnDisconnect.GRACE)
         if self._stream is not None:
             await self._stream.aclose()
+
+
+EventSource = SubmittedJobs | AttachedJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import APIRouter
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from api.generation.service import GenerationDep
 from api.http.caller import CallerDep
@@ -74,7 +74,11 @@ async def release() -> Response:
     return json_response({"version": _VERSION})
 
 
-@router.get("/metrics", response_class=PlainTextResponse, responses=errors(KEYED))
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **errors(KEYED)},
+)
 async def metrics(counters: MetricsDep) -> Response:
     """The Prometheus text format; docs: the table in `api.metrics`."""
     return Response(

@@ -81,6 +81,15 @@ def test_only_our_own_errors_are_documented(document: dict[str, Any]) -> None:
     assert not [name for name in document["components"]["schemas"] if "Validation" in name]
 
 
+def test_errors_are_json(document: dict[str, Any]) -> None:
+    for route, operation in operations():
+        for status, response in operation["responses"].items():
+            if int(status) >= 400 and not route.startswith("HEAD"):
+                assert set(response["content"]) == {JSON}, (route, status)
+    metrics = document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    assert set(metrics) == {"text/plain"}
+
+
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     text = json.dumps(document)
