@@ -19,7 +19,7 @@ from shared.transport.ports.jobs import JobStore, TransportError
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 ATTACH_S = 2.0  # from one attach of a reader to its next
 KEYS_S = 2.0
 FILES_S = 10.0
@@ -61,16 +61,16 @@ class Housekeeping:
         self._lease_ms = lease_ms
         self._health_interval_s = health_interval_s
         self._tasks: list[asyncio.Task[None]] = []
-        self._beat_s: float | None = None  # when the last heartbeat was confirmed
+        self._heartbeat_s: float | None = None  # when the last heartbeat was confirmed
         self._has_lapsed = False  # the lease had ended, and not all readers have attached since
 
     def start(self) -> None:
         rounds: list[tuple[str, float, Callable[[], Awaitable[object]]]] = [
-            ("beat", BEAT_S, self._beat),
-            ("reap", BEAT_S, self._reap),
+            ("heartbeat", HEARTBEAT_S, self._heartbeat),
+            ("reap", HEARTBEAT_S, self._reap),
             ("readers", ATTACH_S / ATTACH_ROUNDS, self._disconnects.attach_some),
-            ("disconnects", BEAT_S, self._disconnects.retry),
-            ("accepted jobs", BEAT_S, self._accepted.look),
+            ("disconnects", HEARTBEAT_S, self._disconnects.retry),
+            ("accepted jobs", HEARTBEAT_S, self._accepted.look),
             ("health", self._health_interval_s, self._health.refresh),
             ("models", self._health_interval_s, self._catalog.refresh),
             ("kept models", KEEP_S, self._catalog.keep),
@@ -86,17 +86,17 @@ class Housekeeping:
         await cancel_and_wait(*self._tasks)
         self._tasks = []
 
-    async def _beat(self) -> None:
-        is_in_time = await self._store.beat_frontend(self._frontend_id, self._lease_ms)
-        last_s, self._beat_s = self._beat_s, time.monotonic()
+    async def _heartbeat(self) -> None:
+        is_in_time = await self._store.frontend_heartbeat(self._frontend_id, self._lease_ms)
+        last_s, self._heartbeat_s = self._heartbeat_s, time.monotonic()
         if not is_in_time and last_s is not None:
             self._has_lapsed = True
-            since_s = round(self._beat_s - last_s, 2)
+            since_s = round(self._heartbeat_s - last_s, 2)
             log.warning("the lease had ended", extra={"since_last_beat_s": since_s})
 
     async def _reap(self) -> None:
         """Reaps once this frontend's own lease runs and its readers have attached."""
-        await self._beat()
+        await self._heartbeat()
         if self._has_lapsed:
             await self._disconnects.attach_all()
             self._has_lapsed = False

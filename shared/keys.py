@@ -141,7 +141,8 @@ class Keys:
         return f"{self.prefix}queued:model:{model}"
 
     @property
-    def unbegun(self) -> str:
+    def queued_deadlines(self) -> str:
+        """Jobs that were never claimed, by their queue deadline."""
         return f"{self.prefix}unbegun"
 
     @property

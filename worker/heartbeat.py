@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shared.logs import RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import Beat, JobQueue
+from shared.transport.ports.queue import JobQueue, WorkerReport
 from worker.engine_process.supervisor import EngineSupervisor
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs
@@ -24,7 +24,7 @@ from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-LATE_SHARE = 0.5  # of a lease: a beat that comes so late is worth a warning
+LATE_SHARE = 0.5  # of a lease: a heartbeat that comes so late is worth a warning
 
 
 class EngineHealth(Protocol):
@@ -37,7 +37,7 @@ class EngineHealth(Protocol):
 
 
 class Heartbeat:
-    """Beats every `interval_s` until cancelled; `beat` may be called in between."""
+    """Sends one every `interval_s` until cancelled; `send` may be called in between."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Heartbeat:
         )
         self.draining = False
 
-    async def beat(self) -> None:
+    async def send(self) -> None:
         """Sends one heartbeat. Raises TransportError."""
         attempts = {running.job.job_id: running.attempt for running in self._jobs}
         begin_s = time.monotonic()
-        reply = await self._queue.beat(
-            Beat(
+        reply = await self._queue.heartbeat(
+            WorkerReport(
                 worker_id=self._worker_id,
                 lease_ms=self._lease_ms,
                 models=self._models,
@@ -107,7 +107,7 @@ class Heartbeat:
                 continue
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await self.beat()
+                    await self.send()
                 self._outage.succeeded()
             except (TransportError, TimeoutError) as error:
                 self._on_trouble()
@@ -126,7 +126,7 @@ RATE_WINDOW_S = 5.0
 
 
 class LoadReport:
-    """Returns, at every beat, the worker's load as operators and frontends read it.
+    """Returns, at every heartbeat, the worker's load as operators and frontends read it.
 
     The engine's figures are those of its last report, at most a step old.
     """

@@ -36,7 +36,7 @@ from worker.outbox import FlushPolicy, Outbox, Settled
 
 MAX_GAPS = 3  # in a row, of one job
 MAX_SLICES = 4  # of prompts, in one append: each may have 220 KiB, and all jobs' tokens wait
-LEASE_WAIT_S = 0.05  # for the beat that must come before a job is put back
+LEASE_WAIT_S = 0.05  # for the heartbeat that must come before a job is put back
 MEMORY_WAIT_S = 1.0  # for a server above maxmemory to have room for a job that it has lost
 
 RESTORE_WAITS_S = {Restored.NO_LEASE: LEASE_WAIT_S, Restored.NO_MEMORY: MEMORY_WAIT_S}

@@ -200,7 +200,7 @@ class WorkerService:
 
     async def _repair(self) -> None:
         """Writes again what the store may have lost of this worker. Raises TransportError."""
-        await self._heartbeat.beat()  # the lease first: nothing is claimed without
+        await self._heartbeat.send()  # the lease first: nothing is claimed without
         await self._queue.setup([self._checkpoint.name])
         await self._announce()
 
@@ -297,7 +297,7 @@ class WorkerService:
         with contextlib.suppress(TransportError, TimeoutError):
             async with asyncio.timeout(HAND_BACK_S):
                 # Others learn it from this heartbeat; without it, from the next.
-                await self._heartbeat.beat()
+                await self._heartbeat.send()
                 # Jobs that the last pull claimed without a reply: no other worker may take them.
                 await self._release(await self._queue.reconcile(self.worker_id, self._jobs.ids))
         while len(self._jobs) and not self._stop_now.is_set():

@@ -113,7 +113,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "models": worker.models,
         **counts,
         **others,
-        "beat_age_ms": _milliseconds(worker.beat_age_s),
+        "beat_age_ms": _milliseconds(worker.heartbeat_age_s),
     }
 
 

@@ -51,11 +51,11 @@ from shared.redis.url import (
 BLOCK_MS = 1000
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 3.0
-BEAT_TIMEOUT_S = 2.0
+HEARTBEAT_TIMEOUT_S = 2.0
 PULL_TIMEOUT_S = BLOCK_MS / 1000 + 2.0
 FIND_TIMEOUT_S = 1.0
 MAX_COMMAND_CONNECTIONS = 64
-MAX_BEAT_CONNECTIONS = 2  # the one in use, and its successor when it does not answer
+MAX_HEARTBEAT_CONNECTIONS = 2  # the one in use, and its successor when it does not answer
 MAX_ACCEPT_WAIT_S = 10.0
 ACCEPT_TIMEOUT_S = MAX_ACCEPT_WAIT_S + 2.0
 MAX_ACCEPT_CONNECTIONS = 256  # acceptances that wait for a disk or a replica at once
@@ -84,9 +84,9 @@ class Connections:
             {"max_connections": MAX_COMMAND_CONNECTIONS, "timeout": COMMAND_TIMEOUT_S},
         )
         self.heartbeat = self._client(
-            {"socket_timeout": BEAT_TIMEOUT_S, "retry": never},
+            {"socket_timeout": HEARTBEAT_TIMEOUT_S, "retry": never},
             BlockingConnectionPool,
-            {"max_connections": MAX_BEAT_CONNECTIONS, "timeout": BEAT_TIMEOUT_S},
+            {"max_connections": MAX_HEARTBEAT_CONNECTIONS, "timeout": HEARTBEAT_TIMEOUT_S},
         )
         # For pools that have their own time limit: connections without a limit on reads.
         self._pubsub = self._client({"socket_timeout": None, "retry": never}, ConnectionPool, {})

@@ -42,9 +42,9 @@ class RedisDeadLetters:
                     pipe.hmget(self._keys.dead_letter(fields[b"id"].decode()), _FIELDS)
                 hashes = await pipe.execute() if rows else []
             for (_, fields), values in zip(rows, hashes, strict=True):
-                letter = _letter(fields[b"id"].decode(), values)
-                if isinstance(letter, DeadLetter) and tenant in (None, letter.tenant):
-                    found.append(letter)
+                dead_letter = _dead_letter(fields[b"id"].decode(), values)
+                if isinstance(dead_letter, DeadLetter) and tenant in (None, dead_letter.tenant):
+                    found.append(dead_letter)
             if len(rows) < PAGE:
                 break
             before = "(" + rows[-1][0].decode()
@@ -53,7 +53,7 @@ class RedisDeadLetters:
     async def get(self, job_id: str) -> DeadLetter | Requeued | None:
         with translated("dead letter"):
             values: Any = await self._redis.hmget(self._keys.dead_letter(job_id), _FIELDS)
-        return _letter(job_id, values)
+        return _dead_letter(job_id, values)
 
     async def request(self, job_id: str) -> Job | None:
         with translated("dead letter"):
@@ -67,10 +67,10 @@ class RedisDeadLetters:
 
     async def drop(self, job_id: str) -> bool:
         with translated("dead letter"):
-            return bool(await self._scripts.call(self._redis, "letter_drop", job_id))
+            return bool(await self._scripts.call(self._redis, "dead_letter_drop", job_id))
 
 
-def _letter(job_id: str, values: Sequence[bytes | None]) -> DeadLetter | Requeued | None:
+def _dead_letter(job_id: str, values: Sequence[bytes | None]) -> DeadLetter | Requeued | None:
     texts = [None if value is None else value.decode() for value in values]
     model, tenant, kind, reason, crashes, num_tokens, died_ms, requeued_as = texts
     if requeued_as is not None:

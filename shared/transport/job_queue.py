@@ -24,11 +24,11 @@ from shared.transport.ports.queue import (
     Append,
     AppendResult,
     AppendStatus,
-    Beat,
-    BeatReply,
     CrashCause,
     Delivery,
+    HeartbeatReply,
     JobSnapshot,
+    WorkerReport,
 )
 from shared.transport.ports.registry import RESERVED_STATS
 from shared.transport.scripts import Argument, Scripts
@@ -103,29 +103,31 @@ class RedisJobQueue:
         self._queues = tuple(queue for lane in lanes for queue in lane)
         self._delivered = ()
 
-    async def beat(self, beat: Beat) -> BeatReply:
-        stats = {name: _field(value) for name, value in beat.stats.items()}
+    async def heartbeat(self, report: WorkerReport) -> HeartbeatReply:
+        stats = {name: _field(value) for name, value in report.stats.items()}
         if reserved := RESERVED_STATS.intersection(stats):
             raise ValueError(f"not names of statistics: {sorted(reserved)}")
-        stats |= {"draining": _field(beat.draining), "stalled": _field(beat.stalled)}
+        stats |= {"draining": _field(report.draining), "stalled": _field(report.stalled)}
         clock = self._connections.clock
         begun_s = clock.now_s()
         arguments: list[Argument] = [
-            beat.worker_id,
-            beat.lease_ms,
-            json.dumps(beat.models),
+            report.worker_id,
+            report.lease_ms,
+            json.dumps(report.models),
             clock.testimony,
             len(stats),
         ]
         for name, value in stats.items():
             arguments += (name, value)
-        for job_id, attempt in beat.running:
+        for job_id, attempt in report.running:
             arguments += (job_id, attempt)
-        with translated("beat"):
-            seen, *reply = await self._scripts.call(self._connections.heartbeat, "beat", *arguments)
+        with translated("heartbeat"):
+            seen, *reply = await self._scripts.call(
+                self._connections.heartbeat, "heartbeat", *arguments
+            )
         clock.answered(begun_s, seen)
         dropped, lost = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
-        return BeatReply(dropped, lost)
+        return HeartbeatReply(dropped, lost)
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         if count < 1:

@@ -63,7 +63,7 @@ class StorePolicy:
     """Lifetimes in milliseconds that no parameter of a port gives."""
 
     grace_ms: int = 10_000  # OnDisconnect.GRACE: how long a job waits for a reader
-    frontend_lease_ms: int = 10_000  # granted by submit and attach until the next beat
+    frontend_lease_ms: int = 10_000  # granted by submit and attach until the next heartbeat
     delivered_retain_ms: int = 60_000  # a log whose reader was there when the job ended
 
 
@@ -82,7 +82,7 @@ class RedisJobStore:
         self._keys = keys
         self._redis = connections.commands
         self._calls = connections.scripts
-        self._beats = connections.heartbeat
+        self._heartbeats = connections.heartbeat
         self._scripts = scripts
         self._policy = policy
         self._server_clock = connections.clock
@@ -95,8 +95,8 @@ class RedisJobStore:
         return Submission(outcome, allowances(left))
 
     async def requeue(self, dead_letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
-        reply = await self._submit(job, limits, "", letter=dead_letter_id)
-        if reply[0] == b"NOLETTER":
+        reply = await self._submit(job, limits, "", dead_letter=dead_letter_id)
+        if reply[0] == b"NODEADLETTER":
             return None
         return reply[1].decode() if reply[0] == b"REQUEUED" else job.job_id
 
@@ -126,7 +126,7 @@ class RedisJobStore:
         limits: AdmissionLimits,
         reader_id: str,
         *,
-        letter: str = "",
+        dead_letter: str = "",
         again: bool = False,
     ) -> Any:
         """Returns the transition's reply. Raises ValueError, QueueFull and KeyTaken."""
@@ -139,7 +139,7 @@ class RedisJobStore:
             reader=reader_id,
             grace=self._grace_of(job.on_disconnect),
             frontend_lease_ms=self._policy.frontend_lease_ms,
-            letter=letter,
+            dead_letter=dead_letter,
             again=again,
         )
         with translated("submit"):
@@ -269,12 +269,12 @@ class RedisJobStore:
             with translated("detach"):
                 await self._call("detach", job_id, reader_id, self._policy.delivered_retain_ms)
 
-    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> bool:
-        with translated("beat_frontend"):
+    async def frontend_heartbeat(self, frontend_id: str, lease_ms: int) -> bool:
+        with translated("frontend_heartbeat"):
             lease = self._keys.frontend(frontend_id)
-            is_in_time = bool(await self._beats.pexpire(lease, lease_ms))
+            is_in_time = bool(await self._heartbeats.pexpire(lease, lease_ms))
             try:
-                await self._beats.set(lease, str(lease_ms), px=lease_ms)
+                await self._heartbeats.set(lease, str(lease_ms), px=lease_ms)
             except RedisError as error:
                 # Above maxmemory SET is refused; a lease that was there has been renewed.
                 if not (is_out_of_memory(error) and is_in_time):

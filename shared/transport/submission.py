@@ -39,7 +39,7 @@ def submit_arguments(
     reader: str,
     grace: str,
     frontend_lease_ms: int,
-    letter: str = "",
+    dead_letter: str = "",
     again: bool = False,
 ) -> list[Argument]:
     """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" for ever."""
@@ -73,7 +73,7 @@ def submit_arguments(
         "tok_s": str(drain.tokens_per_s or ""),  # 0: a worker may come and do it all the same
         "idem": "" if job.idempotency is None else job.idempotency.key,
         "idem_body": "" if job.idempotency is None else job.idempotency.body,
-        "letter": letter,
+        "dead_letter": dead_letter,
         "again": "1" if again else "",
     }
     return [word for pair in params.items() for word in pair]

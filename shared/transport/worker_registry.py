@@ -139,7 +139,7 @@ def worker_status(worker_id: str, fields: Hash, now_ms: int) -> WorkerStatus:
     return WorkerStatus(
         worker_id=worker_id,
         models=tuple(json.loads(fields.get(b"models", b"[]"))),
-        beat_age_s=max(0.0, (now_ms - int(fields.get(b"beat_ms", 0))) / 1000),
+        heartbeat_age_s=max(0.0, (now_ms - int(fields.get(b"beat_ms", 0))) / 1000),
         draining=fields.get(b"draining") == b"1",
         stalled=fields.get(b"stalled") == b"1",
         stats=stats,

@@ -5,7 +5,7 @@
 Starts a service of its own with the echo runner (a step of fixed length, no model), reads that many
 streams at once and prints one JSON line per number of streams: differences of the server's own
 counters (INFO), divided by the tokens that were generated. Script calls are the round trips of
-both sides that change something: submits, pulls, appends, beats, reaps.
+both sides that change something: submits, pulls, appends, heartbeats, reaps.
 """
 
 from __future__ import annotations

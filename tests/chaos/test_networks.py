@@ -106,8 +106,8 @@ async def test_a_partitioned_worker_is_taken_over_and_its_late_words_are_refused
 ) -> None:
     """It goes on computing, hears nothing, and says all of it when the network is back.
 
-    What refuses it is a race of the two that speak first: its append is fenced, or its beat hears
-    that the jobs are another's and drops what was not said yet.
+    What refuses it is a race of the two that speak first: its append is fenced, or its heartbeat
+    hears that the jobs are another's and drops what was not said yet.
     """
     async with Proxy(scenario.deployment.server.url) as proxy:
         (cut_off,) = await scenario.deployment.use_workers(1, redis_url=proxy.url)

@@ -33,7 +33,7 @@ async def _attempt(scenario: Scenario, job_id: str, attempt: str) -> bool:
 
 
 async def test_a_freeze_shorter_than_the_lease_is_only_a_pause(scenario: Scenario) -> None:
-    # Long enough for a busy machine: between the freeze and the next beat it must not end.
+    # Long enough for a busy machine: between the freeze and the next heartbeat it must not end.
     await scenario.deployment.use_workers(LEASE_MS=60_000)
     client = scenario.client(150)
     async with scenario.middle_of([client]):

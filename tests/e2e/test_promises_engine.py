@@ -70,7 +70,7 @@ def test_one_more_than_there_are_seats_waits(service: ServiceClient) -> None:
         stack.enter_context(service.stream("/generate", {"prompt": [599], "max_tokens": 1500}))
 
         def one_waits() -> dict[str, Any] | None:
-            """The queue's counters and the worker's beat come at times of their own."""
+            """The queue's counters and the worker's heartbeat come at times of their own."""
             health = service.health()
             (worker,) = health["workers"]
             counts = {name: worker[name] for name in ("waiting", "prefilling", "active", "pending")}

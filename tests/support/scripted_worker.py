@@ -13,7 +13,7 @@ from shared.text.detokenizer import StopStringMatcher
 from shared.text.model_card import ModelCard, TextModel, load_text
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import Append, AppendStatus, Beat, Delivery, JobEnd
+from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd, WorkerReport
 from shared.transport.wire import chain_hash
 
 LEASE_MS = 10_000
@@ -62,7 +62,7 @@ class ScriptedWorker:
         queue = self._transport.queue
         await queue.setup([self._card.name])
         await queue.announce(self._card.name, self._card.to_json(), self._blobs)
-        self._start(self._beat())
+        self._start(self._heartbeat())
         while True:
             self.is_parked = not self.script.pulls
             if self.is_parked:
@@ -82,7 +82,7 @@ class ScriptedWorker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         step = 0
         while True:
             step += 1
@@ -96,7 +96,7 @@ class ScriptedWorker:
                 "pending": 0,
                 "running": len(running),
             }
-            beat = Beat(
+            report = WorkerReport(
                 self.worker_id,
                 LEASE_MS,
                 (self._card.name,),
@@ -104,7 +104,7 @@ class ScriptedWorker:
                 running,
                 stalled=self.script.stalled,
             )
-            reply = await _until_it_works(self._transport.queue.beat, beat)
+            reply = await _until_it_works(self._transport.queue.heartbeat, report)
             for job_id in (*reply.dropped, *reply.lost):
                 self.jobs.pop(job_id, None)
             await asyncio.sleep(0.05)

@@ -85,7 +85,7 @@ class ServiceClient:
         return dict(answer.json())
 
     def worker(self) -> dict[str, Any]:
-        """What the one worker said in a beat that it sent after this call."""
+        """What the one worker said in a heartbeat that it sent after this call."""
         called_s = time.monotonic()
 
         def fresh() -> dict[str, Any] | None:
@@ -97,7 +97,7 @@ class ServiceClient:
             age_s = (health["age_ms"] + worker["beat_age_ms"]) / 1000
             return dict(worker) if asked_s - age_s > called_s else None
 
-        return dict(self.until(fresh, "a beat"))
+        return dict(self.until(fresh, "a heartbeat"))
 
     def until_idle(self) -> dict[str, Any]:
         """The worker's figures once it has no job and all its blocks are free."""

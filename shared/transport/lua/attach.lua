@@ -23,7 +23,7 @@ for i = 4, #ARGV, 2 do
   states[#states + 1] = attach(ARGV[i], ARGV[i + 1])
   frontends[frontend_of(ARGV[i + 1]) or ''] = true
 end
--- Who attaches is alive: without this its jobs could look orphaned before its first beat.
+-- A frontend that attaches is alive: without this its jobs could look orphaned before its first heartbeat.
 for frontend in pairs(frontends) do
   local lease = P .. 'f:' .. frontend
   if frontend ~= '' and redis.call('EXISTS', lease) == 0 then

@@ -4,7 +4,7 @@
 --   7 what is left of its timeout (ms), 8 request, 9 facts ('' none), 10.. names and values of the job's
 --   hash as at its claim
 -- Returns one word: 'restored'; 'over': it has ended, or may have; 'fenced': another attempt owns it;
---   'nolease': the worker must beat first. Idempotent.
+--   'nolease': the worker must send a heartbeat first. Idempotent.
 -- The proof of loss: an ended job has a record or a tombstone for TOMBSTONE_MS, and the worker was sure
 -- of its claim within that time. An attempt never shrinks: a smaller one is of a state before the claim.
 -- The deadline is counted anew from what is left: the `skew_ms` that the stored one was counted by may be

@@ -14,7 +14,7 @@
 -- Returns {'OK', entry, left}; {'DUP', state, left}; {'FULL', scope, tokens of work that wait, ms until
 --   it may fit or '', left}, `left` of each of the tenant's allowances what told_of gives, after what
 --   this job took; for an idempotency key also {'SAME', id} (that job has it) and {'REUSED', id} (with another
---   body); for a letter also {'REQUEUED', id} (it was taken before, by that job) and {'NOLETTER'};
+--   body); for a dead letter also {'REQUEUED', id} (it was taken before, by that job) and {'NODEADLETTER'};
 --   with `again` also {'OVER'}: the job has ended, and its record was removed.
 -- Idempotent: the same id again (after a lost reply) answers DUP and changes nothing.
 -- XADD is the first write, so above maxmemory the whole submit is refused.
@@ -64,10 +64,10 @@ local function known_before()
       return {kept[2] == params.idem_body and 'SAME' or 'REUSED', kept[1]}
     end
   end
-  if params.letter ~= '' then
-    local letter = redis.call('HMGET', P .. 'dead:' .. params.letter, 'entry', 'requeued_as')
-    if letter[2] then return {'REQUEUED', letter[2]} end
-    if not letter[1] then return {'NOLETTER'} end
+  if params.dead_letter ~= '' then
+    local dead_letter = redis.call('HMGET', P .. 'dead:' .. params.dead_letter, 'entry', 'requeued_as')
+    if dead_letter[2] then return {'REQUEUED', dead_letter[2]} end
+    if not dead_letter[1] then return {'NODEADLETTER'} end
   end
   return nil
 end
@@ -193,7 +193,7 @@ local left = {}
 for k, rate in ipairs(rates) do
   left[k] = told_of(rate[1], rate[3], use(tenant, rate[1], rate[2], rate[3]))
 end
-if params.letter ~= '' then take_letter(params.letter, id) end
+if params.dead_letter ~= '' then take_dead_letter(params.dead_letter, id) end
 -- The caller is alive: without this a frontend's first job could count as orphaned before its first
 -- heartbeat.
 local frontend = frontend_of(reader)

@@ -216,8 +216,8 @@ class JobStore(Protocol):
     async def requeue(self, dead_letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
         """Replaces a dead letter by a new job without a reader.
 
-        Returns the id of the job that took the letter: `job`'s, or that of an earlier requeue.
-        None: no such letter. Raises QueueFull and ValueError as `submit`.
+        Returns the id of the job that took the dead letter: `job`'s, or that of an earlier requeue.
+        None: no such dead letter. Raises QueueFull and ValueError as `submit`.
         """
         ...
 
@@ -283,7 +283,7 @@ class JobStore(Protocol):
         """Removes a reader; without another one the job's grace begins."""
         ...
 
-    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> bool:
+    async def frontend_heartbeat(self, frontend_id: str, lease_ms: int) -> bool:
         """Renews a frontend's lease. False: it had ended, or there was none; all its readers must
         attach before it reaps, or their jobs count as orphans."""
         ...

@@ -152,7 +152,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class WorkerReport:
     """A worker's state, reported every few hundred milliseconds."""
 
     worker_id: str
@@ -173,7 +173,7 @@ class CrashCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BeatReply:
+class HeartbeatReply:
     """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore)."""
 
     dropped: Sequence[str] = ()
@@ -187,7 +187,7 @@ class JobQueue(Protocol):
         """Creates the streams and their group (from id 0) where they are missing; models add up."""
         ...
 
-    async def beat(self, beat: Beat) -> BeatReply:
+    async def heartbeat(self, report: WorkerReport) -> HeartbeatReply:
         """Renews the lease; returns which of the listed jobs are no longer this worker's.
 
         Raises ValueError for a statistic with a reserved name.

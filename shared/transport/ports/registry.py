@@ -18,7 +18,7 @@ class WorkerStatus:
 
     worker_id: str
     models: tuple[str, ...]
-    beat_age_s: float
+    heartbeat_age_s: float
     draining: bool
     stalled: bool
     stats: Mapping[str, float | str]  # step, waiting, prefilling, active, pending, running, ...

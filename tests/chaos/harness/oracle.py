@@ -81,7 +81,7 @@ class StoreOracle:
         stats = await self._transport.registry.queue_stats()
         assert (stats.queued, stats.running, stats.queued_tokens) == (0, 0, 0), stats
         assert await self._redis.exists(self._keys.live) == 0, "jobs live"
-        assert await self._redis.exists(self._keys.unbegun) == 0, "jobs wait to be begun"
+        assert await self._redis.exists(self._keys.queued_deadlines) == 0, "jobs wait to be begun"
         work = await self._redis.hgetall(self._keys.work(self._model))
         assert not any(int(work[lane]) for lane in work if lane != b"output"), work
         for lane in range(NUM_LANES):

@@ -10,14 +10,14 @@ from shared.keys import GROUP
 from shared.messages import Cursor, Delta
 from shared.text.tokenizer import FastTokenizer
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.queue import Append, AppendResult, Beat, Delivery
+from shared.transport.ports.queue import Append, AppendResult, Delivery, WorkerReport
 from shared.transport.wire import chain_hash
 
-LEASE_MS = 120_000  # it does not beat: longer than any scenario
+LEASE_MS = 120_000  # it sends no heartbeat: longer than any scenario
 
 
 class Phantom:
-    """Speaks the worker's port; `begin` first. It beats only when it is told to."""
+    """Speaks the worker's port; `begin` first. It sends a heartbeat only when it is told to."""
 
     def __init__(
         self, transport: RedisTransport, model: str, checkpoint: Path, name: str = "phantom"
@@ -30,11 +30,13 @@ class Phantom:
 
     async def begin(self) -> Phantom:
         await self._queue.setup([self._model])
-        await self.beat()
+        await self.heartbeat()
         return self
 
-    async def beat(self, lease_ms: int = LEASE_MS) -> None:
-        await self._queue.beat(Beat(self.worker_id, lease_ms, (self._model,), {"step": 0}, ()))
+    async def heartbeat(self, lease_ms: int = LEASE_MS) -> None:
+        await self._queue.heartbeat(
+            WorkerReport(self.worker_id, lease_ms, (self._model,), {"step": 0}, ())
+        )
 
     async def pull(self, count: int, block_ms: int = 2000) -> Sequence[Delivery]:
         return await self._queue.pull(self.worker_id, count, block_ms)

@@ -34,7 +34,7 @@ WORKER_SETTINGS = {
     "MAX_UNFLUSHED_TOKENS": "64",
 }
 FRONTEND_SETTINGS = {
-    "FRONTEND_LEASE_MS": "5000",  # an unnoticed pause of the server and a late beat fit in
+    "FRONTEND_LEASE_MS": "5000",  # an unnoticed pause of the server and a late heartbeat fit in
     "KEEPALIVE_S": "0.5",
     "SHUTDOWN_TIMEOUT_S": "1",
     "HEALTH_INTERVAL_S": "0.2",

@@ -168,7 +168,7 @@ async def test_a_step_out_of_memory_is_computed_again_in_smaller_ones(
     tight = await start_worker(**MODEL, **{MEMORY: 20}, MAX_NUM_SEQS=8).ready()
     in_small_steps = await answers()
     (status,) = await transport.registry.workers()
-    while not status.stats["failed_steps"]:  # until a beat that is later than the answers
+    while not status.stats["failed_steps"]:  # until a heartbeat that is later than the answers
         await asyncio.sleep(0.05)
         (status,) = await transport.registry.workers()
     assert status.stats["engine_restarts"] == 0

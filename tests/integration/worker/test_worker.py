@@ -44,7 +44,7 @@ def gone(pid: int) -> bool:
 
 
 async def assert_idle(transport: RedisTransport) -> None:
-    """All blocks are free and nothing runs, says the last beat."""
+    """All blocks are free and nothing runs, says the last heartbeat."""
 
     async def idle() -> bool:
         statuses = await transport.registry.workers()
@@ -60,7 +60,7 @@ async def assert_idle(transport: RedisTransport) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_the_first_beat_says_all_that_later_ones_say(
+async def test_the_first_heartbeat_says_all_that_later_ones_say(
     start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
 ) -> None:
     """Nobody who looks at a worker has to wonder whether its engine has made a step yet."""

@@ -164,7 +164,7 @@ class Protocol:
         dropped = copy is not None and scripts.is_dropped(world.job, number, copy.attempt)
         if worker.alive and (dropped or not worker.lease):
             beaten = worker._replace(lease=True, copy=None if dropped else copy)
-            yield Step(f"beat{number}", _with(world, number, beaten))
+            yield Step(f"heartbeat{number}", _with(world, number, beaten))
 
     def _leaving(self, world: World, number: int, worker: Worker) -> Iterator[Step]:
         if not world.faults or not all(other.alive for other in world.workers):

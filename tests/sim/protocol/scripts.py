@@ -138,7 +138,7 @@ def forget(job: Job) -> Job:
 
 
 def is_lost(job: Job, attempt: int) -> bool:
-    """append.lua's and beat.lua's answer to an attempt that the server does not have."""
+    """append.lua's and heartbeat.lua's answer to an attempt that the server does not have."""
     return job.state in (ABSENT, FORGOTTEN) or (job.state not in TERMINAL and job.attempt < attempt)
 
 
@@ -157,5 +157,5 @@ def restore(job: Job, worker: int, copy: Copy, bug: Bug | None = None) -> Job | 
 
 
 def is_dropped(job: Job, worker: int, attempt: int) -> bool:
-    """beat.lua's answer for a job that the worker runs."""
+    """heartbeat.lua's answer for a job that the worker runs."""
     return not is_lost(job, attempt) and (job.state != RUNNING or job.owner != worker)

@@ -81,7 +81,7 @@ def _frontend(world: World, number: int, bug: Bug | None) -> Iterator[tuple[str,
         yield f"kill {number}", gone._replace(open=_with(world.open, number, False))
         runs = world._replace(still=_turns(world, number, RUNS))
         if is_still:
-            # The first beat renews the lease, and the readers attach.
+            # The first heartbeat renews the lease, and the readers attach.
             awake = runs._replace(lease=_with(world.lease, number, True))
             reads = awake.reading[number] and number in _speaking(bug)
             yield f"wake {number}", _attached(awake, number, bug) if reads else awake

@@ -24,8 +24,8 @@ class FakeStore:
         self.has_lease = False
         self.is_away = False
 
-    async def beat_frontend(self, frontend_id: str, lease_ms: int) -> bool:
-        self.calls.append("beat")
+    async def frontend_heartbeat(self, frontend_id: str, lease_ms: int) -> bool:
+        self.calls.append("heartbeat")
         had, self.has_lease = self.has_lease, True
         return had
 
@@ -49,7 +49,7 @@ def watched(store: FakeStore, count: int) -> DisconnectTracker:
 
 
 def housekeeping_of(store: FakeStore, disconnects: DisconnectTracker) -> Housekeeping:
-    others: Any = None  # of no use to beats
+    others: Any = None  # of no use to heartbeats
     return Housekeeping(
         store,  # type: ignore[arg-type]
         disconnects,
@@ -60,19 +60,19 @@ def housekeeping_of(store: FakeStore, disconnects: DisconnectTracker) -> Houseke
     )
 
 
-async def test_after_a_late_beat_all_readers_attach_before_the_frontend_reaps() -> None:
+async def test_after_a_late_heartbeat_all_readers_attach_before_the_frontend_reaps() -> None:
     store = FakeStore()
     housekeeping = housekeeping_of(store, watched(store, 6))
     await housekeeping._reap()
-    assert store.calls == ["beat", "reap"]  # the first beat is not late
+    assert store.calls == ["heartbeat", "reap"]  # the first heartbeat is not late
     store.calls.clear()
     store.has_lease = False  # it stood still for longer than its lease
-    await asyncio.gather(housekeeping._beat(), housekeeping._reap())
-    assert store.calls == ["beat", "beat", "attach", "reap"]
+    await asyncio.gather(housekeeping._heartbeat(), housekeeping._reap())
+    assert store.calls == ["heartbeat", "heartbeat", "attach", "reap"]
     assert sorted(store.attached) == [f"fe#{number}" for number in range(6)]
     store.calls.clear()
     await housekeeping._reap()
-    assert store.calls == ["beat", "reap"]
+    assert store.calls == ["heartbeat", "reap"]
 
 
 async def test_a_frontend_whose_readers_could_not_attach_does_not_reap() -> None:

@@ -13,11 +13,11 @@ from shared.transport.ports.queue import (
     Append,
     AppendResult,
     AppendStatus,
-    Beat,
-    BeatReply,
     CrashCause,
     Delivery,
+    HeartbeatReply,
     JobSnapshot,
+    WorkerReport,
 )
 
 EOS = 256
@@ -59,7 +59,7 @@ class FakeQueue:
         self.away = False
         self.appended: list[list[Append]] = []
         self.answer: Answer = accepted
-        self.beats: list[Beat] = []
+        self.heartbeats: list[WorkerReport] = []
         self.drops: list[str] = []
         self.lost_jobs: list[str] = []
         self.restored: list[tuple[str, int, int]] = []  # job id, attempt, sure_ms
@@ -85,10 +85,10 @@ class FakeQueue:
     async def setup(self, models: Sequence[str]) -> None:
         self._called("setup")
 
-    async def beat(self, beat: Beat) -> BeatReply:
-        self._called("beat")
-        self.beats.append(beat)
-        return BeatReply(list(self.drops), list(self.lost_jobs))
+    async def heartbeat(self, report: WorkerReport) -> HeartbeatReply:
+        self._called("heartbeat")
+        self.heartbeats.append(report)
+        return HeartbeatReply(list(self.drops), list(self.lost_jobs))
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         self._called("pull")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from shared.transport.ports.queue import Beat, BeatReply, Delivery
+from shared.transport.ports.queue import Delivery, HeartbeatReply, WorkerReport
 from tests.unit.worker.fakes import FakeQueue, make_job, until
 from worker.heartbeat import Heartbeat
 from worker.running_jobs import RunningJob, RunningJobs
@@ -51,84 +51,89 @@ class Bench:
         self.jobs.add(RunningJob.of(Delivery(make_job(job_id), attempt)))
 
 
-async def test_a_beat_says_who_runs_and_how_busy() -> None:
+async def test_a_heartbeat_says_who_runs_and_how_busy() -> None:
     bench = Bench()
     bench.add("0-a", 3)
     bench.stalled = True
     bench.heartbeat.draining = True
-    await bench.heartbeat.beat()
-    (beat,) = bench.queue.beats
-    assert beat.running == (("0-a", 3),)
-    assert beat.stats == {"step": 7}
-    assert (beat.models, beat.lease_ms, beat.draining, beat.stalled) == (("m",), 5000, True, True)
+    await bench.heartbeat.send()
+    (report,) = bench.queue.heartbeats
+    assert report.running == (("0-a", 3),)
+    assert report.stats == {"step": 7}
+    assert (report.models, report.lease_ms, report.draining, report.stalled) == (
+        ("m",),
+        5000,
+        True,
+        True,
+    )
 
 
-async def test_jobs_to_drop_are_named_with_the_attempt_that_the_beat_spoke_of() -> None:
+async def test_jobs_to_drop_are_named_with_the_attempt_that_the_heartbeat_spoke_of() -> None:
     bench = Bench()
     bench.add("0-a", 1)
     bench.queue.drops = ["0-a", "0-unknown"]
-    await bench.heartbeat.beat()
+    await bench.heartbeat.send()
     assert bench.dropped == [("0-a", 1)]
 
 
-async def test_a_beat_tells_which_jobs_the_server_has_lost_and_which_it_has() -> None:
+async def test_a_heartbeat_tells_which_jobs_the_server_has_lost_and_which_it_has() -> None:
     bench = Bench()
     for job_id in ("0-a", "0-b", "0-c"):
         bench.add(job_id, 2)
     bench.queue.drops, bench.queue.lost_jobs = ["0-a"], ["0-b", "0-unknown"]
-    await bench.heartbeat.beat()
+    await bench.heartbeat.send()
     assert (bench.lost_jobs, bench.sure_jobs) == ([("0-b", 2)], {"0-c"})
 
 
-async def test_a_worker_whose_engine_is_lost_does_not_beat_while_it_has_jobs() -> None:
+async def test_a_worker_whose_engine_is_lost_does_not_heartbeat_while_it_has_jobs() -> None:
     bench = Bench()
     task = asyncio.create_task(bench.heartbeat.run())
     try:
         bench.is_lost = True
-        await until(lambda: bench.queue.beats)  # no jobs: nothing to take from it
+        await until(lambda: bench.queue.heartbeats)  # no jobs: nothing to take from it
         bench.add("0-a", 1)
         await asyncio.sleep(0.01)
-        num_beats = len(bench.queue.beats)
+        num_heartbeats = len(bench.queue.heartbeats)
         await asyncio.sleep(0.03)
-        assert len(bench.queue.beats) == num_beats
+        assert len(bench.queue.heartbeats) == num_heartbeats
         bench.is_lost = False
-        await until(lambda: len(bench.queue.beats) > num_beats)
+        await until(lambda: len(bench.queue.heartbeats) > num_heartbeats)
     finally:
         task.cancel()
         await asyncio.wait([task])
 
 
-async def test_a_lost_beat_is_trouble_and_the_heart_goes_on() -> None:
+async def test_a_lost_heartbeat_is_trouble_and_the_heart_goes_on() -> None:
     bench = Bench()
     task = asyncio.create_task(bench.heartbeat.run())
     try:
         bench.queue.away = True
         await until(lambda: bench.num_troubles > 1)
         bench.queue.away = False
-        await until(lambda: bench.queue.beats)
+        await until(lambda: bench.queue.heartbeats)
     finally:
         task.cancel()
         await asyncio.wait([task])
 
 
-async def test_a_beat_without_an_answer_is_given_up_in_time_for_the_next(
+async def test_a_heartbeat_without_an_answer_is_given_up_in_time_for_the_next(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench(lease_ms=60)
     num_asked = 0
 
-    async def ask(beat: Beat) -> BeatReply:
+    async def ask(report: WorkerReport) -> HeartbeatReply:
         nonlocal num_asked
         num_asked += 1
         if num_asked < 3:
             await asyncio.Event().wait()  # for ever
-        bench.queue.beats.append(beat)
-        return BeatReply()
+        bench.queue.heartbeats.append(report)
+        return HeartbeatReply()
 
-    bench.queue.beat = ask  # type: ignore[method-assign]
+    bench.queue.heartbeat = ask  # type: ignore[method-assign]
     task = asyncio.create_task(bench.heartbeat.run())
     try:
-        await until(lambda: bench.queue.beats)
+        await until(lambda: bench.queue.heartbeats)
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -142,10 +147,10 @@ async def test_a_loop_that_stalled_for_half_a_lease_is_logged(
     bench = Bench(lease_ms=40)
     task = asyncio.create_task(bench.heartbeat.run())
     try:
-        await until(lambda: bench.queue.beats)
-        num_beats = len(bench.queue.beats)
+        await until(lambda: bench.queue.heartbeats)
+        num_heartbeats = len(bench.queue.heartbeats)
         time.sleep(0.1)  # noqa: ASYNC251 - what must not happen, on purpose
-        await until(lambda: len(bench.queue.beats) > num_beats)
+        await until(lambda: len(bench.queue.heartbeats) > num_heartbeats)
     finally:
         task.cancel()
         await asyncio.wait([task])

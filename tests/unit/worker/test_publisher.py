@@ -406,7 +406,7 @@ async def test_a_full_server_that_refuses_one_lost_job_does_not_keep_the_others_
         await until(lambda: bench.queue.restored)
         for token_id in range(20):
             bench.say("0-b", (token_id,), "y")
-            bench.publisher.lost("0-a", 2)  # as each beat says
+            bench.publisher.lost("0-a", 2)  # as each heartbeat says
             await asyncio.sleep(0.005)
         await until(lambda: log_end["0-b"] == 20)
         assert len(bench.queue.restored) == 1

@@ -11,7 +11,7 @@ local function blame(id, wid, max_crashes, lost_reason)
     if deaths < MAX_DEATHS then return false end
     reason, count = lost_reason, deaths
   end
-  write_letter(id, reason, count)
+  write_dead_letter(id, reason, count)
   latch(id, {state = 'failed', reason = reason, by = wid})
   return true
 end
@@ -29,7 +29,7 @@ local function note_loss(id, wid, max_crashes, at_fault)
     return blame(id, wid, max_crashes, 'engine_died')
   end
   if losses < MAX_DEATHS then return false end
-  write_letter(id, 'engine_died', losses)
+  write_dead_letter(id, 'engine_died', losses)
   latch(id, {state = 'failed', reason = 'engine_died', by = wid})
   return true
 end

@@ -26,7 +26,7 @@ from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.ports.bus import RESYNC
 from shared.transport.ports.jobs import AdmissionLimits, Submitted
-from shared.transport.ports.queue import Append, AppendResult, Beat, Delivery, JobEnd
+from shared.transport.ports.queue import Append, AppendResult, Delivery, JobEnd, WorkerReport
 from shared.transport.scripts import Scripts
 from shared.transport.wire import chain_hash, chain_links
 
@@ -63,10 +63,10 @@ class Steps:
 
     async def worker(self, worker_id: str, models: Sequence[str] = (MODEL,), **more: Any) -> str:
         await self.queue.setup(models)
-        await self.beat(worker_id, models=tuple(models), **more)
+        await self.heartbeat(worker_id, models=tuple(models), **more)
         return worker_id
 
-    async def beat(
+    async def heartbeat(
         self,
         worker_id: str,
         running: Sequence[tuple[str, int]] = (),
@@ -75,14 +75,16 @@ class Steps:
         **more: Any,
     ) -> Sequence[str]:
         stats = more.pop("stats", {"step": 1})
-        reply = await self.queue.beat(Beat(worker_id, lease_ms, models, stats, running, **more))
+        reply = await self.queue.heartbeat(
+            WorkerReport(worker_id, lease_ms, models, stats, running, **more)
+        )
         return [*reply.dropped, *reply.lost]
 
     async def submit(self, frontend: str = "", limits: AdmissionLimits = LIMITS, **job: Any) -> Job:
         made = make_job(**job)
         assert (await self.store.submit(made, limits, frontend)).outcome is Submitted.ACCEPTED
         if frontend:
-            await self.store.beat_frontend(frontend.partition("#")[0], FRONTEND_LEASE_MS)
+            await self.store.frontend_heartbeat(frontend.partition("#")[0], FRONTEND_LEASE_MS)
         return made
 
     async def pull(self, worker_id: str, count: int = 8) -> Sequence[Delivery]:

@@ -147,7 +147,7 @@ class Target:
     async def pass_queue_deadline(self, job_id: str) -> bool:
         if "queue_deadline_ms" not in await self.hash(job_id):
             return False
-        await self.redis.zadd(self.keys.unbegun, {job_id: 1}, xx=True)
+        await self.redis.zadd(self.keys.queued_deadlines, {job_id: 1}, xx=True)
         return await self.set_if_live(job_id, "queue_deadline_ms", 1)
 
     async def set_if_live(self, job_id: str, field: str, value: int) -> bool:
@@ -250,13 +250,14 @@ class Target:
         immortal = [key for key, ms in (await self.lives_ms()).items() if ms < 0]
         assert not set(immortal) - allowed, f"{self.name}: without TTL: {immortal}"
         live = {job_id.decode() for job_id in await self.redis.zrange(self.keys.live, 0, -1)}
-        unbegun = {job_id.decode() for job_id in await self.redis.zrange(self.keys.unbegun, 0, -1)}
+        never_claimed = await self.redis.zrange(self.keys.queued_deadlines, 0, -1)
+        queued_deadlines = {job_id.decode() for job_id in never_claimed}
         bounded = set()
         for job_id in live:
             fields = await self.hash(job_id)
             if fields["attempt"] == "0" and "queue_deadline_ms" in fields:
                 bounded.add(job_id)
-        assert unbegun == bounded, f"{self.name}: {unbegun ^ bounded}"
+        assert queued_deadlines == bounded, f"{self.name}: {queued_deadlines ^ bounded}"
         for queue in self._streams:
             entries = await self.redis.xrange(queue)
             queued = [fields[b"id"].decode() for _, fields in entries]
@@ -306,7 +307,7 @@ class Target:
         """After the last job: no entries, no pending ones, no consumer of anybody who is gone."""
         names = {name.encode() for name in workers}
         assert set(await self.redis.hkeys(self.keys.workers)) == names, self.name
-        assert not await self.redis.exists(self.keys.live, self.keys.unbegun), self.name
+        assert not await self.redis.exists(self.keys.live, self.keys.queued_deadlines), self.name
         for queue in self._streams:
             if not await self.redis.exists(queue):
                 continue

@@ -235,7 +235,7 @@ async def test_progress_renews_the_lease_and_never_shortens_it(transport: RedisT
 
 
 async def test_append_revives_no_lease(transport: RedisTransport) -> None:
-    """A worker that nobody replaced may go on; only a beat makes it claim again."""
+    """A worker that nobody replaced may go on; only a heartbeat makes it claim again."""
     steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.die("w1")

@@ -246,7 +246,7 @@ async def test_a_restarted_server_keeps_jobs_and_brings_resync(tmp_path: Any) ->
     try:
         while (heard := await subscription.get(WAIT_S)) is not RESYNC:
             assert heard is not None  # it was heard before the end
-        await steps.beat("w1", running=[(stream.job_id, 1)])
+        await steps.heartbeat("w1", running=[(stream.job_id, 1)])
         assert (await steps.say("w1", stream, [6], "b", end=FINISHED)).status == "ok"
         assert len(await whole_log(steps, stream.job_id)) == 3
         assert await steps.redis.xlen(steps.keys.queue(MODEL, 0)) == 0

@@ -19,6 +19,6 @@ async def test_reconciling_without_a_lease_brings_no_buried_consumer_back(
     assert await steps.queue.reconcile("w1", frozenset()) == []
     consumers = await steps.redis.xinfo_consumers(steps.keys.queue(MODEL, 0), GROUP)
     assert [consumer["name"] for consumer in consumers] == [b"w2"]
-    await steps.beat("w1")
+    await steps.heartbeat("w1")
     assert await steps.queue.reconcile("w1", frozenset()) == []
     assert await steps.queue.release("w2", taken.job.job_id, taken.attempt)

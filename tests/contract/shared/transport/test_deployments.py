@@ -131,7 +131,7 @@ async def test_a_paused_frontend_is_distinguished_from_a_dead_one(steps: Steps) 
     assert len(await steps.pull("w1")) == 2
     subscription = await steps.transport.bus.subscribe(still)
     await steps.lose_frontend("fe1")
-    assert await steps.beat("w1", running=[(still, 1), (dead, 1)]) == []
+    assert await steps.heartbeat("w1", running=[(still, 1), (dead, 1)]) == []
     due_ms = [int((await steps.hash(job_id))["orphan_ms"]) for job_id in (still, dead)]
     assert due_ms[0] - due_ms[1] > 15_000
     await steps.transport.bus.unsubscribe(subscription)

@@ -54,7 +54,7 @@ async def test_a_running_job_is_cancelled_at_once_and_its_worker_notified(
     assert (result.state, result.num_tokens, result.won) == (JobState.CANCELLED, 2, True)
     assert await asyncio.wait_for(first, 10) == stream.job_id
     await hints.aclose()
-    assert list(await steps.beat("w1", running=[(stream.job_id, 1)])) == [stream.job_id]
+    assert list(await steps.heartbeat("w1", running=[(stream.job_id, 1)])) == [stream.job_id]
     log = await whole_log(steps, stream.job_id)
     assert isinstance(log[-1], Failed)
     assert log[-1].usage == Usage(3, 2)
@@ -124,30 +124,33 @@ async def test_reap_expires_queued_and_running_jobs_past_their_deadline(
     await steps.assert_counters_true()
 
 
-async def test_a_beat_ends_a_running_job_past_its_deadline(transport: RedisTransport) -> None:
+async def test_a_heartbeat_ends_a_running_job_past_its_deadline(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running(timeout_ms=200)
     job_id = delivery.job.job_id
     await steps.deadline_passed(job_id)
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == [job_id]
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == [job_id]
     assert (await steps.hash(job_id))["reason"] == "deadline_exceeded"
 
 
-async def test_a_beat_older_than_a_new_claim_drops_nothing(transport: RedisTransport) -> None:
+async def test_a_heartbeat_older_than_a_new_claim_drops_nothing(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running()
     await steps.queue.reconcile("w1", frozenset())  # attempt 2
-    assert list(await steps.beat("w1", running=[(delivery.job.job_id, 1)])) == []
+    assert list(await steps.heartbeat("w1", running=[(delivery.job.job_id, 1)])) == []
 
 
-async def test_a_beat_tells_a_job_taken_by_another_worker(transport: RedisTransport) -> None:
+async def test_a_heartbeat_tells_a_job_taken_by_another_worker(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running("w1")
     await steps.die("w1")
     await steps.worker("w2")
     assert len(await steps.queue.recover("w2", 8)) == 1
     job_id = delivery.job.job_id
-    assert list(await steps.beat("w1", running=[(job_id, 1), ("0-gone", 1)])) == [job_id, "0-gone"]
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1), ("0-gone", 1)])) == [
+        job_id,
+        "0-gone",
+    ]
 
 
 async def test_a_plain_calls_reader_leaving_cancels_at_once(transport: RedisTransport) -> None:
@@ -200,11 +203,11 @@ async def test_a_dead_frontends_running_job_ends_by_its_policy(
     steps = Steps(transport)
     delivery = await steps.running(frontend="fe1", on_disconnect=policy)
     job_id = delivery.job.job_id
-    await steps.store.beat_frontend("fe1", 20_000)
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == []
+    await steps.store.frontend_heartbeat("fe1", 20_000)
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == []
     assert "orphan_ms" not in await steps.hash(job_id)
     await steps.lose_frontend("fe1")
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == []
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == []
     found = await steps.hash(job_id)
     assert found["state"] == "running"
     if policy is OnDisconnect.CONTINUE:
@@ -214,7 +217,7 @@ async def test_a_dead_frontends_running_job_ends_by_its_policy(
     seconds, microseconds = await steps.redis.time()
     assert int(found["orphan_ms"]) - int(seconds) * 1000 - microseconds // 1000 <= grace_ms
     await steps.redis.hset(steps.keys.job(job_id), "orphan_ms", 1)
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == [job_id]
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == [job_id]
     found = await steps.hash(job_id)
     assert (found["state"], found["reason"]) == ("cancelled", "orphaned")
 
@@ -225,7 +228,7 @@ async def test_after_an_outage_no_job_is_an_orphan_for_a_while(transport: RedisT
     job_id = delivery.job.job_id
 
     async def is_suspected() -> bool:
-        assert list(await steps.beat("w1", running=[(job_id, 1)])) == []
+        assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == []
         return "orphan_ms" in await steps.hash(job_id)
 
     await steps.redis.delete(steps.keys.frontend("fe1"))  # its lease ran out meanwhile

@@ -139,22 +139,22 @@ async def assert_the_stream_survives(url: str, change: Callable[[Talker], Awaita
             assert not talking.done() or talking.result()  # not before it was told to end
             return talker.num_logged > said
 
-        async def frontend_beats() -> bool:
+        async def frontend_heartbeats() -> bool:
             with contextlib.suppress(TransportError):
-                await frontend.store.beat_frontend("f1", LEASE_MS)
+                await frontend.store.frontend_heartbeat("f1", LEASE_MS)
                 return True
             return False
 
-        async def worker_beats() -> bool:  # a beat is not repeated by itself: the next one is due
+        async def worker_heartbeats() -> bool:  # not repeated by itself: the next one is due
             with contextlib.suppress(TransportError):
-                await steps.beat("w1")
+                await steps.heartbeat("w1")
                 return True
             return False
 
         said = 10
         await until(says_more)
         await change(talker)
-        await until(frontend_beats)
+        await until(frontend_heartbeats)
         said = talker.num_logged + 5
         await until(says_more, timeout_s=WAIT_S)
         talker.enough.set()
@@ -167,7 +167,7 @@ async def assert_the_stream_survives(url: str, change: Callable[[Talker], Awaita
         log = await whole_log(steps, job_id)
         assert "".join(event.text for event in log if isinstance(event, Delta)) == text
         assert isinstance(log[-1], Finished)
-        await until(worker_beats, timeout_s=WAIT_S)
+        await until(worker_heartbeats, timeout_s=WAIT_S)
         (delivery,) = await steps.pull("w1")
         assert delivery.job == waiting
         await steps.assert_counters_true()
@@ -254,7 +254,7 @@ async def test_a_slot_that_moves_key_by_key_under_load_is_an_outage_that_harms_n
             log = await whole_log(steps, job.job_id)
             assert "".join(event.text for event in log if isinstance(event, Delta)) == text
             assert [type(event) for event in log if not isinstance(event, Delta)] == [Finished]
-        await _insisting(lambda: steps.beat("w1"))
+        await _insisting(lambda: steps.heartbeat("w1"))
         taken = [d.job for _ in more for d in await steps.pull("w1", 1)]
         assert {job.job_id for job in taken} >= {job.job_id for job in more}
         await steps.assert_counters_true()
@@ -311,6 +311,6 @@ async def test_a_cluster_whose_home_is_away_says_so_and_heals_with_it(
         await until(answers)
         while await subscription.get(WAIT_S) is not RESYNC:
             pass
-        await steps.beat("w1", running=[(stream.job_id, 1)])
+        await steps.heartbeat("w1", running=[(stream.job_id, 1)])
         assert (await steps.say("w1", stream, [6], "b", end=FINISHED)).status == "ok"
         assert len(await whole_log(steps, stream.job_id)) == 3

@@ -17,7 +17,7 @@ async def test_no_key_lives_for_ever_but_the_documented_ones(transport: RedisTra
         await transport.check()
     await steps.worker("w1")
     await steps.queue.announce("a", b"{}", {"abc": b"1"})
-    await steps.store.beat_frontend("fe1", 5000)
+    await steps.store.frontend_heartbeat("fe1", 5000)
     await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.GRACE)
     await assert_every_key_expires(steps.redis, namespace)
     stream = Stream((await steps.pull("w1"))[0])

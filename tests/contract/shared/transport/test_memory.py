@@ -42,7 +42,7 @@ async def test_above_maxmemory_only_admission_and_claims_are_refused(full: Redis
     (held,) = [d for d in await steps.pull("w1", 3) if d.job == released] or [None]
     assert held is not None
     await steps.submit()
-    await steps.store.beat_frontend("fe1", 5_000)
+    await steps.store.frontend_heartbeat("fe1", 5_000)
     await fill(steps)
 
     with pytest.raises(QueueFull) as caught:
@@ -50,7 +50,7 @@ async def test_above_maxmemory_only_admission_and_claims_are_refused(full: Redis
     assert caught.value.scope == "memory"
     assert await steps.pull("w1") == []
 
-    assert list(await steps.beat("w1", running=[(stream.job_id, 1)])) == []
+    assert list(await steps.heartbeat("w1", running=[(stream.job_id, 1)])) == []
     assert (await steps.say("w1", stream, [5], "a")).status is AppendStatus.OK
     assert (await steps.say("w1", stream, [6], "b", end=FINISHED)).status is AppendStatus.OK
     assert await steps.queue.release("w1", released.job_id, held.attempt)
@@ -59,7 +59,7 @@ async def test_above_maxmemory_only_admission_and_claims_are_refused(full: Redis
     await steps.queue.crashed("w1", [(released.job_id, held.attempt)])
     (held,) = await steps.queue.recover("w1", 8)
     assert (held.job, held.crashes) == (released, 1)
-    await steps.store.beat_frontend("fe1", 50_000)  # a reader's frontend stays alive
+    await steps.store.frontend_heartbeat("fe1", 50_000)  # a reader's frontend stays alive
     assert await steps.redis.pttl(steps.keys.frontend("fe1")) > 5_000
     for job in (other, waiting):
         result = await steps.store.cancel(job.job_id, "cancelled")

@@ -91,8 +91,8 @@ async def test_nothing_is_deferred_to_a_worker_that_takes_nothing(
     transport: RedisTransport,
 ) -> None:
     workers = await workers_of(transport, 5)
-    await workers[1].beat("w1", draining=True)
-    await workers[2].beat("w2", stalled=True)
+    await workers[1].heartbeat("w1", draining=True)
+    await workers[2].heartbeat("w2", stalled=True)
     await workers[3].die("w3")
     await workers[4].redis.hset(workers[4].keys.worker("w4"), "pull_ms", 1)
     for _ in range(4):

@@ -30,7 +30,7 @@ async def assert_waited_in_vain(steps: Steps, job_id: str) -> None:
     assert "within its queue timeout" in end.message
     record = await record_of(steps, job_id)
     assert (record.state, record.reason, record.attempt) == (JobState.EXPIRED, "queue_timeout", 0)
-    assert not await steps.redis.exists(steps.keys.unbegun, steps.keys.request(job_id))
+    assert not await steps.redis.exists(steps.keys.queued_deadlines, steps.keys.request(job_id))
     await steps.assert_counters_true()
 
 
@@ -62,9 +62,9 @@ async def test_a_job_once_begun_is_not_subject_to_it_again(
     steps = Steps(transport)
     job = (await steps.running(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)).job
     job_id = job.job_id
-    assert not await steps.redis.exists(steps.keys.unbegun)
+    assert not await steps.redis.exists(steps.keys.queued_deadlines)
     await steps.redis.hset(steps.keys.job(job_id), "queue_deadline_ms", 1)
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == []
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == []
     worker = "w1"
     if how == "released":
         await steps.queue.release("w1", job_id, 1)
@@ -102,9 +102,9 @@ async def test_a_mark_that_an_older_release_left_ends_nothing(transport: RedisTr
     """Its claim knows nothing of queue timeouts."""
     steps = Steps(transport)
     job_id = (await steps.running(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)).job.job_id
-    await steps.redis.zadd(steps.keys.unbegun, {job_id: 1, "0-gone": 1})
+    await steps.redis.zadd(steps.keys.queued_deadlines, {job_id: 1, "0-gone": 1})
     assert await steps.store.reap() == 0
-    assert not await steps.redis.exists(steps.keys.unbegun)
+    assert not await steps.redis.exists(steps.keys.queued_deadlines)
     assert (await record_of(steps, job_id)).state is JobState.RUNNING
 
 
@@ -121,14 +121,14 @@ async def test_of_both_deadlines_it_is_the_jobs_own_that_ends_it(
     else:
         assert await steps.store.reap() == 1
     assert (await record_of(steps, job.job_id)).reason == "deadline_exceeded"
-    assert not await steps.redis.exists(steps.keys.unbegun)
+    assert not await steps.redis.exists(steps.keys.queued_deadlines)
 
 
 async def test_one_that_is_not_shorter_than_the_deadline_is_none(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await steps.submit(queue_timeout_ms=HOUR_MS, timeout_ms=HOUR_MS)
     assert "queue_deadline_ms" not in await steps.hash(job.job_id)
-    assert not await steps.redis.exists(steps.keys.unbegun)
+    assert not await steps.redis.exists(steps.keys.queued_deadlines)
     assert (await record_of(steps, job.job_id)).queue_deadline_ms is None
 
 
@@ -140,7 +140,11 @@ async def test_its_keys_cover_the_deadline_and_the_order_of_jobs_is_theirs(
     record = await record_of(steps, hasty.job_id)
     assert record.queue_deadline_ms == record.submitted_ms + 1000
     assert record.deadline_ms == record.submitted_ms + 48 * HOUR_MS
-    for key in (steps.keys.job(hasty.job_id), steps.keys.request(hasty.job_id), steps.keys.unbegun):
+    for key in (
+        steps.keys.job(hasty.job_id),
+        steps.keys.request(hasty.job_id),
+        steps.keys.queued_deadlines,
+    ):
         assert await steps.redis.pttl(key) > 48 * HOUR_MS, key
     assert await steps.redis.zscore(steps.keys.live, hasty.job_id) == record.deadline_ms
 
@@ -148,10 +152,10 @@ async def test_its_keys_cover_the_deadline_and_the_order_of_jobs_is_theirs(
 async def test_a_repeated_submit_does_not_begin_the_wait_anew(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await steps.submit(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)
-    before = await steps.redis.zscore(steps.keys.unbegun, job.job_id)
-    await steps.redis.zadd(steps.keys.unbegun, {job.job_id: before - 5})
+    before = await steps.redis.zscore(steps.keys.queued_deadlines, job.job_id)
+    await steps.redis.zadd(steps.keys.queued_deadlines, {job.job_id: before - 5})
     await steps.transport.store.submit(job, AdmissionLimits(), "")
-    assert await steps.redis.zscore(steps.keys.unbegun, job.job_id) == before - 5
+    assert await steps.redis.zscore(steps.keys.queued_deadlines, job.job_id) == before - 5
 
 
 async def test_every_other_end_takes_the_mark_away(transport: RedisTransport) -> None:
@@ -162,7 +166,7 @@ async def test_every_other_end_takes_the_mark_away(transport: RedisTransport) ->
     orphan = await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.CANCEL, **waiting)
     await steps.store.detach(orphan.job_id, "fe1")
     assert (await record_of(steps, orphan.job_id)).state is JobState.CANCELLED
-    assert not await steps.redis.exists(steps.keys.unbegun)
+    assert not await steps.redis.exists(steps.keys.queued_deadlines)
 
 
 async def test_who_would_not_be_begun_in_time_is_refused_at_once(transport: RedisTransport) -> None:

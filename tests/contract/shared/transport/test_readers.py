@@ -42,12 +42,12 @@ async def test_the_next_living_reader_takes_the_mark_of_a_dead_frontend_over(
     job_id = delivery.job.job_id
     await steps.attach(job_id, "fe2#1")
     await steps.lose_frontend("fe1")
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == []  # the clock starts
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == []  # the clock starts
     assert "orphan_ms" in await steps.hash(job_id)
     await steps.attach(job_id, "fe2#1")
     assert "orphan_ms" not in await steps.hash(job_id)
     assert await mark(steps, job_id) == "fe2#1"
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == []
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == []
     await steps.attach(job_id, "fe1#1")  # it was only slow: the mark has moved
     assert await mark(steps, job_id) == "fe2#1"
 
@@ -62,9 +62,9 @@ async def test_a_plain_call_is_cancelled_when_its_frontend_dies_and_no_reader_fo
     await steps.store.detach(job_id, "fe2#1")
     assert (await steps.hash(job_id))["state"] == "running"
     await steps.lose_frontend("fe1")
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == []
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == []
     await orphan(steps, job_id)
-    assert list(await steps.beat("w1", running=[(job_id, 1)])) == [job_id]
+    assert list(await steps.heartbeat("w1", running=[(job_id, 1)])) == [job_id]
     assert (await steps.hash(job_id))["reason"] == "orphaned"
 
 
@@ -212,7 +212,7 @@ async def test_a_frontend_that_may_wake_has_longer_than_one_that_died(
         while dict(await steps.redis.pubsub_numsub(steps.keys.channel(job_id))).popitem()[1]:
             await asyncio.sleep(0.01)
     await steps.lose_frontend("fe1")
-    assert await steps.beat("w1", running=[(job_id, 1)]) == []  # the clock starts
+    assert await steps.heartbeat("w1", running=[(job_id, 1)]) == []  # the clock starts
     seconds, microseconds = await steps.redis.time()
     wait_ms = int((await steps.hash(job_id))["orphan_ms"]) - seconds * 1000 - microseconds // 1000
     grace_ms = 10_000 if policy is OnDisconnect.GRACE else 0
@@ -222,10 +222,10 @@ async def test_a_frontend_that_may_wake_has_longer_than_one_that_died(
         await transport.bus.unsubscribe(subscription)
 
 
-async def test_a_beat_knows_whether_it_is_in_time(transport: RedisTransport) -> None:
+async def test_a_heartbeat_knows_whether_it_is_in_time(transport: RedisTransport) -> None:
     steps = Steps(transport)
-    assert not await steps.store.beat_frontend("fe1", 60_000)  # the first
-    assert await steps.store.beat_frontend("fe1", 60_000)
+    assert not await steps.store.frontend_heartbeat("fe1", 60_000)  # the first
+    assert await steps.store.frontend_heartbeat("fe1", 60_000)
     await steps.redis.delete(steps.keys.frontend("fe1"))
-    assert not await steps.store.beat_frontend("fe1", 60_000)
+    assert not await steps.store.frontend_heartbeat("fe1", 60_000)
     assert await steps.redis.pttl(steps.keys.frontend("fe1")) > 0

@@ -170,13 +170,13 @@ async def test_workers_are_listed_while_their_lease_runs(transport: RedisTranspo
     first, second = await steps.registry.workers()
     assert (first.worker_id, first.draining, first.stalled) == ("w1", True, False)
     assert first.stats == {"step": 7, "tok_s": 1.5, "device": "cpu"}
-    assert first.beat_age_s < 60
+    assert first.heartbeat_age_s < 60
     assert (second.worker_id, second.draining, second.stalled) == ("w2", False, True)
 
 
 async def test_a_statistic_may_not_pose_as_the_workers_state(transport: RedisTransport) -> None:
     with pytest.raises(ValueError, match="models"):
-        await Steps(transport).beat("w1", stats={"models": "x"})
+        await Steps(transport).heartbeat("w1", stats={"models": "x"})
 
 
 async def test_models_list_how_long_no_worker_has_served_them(

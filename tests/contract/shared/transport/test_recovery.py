@@ -44,7 +44,7 @@ async def test_a_lease_that_runs_out_is_a_death(transport: RedisTransport) -> No
     delivery = await steps.running("w1")
     await steps.worker("w2")
     assert await steps.queue.recover("w2", 8) == []
-    await steps.beat("w1", lease_ms=30)
+    await steps.heartbeat("w1", lease_ms=30)
 
     async def recovered() -> list[str]:
         return [taken.job.job_id for taken in await steps.queue.recover("w2", 8)]
@@ -58,7 +58,7 @@ async def test_a_zombies_words_are_fenced(transport: RedisTransport) -> None:
     await steps.die("w1")
     await steps.worker("w2")
     (taken,) = await steps.queue.recover("w2", 8)
-    await steps.beat("w1")  # it wakes
+    await steps.heartbeat("w1")  # it wakes
     assert (await steps.say("w1", old, [5], "x", end=FINISHED)).status is AppendStatus.FENCED
     assert not await steps.queue.release("w1", old.job_id, 1)
     assert (await steps.say("w2", Stream(taken), [5], "y")).status is AppendStatus.OK
@@ -224,7 +224,7 @@ async def test_a_zombies_engine_blames_no_job(transport: RedisTransport) -> None
     await steps.die("w1")
     await steps.worker("w2")
     await steps.queue.recover("w2", 8)
-    await steps.beat("w1")
+    await steps.heartbeat("w1")
     await steps.queue.crashed("w1", [(delivery.job.job_id, 1)])
     found = await steps.hash(delivery.job.job_id)
     assert (found["state"], found["owner"], found["crashes"]) == ("running", "w2", "1")
@@ -428,7 +428,7 @@ async def test_after_an_outage_an_ended_lease_means_nothing_for_a_while(
     await steps.die("w1")  # its lease ended like everybody's
     await _silent_for(steps, ms=2500)
     assert await steps.queue.recover("w2", 8) == []
-    await steps.beat("w2")
+    await steps.heartbeat("w2")
     assert await steps.queue.recover("w2", 8) == []
     await steps.redis.hincrby(steps.keys.pulse, "back_ms", -5000)
     (taken,) = await steps.queue.recover("w2", 8)

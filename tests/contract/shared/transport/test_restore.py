@@ -23,7 +23,7 @@ from tests.support.redis_server import assert_every_key_expires
 
 
 async def lose_everything(steps: Steps) -> None:
-    """FLUSHALL, of this deployment alone; then a worker's next beat."""
+    """FLUSHALL, of this deployment alone; then a worker's next heartbeat."""
     keys = [key async for key in steps.redis.scan_iter(match=f"{steps.keys.prefix}*", count=1000)]
     if keys:
         await steps.redis.delete(*keys)
@@ -99,7 +99,7 @@ async def test_a_job_that_was_put_back_keeps_what_was_left_of_its_timeout(
     for index in ("live", "running"):
         score = await steps.redis.zscore(f"{steps.keys.prefix}{index}", job.job_id)
         assert score == int(fields["deadline_ms"])
-    assert await steps.beat("w1", running=[(job.job_id, delivery.attempt)]) == []
+    assert await steps.heartbeat("w1", running=[(job.job_id, delivery.attempt)]) == []
     assert (await steps.hash(job.job_id))["state"] == "running"
 
 
@@ -130,7 +130,7 @@ async def test_putting_back_twice_changes_nothing(transport: RedisTransport) -> 
     assert await restore(steps, delivery) is Restored.RESTORED  # its first answer was lost
     assert (await steps.say("w1", stream, [6], "f")).status is AppendStatus.OK
     await steps.assert_counters_true()
-    assert await steps.beat("w1", running=[(delivery.job.job_id, delivery.attempt)]) == []
+    assert await steps.heartbeat("w1", running=[(delivery.job.job_id, delivery.attempt)]) == []
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -193,7 +193,7 @@ async def test_a_job_that_its_frontend_was_first_to_submit_again(
         assert await restore(steps, delivery) is Restored.FENCED
         assert (await other.say("w2", Stream(found), [5], "e")).status is AppendStatus.OK
     else:
-        assert await steps.beat("w1", running=[(job_id, delivery.attempt)]) == [job_id]
+        assert await steps.heartbeat("w1", running=[(job_id, delivery.attempt)]) == [job_id]
         assert await restore(steps, delivery) is Restored.RESTORED
         assert await other.pull("w2") == []
         assert (await steps.say("w1", Stream(delivery), [5], "e")).status is AppendStatus.OK

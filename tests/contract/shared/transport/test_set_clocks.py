@@ -25,16 +25,16 @@ from tests.support.settable_clock import SettableClock
 pytestmark = pytest.mark.clock
 
 HOUR_S = 3600
-BEAT_S = 0.2
+HEARTBEAT_S = 0.2
 LEASE_MS = 2000
 SHORT_MS = 4000  # longer than it takes to see that the clock was set
 PATIENCE_S = 60.0  # far less than the hour
-A_WHILE_S = 3.0  # many beats and reaps
+A_WHILE_S = 3.0  # many heartbeats and reaps
 BOTH_WAYS = pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["forward", "back"])
 
 
 class Partition:
-    """Workers and frontends, each as a process has it: a transport of its own, and its beat."""
+    """Workers and frontends, each as a process has it: a transport and heartbeats of its own."""
 
     def __init__(self, server: PrivateServer, clock: SettableClock) -> None:
         self.clock = clock
@@ -56,27 +56,27 @@ class Partition:
         return opened
 
     async def worker(self, name: str, recovered: list[Delivery] | None = None) -> Steps:
-        """One that beats and takes over what the dead have left."""
+        """One that sends heartbeats and takes over what the dead have left."""
         steps = Steps(await self.transport())
         await steps.worker(name, lease_ms=LEASE_MS)
 
-        async def beat() -> None:
-            await steps.beat(name, lease_ms=LEASE_MS)
+        async def heartbeat() -> None:
+            await steps.heartbeat(name, lease_ms=LEASE_MS)
             if recovered is not None:
                 recovered.extend(await steps.queue.recover(name, 8))
 
-        self._start(name, beat)
+        self._start(name, heartbeat)
         return steps
 
     async def frontend(self, name: str) -> Steps:
         steps = Steps(await self.transport())
 
-        async def beat() -> None:
-            await steps.store.beat_frontend(name, LEASE_MS)
+        async def heartbeat() -> None:
+            await steps.store.frontend_heartbeat(name, LEASE_MS)
             await steps.store.reap()
 
-        self._start(name, beat)
-        await beat()
+        self._start(name, heartbeat)
+        await heartbeat()
         return steps
 
     def die(self, name: str) -> None:
@@ -94,12 +94,12 @@ class Partition:
         assert process is not None
         os.kill(process.pid, number)
 
-    def _start(self, name: str, beat: Callable[[], Awaitable[None]]) -> None:
+    def _start(self, name: str, heartbeat: Callable[[], Awaitable[None]]) -> None:
         async def again_and_again() -> None:
             while True:
                 with contextlib.suppress(TransportError):
-                    await beat()
-                await asyncio.sleep(BEAT_S)
+                    await heartbeat()
+                await asyncio.sleep(HEARTBEAT_S)
 
         self._beating[name] = asyncio.create_task(again_and_again())
 
@@ -143,9 +143,9 @@ async def test_no_job_expires_because_the_clock_was_set(partition: Partition, st
     worker, frontend = await partition.worker("w1"), await partition.frontend("f1")
     runs = Stream(await worker.running("w1", timeout_ms=600_000))
     waits = await frontend.submit(timeout_ms=600_000)
-    unbegun = await frontend.submit(timeout_ms=600_000, queue_timeout_ms=300_000)
+    unclaimed = await frontend.submit(timeout_ms=600_000, queue_timeout_ms=300_000)
     read = await frontend.submit("f1#1", timeout_ms=600_000, on_disconnect=OnDisconnect.CANCEL)
-    jobs = [runs.job_id, waits.job_id, unbegun.job_id, read.job_id]
+    jobs = [runs.job_id, waits.job_id, unclaimed.job_id, read.job_id]
     partition.clock.set(step_s)
     await asyncio.sleep(A_WHILE_S)
     assert await states(frontend, jobs) == ["running", "queued", "queued", "queued"]
@@ -172,12 +172,12 @@ async def test_a_deadline_that_really_passes_ends_its_job_and_not_before(
     begun_s = time.monotonic()
     runs = (await worker.running("w1", timeout_ms=SHORT_MS)).job.job_id
     waits = (await frontend.submit(timeout_ms=SHORT_MS)).job_id
-    unbegun = (await frontend.submit(timeout_ms=600_000, queue_timeout_ms=SHORT_MS)).job_id
+    unclaimed = (await frontend.submit(timeout_ms=600_000, queue_timeout_ms=SHORT_MS)).job_id
     partition.clock.set(step_s)
     for job_id, reason in (
         (runs, "deadline_exceeded"),
         (waits, "deadline_exceeded"),
-        (unbegun, "queue_timeout"),
+        (unclaimed, "queue_timeout"),
     ):
         assert await ended_as(frontend, job_id) == reason
         # What was set is known to the time that the calls took which saw it.
@@ -191,9 +191,10 @@ async def test_a_worker_that_dies_as_the_clock_is_set_is_missed(
     recovered: list[Delivery] = []
     worker, frontend = await partition.worker("w1"), await partition.frontend("f1")
     job = (await worker.running("w1", timeout_ms=600_000)).job
-    await worker.beat("w1", [(job.job_id, 1)], lease_ms=LEASE_MS)  # `running` gave a longer lease
+    # `running` gave a longer lease.
+    await worker.heartbeat("w1", [(job.job_id, 1)], lease_ms=LEASE_MS)
     await partition.worker("w2", recovered)
-    await asyncio.sleep(3 * BEAT_S)
+    await asyncio.sleep(3 * HEARTBEAT_S)
     assert not recovered
     partition.die("w1")
     partition.clock.set(step_s)
@@ -215,8 +216,8 @@ async def test_the_readers_of_a_frontend_that_dies_as_the_clock_is_set_are_misse
     plain = {"timeout_ms": 600_000, "on_disconnect": OnDisconnect.CANCEL}
     missed = (await dies.submit("f1#1", **plain)).job_id
     kept = (await lives.submit("f2#1", **plain)).job_id
-    await dies.store.beat_frontend("f1", LEASE_MS)  # `submit` of the steps gave a longer one
-    await lives.store.beat_frontend("f2", LEASE_MS)
+    await dies.store.frontend_heartbeat("f1", LEASE_MS)  # `submit` of the steps gave a longer one
+    await lives.store.frontend_heartbeat("f2", LEASE_MS)
     partition.die("f1")
     partition.clock.set(step_s)
     assert await ended_as(lives, missed) == "orphaned"
@@ -278,10 +279,10 @@ async def test_a_batch_keeps_its_window_and_its_owner_until_that_dies(
 
     await save()
     partition.clock.set(step_s)
-    for _ in range(int(A_WHILE_S / BEAT_S)):
+    for _ in range(int(A_WHILE_S / HEARTBEAT_S)):
         assert await other.transport.batches.claim("f2", LEASE_MS, []) is None
         await save()
-        await asyncio.sleep(BEAT_S)
+        await asyncio.sleep(HEARTBEAT_S)
     assert 0 <= left_ms[0] - left_ms[-1] < 60_000
 
     async def takes_over() -> BatchClaim | None:
@@ -300,7 +301,7 @@ async def test_a_clock_that_is_set_forward_and_back_at_once_changes_nothing(
     long = (await frontend.submit(timeout_ms=600_000)).job_id
     for offset_s in (HOUR_S, -HOUR_S, 2 * HOUR_S, 0, HOUR_S):
         partition.clock.set(offset_s)
-        await asyncio.sleep(1.5 * BEAT_S)
+        await asyncio.sleep(1.5 * HEARTBEAT_S)
     assert await states(frontend, [short, long]) == ["running", "queued"]
     assert await ended_as(frontend, short) == "deadline_exceeded"
     assert (time.monotonic() - begun_s) * 1000 > 2 * SHORT_MS - 500

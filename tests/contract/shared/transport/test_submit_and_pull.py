@@ -159,7 +159,7 @@ async def test_a_worker_without_a_lease_is_given_nothing(transport: RedisTranspo
     await steps.die("w1")
     await steps.submit()
     assert await steps.pull("w1") == []
-    await steps.beat("w1")
+    await steps.heartbeat("w1")
     assert len(await steps.pull("w1")) == 1
 
 

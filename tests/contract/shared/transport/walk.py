@@ -22,7 +22,7 @@ from shared.messages import (
     SamplingParams,
 )
 from shared.transport.ports.jobs import AdmissionLimits, KeyTaken, QueueFull
-from shared.transport.ports.queue import Append, AppendStatus, Beat, CrashCause, Delivery
+from shared.transport.ports.queue import Append, AppendStatus, CrashCause, Delivery, WorkerReport
 from tests.contract.shared.transport.ledger import Ledger
 from tests.contract.shared.transport.mirrors import Mirrors
 from tests.contract.shared.transport.random_append import random_append
@@ -186,7 +186,9 @@ class Walk:
     async def _beat_frontend(self) -> None:
         frontend = self.rng.choice(FRONTENDS)
         self.dead_frontends.discard(frontend)
-        await self.mirrors.everywhere(lambda target: target.store.beat_frontend(frontend, FAR_MS))
+        await self.mirrors.everywhere(
+            lambda target: target.store.frontend_heartbeat(frontend, FAR_MS)
+        )
 
     async def _reap(self) -> None:
         await self.mirrors.everywhere(lambda target: target.store.reap())
@@ -275,7 +277,7 @@ class Walk:
             lambda target: target.queue(worker).crashed(worker, jobs, cause)
         )
 
-    async def _beat(self, worker: str = "") -> None:
+    async def _heartbeat(self, worker: str = "") -> None:
         worker = worker or self._worker()
         running = [
             (job_id, stream.attempt - (self.rng.random() < 0.1))
@@ -285,8 +287,9 @@ class Walk:
         self.touched.update(job_id for job_id, _ in running)
         models = self.targets[0].models_of(worker)
         stats: dict[str, float | str] = {"step": self.rng.randrange(100), "device": "none"}
-        beat = Beat(worker, FAR_MS, models, stats, running, draining=self.rng.random() < 0.2)
-        reply = await self.mirrors.everywhere(lambda target: target.queue(worker).beat(beat))
+        is_draining = self.rng.random() < 0.2
+        report = WorkerReport(worker, FAR_MS, models, stats, running, draining=is_draining)
+        reply = await self.mirrors.everywhere(lambda target: target.queue(worker).heartbeat(report))
         dropped = [*reply.dropped, *reply.lost]
         for job_id in dropped:
             del self.streams[worker, job_id]
@@ -310,7 +313,7 @@ class Walk:
     # --- what befalls them -----------------------------------------------------------------
 
     async def _lose_lease(self) -> None:
-        """The worker lives on; its next beat brings the lease back."""
+        """The worker lives on; its next heartbeat brings the lease back."""
         worker = self._worker()
         await self.mirrors.everywhere(lambda target: target.queue(worker).declare_dead(worker))
 
@@ -329,7 +332,7 @@ class Walk:
         await self.mirrors.everywhere(
             lambda target: target.queue(worker).setup(target.models_of(worker))
         )
-        await self._beat(worker)
+        await self._heartbeat(worker)
 
     async def _pass_deadline(self) -> None:
         if job_id := self._any_job():

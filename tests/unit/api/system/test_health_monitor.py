@@ -16,7 +16,7 @@ from tests.unit.api.jobs.test_admission import Store
 
 def worker(**more: Any) -> WorkerStatus:
     stats = {"step": 5.0, "waiting": 1.0, "prefilling": 1.0, "active": 2.0, "pending": 1.0}
-    members = {"beat_age_s": 0.1, "draining": False, "stalled": False, **more}
+    members = {"heartbeat_age_s": 0.1, "draining": False, "stalled": False, **more}
     return WorkerStatus("w", ("m",), stats={**stats, "tok_s": 1.5}, **members)  # type: ignore[arg-type]
 
 

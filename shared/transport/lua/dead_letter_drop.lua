@@ -1,9 +1,9 @@
--- letter_drop: a dead letter is thrown away.
+-- dead_letter_drop: delete a dead letter.
 -- ARGV: 3 id of the job
 -- Returns 1, or 0 where there is none (any more). Idempotent.
 --@include lib/common.lua
 --@include lib/dead_letter.lua
 local entry = redis.call('HGET', P .. 'dead:' .. ARGV[3], 'entry')
 if not entry then return 0 end
-drop_letter(ARGV[3], entry)
+drop_dead_letter(ARGV[3], entry)
 return 1

@@ -1,4 +1,4 @@
-"""Leases have a way of their own to the server: nothing else that a process says delays a beat."""
+"""Leases have a way of their own to the server: nothing else delays a heartbeat."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import Beat, BeatReply
+from shared.transport.ports.queue import HeartbeatReply, WorkerReport
 from tests.chaos.harness.proxy import Proxy
 from tests.contract.shared.transport.steps import MODEL, Steps
 
 FRONTEND = "fe-x"
 
 
-def a_beat(worker_id: str = "w1") -> Beat:
-    return Beat(worker_id, 20_000, (MODEL,), {"step": 0}, ())
+def a_heartbeat(worker_id: str = "w1") -> WorkerReport:
+    return WorkerReport(worker_id, 20_000, (MODEL,), {"step": 0}, ())
 
 
 @pytest.fixture
@@ -33,23 +33,23 @@ async def saturated(redis_url: str, namespace: str) -> Any:
     await transport.aclose()
 
 
-async def test_a_worker_beats_while_all_command_connections_are_taken(
+async def test_a_worker_heartbeats_while_all_command_connections_are_taken(
     saturated: RedisTransport,
 ) -> None:
-    await saturated.queue.beat(a_beat())
+    await saturated.queue.heartbeat(a_heartbeat())
     with pytest.raises(TransportError):
         await saturated.store.ping()
 
 
-async def test_a_frontend_beats_while_all_command_connections_are_taken(
+async def test_a_frontend_heartbeats_while_all_command_connections_are_taken(
     saturated: RedisTransport,
 ) -> None:
-    await saturated.store.beat_frontend(FRONTEND, 20_000)
+    await saturated.store.frontend_heartbeat(FRONTEND, 20_000)
     lease = saturated.keys.frontend(FRONTEND)
     assert await saturated.connections.heartbeat.pttl(lease) > 10_000
 
 
-async def test_a_beat_that_was_given_up_does_not_answer_the_next_one(
+async def test_a_heartbeat_that_was_given_up_does_not_answer_the_next_one(
     redis_url: str, namespace: str, tmp_path: Path
 ) -> None:
     async with Proxy(redis_url, tmp_path / "proxy.sock") as proxy:
@@ -57,12 +57,14 @@ async def test_a_beat_that_was_given_up_does_not_answer_the_next_one(
         steps = Steps(transport)
         await transport.queue.setup([MODEL])
         running = await steps.running()
-        listed = Beat("w1", 20_000, (MODEL,), {"step": 0}, ((running.job.job_id, 1), ("0-no", 1)))
-        assert await transport.queue.beat(listed) == BeatReply([], ["0-no"])
+        listed = WorkerReport(
+            "w1", 20_000, (MODEL,), {"step": 0}, ((running.job.job_id, 1), ("0-no", 1))
+        )
+        assert await transport.queue.heartbeat(listed) == HeartbeatReply([], ["0-no"])
         proxy.delay_s = 0.5
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await transport.queue.beat(listed)
+                await transport.queue.heartbeat(listed)
         proxy.delay_s = 0
-        assert await transport.queue.beat(a_beat()) == BeatReply([], [])
+        assert await transport.queue.heartbeat(a_heartbeat()) == HeartbeatReply([], [])
         await transport.aclose()

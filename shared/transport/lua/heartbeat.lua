@@ -1,9 +1,9 @@
--- beat: renew a worker's lease, store its report, and return which of its jobs to drop.
+-- heartbeat: renew a worker's lease, store its report, and return which of its jobs to drop.
 -- ARGV: 3 worker, 4 lease_ms, 5 models (JSON list), 6 testimony (lib/pulse.lua), 7 number of fields f,
 --   then f names and values, then id and attempt of each job it runs
 -- Returns {what `pulse` returns, ids to drop, ids that the server has lost}. To drop: ended, taken by
 --   another worker, orphaned or past the deadline (these two are ended here). A job that this worker has
---   meanwhile claimed again is not among them: a beat that is older than the claim must not undo it.
+--   meanwhile claimed again is not among them: a heartbeat that is older than the claim must not undo it.
 --   Lost: there is no such job, or the claim is missing; restore.lua decides whether that worker may put
 --   it back.
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
