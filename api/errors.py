@@ -1,4 +1,4 @@
-"""The errors of the API: one class with one JSON shape, and one table of codes.
+"""The errors of the API: one class with one JSON shape.
 
     ApiError
     ├── ClientError      client error: 4xx
@@ -163,20 +163,6 @@ class _Kind(NamedTuple):
 
 
 _INVALID = "invalid_request_error"
-_KINDS = {
-    "model_not_found": _Kind(404, _INVALID),
-    "job_not_found": _Kind(404, _INVALID),
-    "dead_letter_not_found": _Kind(404, _INVALID),
-    "idempotency_key_reuse": _Kind(400, _INVALID, False),  # not 409, which the SDKs send again
-    "invalid_api_key": _Kind(401, "authentication_error", False),
-    "key_disabled": _Kind(403, "permission_error", False),
-    "service_unavailable": _Kind(503, "service_unavailable"),
-    "frontend_draining": _Kind(503, "service_unavailable"),
-    "server_overloaded": _Kind(503, "overloaded_error"),
-    "tenant_queue_full": _Kind(429, "rate_limit_error"),
-    "concurrency_limit_exceeded": _Kind(429, "rate_limit_error"),
-    "rate_limit_exceeded": _Kind(429, "rate_limit_error"),
-}
 # Of a job that failed; `should_retry` where nothing of it has been delivered.
 _JOB_KINDS: dict[str, _Kind] = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: _Kind(400, _INVALID, False),
@@ -193,85 +179,76 @@ _JOB_KINDS: dict[str, _Kind] = {
 }
 
 
-def _client_error(code: str, message: str, param: str) -> ClientError:
-    kind = _KINDS[code]
-    return ClientError(
-        message, status=kind.status, code=code, param=param, should_retry=kind.should_retry
-    )
-
-
-def _refused_key(code: str, message: str, **headers: str) -> ApiError:
-    kind = _KINDS[code]
-    return ApiError(
-        kind.status,
-        message,
-        kind=kind.type,
-        code=code,
-        should_retry=kind.should_retry,
-        headers={name.replace("_", "-"): value for name, value in headers.items()},
-    )
-
-
-def _unavailable(
-    code: str, message: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
-) -> UnavailableError:
-    kind = _KINDS[code]
-    return UnavailableError(
-        kind.status,
-        message,
-        kind=kind.type,
-        code=code,
-        retry_after_s=retry_after_s,
-        allowances=allowances,
-    )
-
-
 def model_not_found(name: str) -> ClientError:
+    """Returns the error of a model that no worker serves."""
     message = f"The model '{name[:MAX_ECHO_CHARS]}' does not exist or is not served here."
-    return _client_error("model_not_found", message, "model")
+    return ClientError(message, status=404, code="model_not_found", param="model")
 
 
 def job_not_found(name: str) -> ClientError:
+    """Returns the error of a job that the caller does not see."""
     message = f"No job '{name[:MAX_ECHO_CHARS]}': it never existed, or its record has expired."
-    return _client_error("job_not_found", message, "id")
+    return ClientError(message, status=404, code="job_not_found", param="id")
 
 
 def dead_letter_not_found(name: str) -> ClientError:
+    """Returns the error of a dead letter that the caller does not see."""
     message = f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': there was none, or it is gone."
-    return _client_error("dead_letter_not_found", message, "id")
+    return ClientError(message, status=404, code="dead_letter_not_found", param="id")
 
 
 def idempotency_key_reuse() -> ClientError:
-    """Returns the error of an idempotency key that was used for another request."""
+    """Returns the error of a key that was used for another request: 400, the SDKs retry a 409."""
     message = "This idempotency key was used for another request: a key stands for one request."
-    return _client_error("idempotency_key_reuse", message, "Idempotency-Key")
+    code, param = "idempotency_key_reuse", "Idempotency-Key"
+    return ClientError(message, code=code, param=param, should_retry=False)
 
 
 def invalid_api_key(message: str) -> ApiError:
     """Returns the error of a missing key, an unknown one, or an invalid token."""
-    return _refused_key("invalid_api_key", message, www_authenticate='Bearer realm="penstock"')
+    return ApiError(
+        401,
+        message,
+        kind="authentication_error",
+        code="invalid_api_key",
+        should_retry=False,
+        headers={"www-authenticate": 'Bearer realm="penstock"'},
+    )
 
 
 def key_disabled() -> ApiError:
     """Returns the error of a key that is known and disabled."""
-    return _refused_key("key_disabled", "This API key has been disabled.")
+    message = "This API key has been disabled."
+    return ApiError(403, message, kind="permission_error", code="key_disabled", should_retry=False)
 
 
-def unavailable(message: str, retry_after_s: float = RETRY_AFTER_OUTAGE_S) -> UnavailableError:
+def unavailable(
+    message: str,
+    retry_after_s: float = RETRY_AFTER_OUTAGE_S,
+    code: str = "service_unavailable",
+) -> UnavailableError:
     """Returns the error of an unreachable Redis, of no live worker, or of a shutdown."""
-    return _unavailable("service_unavailable", message, retry_after_s)
+    kind = "service_unavailable"
+    return UnavailableError(503, message, kind=kind, code=code, retry_after_s=retry_after_s)
 
 
 def going_down(message: str) -> UnavailableError:
     """Returns the error, or the last event of a stream, that another frontend can continue."""
-    return _unavailable("frontend_draining", message, 1.0)
+    return unavailable(message, 1.0, "frontend_draining")
 
 
 def overloaded(
     message: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
 ) -> UnavailableError:
     """Returns the error of a deployment that has more work than it accepts."""
-    return _unavailable("server_overloaded", message, retry_after_s, allowances)
+    return UnavailableError(
+        503,
+        message,
+        kind="overloaded_error",
+        code="server_overloaded",
+        retry_after_s=retry_after_s,
+        allowances=allowances,
+    )
 
 
 def store_unreachable(error: TransportError) -> UnavailableError:
@@ -300,8 +277,14 @@ def queue_full(error: QueueFull) -> UnavailableError:
     """Returns 429 for a limit of the tenant, 503 for one of the deployment."""
     if error.scope in _TENANT_LIMITS:
         code, message = _TENANT_LIMITS[error.scope]
-        retry_s, allowances = error.retry_after_s, error.allowances
-        return _unavailable(code, f"{message} Try again later.", retry_s, allowances)
+        return UnavailableError(
+            429,
+            f"{message} Try again later.",
+            kind="rate_limit_error",
+            code=code,
+            retry_after_s=error.retry_after_s,
+            allowances=error.allowances,
+        )
     why = "Too many requests are waiting."
     if error.scope == "deadline":
         why = "So many requests are waiting that this one would not be served before its deadline."

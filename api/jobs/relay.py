@@ -1,7 +1,7 @@
 """EventRelay: one job's events for one reader, in order, once each, then exactly one end.
 
 Order of opening: subscribe, wait for the confirmation, submit; so no event of the job can precede
-its reader. The subscription may be sent before (`expect`), while the job is being made.
+its reader. The subscription may begin before (`expecting`), while the job is being made.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import heapq
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from api.generation.prompt_logprobs import ScoredPrompt
@@ -29,24 +30,6 @@ PAGE_STREAMS = 256  # looked at in one call
 MAX_SILENCES = 5  # a look follows the one before after so many first silences at the latest
 TURNS_PER_SILENCE = 4  # how finely due looks are gathered
 EARLY = 0.2  # up to this part of an interval, so that streams that came together spread
-
-
-class ExpectedStream:
-    """A subscription that the server may not have confirmed yet, of a job that may never be."""
-
-    def __init__(self, job_id: str, bus: EventBus, subscription: Subscription) -> None:
-        self.job_id = job_id
-        self._bus = bus
-        self._subscription = subscription
-
-    async def confirmed(self) -> Subscription:
-        """Returns once the server confirmed. Raises TransportError, without a subscription then."""
-        await self._bus.confirmed(self._subscription)
-        return self._subscription
-
-    async def aclose(self) -> None:
-        """Unsubscribes, for a job that is not submitted."""
-        await self._bus.unsubscribe(self._subscription)
 
 
 class EventRelay:
@@ -69,15 +52,31 @@ class EventRelay:
         self._patience_s = patience_s
         self._outage_s = outage_s
         self._quiet = QuietStreams(store, silence_s=silence_s, outage_s=outage_s)
+        self._expected: dict[str, list[Subscription]] = {}  # by job id; not confirmed yet
         self.counts = RelayCounts()
 
     async def aclose(self) -> None:
         """Stops looking after streams that are still open. Idempotent."""
         await self._quiet.aclose()
 
-    async def expect(self, job_id: str) -> ExpectedStream:
-        """Begins to subscribe, for an `open` of the same job; without one it is to be closed."""
-        return ExpectedStream(job_id, self._bus, await self._bus.begin(job_id))
+    @asynccontextmanager
+    async def expecting(self, job_id: str) -> AsyncIterator[None]:
+        """Begins to subscribe, for an `open` within the context that submits the job."""
+        subscription = await self._bus.begin(job_id)
+        waiting = self._expected.setdefault(job_id, [])
+        waiting.append(subscription)
+        try:
+            yield
+        finally:
+            if subscription in waiting:
+                self._forget(job_id, subscription)
+                await self._bus.unsubscribe(subscription)
+
+    def _forget(self, job_id: str, subscription: Subscription) -> None:
+        waiting = self._expected[job_id]
+        waiting.remove(subscription)
+        if not waiting:
+            del self._expected[job_id]
 
     async def open(
         self,
@@ -86,20 +85,20 @@ class EventRelay:
         submit: Callable[[], Awaitable[object]] | None = None,
         resubmit: Callable[[], Awaitable[Restored]] | None = None,
         prompt: ScoredPrompt | None = None,
-        *,
-        expected: ExpectedStream | None = None,
     ) -> JobStream:
         """Subscribes, then submits. Raises TransportError, and what `submit` raises.
 
         Where `submit` returns ACCEPTED the job is new: a subscription that was confirmed before it
         has missed nothing, and the log is not read. `resubmit` queues the job once more where the
         store has lost it before it gave anything. `prompt` receives the log probabilities of the
-        job's prompt before the stream gives anything. `expected`: see `expect`.
+        job's prompt before the stream gives anything.
         """
-        if expected is None:
-            subscription = await self._bus.subscribe(job_id)
+        if submit is not None and job_id in self._expected:
+            subscription = self._expected[job_id][0]
+            self._forget(job_id, subscription)
+            await self._bus.confirmed(subscription)
         else:
-            subscription = await expected.confirmed()
+            subscription = await self._bus.subscribe(job_id)
         must_catch_up = False
         try:
             if submit is not None:

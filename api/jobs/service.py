@@ -14,7 +14,6 @@ from typing import Annotated
 
 from fastapi import Depends
 from starlette.requests import Request
-from starlette.types import Scope
 
 from api.dependencies import provided
 from api.http.caller import caller_in
@@ -22,12 +21,10 @@ from api.http.open_requests import OpenRequests
 from api.http.time_slices import TimeSlices
 from api.jobs.admission import Admission
 from api.jobs.disconnects import DisconnectTracker
-from api.jobs.relay import EventRelay, ExpectedStream
+from api.jobs.relay import EventRelay
 from api.metrics import Metrics
 from shared.messages import ErrorCode
 from shared.transport.ports.jobs import JobStore
-
-_EXPECTED = "expected_job"  # in the scope's state
 
 
 @dataclass(frozen=True)
@@ -72,24 +69,9 @@ async def expect_job(request: Request, jobs: JobsDep) -> AsyncIterator[None]:
     """
     job_id = caller_in(request.scope).job_id
     assert job_id is not None, "this route submits jobs"
-    request.scope["state"][_EXPECTED] = await jobs.relay.expect(job_id)
-    try:
+    async with jobs.relay.expecting(job_id):
         yield
-    finally:
-        expected = request.scope["state"].pop(_EXPECTED, None)
-        if expected is not None:
-            await expected.aclose()
 
 
 # The dependencies of a route that submits a job.
 SUBMITS_JOB = [Depends(expect_job)]
-
-
-def take_expected(scope: Scope, job_id: str) -> ExpectedStream | None:
-    """Returns what `expect_job` began for this job, once; None: nothing, or another job."""
-    expected = scope.get("state", {}).get(_EXPECTED)
-    if expected is None or expected.job_id != job_id:
-        return None
-    del scope["state"][_EXPECTED]
-    assert isinstance(expected, ExpectedStream)
-    return expected

@@ -17,7 +17,7 @@ from api.http.open_requests import Ending
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.event_stream import JobStream
 from api.jobs.merged_stream import MergedStream
-from api.jobs.service import JobService, take_expected
+from api.jobs.service import JobService
 from shared.messages import (
     START,
     TERMINAL_STATES,
@@ -113,7 +113,6 @@ class SubmittedJobs:
                 submit,
                 jobs.admission.resubmit_of(job, reader_id),
                 self._prompts[index],
-                expected=take_expected(scope, job.job_id),
             )
         except TransportError as error:
             raise store_unreachable(error) from error

@@ -77,6 +77,10 @@ async def test_subscribes_before_it_submits_and_unsubscribes_when_submit_fails()
     assert bus.steps == ["subscribe", "submit", "unsubscribe"]
 
 
+async def accepted() -> Submitted:
+    return Submitted.ACCEPTED
+
+
 async def test_an_expected_stream_is_confirmed_before_the_submit() -> None:
     bus = FakeBus()
     relay = relay_over(FakeStore(), bus)
@@ -85,21 +89,36 @@ async def test_an_expected_stream_is_confirmed_before_the_submit() -> None:
         bus.steps.append("submit")
         raise QueueFull("total", 1.0)
 
-    expected = await relay.expect("0-x")
-    with pytest.raises(QueueFull):
-        await relay.open("0-x", START, submit, expected=expected)
+    async with relay.expecting("0-x"):
+        with pytest.raises(QueueFull):
+            await relay.open("0-x", START, submit)
     assert bus.steps == ["begin", "confirmed", "submit", "unsubscribe"]
+
+
+async def test_what_was_expected_and_not_opened_is_unsubscribed_from() -> None:
+    """A reader of the job that submits nothing subscribes by itself; so does another job's."""
+    bus = FakeBus()
+    relay = relay_over(FakeStore(), bus)
+    async with relay.expecting("0-x"):
+        await (await relay.open("0-x", START)).aclose()
+        assert bus.steps == ["begin", "subscribe", "unsubscribe"]
+        async with relay.expecting("0-x"):
+            pass
+    assert bus.steps[3:] == ["begin", "unsubscribe", "unsubscribe"]
+    bus.steps.clear()
+    await (await relay.open("0-x", START, accepted)).aclose()
+    assert bus.steps == ["subscribe", "unsubscribe"]
 
 
 async def test_of_a_new_job_the_log_is_read_only_when_something_may_be_missing() -> None:
     bus, store, deltas = FakeBus(), FakeStore(), log_of(["a", "bc"])
     events = [*deltas, finished_after(deltas)]
 
-    async def accepted() -> Submitted:
+    async def submit() -> Submitted:
         bus.subscription.items.extend(events)
         return Submitted.ACCEPTED
 
-    got, end = await read_to_end(await relay_over(store, bus).open("0-x", START, accepted))
+    got, end = await read_to_end(await relay_over(store, bus).open("0-x", START, submit))
     assert (got, end, store.reads) == (deltas, finished_after(deltas), 0)
 
     async def confirmed_again() -> Submitted:
