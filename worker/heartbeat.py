@@ -146,7 +146,7 @@ class LoadReport:
             "pid": os.getpid(),
             "max_num_seqs": settings.max_num_seqs,
             "max_num_batched_tokens": settings.max_num_batched_tokens,
-            "policy": settings.scheduling_policy.value,
+            "policy": settings.scheduling_policy,
         }
 
     def __call__(self) -> dict[str, float | str]:

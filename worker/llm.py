@@ -78,8 +78,9 @@ class LLM:
     """One model, ready to generate. Not safe for several threads.
 
     `model` is a checkpoint directory, a hub id or '' for the demo model; the options are the fields
-    of EngineOptions. Raises TypeError naming an unknown option, and
-    CheckpointNotFound, TextInvalid or ModelError with a sentence.
+    of EngineOptions. Raises TypeError naming an unknown option, InvalidParameter (a ValueError)
+    naming one with an invalid value, and CheckpointNotFound, TextInvalid or ModelError with a
+    sentence.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -93,8 +94,9 @@ class LLM:
                 f"LLM has no option {', '.join(map(repr, unknown))}; "
                 f"there are: {', '.join(sorted(known))}"
             )
+        chosen = EngineOptions(checkpoint="", **options)
         checkpoint = find_checkpoint(model, "")
-        built = build_model(EngineOptions(checkpoint=str(checkpoint.path), **options))
+        built = build_model(replace(chosen, checkpoint=str(checkpoint.path)))
         card, blobs = card_from_checkpoint(
             checkpoint.path,
             name=checkpoint.name,

@@ -161,9 +161,9 @@ class WorkerService:
             self._checkpoint.path,
             self._checkpoint.name,
             ready,
-            self._settings.tool_format.value,
-            self._settings.reasoning_format.value,
-            self._settings.generation_config.value,
+            self._settings.tool_format,
+            self._settings.reasoning_format,
+            self._settings.generation_config,
             parse_override(self._settings.override_generation_config),
         )
         self._runner = JobRunner(self._jobs, self._model, self._publisher, self._supervisor.send)

@@ -3,105 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from shared.settings import SharedSettings
 from shared.text.sampling_defaults import MAX_OVERRIDE_CHARS, parse_override
-from shared.text.tool_formats import ReasoningFormat, ToolFormat
-from worker.engine_options import EngineOptions
+from worker.engine_options import (
+    CpuTier,
+    Device,
+    Dtype,
+    EngineOptions,
+    LoadFormat,
+    Quantization,
+    Runner,
+    WeightCopies,
+)
 from worker.intake import max_waiting
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"
 
 
-class RunnerKind(StrEnum):
-    """MODEL computes; ECHO repeats the prompt and needs the checkpoint's tokenizer only."""
-
-    MODEL = "model"
-    ECHO = "echo"
-
-
-class Dtype(StrEnum):
-    """Type of weights and KV cache; AUTO takes the checkpoint's, or what the device is best at."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class Device(StrEnum):
-    """Where the model runs; AUTO is CUDA where there is a device."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class LoadFormat(StrEnum):
-    """DUMMY fills the weights with random numbers and reads the configuration only."""
-
-    AUTO = "auto"
-    DUMMY = "dummy"
-
-
-class CpuTier(StrEnum):
-    """What computes on a CPU; AUTO is the last of the others that can run the model here."""
-
-    AUTO = "auto"
-    REFERENCE = "reference"
-    PACKED = "packed"
-    NATIVE = "native"
-
-
-class WeightCopies(StrEnum):
-    """Whether weights are held twice; AUTO: where it pays, in a quarter of the free memory."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
-class Quantization(StrEnum):
-    """INT8 makes, at load, weights int8 per channel and activations int8 per token."""
-
-    NONE = "none"
-    INT8 = "int8"
-
-
-class ToolFormatChoice(StrEnum):
-    """How the model writes calls of tools; AUTO: as its chat template does."""
-
-    AUTO = "auto"
-    NONE = "none"
-    HERMES = ToolFormat.HERMES.value
-    LLAMA3_JSON = ToolFormat.LLAMA3_JSON.value
-
-
-class ReasoningFormatChoice(StrEnum):
-    """How the model marks its reasoning; AUTO: as its chat template does."""
-
-    AUTO = "auto"
-    NONE = "none"
-    THINK = ReasoningFormat.THINK.value
-
-
-class GenerationConfig(StrEnum):
-    """Whether the checkpoint's sampling defaults are used; vLLM's words are auto and vllm."""
-
-    AUTO = "auto"
-    NONE = "none"
-
-
-class SchedulingPolicy(StrEnum):
-    """Who starts first among the waiting. FCFS: first come, first served."""
-
-    FCFS = "fcfs"
+# How the model writes calls of tools, and marks its reasoning; auto: as its chat template does.
+ToolFormatChoice = Literal["auto", "none", "hermes", "llama3_json"]
+ReasoningFormatChoice = Literal["auto", "none", "think"]
 
 
 class WorkerSettings(SharedSettings):
@@ -118,17 +45,17 @@ class WorkerSettings(SharedSettings):
         description="Name in requests; empty: the hub id, or the directory's name.",
     )
     tool_format: ToolFormatChoice = Field(
-        default=ToolFormatChoice.AUTO,
+        default="auto",
         description="How the model writes tool calls; auto: as its chat template does, none: it "
         "does not, hermes: between <tool_call> and </tool_call>, llama3_json: bare.",
     )
     reasoning_format: ReasoningFormatChoice = Field(
-        default=ReasoningFormatChoice.AUTO,
+        default="auto",
         description="How the model marks its reasoning; auto: as its chat template does, none: it "
         "does not, think: between <think> and </think>.",
     )
-    generation_config: GenerationConfig = Field(
-        default=GenerationConfig.AUTO,
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
         description="Sampling of requests that leave it out; auto: temperature, top_k, top_p, "
         "min_p and repetition_penalty of generation_config.json; none: 1.0 and no cut.",
     )
@@ -138,17 +65,17 @@ class WorkerSettings(SharedSettings):
         description="JSON object of these parameters that overrides the checkpoint's, such as "
         '{"temperature": 0.6}.',
     )
-    runner: RunnerKind = Field(
-        default=RunnerKind.MODEL, description="model, or echo: repeats the prompt, no weights."
+    runner: Runner = Field(
+        default="model", description="model, or echo: repeats the prompt, no weights."
     )
     echo_step_ms: float = Field(
         default=0.0, ge=0, le=60_000, description="Time that each step of the echo runner takes."
     )
 
-    dtype: Dtype = Field(default=Dtype.AUTO, description="Type of weights and KV cache.")
-    device: Device = Field(default=Device.AUTO, description="auto, cpu or cuda.")
+    dtype: Dtype = Field(default="auto", description="Type of weights and KV cache.")
+    device: Device = Field(default="auto", description="auto, cpu or cuda.")
     load_format: LoadFormat = Field(
-        default=LoadFormat.AUTO, description="auto: safetensors; dummy: random weights."
+        default="auto", description="auto: safetensors; dummy: random weights."
     )
     num_threads: int | None = Field(
         default=None,
@@ -158,16 +85,16 @@ class WorkerSettings(SharedSettings):
         "OMP_NUM_THREADS, or the cores that affinity and cgroup leave to the process.",
     )
     cpu_tier: CpuTier = Field(
-        default=CpuTier.AUTO,
+        default="auto",
         description="auto: the fastest that runs here; reference: plain torch; packed: oneDNN's "
         "weight layout; native: compiled kernels (needs g++ once, AVX2, bfloat16).",
     )
     quantization: Quantization = Field(
-        default=Quantization.NONE,
+        default="none",
         description="none, or int8: faster on CPUs, slightly other answers; CPU only.",
     )
     cpu_weight_copies: WeightCopies = Field(
-        default=WeightCopies.AUTO,
+        default="auto",
         description="Second copies of weights in oneDNN's layout for steps of many rows, where "
         "products measure 1.5 times as quick, steps 1.05; auto: up to a quarter of the free "
         "memory, on: whatever they take, off: none. Native tier only.",
@@ -205,8 +132,8 @@ class WorkerSettings(SharedSettings):
         description="Milliseconds of a step that computes prompts while streams run; 0: any; "
         "unset: 180 without lookahead, else any.",
     )
-    scheduling_policy: SchedulingPolicy = Field(
-        default=SchedulingPolicy.FCFS, description="Order among waiting jobs."
+    scheduling_policy: Literal["fcfs"] = Field(
+        default="fcfs", description="Order among waiting jobs."
     )
 
     lease_ms: int = Field(

@@ -18,15 +18,7 @@ from worker.engine.ports import ModelRunner
 from worker.engine_options import EngineOptions
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
-from worker.model.cpu.tiers import (
-    QUANTIZATIONS,
-    TIERS,
-    WEIGHT_COPIES,
-    Tier,
-    TierRequest,
-    choose_tier,
-    reference_tier,
-)
+from worker.model.cpu.tiers import Tier, TierRequest, choose_tier, reference_tier
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import KVCacheTooSmall, ModelError
 from worker.model.kv_cache import KVCachePool, blocks_that_fit
@@ -51,12 +43,6 @@ _CUDA_SHARE = 0.9
 _STEP_TARGET_MS = 180
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
 _CPU_WARM_UP_TOKENS = 16
-_KNOWN_VALUES = {
-    "load_format": ("auto", "dummy"),
-    "cpu_tier": TIERS,
-    "quantization": QUANTIZATIONS,
-    "cpu_weight_copies": WEIGHT_COPIES,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +63,6 @@ def build_model(options: EngineOptions, on_progress: Progress | None = None) -> 
     with a sentence that names the option, member or file at fault.
     """
     report = on_progress or (lambda stage, share: None)
-    _check(options)
     device = choose_device(options.device)
     num_threads = options.num_threads or default_threads()
     torch.set_num_threads(num_threads)
@@ -137,30 +122,6 @@ def _log_ready(built: BuiltModel, options: EngineOptions, tier: Tier, device: to
         built.engine_config.capacity_tokens,
         built.engine_config.structured_output,
     )
-
-
-def _check(options: EngineOptions) -> None:
-    for name in (
-        "block_size",
-        "num_kv_blocks",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "num_threads",
-    ):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ModelError(f"{name} must be at least 1, got {value}")
-    if options.kv_cache_memory_gb is not None and options.kv_cache_memory_gb <= 0:
-        raise ModelError(f"kv_cache_memory_gb must be positive, got {options.kv_cache_memory_gb}")
-    for name, known in _KNOWN_VALUES.items():
-        value = getattr(options, name)
-        if value not in known:
-            raise ModelError(f"{name} {value!r} is not known; use {', '.join(known)}")
-    if options.lookahead not in (None, 0, 1):
-        raise ModelError(f"lookahead must be 0 or 1, got {options.lookahead}")
-    if options.step_target_ms is not None and options.step_target_ms < 0:
-        raise ModelError(f"step_target_ms must not be negative, got {options.step_target_ms}")
 
 
 def _longest(options: EngineOptions, config: ModelConfig) -> int:

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from worker.engine.errors import DeviceLost, OutOfMemory
+from worker.engine_options import Device, Dtype
 from worker.model.errors import DeviceUnavailable
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: Device) -> torch.device:
     """Returns the device of that name; "auto" is CUDA where present. Raises DeviceUnavailable."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise DeviceUnavailable(f"device {name!r} is not known; use auto, cpu or cuda")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -28,29 +27,24 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of that name. Raises DeviceUnavailable.
+def choose_dtype(name: Dtype, stored: str, device: torch.device) -> torch.dtype:
+    """Returns the dtype of that name.
 
     "auto" is bfloat16 on CUDA (float16 where it has none), on the CPU the checkpoint's `stored`
     one, with float32 for float16, which CPUs compute slowly.
     """
+    chosen: str = name
+    if name == "auto" and device.type == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        chosen = "bfloat16" if has_bf16 else "float16"
+    elif name == "auto":
+        chosen = "float32" if stored == "float16" else stored
     dtypes = {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
     }
-    if name == "auto":
-        if device.type == "cuda":
-            name = (
-                "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-            )
-        else:
-            name = "float32" if stored == "float16" else stored
-    if name not in dtypes:
-        raise DeviceUnavailable(
-            f"dtype {name!r} is not known; use auto, float32, bfloat16 or float16"
-        )
-    return dtypes[name]
+    return dtypes[chosen]
 
 
 def available_host_bytes() -> int:

@@ -33,7 +33,7 @@ async def _check() -> Sequence[str]:
 async def test_a_job_whose_delivery_was_lost_is_released_when_the_drain_begins() -> None:
     settings = WorkerSettings(
         redis_url="fake://",
-        runner="echo",  # type: ignore[arg-type]
+        runner="echo",
         echo_step_ms=100,
         drain_timeout_s=60,
         reconcile_interval_s=60,

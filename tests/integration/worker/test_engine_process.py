@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_process_stopped_before_it_begins_ends_without_a_message() -> None:
-    settings = WorkerSettings(redis_url="fake://", runner="echo")  # type: ignore[arg-type]
+    settings = WorkerSettings(redis_url="fake://", runner="echo")
     configure = Configure(settings.engine_options(ROOT), "INFO", "text")
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -188,6 +188,31 @@ def test_an_unknown_option_is_refused_by_name() -> None:
         LLM("nowhere", tensors=1, gpu=2)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"scheduling_policy": "x"}, "scheduling_policy: must be one of fcfs, priority, got 'x'"),
+        ({"dtype": "int8"}, "dtype: must be one of auto, float32, bfloat16, float16, got 'int8'"),
+        ({"max_num_seqs": 0}, "max_num_seqs: must be at least 1, got 0"),
+        ({"kv_cache_memory_gb": 0.0}, "kv_cache_memory_gb: must be positive, got 0.0"),
+        ({"lookahead": 2}, "lookahead: must be 0 or 1, got 2"),
+        ({"step_target_ms": -1}, "step_target_ms: must not be negative, got -1"),
+    ],
+)
+def test_an_invalid_option_is_refused_before_a_model_is_looked_for(
+    options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        LLM("nowhere", **options)
+
+
+def test_an_invalid_option_of_the_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--prompt", "x", "--dtype", "int8"])
+    assert ended.value.code == 2
+    assert "dtype: must be one of auto, float32" in capsys.readouterr().err
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

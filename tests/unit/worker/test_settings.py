@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -20,8 +21,6 @@ from worker.intake import max_waiting
 from worker.settings import (
     DEMO_CHECKPOINT,
     DEMO_MODEL_NAME,
-    Device,
-    RunnerKind,
     ToolFormatChoice,
     WorkerSettings,
 )
@@ -40,12 +39,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_redis_url_is_needed() -> None:
     settings = load_settings(WorkerSettings)
     assert settings.model == ""
-    assert settings.runner is RunnerKind.MODEL
+    assert settings.runner == "model"
     assert settings.max_num_seqs == 256
 
 
 def test_every_tool_format_can_be_chosen() -> None:
-    assert set(ToolFormatChoice) == {"auto", "none", *ToolFormat}
+    assert set(get_args(ToolFormatChoice)) == {"auto", "none", *ToolFormat}
 
 
 def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +61,8 @@ def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.Mo
     settings = load_settings(WorkerSettings)
     assert (settings.model, settings.runner, settings.device) == (
         "/m",
-        RunnerKind.ECHO,
-        Device.CUDA,
+        "echo",
+        "cuda",
     )
     assert (settings.max_num_seqs, settings.prefix_caching) == (7, False)
     assert settings.log_level is LogLevel.DEBUG
@@ -73,9 +72,7 @@ def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.Mo
 
 
 def test_every_engine_option_that_is_not_derived_is_a_setting_of_that_name() -> None:
-    settings = WorkerSettings(
-        runner=RunnerKind.ECHO, device=Device.CPU, num_kv_blocks=9, step_target_ms=70
-    )
+    settings = WorkerSettings(runner="echo", device="cpu", num_kv_blocks=9, step_target_ms=70)
     options = settings.engine_options(Path("/m"))
     derived = {"checkpoint": "/m", "max_waiting": max_waiting(256), "structured_output": True}
     for field in dataclasses.fields(EngineOptions):
@@ -275,4 +272,4 @@ def test_an_override_of_the_sampling_is_a_json_object(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OVERRIDE_GENERATION_CONFIG", '{"temperature": 0.2, "top_k": 5}')
     monkeypatch.setenv("GENERATION_CONFIG", "none")
     settings = load_settings(WorkerSettings)
-    assert settings.generation_config.value == "none"
+    assert settings.generation_config == "none"

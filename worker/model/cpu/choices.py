@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.engine_options import WeightCopies
+
 logger = logging.getLogger(__name__)
 
-COPIES = ("auto", "on", "off")
 ROWS = (64, 256)  # of x, for which the ways are measured
 AVX, AMX, ONEDNN = "ours", "amx", "onednn"
 LEAST_BYTES = 512 << 10  # of a weight; the product of a smaller one is lost in what is around it
@@ -78,7 +79,7 @@ class ProductChoices:
     Where a copy would pay it is measured again at each load, and the best times count: on a busy
     machine a way looks slower than it is, never quicker.
 
-    `copies` is one of COPIES: "off" holds none, "on" wherever one is quicker, "auto" as long as all
+    `copies`: "off" holds none, "on" wherever one is quicker, "auto" as long as all
     of them fit `room` bytes.
     """
 
@@ -87,7 +88,7 @@ class ProductChoices:
         measure: Callable[[ProductShape], Times],
         path: Path | None,
         *,
-        copies: str,
+        copies: WeightCopies,
         room: int,
     ) -> None:
         """`path` of the file, which need not exist; None: nothing is kept."""

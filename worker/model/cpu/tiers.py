@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
+from worker.engine_options import CpuTier, Quantization, WeightCopies
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.cpu import native_ops
-from worker.model.cpu.choices import COPIES, ProductChoices, choices_path
+from worker.model.cpu.choices import ProductChoices, choices_path
 from worker.model.cpu.compiler import build_for, cache_directory
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.measuring import ProductMeter, is_quicker
@@ -35,9 +36,6 @@ from worker.model.layers.ops import OPERATOR_ERRORS, Ops, TorchOps
 
 logger = logging.getLogger(__name__)
 
-TIERS = ("auto", "reference", "packed", "native")
-QUANTIZATIONS = ("none", "int8")
-WEIGHT_COPIES = COPIES
 _COPIES_SHARE = 0.25  # of the memory that is free before the weights are packed
 
 
@@ -62,13 +60,13 @@ class TierRequest:
     config: ModelConfig
     dtype: torch.dtype
     block_size: int
-    quantization: str = "none"  # one of QUANTIZATIONS
+    quantization: Quantization = "none"
     num_threads: int = 1
-    weight_copies: str = "auto"  # one of WEIGHT_COPIES; the native tier's
+    weight_copies: WeightCopies = "auto"  # the native tier's
 
 
-def choose_tier(wanted: str, request: TierRequest) -> Tier:
-    """`wanted` is one of TIERS. Raises ModelError where the requested one is unavailable."""
+def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:
+    """Returns the tier `wanted`, or the fastest. Raises ModelError where it is unavailable."""
     if wanted == "reference":
         return reference_tier(request)
     if wanted in ("packed", "native"):
