@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, however that ends (Linux)."""
+"""Processes: children that end with their parent (Linux), and stop signals that arrive early."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 # Looked up on import: a child between fork and exec must not take the loader's locks.
@@ -26,11 +27,39 @@ def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
         os._exit(0)
 
 
-def dying_with_this_process(
-    signum: signal.Signals = signal.SIGTERM,
-) -> Callable[[], None] | None:
-    """Returns a `preexec_fn` for `subprocess` that calls `die_with_parent` in the child.
+def dying_with_this_process() -> Callable[[], None] | None:
+    """Returns a `preexec_fn` for `subprocess` that calls `die_with_parent` (SIGTERM) in the child.
 
     Start the child from a thread that lives as long as this process. None elsewhere than on Linux.
     """
-    return None if _prctl is None else partial(die_with_parent, os.getpid(), signum)
+    return None if _prctl is None else partial(die_with_parent, os.getpid(), signal.SIGTERM)
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class EarlySignals:
+    """Records stop signals from `catch` until an event loop handles them, or until `let_go`.
+
+    They are not raised: Python prints and drops a KeyboardInterrupt that is raised inside a
+    callback of an import or a fork, and the launcher would go on.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def catch(self) -> None:
+        """Handles the signals from now on; the second one raises KeyboardInterrupt."""
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, self._remember)
+
+    def let_go(self) -> None:
+        """Restores Python's own handlers."""
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _remember(self, signum: int, frame: FrameType | None) -> None:
+        self.received.append(signum)
+        if len(self.received) > 1:  # a second one does not wait for a server that loads
+            raise KeyboardInterrupt

@@ -19,8 +19,8 @@ from api.generation.thread_pool import TextPool, request_bytes
 from shared.messages import InvalidParameter
 from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
+from shared.text.chat_template import RenderingProcesses
 from shared.text.model_card import ModelCard, TextModel, load_text
-from shared.text.rendering import RenderingProcesses
 from shared.text.sampling_defaults import SamplingDefaults
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.registry import AnnouncedModel, WorkerRegistry

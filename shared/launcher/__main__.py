@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from shared.launcher.early_signals import EarlySignals
+from shared.process import EarlySignals
 
 if __name__ == "__main__":
     early_signals = EarlySignals()

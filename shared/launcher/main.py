@@ -17,7 +17,6 @@ from threading import Event
 from typing import Any
 
 from shared.cores import available_cores, share_of_cores
-from shared.launcher.early_signals import STOP_SIGNALS, EarlySignals
 from shared.launcher.processes import (
     Child,
     GaveUp,
@@ -32,6 +31,7 @@ from shared.launcher.redis_server import (
     inspect_command,
 )
 from shared.launcher.settings import LauncherSettings
+from shared.process import STOP_SIGNALS, EarlySignals
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
 from shared.transport.connect import open_transport

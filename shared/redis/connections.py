@@ -29,9 +29,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import RedisError
 
-from shared.redis.pool import CommandPool
+from shared.redis.pool import CONNECTION_CLASSES, CommandPool
 from shared.redis.server_clock import ServerClock
-from shared.redis.server_connection import CONNECTION_CLASSES
 from shared.redis.topology import (
     ClusterFinder,
     PrimaryConnection,

@@ -1,4 +1,4 @@
-"""CommandPool: connections lent for one exchange each, at little cost (ADR 15).
+"""CommandPool: connections lent for one exchange each, at little cost (ADR 15); their classes.
 
 redis-py's own way (its pool, its time limit on each write, its metrics) takes three times the
 processor time of the exchange itself, and every step of a request waits for an exchange.
@@ -7,13 +7,19 @@ processor time of the exchange itself, and every step of a request waits for an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from redis.asyncio.connection import AbstractConnection
+import hiredis
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.asyncio.retry import Retry
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import DataError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 Word = str | bytes | int
@@ -125,3 +131,56 @@ async def _reply(connection: AbstractConnection) -> Any:
 
 async def _lost(error: Exception) -> None:
     """Does nothing: the connection has been dropped already."""
+
+
+# How uvloop's RuntimeError for a transport that has ended closes. Others ("Event loop is closed",
+# "no running event loop") are programming errors and are raised unchanged.
+_UVLOOP_CLOSED = "the handler is closed"
+
+
+class ServerConnection(AbstractConnection):
+    """Mixin, the first base of a connection class: changes redis-py's connections in two points.
+
+    They pack commands in C: an append of a step has a thousand arguments, and redis-py's
+    asynchronous connections pack in Python. A write to a connection that was just reset raises
+    ConnectionError, as every other loss does: uvloop raises RuntimeError there, which redis-py
+    passes on, and which would never be retried.
+    """
+
+    def pack_command(self, *arguments: Any) -> list[bytes]:
+        """Returns one packed command, whose name may have two words. Raises DataError for an
+        argument that is neither text, bytes nor a number."""
+        name, *rest = arguments
+        words = name.split() if isinstance(name, bytes) else str(name).encode().split()
+        try:
+            return [hiredis.pack_command((*words, *rest))]
+        except TypeError as error:
+            raise DataError(str(error)) from error
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """Writes the packed command. Raises RedisError for every kind of lost connection."""
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:  # the library has closed the connection
+            if not str(error).endswith(_UVLOOP_CLOSED):
+                raise
+            raise RedisConnectionError("the connection was lost before the write") from error
+
+
+class TcpConnection(ServerConnection, Connection):
+    """TCP."""
+
+
+class TlsConnection(ServerConnection, SSLConnection):
+    """TLS."""
+
+
+class UnixConnection(ServerConnection, UnixDomainSocketConnection):
+    """A unix socket."""
+
+
+CONNECTION_CLASSES: Mapping[type[AbstractConnection], type[AbstractConnection]] = {
+    Connection: TcpConnection,
+    SSLConnection: TlsConnection,
+    UnixDomainSocketConnection: UnixConnection,
+}

@@ -26,7 +26,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.redis.server_connection import TcpConnection, TlsConnection
+from shared.redis.pool import TcpConnection, TlsConnection
 from shared.redis.url import Address
 
 log = logging.getLogger(__name__)

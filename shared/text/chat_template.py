@@ -1,16 +1,37 @@
-"""JinjaChatTemplate: messages to prompt text, as transformers' apply_chat_template does it."""
+"""JinjaChatTemplate: messages to prompt text, as transformers' apply_chat_template does it.
+
+A template is a program of the checkpoint's author, and it runs over what clients send. The sandbox
+keeps it from Python; a process that can be killed bounds its memory and its time.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from shared.messages import InvalidParameter
-from shared.text.base import TextInvalid
-from shared.text.rendering import RenderingProcesses, checked, shared_processes
-from shared.text.rendering_process import RenderRequest, TemplateSource
+from shared.text.base import RenderingUnavailable, TextInvalid
+from shared.text.rendering_process import (
+    END_OF_TIME,
+    RenderReply,
+    RenderRequest,
+    TemplateSource,
+    receive,
+    send,
+)
 from shared.text.sandbox import MAX_CHARS
 
 _numbers = itertools.count()
@@ -69,3 +90,198 @@ class JinjaChatTemplate:
             now=self._now().isoformat(),
         )
         return checked(self._processes.ask(request, self._template)).text
+
+
+# The bound on processor time is the process's own. This one is for a machine that stands still.
+MAX_WALL_SECONDS = 20.0
+MAX_TEMPLATES = 64  # of one process, which is replaced then
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")  # no secrets in it
+
+_KILLED = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # from outside, as by lack of memory
+
+TOO_LONG = "refused by the chat template: it takes too long over this conversation"
+TOO_LARGE = "refused by the chat template: it needs more memory than a rendering may have"
+CLOSED = "the rendering processes are closed"
+
+
+class RenderingProcesses:
+    """As many processes as threads render at once, started when they are needed and kept.
+
+    Safe on several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._is_closed = False
+        weakref.finalize(self, _end, self._all)  # where `close` is not called, at exit
+
+    def ask(self, request: RenderRequest, template: TemplateSource) -> RenderReply:
+        """Raises InvalidParameter for "messages" where the process ended over the request, and
+        RenderingUnavailable where none could be started, it was killed from outside or stood still.
+
+        One that ends for another reason than its bounds, such as the kernel's lack of memory, may
+        have been ended before the request came: the request is tried once more.
+        """
+        data = _encoded(request)
+        for is_last in (False, True):
+            try:
+                process = self._taken()
+            except OSError as error:
+                raise RenderingUnavailable(
+                    f"no rendering process can be started: {error}"
+                ) from None
+            try:
+                reply = process.ask(data, request, template)
+            except (OSError, EOFError, msgspec.MsgspecError) as error:
+                code = self._dropped(process)
+                if self._is_closed:
+                    raise RenderingUnavailable(CLOSED) from None
+                if code == -END_OF_TIME:
+                    raise InvalidParameter("messages", TOO_LONG) from None
+                if isinstance(error, TimeoutError):
+                    raise RenderingUnavailable("a rendering process stood still") from None
+                if is_last and code in _KILLED:
+                    raise RenderingUnavailable("rendering processes were killed") from None
+                if is_last:
+                    raise InvalidParameter("messages", f"{TOO_LARGE} (process: {code})") from None
+                continue
+            except BaseException:
+                self._dropped(process)
+                raise
+            if reply.out_of_memory:
+                self._dropped(process)
+                raise InvalidParameter("messages", TOO_LARGE)
+            self._given_back(process)
+            return reply
+        raise AssertionError("unreachable")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        with self._lock:
+            return tuple(process.pid for process in self._all)
+
+    def close(self) -> None:
+        """Kills all processes, also those that render."""
+        with self._lock:
+            self._is_closed = True
+            processes = tuple(self._all)
+            self._all.clear()
+            self._idle.clear()
+        for process in processes:
+            process.end()
+
+    def _taken(self) -> _Process:
+        with self._lock:
+            if self._is_closed:
+                raise RenderingUnavailable(CLOSED)
+            if self._idle:
+                return self._idle.pop()
+        process = _Process()  # takes some ten milliseconds: not under the lock
+        with self._lock:
+            self._all.add(process)
+        return process
+
+    def _given_back(self, process: _Process) -> None:
+        with self._lock:
+            if not self._is_closed and process.num_templates < MAX_TEMPLATES:
+                self._idle.append(process)
+                return
+        self._dropped(process)
+
+    def _dropped(self, process: _Process) -> int | None:
+        with self._lock:
+            self._all.discard(process)
+        return process.end()
+
+
+@functools.cache
+def shared_processes() -> RenderingProcesses:
+    """Those of this process, for templates that were given none."""
+    return RenderingProcesses()
+
+
+def _end(processes: set[_Process]) -> None:
+    for process in tuple(processes):
+        process.end()
+
+
+class _Process:
+    """One rendering process. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._connection, theirs = socket.socketpair()
+        kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "shared.text.rendering_process"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # a traceback may have a prompt in it
+                    env={**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                    start_new_session=True,  # a signal to the frontend's group leaves it alone
+                )
+        except OSError:
+            self._connection.close()
+            raise
+        self._known: set[int] = set()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_templates(self) -> int:
+        return len(self._known)
+
+    def ask(self, data: bytes, request: RenderRequest, template: TemplateSource) -> RenderReply:
+        """Raises OSError or EOFError when the process ends, TimeoutError when it takes too long."""
+        deadline_s = time.monotonic() + MAX_WALL_SECONDS
+        if request.number not in self._known:
+            first = RenderRequest(number=template.number, template=template)
+            reply = self._asked(msgspec.json.encode(first), deadline_s)
+            if reply.error is not None or reply.out_of_memory or request.messages is None:
+                return reply
+            self._known.add(request.number)
+        return self._asked(data, deadline_s)
+
+    def _asked(self, data: bytes, deadline_s: float) -> RenderReply:
+        self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        send(self._connection, data)
+        answer = receive(self._connection)
+        if answer is None:
+            raise EOFError
+        return msgspec.json.decode(answer, type=RenderReply)
+
+    def end(self) -> int | None:
+        """Kills it. Returns what it had ended with, as Popen.returncode; None if it had not."""
+        self._connection.close()
+        try:
+            return self._process.wait(0.1)  # one that closed its connection is about to be reaped
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._process.wait()
+        return None
+
+
+def _encoded(request: RenderRequest) -> bytes:
+    try:
+        return msgspec.json.encode(request)
+    except UnicodeEncodeError as error:
+        raise InvalidParameter("messages", "text has a lone surrogate") from error
+    except RecursionError as error:
+        raise InvalidParameter("messages", "the conversation nests too deeply") from error
+    except TypeError as error:
+        raise InvalidParameter("messages", str(error)) from error
+
+
+def checked(reply: RenderReply) -> RenderReply:
+    """Raises the error that a reply has: InvalidParameter or TextInvalid."""
+    if reply.error is None:
+        return reply
+    if reply.param is None:
+        raise TextInvalid(reply.error)
+    raise InvalidParameter(reply.param, reply.error, reply.code)

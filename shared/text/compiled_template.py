@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 from jinja2 import TemplateError
 
 from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
-from shared.text.conversation import ContentForm, TemplateTraits, prepare_messages
 from shared.text.sandbox import BUDGET, MAX_CHARS, ChatSandbox, WorkBudget
 
 _MAX_REASON_CHARS = 500
@@ -37,12 +38,8 @@ _PROBE_TOOL = {
 
 
 class CompiledChatTemplate:
-    """A checkpoint's chat template, compiled once.
-
-    `source` is a template, or several by name, of which "tool_use" serves requests with tools and
-    "default" the others. `special_tokens` are variables of the template ("bos_token", ...).
-    Raises TextInvalid for a source that does not compile.
-    """
+    """A checkpoint's chat template, compiled once; `source` and `special_tokens` as in
+    JinjaChatTemplate. Raises TextInvalid for a source that does not compile."""
 
     def __init__(
         self,
@@ -72,12 +69,7 @@ class CompiledChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """Returns the prompt's text, with the special tokens in it: encode it without adding any.
-
-        `extra` are further variables, such as `documents` or `enable_thinking`. Raises
-        InvalidParameter for "messages" when the template refuses the conversation or it is too
-        much work, and for "chat_template_kwargs" when a variable's name is not the caller's to set.
-        """
+        """Returns the prompt's text; arguments and InvalidParameter as JinjaChatTemplate.render."""
         variables = dict(extra or {})
         for name in variables:
             if name in _OURS or name.startswith("_"):
@@ -217,3 +209,118 @@ def _asking(arguments: object, content: str | None) -> dict[str, Any]:
 
 def _answering(content: object) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": _PROBE_CALL_ID, "name": "probe", "content": content}
+
+
+MAX_MESSAGES = 10_000
+
+_REASONING_MEMBERS = ("reasoning_content", "thinking", "reasoning")
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+class ContentForm(Enum):
+    """How a template takes a message's content."""
+
+    TEXT = "text"  # a string only
+    PARTS = "parts"  # a list of parts only
+    EITHER = "either"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a template was found to understand by rendering probes."""
+
+    content: Mapping[str, ContentForm] = field(default_factory=dict)  # by role; others: TEXT
+    arguments_as_text: bool = False  # tool call arguments stay the JSON text they arrive as
+
+
+def prepare_messages(
+    messages: Sequence[Mapping[str, Any]], traits: TemplateTraits
+) -> list[dict[str, Any]]:
+    """Returns messages as a template takes them: new dictionaries, the client's stay as they are.
+
+    Members that are None are dropped, and reasoning is given under each of its names, both as
+    transformers does it. Content becomes what the template takes: text parts are joined by a
+    newline where it takes a string only. Tool call arguments that are the JSON text of an object
+    become that object (or the other way round, where the template wants text); text that is no
+    object is a model's slip and left as it is. Raises InvalidParameter("messages", ...).
+    """
+    if not messages:
+        raise InvalidParameter("messages", "must not be empty")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidParameter("messages", f"at most {MAX_MESSAGES} messages")
+    return [_prepare(message, index, traits) for index, message in enumerate(messages)]
+
+
+def _prepare(message: Mapping[str, Any], index: int, traits: TemplateTraits) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidParameter("messages", f"message {index} must be an object")
+    if not isinstance(message.get("role"), str):
+        raise InvalidParameter("messages", f"message {index} must have a role")
+    prepared = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((prepared[name] for name in _REASONING_MEMBERS if name in prepared), None)
+    if reasoning is not None:
+        prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
+    if "content" in prepared:
+        form = traits.content.get(message["role"], ContentForm.TEXT)
+        prepared["content"] = _content(prepared["content"], index, form)
+    if "tool_calls" in prepared:
+        prepared["tool_calls"] = _tool_calls(prepared["tool_calls"], index, traits)
+    return prepared
+
+
+def _content(content: Any, index: int, form: ContentForm) -> Any:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if form is ContentForm.PARTS else content
+    if not isinstance(content, list | tuple):
+        raise InvalidParameter("messages", f"content of message {index} must be text or parts")
+    texts = [_part_text(part, index) for part in content]
+    if form is ContentForm.TEXT:
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _part_text(part: Any, index: int) -> str:
+    if not isinstance(part, Mapping):
+        raise InvalidParameter("messages", f"content parts of message {index} must be objects")
+    kind = part.get("type")
+    member = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if member is None:
+        raise InvalidParameter(
+            "messages", f"content part {kind!r:.60} of message {index} is not supported: only text"
+        )
+    text = part.get(member)
+    if not isinstance(text, str):
+        raise InvalidParameter("messages", f"a text part of message {index} has no text")
+    return text
+
+
+def _tool_calls(calls: Any, index: int, traits: TemplateTraits) -> list[Any]:
+    if not isinstance(calls, list | tuple):
+        raise InvalidParameter("messages", f"tool_calls of message {index} must be a list")
+    prepared = []
+    for call in calls:
+        if not isinstance(call, Mapping):
+            raise InvalidParameter("messages", f"tool_calls of message {index} must be objects")
+        function = call.get("function")
+        if isinstance(function, Mapping) and "arguments" in function:
+            arguments = _arguments(function["arguments"], as_text=traits.arguments_as_text)
+            call = {**call, "function": {**function, "arguments": arguments}}
+        prepared.append(dict(call))
+    return prepared
+
+
+def _arguments(arguments: Any, *, as_text: bool) -> Any:
+    if as_text:
+        if isinstance(arguments, str):
+            return arguments
+        try:
+            return json.dumps(arguments, ensure_ascii=False)
+        except RecursionError as error:
+            raise InvalidParameter("messages", "tool call arguments nest too deeply") from error
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

@@ -7,12 +7,11 @@ Bounds keep the work of compiling small, for any author of the schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeGuard
 
 from shared.messages import InvalidParameter
-from shared.text.schema_rows import MAX_ROW_ITEMS, RowCount
 
 MAX_DEPTH = 50  # of schemas within schemas
 MAX_VALUE_DEPTH = 10  # of a value in const or enum
@@ -272,11 +271,10 @@ def _shown(at: str) -> str:
     return at if len(at) <= MAX_SHOWN else f"{at[: MAX_SHOWN // 2]}...{at[-MAX_SHOWN // 2 :]}"
 
 
-# String formats of JSON schemas, each narrowed to what every parser of it takes.
-#
-# Where the grammar compiler's own idea of a format is wider than that (the 30th of February is none
-# of its business, leap seconds are), a pattern or a length defined here replaces it. Times are RFC
-# 3339's with capital T and Z, without leap seconds; years go from 0001 to 9999.
+# String formats, each narrowed to what every parser of it takes. Where the grammar compiler's own
+# idea of a format is wider (the 30th of February is none of its business, leap seconds are), a
+# pattern or a length defined here replaces it. Times are RFC 3339's with capital T and Z, without
+# leap seconds; years go from 0001 to 9999.
 
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -301,3 +299,102 @@ MAX_LENGTHS: Mapping[str, int] = {"hostname": 253, "email": 254}
 FORMATS = frozenset({*PATTERNS, *MAX_LENGTHS, "duration", "ipv4", "ipv6", "uri", "uuid"})
 # Names for what a text is for: any text will do.
 WITHOUT_RULES = frozenset({"password", "path", "file-path", "directory-path"})
+
+
+MAX_ROW_ITEMS = 6_000  # at one place of a schema: fourteen hundred optional properties
+_OF_A_PROPERTY = 4
+_MAX_DEPTH = 100  # of schemas in one another by references; each $defs is counted apart as well
+
+_ONE_OF_THEM = ("anyOf", "oneOf", "allOf")  # all of them are followed at once
+_INSIDE = ("items", "additionalItems", "additionalProperties")
+
+
+class RowCount:
+    """Counts, without compiling, how many ways on the compiler follows at one place of a schema.
+
+    llguidance follows all of them at once, in a row of items: four for each property that may come
+    next, one for each alternative. Its bound on a row would end a generation, so a schema above
+    MAX_ROW_ITEMS is refused before. Each of its schemas is counted once.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._counted: dict[int, int] = {}
+        self._largest = (0, "#")
+        self._depth = 0
+
+    def largest(self) -> tuple[int, str]:
+        """Returns the items in the largest row, and the JSON pointer of the schema where it is."""
+        self._items(self._root, "#")
+        return self._largest
+
+    def _items(self, schema: Any, at: str) -> int:
+        if not isinstance(schema, Mapping):
+            return 1
+        known = self._counted.get(id(schema))
+        if known is not None:
+            return known
+        if self._depth == _MAX_DEPTH:
+            return 1
+        self._counted[id(schema)] = 1  # a schema within itself is the same row once more
+        self._depth += 1
+        items = max(self._own(schema, at) + self._joined(schema, at), self._inside(schema, at))
+        self._depth -= 1
+        self._counted[id(schema)] = items
+        if items > self._largest[0]:
+            self._largest = (items, at)
+        return items
+
+    def _own(self, schema: Mapping[str, Any], at: str) -> int:
+        """Properties and values that may come at one place."""
+        properties, required = schema.get("properties"), schema.get("required")
+        num = 0
+        if isinstance(properties, Mapping):
+            needed = set(map(str, required)) if isinstance(required, list) else set()
+            num += 1 + _OF_A_PROPERTY * len(properties.keys() - needed)
+        patterns = schema.get("patternProperties")
+        if isinstance(patterns, Mapping):
+            num += _OF_A_PROPERTY * len(patterns)
+        values = schema.get("enum")
+        if isinstance(values, list):
+            num += sum(isinstance(value, list | Mapping) for value in values)
+        return num
+
+    def _joined(self, schema: Mapping[str, Any], at: str) -> int:
+        """Schemas of the same value."""
+        num = 0
+        for keyword in _ONE_OF_THEM:
+            schemas = schema.get(keyword)
+            if isinstance(schemas, Sequence) and not isinstance(schemas, str):
+                each = (self._items(one, f"{at}/{keyword}/{i}") for i, one in enumerate(schemas))
+                num += 1 + sum(each)
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            num += self._items(self._referred(reference), reference)
+        return num
+
+    def _inside(self, schema: Mapping[str, Any], at: str) -> int:
+        """Returns the largest row of the values within this one."""
+        num = 1
+        for keyword in ("properties", "patternProperties", "$defs", "definitions"):
+            named = schema.get(keyword)
+            if isinstance(named, Mapping):
+                for name, one in named.items():
+                    items = self._items(one, f"{at}/{keyword}/{name}")
+                    num = num if keyword in ("$defs", "definitions") else max(num, items)
+        for keyword in _INSIDE:
+            num = max(num, self._items(schema.get(keyword), f"{at}/{keyword}"))
+        listed = schema.get("prefixItems", schema.get("items"))
+        if isinstance(listed, list):
+            num = max(num, *(self._items(one, f"{at}/{i}") for i, one in enumerate(listed)), 1)
+        return num
+
+    def _referred(self, reference: str) -> Any:
+        """Returns the target of a reference within the schema; None for any other."""
+        found: Any = self._root
+        if reference == "#":
+            return found
+        for step in reference.removeprefix("#/").split("/"):
+            name = step.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found

@@ -19,10 +19,9 @@ from typing import TypeVar
 import msgspec
 
 from shared.text.base import ChatTemplate, TextInvalid, Tokenizer
-from shared.text.chat_template import JinjaChatTemplate
+from shared.text.chat_template import JinjaChatTemplate, RenderingProcesses
 from shared.text.checkpoint_text import MAX_TOKENIZER_BYTES, CheckpointText, read_checkpoint_text
 from shared.text.grammar_compiler import GrammarCompiler
-from shared.text.rendering import RenderingProcesses
 from shared.text.sampling_defaults import SamplingDefaults, unusable
 from shared.text.tokenizer import FastTokenizer, TokenizerFacts
 from shared.text.tool_formats import (

@@ -13,8 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from shared.messages import InvalidParameter
 from shared.text.base import Detokenizer, TextInvalid
-from shared.text.detokenizer import ByteDetokenizer, WindowDetokenizer
-from shared.text.vocabulary import PieceRule, piece_rule
+from shared.text.detokenizer import ByteDetokenizer, PieceRule, WindowDetokenizer, piece_rule
 
 NFC_SHRINKS = 3  # UTF-8 of a text by that of its composed form, at most
 

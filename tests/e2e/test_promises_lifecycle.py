@@ -60,7 +60,7 @@ def test_an_early_ctrl_c_is_remembered_and_a_second_one_raises() -> None:
     """An interrupt that is raised inside a callback of an import or a fork is lost."""
     code = (
         "import os, signal\n"
-        "from shared.launcher.early_signals import EarlySignals\n"
+        "from shared.process import EarlySignals\n"
         "early = EarlySignals()\n"
         "early.catch()\n"
         "os.kill(os.getpid(), signal.SIGINT)\n"

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from shared.messages import InvalidParameter
-from shared.text import rendering
+from shared.text import chat_template as rendering
 from shared.text.base import RenderingUnavailable, TextInvalid
-from shared.text.chat_template import JinjaChatTemplate
-from shared.text.rendering import RenderingProcesses
+from shared.text.chat_template import JinjaChatTemplate, RenderingProcesses
 from shared.text.rendering_process import KILL_CPU_SECONDS, MAX_MEMORY_BYTES
 
 ORDINARY = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
