@@ -12,15 +12,14 @@ Every error response, on every route, has the body
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shared.messages import ErrorCode, Failed, InvalidParameter, JobState
 from shared.transport.ports.jobs import Allowance, QueueFull, TransportError
 
 RETRY_AFTER_OUTAGE_S = 2.0
+MISSING = "missing_required_parameter"
 MAX_ECHO_CHARS = 200  # of a client's value that a message repeats
 
 
@@ -136,24 +135,7 @@ def unknown_parameter(param: str) -> InvalidParameter:
 
 def missing_parameter(param: str) -> InvalidParameter:
     """Returns the error of a required parameter that is absent."""
-    return InvalidParameter(
-        param, f"Missing required parameter: '{param}'.", "missing_required_parameter"
-    )
-
-
-@contextmanager
-def renaming(table: Sequence[tuple[re.Pattern[str], str]]) -> Iterator[None]:
-    """Renames the `param` of errors to what the client sent: the first pattern that it begins with
-    gives way to its name, which may refer to groups."""
-    try:
-        yield
-    except InvalidParameter as error:
-        for pattern, name in table:
-            if found := pattern.match(error.param):
-                renamed = found.expand(name) + error.param[found.end() :]
-                message = error.message.replace(f"'{error.param}'", f"'{renamed}'")
-                raise InvalidParameter(renamed, message, error.code) from None
-        raise
+    return InvalidParameter(param, f"Missing required parameter: '{param}'.", MISSING)
 
 
 class _Kind(NamedTuple):

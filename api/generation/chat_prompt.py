@@ -1,8 +1,6 @@
-"""PreparedPrompt: a conversation, its tools and its output format, made ready for any chat dialect.
+"""Prepares the prompt of a conversation, its grammar and the parsers of its output, in any dialect.
 
-Every dialect (chat completions, responses, messages) brings its request to the members of a
-ChatInput, which are those of OpenAI's chat completions, and gets back what a job needs and how to
-read the answer.
+Chat completions, Responses and Messages each make a ChatInput of a request.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from api.generation.prompt import (
     chat_token_ids,
     check_text_fits,
 )
-from api.generation.structured_output import RequestedGrammar, check_grammar, grammar_of
-from api.generation.tools import ToolUse, read_tool_use
+from api.generation.structured_output import RequestedGrammar, check_grammar
+from api.generation.tools import ToolUse
 from api.generation.turn_grammar import (
     ReasoningRule,
     answer_grammar,
@@ -45,21 +43,18 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # OpenAI's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
-    """A chat request of any dialect, in the members of POST /v1/chat/completions, unchecked.
+    """A chat request of any dialect.
 
-    `guided`: members that `structured_output.grammar_of` reads, `response_format` or not.
+    `messages` are as templates know them (`api.generation.messages.template_messages`).
     `call_id_seed`: what the ids of tool calls are made from, where the same response may be sent
     several times; "" for ids of their own each time. `continues`: the last message is an
-    assistant's, whose text the answer continues. `thinking_budget`: at most so many tokens of
+    assistant's, whose text the output continues. `thinking_budget`: at most so many tokens of
     reasoning, where the model's output can be kept to that (see turn_grammar.can_bound).
     """
 
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: str | Mapping[str, Any] | None = None
-    parallel_tool_calls: bool = True
-    response_format: Mapping[str, Any] | None = None
-    guided: Mapping[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse = field(default_factory=ToolUse)
+    output: RequestedGrammar | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None
     call_id_seed: str = ""
@@ -82,17 +77,14 @@ class PreparedPrompt:
 
 
 def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True) -> PreparedPrompt:
-    """`must_fit`: the prompt must fit into the model's context; else it may be counted only.
+    """Returns the prompt of a request. `must_fit`: it must fit into the model's context.
 
-    Takes its time: call it on a thread of the TextPool. Raises InvalidParameter."""
-    use = read_tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    CPU-bound: run it in the thread pool. Raises InvalidParameter.
+    """
+    use = chat.tool_use
     tool_format = tool_format_of(model.card.tool_format)
     if use.tools and tool_format is None:
         raise InvalidParameter("tools", NO_TOOLS, NO_TOOLS_CODE)
-    members = dict(chat.guided)
-    if chat.response_format is not None:
-        members["response_format"] = chat.response_format
-    answer = grammar_of(members)
     definitions = [tool.definition() for tool in use.tools]
     text = _prompt(model, chat, definitions or None)
     if must_fit:
@@ -111,7 +103,7 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
     )
     return PreparedPrompt(
         token_ids=chat_token_ids(model, text),
-        grammar=_grammar(model, use, tool_format, _reasoning(model, chat, thinking), answer),
+        grammar=_grammar(model, use, tool_format, _reasoning(model, chat, thinking), chat.output),
         new_parser=reading,
         counts_reasoning=reasoning_format is not None,
     )
@@ -235,10 +227,8 @@ def thinking_within(
 
 def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of the last message; of one in parts, that of its last part."""
-    content = messages[-1].get("content") if messages else None
-    if isinstance(content, list) and content and isinstance(content[-1], Mapping):
-        content = content[-1].get("text")
-    return content if isinstance(content, str) else ""
+    content = messages[-1]["content"] if messages else ""
+    return content if isinstance(content, str) else str(content[-1]["text"])
 
 
 def _followed_by(content: str | list[Mapping[str, Any]], mark: str) -> Any:

@@ -1,26 +1,109 @@
-"""The conversation of a chat request: checked, and brought to the form that templates know."""
+"""The conversation of a chat request: its JSON, and the form of it that chat templates know."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
-from api.errors import MAX_ECHO_CHARS, missing_parameter, unknown_parameter, unsupported
+from pydantic import BeforeValidator, ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from api.errors import missing_parameter, unsupported
 from shared.messages import InvalidParameter
 
-# OpenAI's newer name for the system role; chat templates know only the older.
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000  # content parts and calls of all messages of a request together
 MAX_CALLS = 128  # in one message
 
-_REASONING = ("reasoning_content", "reasoning")  # one thing under the two names in use
+# Typed dictionaries: they cost a third of models, and are what a template is given.
+MEMBERS = ConfigDict(extra="forbid", strict=True)
+
+
+@with_config(MEMBERS)
+class ChatTextPart(TypedDict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+@with_config(MEMBERS)
+class ChatRefusalPart(TypedDict):
+    """A part of an assistant's message: it is shown to the template as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+@with_config(MEMBERS)
+class ChatCallFunction(TypedDict):
+    """A function that was called. `arguments` is the JSON text of an object."""
+
+    name: str
+    arguments: str
+    parsed_arguments: NotRequired[Any]
+
+
+@with_config(MEMBERS)
+class ChatCall(TypedDict):
+    """A call of an earlier turn. `index` is where it came in a stream."""
+
+    id: str
+    type: NotRequired[Literal["function"]]
+    function: ChatCallFunction
+    index: NotRequired[Any]
+
+
+_TextParts = Annotated[list[ChatTextPart], Field(fail_fast=True, min_length=1)]
+_AssistantPart = Annotated[ChatTextPart | ChatRefusalPart, Field(discriminator="type")]
+
+
+@with_config(MEMBERS)
+class ChatTextMessage(TypedDict):
+    """Instructions, or a turn of the user. Templates know `developer` as `system`."""
+
+    role: Literal["system", "developer", "user"]
+    content: str | _TextParts
+    name: NotRequired[str]
+
+
+@with_config(MEMBERS)
+class ChatAssistantMessage(TypedDict):
+    """An earlier turn of the model. It has content, calls or a refusal."""
+
+    role: Literal["assistant"]
+    content: NotRequired[str | Annotated[list[_AssistantPart], Field(fail_fast=True)]]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]  # another name of `reasoning_content`
+    tool_calls: NotRequired[Annotated[list[ChatCall], Field(fail_fast=True, max_length=MAX_CALLS)]]
+    refusal: NotRequired[str]
+    name: NotRequired[str]
+    parsed: NotRequired[Any]
+
+
+@with_config(MEMBERS)
+class ChatToolMessage(TypedDict):
+    """The result of a call of an earlier message."""
+
+    role: Literal["tool"]
+    content: str | _TextParts
+    tool_call_id: str
+    name: NotRequired[str]
+
+
+ChatMessage = Annotated[
+    ChatTextMessage | ChatAssistantMessage | ChatToolMessage, Field(discriminator="role")
+]
+
+# param -> why a value of it is not served
+UNSERVED_MESSAGES = (
+    (re.compile(r"messages\.\d+\.content\.\d+\.type"), "only parts of type 'text' are served"),
+    (
+        re.compile(r"messages\.\d+\.tool_calls\.\d+\.type"),
+        "only calls of type 'function' are known",
+    ),
+)
 
 
 class PartCount:
@@ -47,150 +130,117 @@ class PartCount:
             )
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """role, content (text, or text parts), name, and what only some roles have, of each message.
-
-    Members that the SDKs send empty (`refusal: null`, `annotations: []`) count as absent. Raises
-    InvalidParameter.
-    """
+def _present_members(messages: object) -> object:
+    """Returns the messages without null and empty members, which the SDKs send (`refusal: null`,
+    `annotations: []`). Raises InvalidParameter for more messages or parts than are allowed."""
+    if not isinstance(messages, list):
+        return messages
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
     count = PartCount("messages")
     for message in messages:
         count.add(message, "content", "tool_calls")
+    return [_present(message, index) for index, message in enumerate(messages)]
+
+
+def _present(message: object, index: int) -> object:
+    if not isinstance(message, dict):
+        return message
+    if message.get("role") == "function":
+        raise unsupported(f"messages.{index}.role", "it is deprecated, use 'tool'")
+    present = {
+        name: value
+        for name, value in message.items()
+        if value is not None and (value != [] or name == "content")
+    }
+    if isinstance(calls := present.get("tool_calls"), list):
+        present["tool_calls"] = [without_nulls(call, "function") for call in calls]
+    return present
+
+
+def without_nulls(value: object, *inner: str) -> object:
+    """Returns an object without its null members, nor those of the objects that it has under the
+    names `inner`; and any other value as it is."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: without_nulls(member) if name in inner else member
+        for name, member in value.items()
+        if member is not None
+    }
+
+
+ChatMessages = Annotated[
+    list[ChatMessage],
+    Field(fail_fast=True, json_schema_extra={"minItems": 1, "maxItems": MAX_MESSAGES}),
+    BeforeValidator(_present_members),
+]
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Returns role, content (text, or text parts), name, and what only some roles have, of each
+    message. Raises InvalidParameter for an id without its call, and for calls with the same id."""
     called: dict[str, str] = {}  # id of a call -> name of its tool
     return [
-        _message(message, f"messages.{index}", called) for index, message in enumerate(messages)
+        _template_message(message, f"messages.{index}", called)
+        for index, message in enumerate(messages)
     ]
 
 
-def _message(message: Mapping[str, Any], path: str, called: dict[str, str]) -> dict[str, Any]:
-    present = {name: value for name, value in message.items() if value is not None and value != []}
-    role = _role(present.pop("role", None), path)
-    own: dict[str, Any] = {}
-    if role == "assistant":
-        own = _of_assistant(present, path, called)
-    elif role == "tool":
-        own = _of_tool(present, path, called)
-    if "name" in present:
-        own["name"] = _string(present.pop("name"), f"{path}.name")
-    if "content" in present or "content" not in own:
-        own["content"] = _content(message.get("content"), f"{path}.content", role)
-    present.pop("content", None)
-    _nothing_else(present, path)
-    return {"role": role, "content": own.pop("content"), **own}
+def _template_message(message: ChatMessage, path: str, called: dict[str, str]) -> dict[str, Any]:
+    made: dict[str, Any]
+    if message["role"] == "assistant":
+        made = {"role": "assistant", "content": _assistant_content(message, path)}
+        reasoning = message.get("reasoning", message.get("reasoning_content"))
+        if reasoning is not None:
+            made["reasoning_content"] = reasoning
+        if "tool_calls" in message:
+            made["tool_calls"] = _calls(message["tool_calls"], f"{path}.tool_calls", called)
+    elif message["role"] == "tool":
+        call_id = message["tool_call_id"]
+        if call_id not in called:
+            raise InvalidParameter(
+                f"{path}.tool_call_id", "is not the id of a call in an earlier assistant message"
+            )
+        content = message["content"]
+        made = {
+            "role": "tool",
+            "content": content,
+            "tool_call_id": call_id,
+            "name": called[call_id],
+        }
+    else:
+        role = "system" if message["role"] == "developer" else message["role"]
+        made = {"role": role, "content": message["content"]}
+    if "name" in message:
+        made["name"] = message["name"]
+    return made
 
 
-def _role(role: object, path: str) -> str:
-    if role is None:
-        raise missing_parameter(f"{path}.role")
-    if role == "function":
-        raise unsupported(f"{path}.role", "it is deprecated, use 'tool'")
-    if not isinstance(role, str) or role not in ROLES:
-        raise InvalidParameter(f"{path}.role", f"must be one of {', '.join(ROLES)}")
-    return ROLES[role]
-
-
-def _of_assistant(present: dict[str, Any], path: str, called: dict[str, str]) -> dict[str, Any]:
-    checked: dict[str, Any] = {}
-    for name in _REASONING:
-        if name in present:
-            checked["reasoning_content"] = _string(present.pop(name), f"{path}.{name}")
-    if "function_call" in present:
-        raise unsupported(f"{path}.function_call", "it is deprecated, use 'tool_calls'")
-    if "tool_calls" in present:
-        checked["tool_calls"] = _calls(present.pop("tool_calls"), f"{path}.tool_calls", called)
-        checked["content"] = ""  # some templates look at it without asking whether it is there
-    if "refusal" in present:
-        refusal = _string(present.pop("refusal"), f"{path}.refusal")
-        if "content" not in present:
-            checked["content"] = refusal
-    present.pop("parsed", None)
-    return checked
-
-
-def _calls(calls: object, path: str, called: dict[str, str]) -> list[dict[str, Any]]:
-    if not isinstance(calls, list) or len(calls) > MAX_CALLS:
-        raise InvalidParameter(path, f"must be a list of at most {MAX_CALLS} calls")
-    checked = []
-    own: set[str] = set()
-    for index, call in enumerate(calls):
-        at = f"{path}.{index}"
-        if not isinstance(call, dict):
-            raise InvalidParameter(at, "must be an object")
-        rest = {name: value for name, value in call.items() if value is not None}
-        if rest.pop("type", "function") != "function":
-            raise unsupported(f"{at}.type", "only calls of type 'function' are known")
-        call_id = _string(rest.pop("id", None), f"{at}.id")
-        if call_id in own:
-            raise InvalidParameter(f"{at}.id", "is the id of another call of this message")
-        own.add(call_id)
-        rest.pop("index", None)  # where the call came in a stream
-        name, arguments = _function(rest.pop("function", None), f"{at}.function")
-        _nothing_else(rest, at)
-        called[call_id] = name
-        function = {"name": name, "arguments": arguments}
-        checked.append({"id": call_id, "type": "function", "function": function})
-    return checked
-
-
-def _function(function: object, path: str) -> tuple[str, str]:
-    if function is None:
-        raise missing_parameter(path)
-    if not isinstance(function, dict):
-        raise InvalidParameter(path, "must be an object")
-    name = _string(function.get("name"), f"{path}.name")
-    arguments = _string(function.get("arguments"), f"{path}.arguments")
-    known = {"name", "arguments", "parsed_arguments"}
-    _nothing_else({name: None for name in function if name not in known}, path)
-    return name, arguments
-
-
-def _of_tool(present: dict[str, Any], path: str, called: dict[str, str]) -> dict[str, Any]:
-    at = f"{path}.tool_call_id"
-    call_id = _string(present.pop("tool_call_id", None), at)
-    if call_id not in called:
-        raise InvalidParameter(at, "is not the id of a call in an earlier assistant message")
-    return {"tool_call_id": call_id, "name": called[call_id]}
-
-
-def _content(content: object, path: str, role: str) -> Any:
+def _assistant_content(message: ChatAssistantMessage, path: str) -> str | list[dict[str, str]]:
+    content = message.get("content")
     if isinstance(content, str):
         return content
+    if content:
+        texts = (part["text"] if part["type"] == "text" else part["refusal"] for part in content)
+        return [{"type": "text", "text": text} for text in texts]
+    if "refusal" in message:
+        return message["refusal"]
+    if "tool_calls" in message:
+        return ""  # some templates do not check that there is any
     if content is None:
-        raise missing_parameter(path)
-    if content == []:
-        raise InvalidParameter(path, "must not be an empty list")
-    if not isinstance(content, list):
-        raise InvalidParameter(path, "must be a string or a list of text parts")
-    kinds = {"text": "text", "refusal": "refusal"} if role == "assistant" else {"text": "text"}
-    return [_part(part, f"{path}.{index}", kinds) for index, part in enumerate(content)]
+        raise missing_parameter(f"{path}.content")
+    raise InvalidParameter(f"{path}.content", "must not be an empty list")
 
 
-def _part(part: object, path: str, kinds: Mapping[str, str]) -> dict[str, str]:
-    """A text part; `kinds`: type of a part -> its member that has the text."""
-    if not isinstance(part, dict):
-        raise InvalidParameter(path, "must be an object")
-    kind = part.get("type")
-    member = kinds.get(kind) if isinstance(kind, str) else None
-    if member is None:
-        echoed = str(kind)[:MAX_ECHO_CHARS]
-        raise unsupported(f"{path}.type", f"parts of type '{echoed}' are not served, only 'text'")
-    text = part.get(member)
-    if not isinstance(text, str):
-        raise InvalidParameter(f"{path}.{member}", "must be a string")
-    _nothing_else({name: None for name in part if name not in ("type", member)}, path)
-    return {"type": "text", "text": text}
-
-
-def _string(value: object, path: str) -> str:
-    if value is None:
-        raise missing_parameter(path)
-    if not isinstance(value, str):
-        raise InvalidParameter(path, "must be a string")
-    return value
-
-
-def _nothing_else(rest: Mapping[str, Any], path: str) -> None:
-    for name in rest:
-        raise unknown_parameter(f"{path}.{name!s}")
+def _calls(calls: Sequence[ChatCall], path: str, called: dict[str, str]) -> list[dict[str, Any]]:
+    made: dict[str, dict[str, Any]] = {}  # by id
+    for index, call in enumerate(calls):
+        if call["id"] in made:
+            raise InvalidParameter(
+                f"{path}.{index}.id", "is the id of another call of this message"
+            )
+        name = called[call["id"]] = call["function"]["name"]
+        function = {"name": name, "arguments": call["function"]["arguments"]}
+        made[call["id"]] = {"id": call["id"], "type": "function", "function": function}
+    return list(made.values())

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.errors import unsupported
-from api.generation.messages import template_messages
 from api.generation.models import ServedModel
 from shared.messages import InvalidParameter
 
@@ -30,7 +29,7 @@ def chat_text(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The conversation through the model's template. Raises InvalidParameter.
+    """Returns the conversation through the model's template. Raises InvalidParameter.
 
     Calls of tools in it are refused where the model is not known to have any: its template would
     leave them out.
@@ -38,13 +37,12 @@ def chat_text(
     template = model.text.chat_template
     if template is None:
         raise InvalidParameter("messages", "this model has no chat template")
-    checked = template_messages(messages)
     if model.card.tool_format is None:
-        for index, message in enumerate(checked):
+        for index, message in enumerate(messages):
             if "tool_calls" in message:
                 raise InvalidParameter(f"messages.{index}.tool_calls", NO_TOOLS, NO_TOOLS_CODE)
     return template.render(
-        checked, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
+        messages, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
     )
 
 

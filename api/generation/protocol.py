@@ -7,10 +7,13 @@ sampling defaults hold. SamplingParams checks their ranges, whatever the dialect
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
@@ -22,6 +25,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from api.errors import MISSING, unsupported
 from api.generation.ignored_parameters import members_without_field
 from shared.messages import MAX_LOGIT_BIAS, Durability, InvalidParameter, OnDisconnect
 
@@ -39,10 +43,16 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     kind: ClassVar[str] = ""
+    # the path of a parameter -> why this value of it is not served
+    unserved: ClassVar[Sequence[tuple[re.Pattern[str], str]]] = ()
 
     @classmethod
     def explain(cls, error: InvalidParameter) -> InvalidParameter:
-        """Returns the error that a client gets for one of parsing; for dialects with reasons."""
+        """Returns an error of parsing with the reason, where one is known."""
+        if error.code != MISSING:
+            for pattern, why in cls.unserved:
+                if pattern.fullmatch(error.param):
+                    return unsupported(error.param, why)
         return error
 
     @classmethod
@@ -75,8 +85,8 @@ def _or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
     return {"anyOf": [inner, _NULL], **outer}
 
 
-def _at_the_object(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Validates an object with keys of the client's choice; errors name the object alone."""
+def at_the_object(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Validates an object with keys of the client's choice, or a list; errors name it alone."""
     if isinstance(value, dict) and len(value) > MAX_ENTRIES:
         raise PydanticCustomError(_AT_OBJECT, f"at most {MAX_ENTRIES} entries")
     try:
@@ -88,6 +98,14 @@ def _at_the_object(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         raise PydanticCustomError(_AT_OBJECT, "{reason}", {"reason": first["msg"]}) from None
 
 
+def _check_boolean(value: Any) -> Any:
+    if not isinstance(value, bool):
+        raise ValueError("must be a boolean")
+    return value
+
+
+# A Literal alone would accept 0.
+OnlyFalse = Annotated[Literal[False], BeforeValidator(_check_boolean)]
 # Seconds until a worker must have begun the job.
 QueueTimeout = Annotated[float, Field(ge=0.1, le=86_400)]
 # Tokens of a choice to an event of a stream.
@@ -95,7 +113,6 @@ StreamInterval = Annotated[int, Field(ge=1, le=4096)]
 # Lists end at their first fault: the cost of an error is bounded.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 # Text, token ids, or a list of texts or of token ids.
 Prompt = (
     str
@@ -104,8 +121,8 @@ Prompt = (
         Field(fail_fast=True),
     ]
 )
-LogitBias = Annotated[dict[str, float], WrapValidator(_at_the_object)]
-Labels = Annotated[dict[str, str], WrapValidator(_at_the_object)]
+LogitBias = Annotated[dict[str, float], WrapValidator(at_the_object)]
+Labels = Annotated[dict[str, str], WrapValidator(at_the_object)]
 # Enumerations come as their strings.
 DisconnectPolicy = Annotated[OnDisconnect, Field(strict=False)]
 DurabilityLevel = Annotated[Durability, Field(strict=False)]
@@ -164,10 +181,55 @@ class TierFields(RequestModel):
     service_tier: str | None = None
 
 
+class ResponseFormatText(RequestModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class ResponseFormatJsonObject(RequestModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(RequestModel):
+    """A JSON schema, which is enforced whether it is strict or not."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormatJsonSchema(RequestModel):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    ResponseFormatText | ResponseFormatJsonObject | ResponseFormatJsonSchema,
+    Field(discriminator="type"),
+]
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's: exactly one of its members."""
+
+    json_schema: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParameters):
     """Parameters of both chat completions and legacy completions.
 
-    From `prompt_logprobs` on they are extensions, but chat's `response_format`.
+    From `prompt_logprobs` on they are extensions, but chat's `response_format`. One of the last six
+    at most.
     """
 
     model: str
@@ -177,18 +239,25 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     return_metrics: bool = False
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> CompletionFields:
         if self.stream_options is not None:
             check_stream_options(self.stream, self.stream_options.include_obfuscation)
         return self
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether a parameter may keep the output to a grammar."""
+        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        members = (self.response_format, self.structured_outputs, *guided)
+        return any(member is not None for member in members)
 
     @property
     def include_usage(self) -> bool:

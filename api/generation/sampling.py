@@ -171,10 +171,15 @@ def _logit_bias(requested: Mapping[str, float], vocab_size: int) -> dict[int, fl
 
 @contextmanager
 def renamed_parameters(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name the member that the caller sent, not the field it became."""
+    """Renames parameters in errors: from those that are known here to those that the client sent.
+
+    Of a path only the first name is looked up: `messages.3.content` becomes all of `input`.
+    """
     try:
         yield
     except InvalidParameter as error:
-        if error.param not in names:
+        name = names.get(error.param.partition(".")[0])
+        if name is None:
             raise
-        raise InvalidParameter(names[error.param], error.message, error.code) from None
+        message = error.message.replace(f"'{error.param}'", f"'{name}'")
+        raise InvalidParameter(name, message, error.code) from None

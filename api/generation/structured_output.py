@@ -1,21 +1,16 @@
-"""Structured output: what a request says its answer must match, as one grammar.
-
-`response_format` is OpenAI's member; `guided_json`, `guided_regex`, `guided_choice`,
-`guided_grammar` and `structured_outputs` are those of vLLM's clients. A request has one of them.
-"""
+"""Structured output: what a request's output must match, as one grammar."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from api.errors import MAX_ECHO_CHARS, unknown_parameter
+from api.errors import MAX_ECHO_CHARS
 from api.generation.models import ServedModel
-from api.generation.protocol import CompletionFields
+from api.generation.protocol import CompletionFields, ResponseFormat, StructuredOutputs
 from shared.messages import Grammar, InvalidParameter
 from shared.text.grammar import (
     choice_grammar,
@@ -27,43 +22,34 @@ from shared.text.grammar import (
 
 NOT_SERVED = "structured_output_not_supported"
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_SCHEMA_PATH = "response_format.json_schema"
-
 
 @dataclass(frozen=True, slots=True)
 class RequestedGrammar:
-    """`param`: the member that asks for it, for errors."""
+    """A grammar, and the parameter that requests it, for errors."""
 
     grammar: Grammar
     param: str
 
 
-def structured_members(request: CompletionFields) -> dict[str, Any]:
-    """Those of a request's members that grammar_of reads."""
-    found = {name: getattr(request, name) for name in _READERS}
-    return {name: value for name, value in found.items() if value is not None}
+def requested_grammar(request: CompletionFields) -> RequestedGrammar | None:
+    """Returns what the output must match, or None for any text.
 
-
-def grammar_of(members: Mapping[str, Any]) -> RequestedGrammar | None:
-    """What the answer must match; None for any text. Raises InvalidParameter.
-
-    Large schemas take their time: call it on a thread of the TextPool.
+    CPU-bound for large schemas: run it in the thread pool. Raises InvalidParameter, also where the
+    request has several.
     """
     requested: RequestedGrammar | None = None
-    for name, value in members.items():
-        found = _READERS[name](value, name)
-        if found is not None and requested is not None:
-            first = requested.param.partition(".")[0]
+    for found in _requested_grammars(request):
+        if requested is not None:
+            name, first = (one.param.partition(".")[0] for one in (found, requested))
             raise InvalidParameter(name, f"cannot be combined with '{first}'")
-        requested = found or requested
+        requested = found
     return requested
 
 
 def check_grammar(model: ServedModel, requested: RequestedGrammar) -> None:
-    """Whether the model can follow it: compiles it. Raises InvalidParameter.
+    """Compiles a grammar for the model. CPU-bound: run it in the thread pool.
 
-    Takes its time: call it on a thread of the TextPool.
+    Raises InvalidParameter where the model's output cannot be kept to it.
     """
     if not model.card.structured_output:
         raise InvalidParameter(
@@ -72,117 +58,74 @@ def check_grammar(model: ServedModel, requested: RequestedGrammar) -> None:
     model.text.grammars.check(requested.grammar, requested.param)
 
 
-def checked_grammar(model: ServedModel, members: Mapping[str, Any]) -> Grammar | None:
-    """Both at once. Raises InvalidParameter."""
-    requested = grammar_of(members)
+def checked_grammar(model: ServedModel, request: CompletionFields) -> Grammar | None:
+    """Returns the grammar of a request, compiled. Raises InvalidParameter."""
+    requested = requested_grammar(request)
     if requested is None:
         return None
     check_grammar(model, requested)
     return requested.grammar
 
 
-def _response_format(value: Any, param: str) -> RequestedGrammar | None:
-    checked = _object(value, param)
-    kind = checked.get("type")
-    if kind == "json_schema":
-        _only(checked, param, "type", "json_schema")
-        return _named_schema(checked.get("json_schema"))
-    _only(checked, param, "type")
-    if kind == "json_object":
-        return RequestedGrammar(json_object_grammar(), param)
-    if kind != "text":
-        raise InvalidParameter(f"{param}.type", "must be 'text', 'json_object' or 'json_schema'")
-    return None
+def object_output(param: str) -> RequestedGrammar:
+    """Returns the grammar of any JSON object."""
+    return RequestedGrammar(json_object_grammar(), param)
 
 
-def _named_schema(value: Any) -> RequestedGrammar:
-    """A schema is enforced whether it is strict or not."""
-    named = _object(value, _SCHEMA_PATH)
-    _only(named, _SCHEMA_PATH, "name", "description", "schema", "strict")
-    name = named.get("name")
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise InvalidParameter(
-            f"{_SCHEMA_PATH}.name", "must have 1 to 64 letters, digits, underscores and dashes"
-        )
-    for member, kind, words in (("description", str, "a string"), ("strict", bool, "a boolean")):
-        if not isinstance(named.get(member), kind | None):
-            raise InvalidParameter(f"{_SCHEMA_PATH}.{member}", f"must be {words}")
-    schema = named.get("schema")
-    path = f"{_SCHEMA_PATH}.schema"
-    return RequestedGrammar(json_schema_grammar({} if schema is None else schema, path), path)
+def schema_output(schema: dict[str, Any] | bool | None, param: str) -> RequestedGrammar:
+    """Returns the grammar of a JSON schema, strict or not. Raises InvalidParameter."""
+    return RequestedGrammar(json_schema_grammar({} if schema is None else schema, param), param)
 
 
-def _guided_json(value: Any, param: str) -> RequestedGrammar:
-    """A schema, or one as text."""
+def _requested_grammars(request: CompletionFields) -> Iterator[RequestedGrammar]:
+    found = _of_format(request.response_format)
+    if found is not None:
+        yield found
+    for name, make in _MAKERS.items():
+        param = f"guided_{name}"
+        value = getattr(request, param)
+        if value is not None:
+            yield RequestedGrammar(make(value, param), param)
+    if request.structured_outputs is not None:
+        yield _of_structured(request.structured_outputs)
+
+
+def _of_format(response_format: ResponseFormat | None) -> RequestedGrammar | None:
+    if response_format is None or response_format.type == "text":
+        return None
+    if response_format.type == "json_object":
+        return object_output("response_format")
+    schema = response_format.json_schema.json_schema
+    return schema_output(schema, "response_format.json_schema.schema")
+
+
+def _of_structured(structured: StructuredOutputs) -> RequestedGrammar:
+    param = "structured_outputs"
+    values = structured.model_dump(by_alias=True, exclude_none=True)
+    is_object = values.pop("json_object", False)
+    if len(values) + is_object != 1:
+        names = ", ".join([*_MAKERS, "json_object"])
+        raise InvalidParameter(param, f"must have one of {names}")
+    if is_object:
+        return object_output(f"{param}.json_object")
+    ((name, value),) = values.items()
+    return RequestedGrammar(_MAKERS[name](value, f"{param}.{name}"), f"{param}.{name}")
+
+
+def _guided_json(value: dict[str, Any] | str | bool, param: str) -> Grammar:
+    """Returns the grammar of a schema, or of one as JSON text."""
+    schema: Any = value
     if isinstance(value, str):
         try:
-            value = msgspec.json.decode(value)
+            schema = msgspec.json.decode(value)
         except (ValueError, RecursionError) as error:
             raise InvalidParameter(param, f"is not JSON: {str(error)[:MAX_ECHO_CHARS]}") from None
-    return RequestedGrammar(json_schema_grammar(value, param), param)
+    return json_schema_grammar(schema, param)
 
 
-def _guided_regex(value: Any, param: str) -> RequestedGrammar:
-    return RequestedGrammar(regex_grammar(_text(value, param), param), param)
-
-
-def _guided_choice(value: Any, param: str) -> RequestedGrammar:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise InvalidParameter(param, "must be a list of strings")
-    return RequestedGrammar(choice_grammar(value, param), param)
-
-
-def _guided_grammar(value: Any, param: str) -> RequestedGrammar:
-    return RequestedGrammar(lark_grammar(_text(value, param), param), param)
-
-
-def _json_object(value: Any, param: str) -> RequestedGrammar | None:
-    if not isinstance(value, bool):
-        raise InvalidParameter(param, "must be a boolean")
-    return RequestedGrammar(json_object_grammar(), param) if value else None
-
-
-def _structured_outputs(value: Any, param: str) -> RequestedGrammar | None:
-    checked = {name: each for name, each in _object(value, param).items() if each is not None}
-    _only(checked, param, *_KINDS)
-    found = {name: _KINDS[name](each, f"{param}.{name}") for name, each in checked.items()}
-    requested = [each for each in found.values() if each is not None]
-    if len(requested) != 1:
-        raise InvalidParameter(param, f"must have one of {', '.join(_KINDS)}")
-    return requested[0]
-
-
-_Reader = Callable[[Any, str], RequestedGrammar | None]
-_KINDS: Mapping[str, _Reader] = {
+_MAKERS: Mapping[str, Callable[[Any, str], Grammar]] = {
     "json": _guided_json,
-    "regex": _guided_regex,
-    "choice": _guided_choice,
-    "grammar": _guided_grammar,
-    "json_object": _json_object,
+    "regex": regex_grammar,
+    "choice": choice_grammar,
+    "grammar": lark_grammar,
 }
-_READERS: Mapping[str, _Reader] = {
-    "response_format": _response_format,
-    "guided_json": _guided_json,
-    "guided_regex": _guided_regex,
-    "guided_choice": _guided_choice,
-    "guided_grammar": _guided_grammar,
-    "structured_outputs": _structured_outputs,
-}
-
-
-def _object(value: Any, param: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidParameter(param, "must be an object")
-    return value
-
-
-def _text(value: Any, param: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidParameter(param, "must be a string")
-    return value
-
-
-def _only(value: Mapping[str, Any], param: str, *names: str) -> None:
-    for name in value:
-        if name not in names:
-            raise unknown_parameter(f"{param}.{name}")

@@ -1,34 +1,39 @@
-"""The tools of a request: checked, and what may be called of them."""
+"""The tools of a request, and which of them the model may call."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from api.errors import MAX_ECHO_CHARS, unknown_parameter, unsupported
+from pydantic import Field
+
 from shared.messages import InvalidParameter
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 # Of a function that takes none.
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-_FUNCTION = ("name", "description", "parameters", "strict")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may call. `path` names it in errors: `tools.0.function`."""
+    """A function that the model may call. `param` and `schema_param` name it, and the schema of its
+    parameters, in errors: `tools.0.function`, `tools.0.function.parameters`."""
 
     name: str
     description: str | None
     parameters: Mapping[str, Any]  # a JSON schema of an object
     strict: bool
-    path: str
+    param: str
+    schema_param: str
+
+    def __post_init__(self) -> None:
+        if self.parameters.get("type", "object") != "object":
+            raise InvalidParameter(f"{self.schema_param}.type", "must be 'object'")
 
     def definition(self) -> dict[str, Any]:
-        """What a chat template is given."""
+        """Returns what a chat template is given."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -57,123 +62,52 @@ class ToolUse:
         return self.must_call or (bool(self.callable) and (restricted or strict))
 
 
-def read_tool_use(tools: Sequence[Any], choice: object, parallel: bool) -> ToolUse:
-    """The members `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidParameter.
+class Toolbox:
+    """The tools of one request, by name. Makes the ToolUse of its choice among them."""
 
-    Without a choice it is "auto" where there are tools. With "none" they are not shown to the model
-    either: what it does not know it cannot call. A function by name is called once, whatever
-    `parallel` says, as at OpenAI and vLLM: clients read the first call as the answer.
-    """
-    checked = _tools(tools)
-    if choice is None or choice == "auto":
-        return ToolUse(checked, checked, parallel=parallel)
-    if choice == "none":
-        return ToolUse()
-    if choice == "required":
-        return ToolUse(checked, _any_of(checked), must_call=True, parallel=parallel)
-    if isinstance(choice, str):
-        raise InvalidParameter("tool_choice", "must be 'none', 'auto', 'required' or an object")
-    if not isinstance(choice, Mapping):
-        raise InvalidParameter("tool_choice", "must be a string or an object")
-    if choice.get("type") == "function":
-        _only(choice, "tool_choice", ("type", "function"))
-        named = (_named(choice, "tool_choice", _any_of(checked)),)
-        return ToolUse(checked, named, must_call=True, parallel=False)
-    if choice.get("type") == "allowed_tools":
-        _only(choice, "tool_choice", ("type", "allowed_tools"))
-        return _allowed(choice.get("allowed_tools"), _any_of(checked), parallel)
-    kind = str(choice.get("type"))[:MAX_ECHO_CHARS]
-    raise unsupported("tool_choice.type", f"a choice of type '{kind}' is not served")
+    def __init__(self, tools: Iterable[Tool], *, parallel: bool) -> None:
+        """Raises InvalidParameter for two tools of one name."""
+        self._tools: dict[str, Tool] = {}
+        self._parallel = parallel
+        for tool in tools:
+            if tool.name in self._tools:
+                raise InvalidParameter(f"{tool.param}.name", "is the name of another tool")
+            self._tools[tool.name] = tool
 
+    def use(self, choice: Literal["none", "auto", "required"]) -> ToolUse:
+        """Returns the use of any tool. With "none" they are not shown to the model either: what it
+        does not know it cannot call. Raises InvalidParameter."""
+        if choice == "none":
+            return ToolUse()
+        tools = tuple(self._tools.values())
+        if choice == "required":
+            self._check_any()
+        return ToolUse(tools, tools, must_call=choice == "required", parallel=self._parallel)
 
-def _tools(tools: Sequence[Any]) -> tuple[Tool, ...]:
-    if len(tools) > MAX_TOOLS:
-        raise InvalidParameter("tools", f"at most {MAX_TOOLS} tools")
-    checked = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(tools))
-    seen: set[str] = set()
-    for tool in checked:
-        if tool.name in seen:
-            raise InvalidParameter(f"{tool.path}.name", "is the name of another tool")
-        seen.add(tool.name)
-    return checked
+    def use_one(self, name: str, param: str) -> ToolUse:
+        """Returns the use of the tool `name`. It is called once, also where calls may be parallel,
+        as at OpenAI and vLLM: clients read the first call as the answer. Raises InvalidParameter.
+        """
+        tool = self._named(name, param)
+        return ToolUse(tuple(self._tools.values()), (tool,), must_call=True, parallel=False)
 
+    def use_some(self, names: Sequence[tuple[str, str]], *, must_call: bool) -> ToolUse:
+        """Returns the use of the tools with these names, each with its param. All tools are shown
+        to the model. Raises InvalidParameter."""
+        allowed = {self._named(name, param).name for name, param in names}
+        tools = tuple(self._tools.values())
+        may_call = tuple(tool for tool in tools if tool.name in allowed)
+        return ToolUse(tools, may_call, must_call, self._parallel)
 
-def _tool(tool: object, path: str) -> Tool:
-    if not isinstance(tool, Mapping):
-        raise InvalidParameter(path, "must be an object")
-    if tool.get("type") != "function":
-        kind = str(tool.get("type"))[:MAX_ECHO_CHARS]
-        raise unsupported(f"{path}.type", f"tools of type '{kind}' are not served, only 'function'")
-    _only(tool, path, ("type", "function"))
-    path = f"{path}.function"
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        raise InvalidParameter(path, "must be an object")
-    _only(function, path, _FUNCTION)
-    name = function.get("name")
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise InvalidParameter(
-            f"{path}.name", "must have 1 to 128 letters, digits, underscores and dashes"
-        )
-    description = function.get("description")
-    if description is not None and not isinstance(description, str):
-        raise InvalidParameter(f"{path}.description", "must be a string")
-    parameters = function.get("parameters")
-    if parameters is None:
-        parameters = NO_PARAMETERS
-    if not isinstance(parameters, Mapping):
-        raise InvalidParameter(f"{path}.parameters", "must be an object: a JSON schema")
-    if parameters.get("type", "object") != "object":
-        raise InvalidParameter(f"{path}.parameters.type", "must be 'object'")
-    strict = function.get("strict")
-    if not isinstance(strict, bool | None):
-        raise InvalidParameter(f"{path}.strict", "must be a boolean")
-    return Tool(name, description, parameters or NO_PARAMETERS, bool(strict), path)
+    def _named(self, name: str, param: str) -> Tool:
+        self._check_any()
+        if name not in self._tools:
+            raise InvalidParameter(param, "must be the name of one of 'tools'")
+        return self._tools[name]
 
-
-def _any_of(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    if not tools:
-        raise InvalidParameter("tool_choice", "is only allowed when 'tools' are given")
-    return tools
-
-
-def _named(choice: Mapping[str, Any], path: str, tools: tuple[Tool, ...]) -> Tool:
-    function = choice.get("function")
-    path = f"{path}.function"
-    if not isinstance(function, Mapping):
-        raise InvalidParameter(path, "must be an object with the name of a tool")
-    _only(function, path, ("name",))
-    for tool in tools:
-        if tool.name == function.get("name"):
-            return tool
-    raise InvalidParameter(f"{path}.name", "must be the name of one of 'tools'")
-
-
-def _allowed(allowed: object, tools: tuple[Tool, ...], parallel: bool) -> ToolUse:
-    path = "tool_choice.allowed_tools"
-    if not isinstance(allowed, Mapping):
-        raise InvalidParameter(path, "must be an object")
-    _only(allowed, path, ("mode", "tools"))
-    if allowed.get("mode") not in ("auto", "required"):
-        raise InvalidParameter(f"{path}.mode", "must be 'auto' or 'required'")
-    listed = allowed.get("tools")
-    if not isinstance(listed, list) or not listed:
-        raise InvalidParameter(f"{path}.tools", "must be a list of one or more tools")
-    names = set()
-    for index, choice in enumerate(listed):
-        at = f"{path}.tools.{index}"
-        if not isinstance(choice, Mapping) or choice.get("type") != "function":
-            raise InvalidParameter(at, "must be an object of type 'function'")
-        _only(choice, at, ("type", "function"))
-        names.add(_named(choice, at, tools).name)
-    may_call = tuple(tool for tool in tools if tool.name in names)
-    return ToolUse(tools, may_call, allowed["mode"] == "required", parallel)
-
-
-def _only(value: Mapping[str, Any], path: str, names: Sequence[str]) -> None:
-    for name, member in value.items():
-        if name not in names and member is not None:
-            raise unknown_parameter(f"{path}.{name!s}")
+    def _check_any(self) -> None:
+        if not self._tools:
+            raise InvalidParameter("tool_choice", "is only allowed when 'tools' are given")
 
 
 # With one of these an object may have properties that are not in its `properties`.

@@ -201,7 +201,7 @@ def _schema(tool: Tool) -> dict[str, Any]:
     and left out where it is not."""
     is_lenient = not tool.strict
     schema = arguments_schema(tool.parameters)
-    walked = grammar_schema(schema, f"{tool.path}.parameters", lenient=is_lenient)
+    walked = grammar_schema(schema, tool.schema_param, lenient=is_lenient)
     return {**walked, "x-guidance": {**_STYLE, "lenient": is_lenient}}
 
 

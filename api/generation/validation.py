@@ -25,6 +25,7 @@ _EXPECTED = {
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
+    "model_attributes_type": "an object",
 }
 _SHOULD_BE = "Input should be "
 MAX_FAULTS = 100  # of an error that is described; only unknown parameters can be more
@@ -119,7 +120,7 @@ def _path(detail: ErrorDetails, body: Any) -> list[str]:
     value, has_tag = body, False
     for index, part in enumerate(detail["loc"], start=1):
         is_last = index == len(detail["loc"])
-        if not is_last and not has_tag and _is_tag(part, value):
+        if not is_last and not has_tag and _is_tag(part, value, detail["loc"][index:], detail):
             has_tag = True
         elif isinstance(part, int) or (isinstance(value, Mapping) and part in value):
             value, has_tag = value[part], False
@@ -131,9 +132,15 @@ def _path(detail: ErrorDetails, body: Any) -> list[str]:
     return path
 
 
-def _is_tag(part: int | str, value: Any) -> bool:
-    """Returns whether a part of a path names the member of a union that `value` is."""
-    return isinstance(value, Mapping) and part in (value.get("type"), value.get("role"))
+def _is_tag(part: int | str, value: Any, rest: Sequence[int | str], detail: ErrorDetails) -> bool:
+    """Returns whether a part of a path names the member of a union that `value` is, and not one of
+    its parameters: `function` may be both."""
+    if not isinstance(value, Mapping) or part not in (value.get("type"), value.get("role")):
+        return False
+    inner = value.get(str(part))
+    is_missing = detail["type"] == "missing" and len(rest) == 1
+    is_parameter = isinstance(inner, Mapping) and (rest[0] in inner or is_missing)
+    return not is_parameter or rest[0] == part
 
 
 def _sentence(details: Sequence[ErrorDetails]) -> str:
@@ -144,5 +151,7 @@ def _sentence(details: Sequence[ErrorDetails]) -> str:
     ]
     if expected:
         return "must be " + " or ".join(dict.fromkeys(expected))
+    if details[0]["type"] == "union_tag_invalid":
+        return f"must be one of {details[0]['ctx']['expected_tags']}"
     message = details[0]["msg"]
     return message[:1].lower() + message[1:]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from api.generation.protocol import Objects, RequestModel, ResponseModel, TokenIds
+from api.generation.messages import UNSERVED_MESSAGES, ChatMessages
+from api.generation.protocol import RequestModel, ResponseModel, TokenIds
 from shared.messages import InvalidParameter
 
 
 class TokenizeRequest(RequestModel):
     """POST /tokenize: exactly one of `prompt` and `messages`."""
 
+    unserved: ClassVar = UNSERVED_MESSAGES
+
     prompt: str | None = None
-    messages: Objects | None = None
+    messages: ChatMessages | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from api.generation.messages import template_messages
 from api.generation.models import ServedModel
 from api.generation.prompt import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
 from api.generation.service import GenerationDep
@@ -44,7 +45,7 @@ def _tokenized(model: ServedModel, params: TokenizeRequest) -> dict[str, Any]:
     if params.messages is not None:
         text = chat_text(
             model,
-            params.messages,
+            template_messages(params.messages),
             params.chat_template_kwargs,
             add_generation_prompt=params.add_generation_prompt,
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from api.dialects.chat.formatter import ChatFormatter
-from api.dialects.chat.protocol import ChatRequest
-from api.generation.chat_prompt import ChatInput, prepare_prompt
+from api.dialects.chat.protocol import ChatRequest, ChatToolChoice, FunctionDefinition
+from api.generation.chat_prompt import ChatInput, PreparedPrompt, prepare_prompt
 from api.generation.chunk_formatter import ResponseContext
+from api.generation.messages import template_messages
+from api.generation.models import ServedModel
 from api.generation.priority import job_lane, served_tier
 from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
 from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
@@ -18,8 +20,9 @@ from api.generation.sampling import (
     sampling_params,
 )
 from api.generation.service import GenerationService
-from api.generation.structured_output import structured_members
+from api.generation.structured_output import requested_grammar
 from api.generation.timing import Timing
+from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job, now_s
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
@@ -51,20 +54,7 @@ async def prepare_chat(
             "continue_final_message", "needs 'add_generation_prompt' to be false"
         )
     lane = job_lane(chat)
-    ask = ChatInput(
-        messages=chat.messages,
-        tools=chat.tools,
-        tool_choice=chat.tool_choice,
-        parallel_tool_calls=chat.parallel_tool_calls,
-        guided=structured_members(chat),
-        chat_template_kwargs=chat.chat_template_kwargs,
-        reasoning_effort=chat.reasoning_effort,
-        call_id_seed=caller.request_id,
-        add_generation_prompt=chat.add_generation_prompt,
-        continues=chat.continue_final_message,
-        thinking_budget=chat.thinking_token_budget,
-    )
-    plan = await generation.pool.run(prepare_prompt, model, ask)
+    plan = await generation.pool.run(_prompt, model, chat, caller.request_id)
     budget = model.budget(len(plan.token_ids))
     budget.check_prompt("messages")
     job = new_job(
@@ -103,6 +93,56 @@ async def prepare_chat(
         prompt_logprobs=shown,
     )
     return Prepared(job, formatter, timing, prompt)
+
+
+def _prompt(model: ServedModel, chat: ChatRequest, call_id_seed: str) -> PreparedPrompt:
+    return prepare_prompt(model, chat_input(chat, call_id_seed))
+
+
+def chat_input(chat: ChatRequest, call_id_seed: str = "") -> ChatInput:
+    """Returns what the prompt is made of. CPU-bound for large schemas and many messages: run it in
+    the thread pool. Raises InvalidParameter."""
+    return ChatInput(
+        messages=template_messages(chat.messages),
+        tool_use=_tool_use(chat),
+        output=requested_grammar(chat),
+        chat_template_kwargs=chat.chat_template_kwargs,
+        reasoning_effort=chat.reasoning_effort,
+        call_id_seed=call_id_seed,
+        add_generation_prompt=chat.add_generation_prompt,
+        continues=chat.continue_final_message,
+        thinking_budget=chat.thinking_token_budget,
+    )
+
+
+def _tool_use(chat: ChatRequest) -> ToolUse:
+    tools = (
+        _tool(tool.function, f"tools.{index}.function") for index, tool in enumerate(chat.tools)
+    )
+    toolbox = Toolbox(tools, parallel=chat.parallel_tool_calls)
+    choice = chat.tool_choice
+    if isinstance(choice, str):
+        return toolbox.use(choice)
+    if isinstance(choice, ChatToolChoice):
+        return toolbox.use_one(choice.function.name, "tool_choice.function.name")
+    allowed = choice.allowed_tools
+    param = "tool_choice.allowed_tools.tools"
+    names = [
+        (tool.function.name, f"{param}.{index}.function.name")
+        for index, tool in enumerate(allowed.tools)
+    ]
+    return toolbox.use_some(names, must_call=allowed.mode == "required")
+
+
+def _tool(function: FunctionDefinition, param: str) -> Tool:
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters or NO_PARAMETERS,
+        strict=bool(function.strict),
+        param=param,
+        schema_param=f"{param}.parameters",
+    )
 
 
 def _sampling(

@@ -21,7 +21,7 @@ from api.generation.response_size import (
 )
 from api.generation.sampling import ContextBudget, check_prompt_logprobs, sampling_params
 from api.generation.service import GenerationService
-from api.generation.structured_output import checked_grammar, structured_members
+from api.generation.structured_output import checked_grammar
 from api.generation.timing import Timing
 from api.http.caller import Caller
 from api.http.sse import json_bytes
@@ -105,8 +105,9 @@ async def prepare_completions(
         prompts, repeated = _read_prompts(model, completion, best_of)
     else:
         prompts, repeated = await generation.pool.run(_read_prompts, model, completion, best_of)
-    params = structured_members(completion)
-    grammar = await generation.pool.run(checked_grammar, model, params) if params else None
+    grammar = None
+    if completion.is_structured:
+        grammar = await generation.pool.run(checked_grammar, model, completion)
     check_choices(completion, len(prompts))
     samplings = [
         _fitted(

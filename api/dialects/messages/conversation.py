@@ -1,4 +1,4 @@
-"""From a Messages request to the ChatInput that every chat dialect is planned by.
+"""Makes the ChatInput of a Messages request.
 
 Where the two dialects differ:
 
@@ -35,8 +35,10 @@ from api.dialects.messages.protocol import (
 )
 from api.errors import unsupported
 from api.generation.chat_prompt import ChatInput
-from api.generation.messages import MAX_MESSAGES
+from api.generation.messages import MAX_CALLS, MAX_MESSAGES
 from api.generation.models import ServedModel
+from api.generation.structured_output import RequestedGrammar, schema_output
+from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
 from shared.messages import InvalidParameter
 
 _THOUGHTS = "reasoning_content"
@@ -46,20 +48,16 @@ FAILED_PREFIX = "Error: "  # of the result of a call that failed
 Content = str | list[dict[str, str]]
 
 
-def chat_ask(request: CountTokensRequest) -> ChatInput:
-    """Raises InvalidParameter, naming the member as this dialect calls it."""
-    choice = request.tool_choice
-    parallel = True
-    if choice is not None and not isinstance(choice, ToolChoiceNone):
-        parallel = not choice.disable_parallel_tool_use
+def chat_input(request: CountTokensRequest, call_id_seed: str = "") -> ChatInput:
+    """Returns what the prompt is made of. CPU-bound for long conversations: run it in the thread
+    pool. Raises InvalidParameter."""
     return ChatInput(
         messages=list(_messages(request)),
-        tools=[_tool(tool) for tool in request.tools],
-        tool_choice=_tool_choice(request),
-        parallel_tool_calls=parallel,
-        response_format=_response_format(request),
+        tool_use=_tool_use(request),
+        output=_output(request),
         chat_template_kwargs=_template_variables(request),
         reasoning_effort=_effort(request),
+        call_id_seed=call_id_seed,
         continues=_is_continued(request),
         thinking_budget=_thinking_budget(request),
     )
@@ -151,8 +149,6 @@ def _assistant(message: AssistantMessage, path: str, names: dict[str, str]) -> d
         turn[_THOUGHTS] = thoughts  # a list until the turn is whole
     if calls:
         turn["tool_calls"] = calls
-    elif not texts:
-        turn["content"] = ""  # nothing but thoughts
     return turn
 
 
@@ -180,9 +176,11 @@ def _join(turn: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def _whole(turn: dict[str, Any]) -> dict[str, Any]:
+    if len(turn.get("tool_calls", ())) > MAX_CALLS:
+        raise InvalidParameter("messages", f"at most {MAX_CALLS} tool_use blocks in one turn")
     if _THOUGHTS in turn:
         turn[_THOUGHTS] = "\n".join(turn[_THOUGHTS])
-    return turn
+    return {"role": turn["role"], "content": "", **turn}
 
 
 def _as_parts(content: Content) -> list[dict[str, str]]:
@@ -199,35 +197,38 @@ def _text_part(block: TextBlock) -> dict[str, str]:
     return {"type": "text", "text": block.text}
 
 
-def _tool(tool: CustomTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(request: CountTokensRequest) -> str | dict[str, Any] | None:
-    match request.tool_choice:
-        case None:
-            return None
-        case ToolChoiceAuto():
-            return "auto"
+def _tool_use(request: CountTokensRequest) -> ToolUse:
+    choice = request.tool_choice
+    is_single = not isinstance(choice, ToolChoiceNone | None) and choice.disable_parallel_tool_use
+    tools = (_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools))
+    toolbox = Toolbox(tools, parallel=not is_single)
+    match choice:
+        case None | ToolChoiceAuto():
+            return toolbox.use("auto")
         case ToolChoiceAny():
-            return "required"
+            return toolbox.use("required")
         case ToolChoiceTool(name=name):
-            return {"type": "function", "function": {"name": name}}
+            return toolbox.use_one(name, "tool_choice.name")
         case ToolChoiceNone():
-            return "none"
+            return toolbox.use("none")
 
 
-def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
+def _tool(tool: CustomTool, param: str) -> Tool:
+    return Tool(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema or NO_PARAMETERS,
+        strict=bool(tool.strict),
+        param=param,
+        schema_param=f"{param}.input_schema",
+    )
+
+
+def _output(request: CountTokensRequest) -> RequestedGrammar | None:
     config = request.output_config
     if config is None or config.format is None:
         return None
-    named = {"name": "answer", "schema": config.format.json_schema, "strict": True}
-    return {"type": "json_schema", "json_schema": named}
+    return schema_output(config.format.json_schema, "output_config.format.schema")
 
 
 def _template_variables(request: CountTokensRequest) -> dict[str, Any]:
@@ -260,7 +261,7 @@ def _is_continued(request: CountTokensRequest) -> bool:
         raise InvalidParameter(
             param, "must have text at its end and no white space behind it, to be continued"
         )
-    if _response_format(request) is not None:
+    if request.output_config is not None and request.output_config.format is not None:
         raise InvalidParameter(
             "output_config.format", "is for whole answers: the last message begins this one already"
         )

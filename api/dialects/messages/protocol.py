@@ -14,17 +14,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from api.errors import unsupported
 from api.generation.messages import MAX_MESSAGES, PartCount
 from api.generation.models import ServedModel
 from api.generation.protocol import (
     JobParameters,
+    OnlyFalse,
     RequestModel,
     ResponseModel,
     StreamParameters,
     Texts,
 )
-from api.generation.tools import MAX_TOOLS
+from api.generation.tools import MAX_TOOLS, ToolName
 from shared.messages import InvalidParameter
 
 MAX_USER_ID_CHARS = 512
@@ -54,7 +54,6 @@ class TextBlock(RequestModel):
 
 
 # Lists end at their first fault: the cost of an error is bounded.
-# Lists end at their first fault.
 TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
 
 
@@ -122,12 +121,12 @@ class CustomTool(RequestModel):
     """A tool of the caller's. Tools that run at a server are not served."""
 
     type: Literal["custom"] | None = None  # first: its error is the one to read
-    name: str
+    name: ToolName
     input_schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: OnlyFalse | None = None
     allowed_callers: Annotated[list[Literal["direct"]], Field(fail_fast=True)] | None = None
     eager_input_streaming: bool | None = None
     input_examples: None = None
@@ -217,10 +216,9 @@ class Metadata(RequestModel):
 
 # What Anthropic's SDKs know: they send the whole conversation again, without the member.
 _THREAD, _NO_THREADS = "thread", "thread_unsupported_request"
-_MISSING = "missing_required_parameter"
 
 # the path of a parameter -> why this value of it is not served
-_REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
+_UNSERVED = (
     (
         re.compile(r"(messages\.\d+\.content|system)\.\d+(\.content\.\d+)?\.type"),
         "blocks are text, in an assistant's message also thinking and tool_use, in a user's also "
@@ -245,6 +243,7 @@ class CountTokensRequest(RequestModel):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
     kind: ClassVar[str] = "message"
+    unserved: ClassVar = _UNSERVED
 
     model: str
     messages: Messages
@@ -272,11 +271,7 @@ class CountTokensRequest(RequestModel):
         if error.param == _THREAD:
             message = "No threads are kept here: send the whole conversation, without this member."
             return InvalidParameter(_THREAD, message, _NO_THREADS)
-        if error.code != _MISSING:
-            for pattern, why in _REASONS:
-                if pattern.fullmatch(error.param):
-                    return unsupported(error.param, why)
-        return error
+        return super().explain(error)
 
 
 def _check_block_count(messages: object) -> None:

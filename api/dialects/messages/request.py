@@ -5,45 +5,38 @@ Ranges of sampling parameters are Anthropic's; the defaults are those of the mod
 
 from __future__ import annotations
 
-import re
-import secrets
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from api.dialects.messages.conversation import (
-    chat_ask,
-    check_thinking,
-)
+from api.dialects.messages.conversation import chat_input, check_thinking
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.dialects.messages.protocol import (
     CountTokensRequest,
     MessageRequest,
     ThinkingEnabled,
 )
-from api.errors import renaming
 from api.generation.chat_prompt import PreparedPrompt, prepare_prompt
 from api.generation.models import ServedModel
 from api.generation.response_size import ResponseSize
-from api.generation.sampling import ContextBudget, check_max_tokens
+from api.generation.sampling import (
+    ContextBudget,
+    check_max_tokens,
+    renamed_parameters,
+    resolved_seed,
+)
 from api.generation.service import GenerationService
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job
 from shared.messages import InvalidParameter, SamplingParams
 
 MAX_TEMPERATURE = 1.0
-# a member of ChatInput, as planning names it -> as this dialect does
-_RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"tools\.(\d+)\.function\.parameters"), r"tools.\1.input_schema"),
-    (re.compile(r"tools\.(\d+)\.function"), r"tools.\1"),
-    (re.compile(r"tool_choice\.function"), r"tool_choice"),
-    (re.compile(r"response_format\.json_schema"), r"output_config.format"),
-    (re.compile(r"response_format"), r"output_config.format"),
-    (re.compile(r"chat_template_kwargs"), r"thinking"),
-    (re.compile(r"reasoning_effort"), r"output_config.effort"),
-    (re.compile(r"thinking_token_budget"), r"thinking"),
+# a parameter of chat completions -> what this dialect calls it
+PARAM_NAMES = {
+    "chat_template_kwargs": "thinking",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking",
     # Turns are not the request's messages: which of them it is would be a guess.
-    (re.compile(r"messages\.\d+.*"), r"messages"),
-)
+    "messages": "messages",
+}
 
 
 async def prepare_message(
@@ -52,7 +45,7 @@ async def prepare_message(
     """Everything but the answer. Raises ApiError and InvalidParameter."""
     model = await generation.models.require(params.model)
     _sampling(generation, params, model.budget())  # before the prompt is read
-    plan = await generation.pool.run(_planned, model, params, caller.request_id)
+    plan = await generation.pool.run(message_prompt, model, params, caller.request_id)
     budget = model.budget(len(plan.token_ids))
     budget.check_prompt("messages")
     job = new_job(
@@ -83,13 +76,17 @@ def _sampling(
     return size.fitted(message_sampling(params, budget), generation.max_response_bytes)
 
 
-def _planned(
-    model: ServedModel, params: CountTokensRequest, call_id_seed: str, must_fit: bool = True
+def message_prompt(
+    model: ServedModel, params: CountTokensRequest, call_id_seed: str, *, must_fit: bool = True
 ) -> PreparedPrompt:
+    """Returns the prompt of a conversation. CPU-bound: run it in the thread pool.
+
+    Raises InvalidParameter.
+    """
     check_thinking(model, params)
-    ask = replace(chat_ask(params), call_id_seed=call_id_seed)
-    with in_this_dialect():
-        return prepare_prompt(model, ask, must_fit=must_fit)
+    chat = chat_input(params, call_id_seed)
+    with renamed_parameters(PARAM_NAMES):
+        return prepare_prompt(model, chat, must_fit=must_fit)
 
 
 def message_sampling(request: MessageRequest, budget: ContextBudget) -> SamplingParams:
@@ -105,27 +102,17 @@ def message_sampling(request: MessageRequest, budget: ContextBudget) -> Sampling
     thinking = request.thinking
     if isinstance(thinking, ThinkingEnabled) and request.max_tokens <= thinking.budget_tokens:
         raise InvalidParameter("max_tokens", "must be greater than 'thinking.budget_tokens'")
-    try:
+    with renamed_parameters({"stop": "stop_sequences"}):
         return SamplingParams(
             max_tokens=min(request.max_tokens, budget.left),
             **budget.defaults.fill(
                 {"temperature": temperature, "top_p": request.top_p, "top_k": request.top_k}
             ),
-            # Resolved here, so that every attempt on every worker continues the same stream.
-            seed=secrets.randbits(63),
+            seed=resolved_seed(None),
             stop=tuple(request.stop_sequences),
         )
-    except InvalidParameter as error:
-        if error.param != "stop":
-            raise
-        raise InvalidParameter("stop_sequences", error.message, error.code) from None
 
 
 def is_cut_by_context(request: MessageRequest, budget: ContextBudget) -> bool:
     """Whether an answer that ends by its length ends there because the context is full."""
     return request.max_tokens > budget.left
-
-
-def in_this_dialect() -> AbstractContextManager[None]:
-    """Errors of planning name the members that the caller sent."""
-    return renaming(_RENAMED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -12,7 +14,7 @@ from api.dialects.messages.protocol import (
     MessagesAnswer,
     MessagesError,
 )
-from api.dialects.messages.request import _planned, prepare_message
+from api.dialects.messages.request import message_prompt, prepare_message
 from api.generation.service import GenerationDep
 from api.http.caller import CallerDep
 from api.http.error_format import anthropic_status
@@ -55,5 +57,5 @@ async def create_message(
 async def count_tokens(params: CountTokensRequest, generation: GenerationDep) -> Response:
     """How many tokens the prompt of such a message would have; nothing is queued."""
     model = await generation.models.require(params.model)
-    plan = await generation.pool.run(_planned, model, params, "", False)
+    plan = await generation.pool.run(partial(message_prompt, must_fit=False), model, params, "")
     return json_response({"input_tokens": len(plan.token_ids)})

@@ -6,22 +6,29 @@ changes nothing is taken out before (`api.generation.unused_parameters`).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, WrapValidator
 
+from api.dialects.responses.items import ResponseInput
 from api.errors import MAX_ECHO_CHARS, unsupported
 from api.generation.protocol import (
     JobParameters,
+    JsonSchema,
     Labels,
-    Objects,
+    OnlyFalse,
     ReasoningTokens,
     RequestModel,
+    ResponseFormatJsonObject,
+    ResponseFormatText,
     ResponseModel,
     SamplingFields,
     Texts,
     TierFields,
+    at_the_object,
 )
+from api.generation.tools import MAX_TOOLS, ToolName
 from shared.messages import InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"
@@ -31,10 +38,22 @@ MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 
 
-class ResponseText(RequestModel):
-    """`text`. `format` has the members of OpenAI's text formats; planning checks the schema."""
+class TextFormatJsonSchema(JsonSchema):
+    """JSON of a schema."""
 
-    format: dict[str, Any] | None = None
+    type: Literal["json_schema"]
+
+
+TextFormat = Annotated[
+    ResponseFormatText | ResponseFormatJsonObject | TextFormatJsonSchema,
+    Field(discriminator="type"),
+]
+
+
+class ResponseText(RequestModel):
+    """`text`: what the output must be."""
+
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -54,16 +73,60 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
+class FunctionTool(RequestModel):
+    """A function that the model may call. From `allowed_callers` on only defaults are served."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], WrapValidator(at_the_object)] | None = None
+    is_async: OnlyFalse | None = Field(None, alias="async")
+    defer_loading: OnlyFalse | None = None
+
+
+class ToolChoiceFunction(RequestModel):
+    """One call of this tool."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ToolChoiceAllowed(RequestModel):
+    """Calls of some tools, by their names; `required`: at least one."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, min_length=1)]
+
+
+_UNSERVED = (
+    (re.compile(r"input\.\d+\.type"), "items of this type are not served"),
+    (re.compile(r"input\.\d+\.(content|output)\.\d+\.type"), "only text is served"),
+    (re.compile(r"input\.\d+\.encrypted_content"), "only its maker can read it"),
+    (re.compile(r"tools\.\d+\.type"), "only tools of type 'function' are served"),
+    (re.compile(r"tools\.\d+\.allowed_callers"), "only the model itself calls tools"),
+    (re.compile(r"tools\.\d+\.async"), "no tool runs at this server"),
+    (re.compile(r"tools\.\d+\.defer_loading"), "every tool is shown to the model"),
+    (re.compile(r"tool_choice\.type"), "only the types 'function' and 'allowed_tools' are served"),
+)
+
+
 class ResponseRequest(SamplingFields, TierFields, JobParameters):
     """POST /v1/responses. Its bases have the extensions, as in chat completions."""
 
     kind: ClassVar[str] = "response"
+    unserved: ClassVar = _UNSERVED
 
     model: str
-    input: str | list[Any]
+    input: ResponseInput
     instructions: str | None = None
-    tools: Objects = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[ToolChoiceFunction | ToolChoiceAllowed, Field(discriminator="type")]
+    ) = "auto"
     parallel_tool_calls: bool = True
     text: ResponseText = Field(default_factory=ResponseText)
     reasoning: ResponseReasoning = Field(default_factory=ResponseReasoning)

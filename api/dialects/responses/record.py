@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from api.dialects.responses.items import Item
-from api.dialects.responses.protocol import ResponseRequest
+from api.dialects.responses.protocol import FunctionTool, ResponseRequest
 from api.generation.priority import served_tier
+from api.generation.protocol import RequestModel, ResponseFormatText
 from api.output_parsers.factory import OutputParserFactory, Thinking
 from api.output_parsers.parser import OutputParser
 from shared.messages import MAX_FACTS_BYTES, InvalidParameter, SamplingParams
@@ -96,8 +97,8 @@ def facts_of(
         reading=ReadingFacts.of(reading),
         input=items,
         tools=[_shown_tool(tool) for tool in request.tools],
-        tool_choice=request.tool_choice,
-        text_format=request.text.format or {"type": "text"},
+        tool_choice=_payload(request.tool_choice),
+        text_format=_payload(request.text.format or ResponseFormatText(type="text")),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         background=request.background,
@@ -178,8 +179,13 @@ def response_payload(
     }
 
 
-def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """With the members that OpenAI's object always has."""
-    return {"description": None, "parameters": None, "strict": False} | {
-        name: value for name, value in tool.items() if value is not None
-    }
+def _shown_tool(tool: FunctionTool) -> Payload:
+    """Returns a tool with the members that OpenAI's object always has."""
+    return {"description": None, "parameters": None, "strict": False, **_payload(tool)}
+
+
+def _payload(value: Any) -> Any:
+    """Returns a part of a request as JSON, as it was sent."""
+    if not isinstance(value, RequestModel):
+        return value
+    return value.model_dump(by_alias=True, exclude_none=True)

@@ -1,90 +1,59 @@
-"""What a Responses request asks of the model, in the members of ChatInput.
-
-The tools, the choice among them and the format of the text have the same members as in chat
-completions, one level less deep.
-"""
+"""From a Responses request to a job and the formatter of its response."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from api.dialects.responses.formatter import ResponseFormatter
-from api.dialects.responses.items import (
-    Item,
-    input_items,
-)
+from api.dialects.responses.items import Item, input_items
 from api.dialects.responses.protocol import (
+    FunctionTool,
     ResponseReasoning,
     ResponseRequest,
+    TextFormat,
+    ToolChoiceFunction,
     check_request,
 )
 from api.dialects.responses.record import encode_facts, facts_of
-from api.dialects.responses.store import (
-    ResponseStore,
-)
-from api.errors import (
-    MAX_ECHO_CHARS,
-    renaming,
-    unknown_parameter,
-    unsupported,
-)
+from api.dialects.responses.store import ResponseStore
+from api.errors import unsupported
 from api.generation.chat_prompt import ChatInput, PreparedPrompt, prepare_prompt
+from api.generation.messages import MAX_CALLS
 from api.generation.models import ServedModel
 from api.generation.priority import job_lane
 from api.generation.response_size import ResponseSize
 from api.generation.sampling import ContextBudget, renamed_parameters, sampling_params
 from api.generation.service import GenerationService
+from api.generation.structured_output import RequestedGrammar, object_output, schema_output
+from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import new_job, now_s
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
-Tool = Mapping[str, Any]
-
-_FUNCTION = ("name", "description", "parameters", "strict")
-_SCHEMA = ("name", "description", "schema", "strict")
-# Members of a function tool that ask for nothing when they are so.
-_INERT: Mapping[str, object] = {
-    "allowed_callers": ["direct"],
-    "async": False,
-    "defer_loading": False,
+# a parameter of chat completions -> what this dialect calls it
+PARAM_NAMES = {
+    "reasoning_effort": "reasoning.effort",
+    # The messages are not the request's items: which of them it is would be a guess.
+    "messages": "input",
 }
 
-# a member of ChatInput, as planning names it -> as this dialect does
-_RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"^tools\.(\d+)\.function"), r"tools.\1"),
-    (re.compile(r"^tool_choice\.function"), "tool_choice"),
-    (re.compile(r"^tool_choice\.allowed_tools\.tools\.(\d+)\.function"), r"tool_choice.tools.\1"),
-    (re.compile(r"^tool_choice\.allowed_tools"), "tool_choice"),
-    (re.compile(r"^reasoning_effort"), "reasoning.effort"),
-    (re.compile(r"^response_format\.json_schema"), "text.format"),
-    (re.compile(r"^response_format"), "text.format"),
-    # The messages are not the request's items: which of them it is would be a guess.
-    (re.compile(r"^messages.*", re.DOTALL), "input"),
-)
 
+def chat_input(request: ResponseRequest, items: Sequence[Item], call_id_seed: str) -> ChatInput:
+    """Returns what the prompt is made of. `items`: the whole conversation, the request's own last.
 
-def chat_ask(request: ResponseRequest, items: Sequence[Item], job_id: str) -> ChatInput:
-    """`items`: the whole conversation, the request's own last. Raises InvalidParameter."""
+    CPU-bound for long conversations: run it in the thread pool. Raises InvalidParameter.
+    """
     _check_reasoning(request.reasoning)
     return ChatInput(
         messages=chat_messages(request.instructions, items),
-        tools=[_chat_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools)],
-        tool_choice=_tool_choice(request.tool_choice),
-        parallel_tool_calls=request.parallel_tool_calls,
-        response_format=_response_format(request.text.format),
+        tool_use=_tool_use(request),
+        output=_output(request.text.format),
         chat_template_kwargs=request.chat_template_kwargs,
         reasoning_effort=request.reasoning.effort,
-        call_id_seed=job_id,
+        call_id_seed=call_id_seed,
     )
-
-
-def in_this_dialect() -> AbstractContextManager[None]:
-    """Errors of planning name the members that the caller sent."""
-    return renaming(_RENAMED)
 
 
 def _check_reasoning(reasoning: ResponseReasoning) -> None:
@@ -98,68 +67,37 @@ def _check_reasoning(reasoning: ResponseReasoning) -> None:
             raise unsupported(f"reasoning.{name}", "it cannot be set")
 
 
-def _chat_tool(tool: Tool, path: str) -> dict[str, Any]:
-    kind = tool.get("type")
-    if kind != "function":
-        echoed = str(kind)[:MAX_ECHO_CHARS]
-        raise unsupported(
-            f"{path}.type", f"tools of type '{echoed}' are not served, only 'function'"
-        )
-    function: dict[str, Any] = {}
-    for name, value in tool.items():
-        if name in _FUNCTION:
-            if value is not None:
-                function[name] = value
-        elif name != "type" and value is not None and value != _INERT.get(name):
-            raise unknown_parameter(f"{path}.{name}")
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+def _tool_use(request: ResponseRequest) -> ToolUse:
+    tools = (_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools))
+    toolbox = Toolbox(tools, parallel=request.parallel_tool_calls)
+    choice = request.tool_choice
     if isinstance(choice, str):
-        return choice
-    kind = choice.get("type")
-    if kind == "function":
-        _only(choice, "tool_choice", "type", "name")
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if kind != "allowed_tools":
-        echoed = str(kind)[:MAX_ECHO_CHARS]
-        raise unsupported("tool_choice.type", f"choices of type '{echoed}' are not served")
-    _only(choice, "tool_choice", "type", "mode", "tools")
-    tools = choice.get("tools")
-    if not isinstance(tools, list):
-        raise InvalidParameter("tool_choice.tools", "must be a list of tools")
-    allowed = [_allowed(tool, f"tool_choice.tools.{n}") for n, tool in enumerate(tools)]
-    return {
-        "type": "allowed_tools",
-        "allowed_tools": {"mode": choice.get("mode"), "tools": allowed},
-    }
+        return toolbox.use(choice)
+    if isinstance(choice, ToolChoiceFunction):
+        return toolbox.use_one(choice.name, "tool_choice.name")
+    names = [
+        (tool.name, f"tool_choice.tools.{index}.name") for index, tool in enumerate(choice.tools)
+    ]
+    return toolbox.use_some(names, must_call=choice.mode == "required")
 
 
-def _allowed(tool: object, path: str) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise InvalidParameter(path, "must be an object of type 'function'")
-    return {"type": "function", "function": {"name": tool.get("name")}}
+def _tool(tool: FunctionTool, param: str) -> Tool:
+    return Tool(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters or NO_PARAMETERS,
+        strict=bool(tool.strict),
+        param=param,
+        schema_param=f"{param}.parameters",
+    )
 
 
-def _response_format(text_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if text_format is None:
+def _output(text_format: TextFormat | None) -> RequestedGrammar | None:
+    if text_format is None or text_format.type == "text":
         return None
-    kind = text_format.get("type")
-    if kind == "text":
-        _only(text_format, "text.format", "type")
-        return None
-    if kind != "json_schema":
-        return dict(text_format)
-    _only(text_format, "text.format", "type", *_SCHEMA)
-    schema = {name: text_format[name] for name in _SCHEMA if text_format.get(name) is not None}
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _only(value: Mapping[str, Any], path: str, *names: str) -> None:
-    for name in value:
-        if name not in names:
-            raise unknown_parameter(f"{path}.{name}")
+    if text_format.type == "json_object":
+        return object_output("text.format")
+    return schema_output(text_format.json_schema, "text.format.schema")
 
 
 # From items to the messages that chat templates know.
@@ -171,7 +109,10 @@ _ASSISTANT_ITEMS = frozenset({"reasoning", "function_call"})
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The conversation in the members of chat completions. `items` are kept ones."""
+    """Returns the conversation as chat templates know it. `items` are kept ones.
+
+    Raises InvalidParameter for calls of one turn that are too many or have the same id.
+    """
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -232,21 +173,24 @@ def _add(turn: dict[str, Any], item: Item) -> None:
             turn["reasoning_content"] = "\n".join(part["text"] for part in parts)
     else:
         function = {"name": item["name"], "arguments": item["arguments"]}
-        call = {"id": item["call_id"], "type": "function", "function": function}
-        turn.setdefault("tool_calls", []).append(call)
+        calls = turn.setdefault("tool_calls", [])
+        if len(calls) == MAX_CALLS or any(call["id"] == item["call_id"] for call in calls):
+            raise InvalidParameter(
+                "input", f"calls in one turn have ids of their own, and are at most {MAX_CALLS}"
+            )
+        calls.append({"id": item["call_id"], "type": "function", "function": function})
 
 
 def _message(item: Item, names: dict[str, str]) -> dict[str, Any]:
     if item["type"] == "message":
-        return {"role": item["role"], "content": _content(item["content"])}
-    message = {
+        role = "system" if item["role"] == "developer" else item["role"]
+        return {"role": role, "content": _content(item["content"])}
+    return {
         "role": "tool",
-        "tool_call_id": item["call_id"],
         "content": _content(item["output"]),
+        "tool_call_id": item["call_id"],
+        "name": names[item["call_id"]],  # see `check_calls`
     }
-    if item["call_id"] in names:
-        message["name"] = names[item["call_id"]]
-    return message
 
 
 def _content(content: str | Sequence[Item]) -> str | list[dict[str, str]]:
@@ -321,6 +265,6 @@ def _planned(
     """
     items = input_items(params.input, job_id)
     check_calls(earlier, items)
-    ask = chat_ask(params, [*earlier, *items], job_id)
-    with in_this_dialect():
-        return items, prepare_prompt(model, ask)
+    chat = chat_input(params, [*earlier, *items], job_id)
+    with renamed_parameters(PARAM_NAMES):
+        return items, prepare_prompt(model, chat)

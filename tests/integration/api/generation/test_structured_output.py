@@ -155,7 +155,7 @@ def test_log_probabilities_are_of_the_allowed_tokens(client: OpenAI) -> None:
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
             "response_format.json_schema.name",
-            "1 to 64",
+            "Missing",
         ),
         (
             {"response_format": {**FORMAT, "json_schema": {"name": "x", "schema": {"not": {}}}}},

@@ -91,7 +91,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"stream": "yes"}, "stream", None),
     ({"n": 0}, "n", None),
     ({"n": 129}, "n", None),
-    ({"tools": [{"type": "function"}]}, "tools.0.function", None),
+    ({"tools": [{"type": "function"}]}, "tools.0.function", MISSING),
     (
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         "tools",

@@ -12,7 +12,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter, ValidationError
 
-from api.dialects.messages.conversation import chat_ask
+from api.dialects.messages.conversation import chat_input
 from api.dialects.messages.formatter import (
     BlockStream,
     MessageContext,
@@ -20,10 +20,9 @@ from api.dialects.messages.formatter import (
     WholeBlocks,
 )
 from api.dialects.messages.protocol import MessageRequest, model_page
-from api.dialects.messages.request import in_this_dialect, is_cut_by_context, message_sampling
+from api.dialects.messages.request import PARAM_NAMES, is_cut_by_context, message_sampling
 from api.errors import ApiError, ServerError
-from api.generation.sampling import ContextBudget
-from api.generation.tools import read_tool_use
+from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.validation import parse_request
 from api.http.error_format import anthropic_body, anthropic_status
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
@@ -75,7 +74,7 @@ def finished(reason: FinishReason = FinishReason.STOP, stop: str | int | None = 
 
 
 def test_text_is_short_for_one_block_and_system_comes_first() -> None:
-    ask = chat_ask(
+    ask = chat_input(
         parsed(
             system=[
                 {"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}},
@@ -100,7 +99,7 @@ def test_text_is_short_for_one_block_and_system_comes_first() -> None:
 
 
 def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
-    ask = chat_ask(
+    ask = chat_input(
         parsed(
             messages=[
                 {"role": "user", "content": "one"},
@@ -122,7 +121,7 @@ def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
 
 
 def test_calls_results_and_thoughts_go_where_templates_look_for_them() -> None:
-    ask = chat_ask(
+    ask = chat_input(
         parsed(
             messages=[
                 {"role": "user", "content": "How deep?"},
@@ -173,29 +172,28 @@ def test_calls_results_and_thoughts_go_where_templates_look_for_them() -> None:
 
 
 def test_tools_and_their_choice_are_those_of_the_other_dialect() -> None:
-    tools = [{**TOOL, "description": "How deep.", "strict": True, "type": "custom"}]
-    ask = chat_ask(parsed(tools=tools, tool_choice={"type": "any"}))
-    function = {
-        "name": "depth",
-        "parameters": {"type": "object"},
-        "description": "How deep.",
-        "strict": True,
-    }
-    assert ask.tools == [{"type": "function", "function": function}]
-    assert (ask.tool_choice, ask.parallel_tool_calls) == ("required", True)
-    choices: list[tuple[dict[str, Any], Any, bool]] = [
-        ({"type": "auto", "disable_parallel_tool_use": True}, "auto", False),
-        ({"type": "none"}, "none", True),
-        (
-            {"type": "tool", "name": "depth", "disable_parallel_tool_use": True},
-            {"type": "function", "function": {"name": "depth"}},
-            False,
-        ),
+    tools = [
+        {**TOOL, "description": "How deep.", "strict": True, "type": "custom"},
+        {**TOOL, "name": "flow"},
     ]
-    for choice, expected, parallel in choices:
-        ask = chat_ask(parsed(tools=tools, tool_choice=choice))
-        assert (ask.tool_choice, ask.parallel_tool_calls) == (expected, parallel)
-    assert chat_ask(parsed()).tool_choice is None
+    use = chat_input(parsed(tools=tools, tool_choice={"type": "any"})).tool_use
+    function = {"name": "depth", "description": "How deep.", "parameters": {"type": "object"}}
+    assert use.tools[0].definition() == {"type": "function", "function": function}
+    assert [tool.strict for tool in use.tools] == [True, False]
+    choices: list[tuple[dict[str, Any] | None, int, bool, bool]] = [
+        (None, 2, False, True),
+        ({"type": "any"}, 2, True, True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, 2, False, False),
+        ({"type": "none"}, 0, False, True),
+        ({"type": "tool", "name": "flow", "disable_parallel_tool_use": True}, 1, True, False),
+    ]
+    for choice, num_callable, must_call, parallel in choices:
+        use = chat_input(parsed(tools=tools, tool_choice=choice)).tool_use
+        assert (len(use.callable), use.must_call, use.parallel) == (
+            num_callable,
+            must_call,
+            parallel,
+        )
 
 
 @pytest.mark.parametrize(
@@ -210,23 +208,22 @@ def test_tools_and_their_choice_are_those_of_the_other_dialect() -> None:
 def test_a_named_tool_is_called_once_and_any_tool_at_least_once(
     choice: dict[str, Any], may_repeat: bool
 ) -> None:
-    ask = chat_ask(parsed(tools=[TOOL], tool_choice=choice))
-    use = read_tool_use(ask.tools, ask.tool_choice, ask.parallel_tool_calls)
+    use = chat_input(parsed(tools=[TOOL], tool_choice=choice)).tool_use
     assert (use.must_call, use.parallel) == (True, may_repeat)
 
 
 def test_thinking_and_output_format_are_mapped() -> None:
-    assert chat_ask(parsed()).chat_template_kwargs == {}
+    assert chat_input(parsed()).chat_template_kwargs == {}
     for kind, expected in (("adaptive", True), ("disabled", False)):
-        ask = chat_ask(parsed(thinking={"type": kind}))
+        ask = chat_input(parsed(thinking={"type": kind}))
         assert ask.chat_template_kwargs == {"enable_thinking": expected}
     schema = {"type": "object", "properties": {}}
-    ask = chat_ask(parsed(output_config={"format": {"type": "json_schema", "schema": schema}}))
-    assert ask.response_format is not None
-    assert ask.response_format["json_schema"]["schema"] == schema
-    assert ask.response_format["json_schema"]["strict"] is True
+    ask = chat_input(parsed(output_config={"format": {"type": "json_schema", "schema": schema}}))
+    assert ask.output is not None
+    assert ask.output.param == "output_config.format.schema"
+    assert '"object"' in ask.output.grammar.text
     for effort, expected in (("low", "low"), ("max", "xhigh")):
-        assert chat_ask(parsed(output_config={"effort": effort})).reasoning_effort == expected
+        assert chat_input(parsed(output_config={"effort": effort})).reasoning_effort == expected
 
 
 def test_members_that_ask_for_what_happens_anyway_are_accepted() -> None:
@@ -249,6 +246,12 @@ def test_members_that_ask_for_what_happens_anyway_are_accepted() -> None:
         stop_sequences=None,
         temperature=None,
     )
+
+
+def calling(num_calls: int) -> list[dict[str, Any]]:
+    call = {"type": "tool_use", "name": "f", "input": {}}
+    calls = [{**call, "id": str(index)} for index in range(num_calls)]
+    return [{"role": "assistant", "content": calls}, *user({"type": "text", "text": "a"})]
 
 
 def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
@@ -309,6 +312,17 @@ def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
         ({"output_config": {"effort": "little"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"service_tier": "priority"}, "service_tier"),
+        ({"tools": [TOOL, TOOL]}, "tools.1.name"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools.0.name"),
+        ({"tools": [{**TOOL, "input_schema": {"type": "array"}}]}, "tools.0.input_schema.type"),
+        ({"tools": [{**TOOL, "defer_loading": 0}]}, "tools.0.defer_loading"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "output_config.format.schema",
+        ),
+        ({"messages": calling(129)}, "messages"),
         ({"speed": "fast"}, "speed"),
         ({"metadata": {"plan": "x"}}, "metadata.plan"),
         ({"metadata": {"user_id": "x" * 600}}, "metadata.user_id"),
@@ -320,7 +334,7 @@ def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
 )
 def test_what_is_not_served_is_refused_by_name(members: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        chat_ask(parsed(**members))
+        chat_input(parsed(**members))
     assert caught.value.param == param
 
 
@@ -335,17 +349,15 @@ def test_a_refusal_says_why() -> None:
 @pytest.mark.parametrize(
     ("planned", "told"),
     [
-        ("tools.3.function.parameters", "tools.3.input_schema"),
-        ("tools.3.function.name", "tools.3.name"),
-        ("tool_choice.function.name", "tool_choice.name"),
-        ("response_format.json_schema.schema", "output_config.format.schema"),
+        ("chat_template_kwargs", "thinking"),
+        ("thinking_token_budget", "thinking"),
         ("messages.7.content", "messages"),
         ("reasoning_effort", "output_config.effort"),
         ("messages", "messages"),
     ],
 )
 def test_errors_of_planning_name_this_dialects_members(planned: str, told: str) -> None:
-    with pytest.raises(InvalidParameter) as caught, in_this_dialect():
+    with pytest.raises(InvalidParameter) as caught, renamed_parameters(PARAM_NAMES):
         raise InvalidParameter(planned, f"Unsupported: '{planned}'.", "unsupported_parameter")
     assert caught.value.param == told
     assert f"'{told}'" in caught.value.message

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from api.dialects.messages.conversation import chat_ask
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.messages.conversation import chat_input
 from api.dialects.messages.protocol import MessageRequest
-from api.dialects.responses.items import input_items
-from api.generation.messages import MAX_PARTS, template_messages
+from api.dialects.responses.protocol import ResponseRequest
+from api.generation.messages import MAX_PARTS
 from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
 
@@ -22,18 +23,22 @@ def message_request(messages: list[dict[str, Any]], **members: Any) -> MessageRe
     return parse_request(body, MessageRequest)
 
 
+def chat_request(messages: list[dict[str, Any]]) -> ChatRequest:
+    return parse_request({"model": "m", "messages": messages}, ChatRequest)
+
+
 def text_blocks(num: int) -> list[dict[str, str]]:
     return [{"type": "text", "text": "a"}] * num
 
 
 def from_messages(num: int) -> object:
-    return chat_ask(message_request([{"role": "user", "content": text_blocks(num)}]))
+    return chat_input(message_request([{"role": "user", "content": text_blocks(num)}]))
 
 
 def from_tool_results(num: int) -> object:
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": text_blocks(num - 2)}
-    return chat_ask(
+    return chat_input(
         message_request(
             [
                 {"role": "user", "content": "hi"},
@@ -45,7 +50,7 @@ def from_tool_results(num: int) -> object:
 
 
 def from_chat(num: int) -> object:
-    return template_messages([{"role": "user", "content": text_blocks(num)}])
+    return chat_request([{"role": "user", "content": text_blocks(num)}])
 
 
 def from_chat_calls(num: int) -> object:
@@ -54,12 +59,13 @@ def from_chat_calls(num: int) -> object:
         {"role": "assistant", "tool_calls": [{**call, "id": f"{n}.{k}"} for k in range(100)]}
         for n in range(num // 100)
     ]
-    return template_messages([*asks, {"role": "user", "content": text_blocks(num % 100)}])
+    return chat_request([*asks, {"role": "user", "content": text_blocks(num % 100)}])
 
 
 def from_responses(num: int) -> object:
     parts = [{"type": "input_text", "text": "a"}] * num
-    return input_items([{"role": "user", "content": parts}], "j")
+    body = {"model": "m", "input": [{"role": "user", "content": parts}]}
+    return parse_request(body, ResponseRequest)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +128,7 @@ def test_joining_a_turn_is_linear_in_its_blocks(
         try:
             for _ in range(5):
                 begin = time.thread_time()
-                chat_ask(request)
+                chat_input(request)
                 best = min(best, time.thread_time() - begin)
         finally:
             gc.enable()

@@ -10,14 +10,14 @@ from api.dialects.responses.items import input_items, items_of_page
 from api.dialects.responses.protocol import ResponseRequest, check_request
 from api.dialects.responses.record import decode_facts, encode_facts, facts_of
 from api.dialects.responses.request import (
-    chat_ask,
+    PARAM_NAMES,
+    chat_input,
     chat_messages,
     check_calls,
-    in_this_dialect,
     response_sampling,
 )
 from api.generation.chat_prompt import ChatInput
-from api.generation.sampling import ContextBudget
+from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.validation import parse_request
 from api.http.pagination import Page
 from api.output_parsers.factory import OutputParserFactory, Thinking
@@ -34,9 +34,13 @@ def request(**members: Any) -> ResponseRequest:
     return parse_request({"model": "m", "input": "hi", **members}, ResponseRequest)
 
 
+def items_of(*items: Any) -> list[Any]:
+    return input_items(request(input=list(items)).input, JOB_ID)
+
+
 def asked(*items: Any, **members: Any) -> ChatInput:
     made = request(**({"input": list(items)} if items else {}), **members)
-    return chat_ask(made, input_items(made.input, JOB_ID), JOB_ID)
+    return chat_input(made, input_items(made.input, JOB_ID), JOB_ID)
 
 
 def test_text_is_a_message_of_the_user() -> None:
@@ -88,7 +92,7 @@ def test_items_of_every_kind_become_messages() -> None:
         return {"id": call_id, "type": "function", "function": function}
 
     assert ask.messages == [
-        {"role": "developer", "content": "Count."},
+        {"role": "system", "content": "Count."},
         {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b")]},
         {
             "role": "assistant",
@@ -114,9 +118,7 @@ def test_summaries_stand_in_for_hidden_reasoning() -> None:
 
 
 def test_kept_items_have_ids_of_their_own_response() -> None:
-    items = input_items(
-        [{"role": "user", "content": "a", "id": "msg_theirs"}, CALL, OUTPUT], JOB_ID
-    )
+    items = items_of({"role": "user", "content": "a", "id": "msg_theirs"}, CALL, OUTPUT)
     assert [item["id"] for item in items] == [
         f"msg_{JOB_ID}_in0",
         f"fc_{JOB_ID}_in1",
@@ -125,7 +127,7 @@ def test_kept_items_have_ids_of_their_own_response() -> None:
 
 
 def test_an_output_needs_its_call_before_it() -> None:
-    call, output = input_items([CALL, OUTPUT], JOB_ID)
+    call, output = items_of(CALL, OUTPUT)
     check_calls([], [call, output])
     check_calls([call], [output])
     with pytest.raises(InvalidParameter, match=r"input\.0\.call_id"):
@@ -146,7 +148,10 @@ def test_an_output_needs_its_call_before_it() -> None:
         ({"role": "user", "content": ["hi"]}, "input.0.content.0"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input.0.content.0.text"),
         ({"role": "user", "content": [{"type": "input_image"}]}, "input.0.content.0.type"),
-        ({"role": "user", "content": [{"type": "refusal"}]}, "input.0.content.0.type"),
+        (
+            {"role": "user", "content": [{"type": "refusal", "refusal": "n"}]},
+            "input.0.content.0.type",
+        ),
         ({"type": "item_reference", "id": "msg_1"}, "input.0.type"),
         ({"type": "computer_call"}, "input.0.type"),
         ({"type": 1}, "input.0.type"),
@@ -160,46 +165,41 @@ def test_an_output_needs_its_call_before_it() -> None:
 )
 def test_a_bad_item_is_refused_by_name(item: Any, param: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        input_items([item], JOB_ID)
+        items_of(item)
     assert refused.value.param == param
 
 
 def test_an_empty_input_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="input"):
-        input_items([], JOB_ID)
+        items_of()
 
 
-def test_tools_and_their_choice_lie_one_level_deeper_in_chat() -> None:
-    function = {"name": "get", "parameters": {"type": "object"}, "strict": True}
-    ask = asked(tools=[TOOL, {**TOOL, "name": "put", "description": None}], tool_choice="required")
-    assert ask.tools[0] == {"type": "function", "function": function}
-    assert (ask.tool_choice, ask.parallel_tool_calls) == ("required", True)
-    named = asked(tools=[TOOL], tool_choice={"type": "function", "name": "get"})
-    assert named.tool_choice == {"type": "function", "function": {"name": "get"}}
-
-
-def test_allowed_tools_lie_deeper_too() -> None:
+def test_tools_and_their_choice_are_those_of_chat() -> None:
+    put = {**TOOL, "name": "put", "description": None, "strict": False, "defer_loading": False}
+    use = asked(tools=[TOOL, put], tool_choice="required").tool_use
+    function = {"name": "get", "parameters": {"type": "object"}}
+    assert use.tools[0].definition() == {"type": "function", "function": function}
+    assert [tool.strict for tool in use.tools] == [True, False]
+    assert (use.must_call, use.parallel) == (True, True)
+    named = asked(tools=[TOOL, put], tool_choice={"type": "function", "name": "get"}).tool_use
+    assert ([tool.name for tool in named.callable], named.parallel) == (["get"], False)
     choice = {"type": "allowed_tools", "mode": "required", "tools": [TOOL]}
-    ask = asked(tools=[{**TOOL, "name": "put"}, TOOL], tool_choice=choice)
-    assert [tool["function"]["name"] for tool in ask.tools] == ["put", "get"]
-    assert ask.tool_choice == {
-        "type": "allowed_tools",
-        "allowed_tools": {
-            "mode": "required",
-            "tools": [{"type": "function", "function": {"name": "get"}}],
-        },
-    }
+    some = asked(tools=[put, TOOL], tool_choice=choice).tool_use
+    assert [tool.name for tool in some.tools] == ["put", "get"]
+    assert ([tool.name for tool in some.callable], some.must_call) == (["get"], True)
 
 
-def test_the_format_of_the_text_is_chats_response_format() -> None:
-    assert asked(text={"format": {"type": "text"}}).response_format is None
-    assert asked(text={"format": None}).response_format is None
-    assert asked(text={"format": {"type": "json_object"}}).response_format == {
-        "type": "json_object"
-    }
-    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
-    ask = asked(text={"format": {"type": "json_schema", **schema, "description": None}})
-    assert ask.response_format == {"type": "json_schema", "json_schema": schema}
+def test_the_format_of_the_text_becomes_a_grammar() -> None:
+    assert asked(text={"format": {"type": "text"}}).output is None
+    assert asked(text={"format": None}).output is None
+    any_object = asked(text={"format": {"type": "json_object"}}).output
+    assert any_object is not None
+    assert any_object.param == "text.format"
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True, "description": None}
+    output = asked(text={"format": {"type": "json_schema", **schema}}).output
+    assert output is not None
+    assert output.param == "text.format.schema"
+    assert output.grammar == any_object.grammar
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,24 @@ def test_the_format_of_the_text_is_chats_response_format() -> None:
     [
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tools": [{**TOOL, "defer_loading": 0}]}, "tools.0.defer_loading"),
+        ({"tools": [{**TOOL, "async": 0}]}, "tools.0.async"),
+        ({"tools": [{**TOOL, "allowed_callers": ["other"]}]}, "tools.0.allowed_callers"),
+        ({"tools": [TOOL, TOOL]}, "tools.1.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "x"}],
+                },
+            },
+            "tool_choice.tools.0.name",
+        ),
+        ({"input": [CALL, CALL]}, "input"),
+        ({"input": [{**CALL, "call_id": str(n)} for n in range(129)]}, "input"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "name": "get", "x": 1}},
@@ -272,18 +290,13 @@ def test_what_asks_for_what_happens_anyway_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("told", "param"),
     [
-        ("tools.1.function.name", "tools.1.name"),
-        ("tool_choice.function.name", "tool_choice.name"),
-        ("response_format.json_schema.schema", "text.format.schema"),
-        ("response_format", "text.format"),
-        ("tool_choice.allowed_tools.tools.0.function.name", "tool_choice.tools.0.name"),
         ("reasoning_effort", "reasoning.effort"),
         ("messages.3.content", "input"),
         ("chat_template_kwargs", "chat_template_kwargs"),
     ],
 )
 def test_errors_of_planning_name_what_the_caller_sent(told: str, param: str) -> None:
-    with pytest.raises(InvalidParameter) as refused, in_this_dialect():
+    with pytest.raises(InvalidParameter) as refused, renamed_parameters(PARAM_NAMES):
         raise InvalidParameter(told, "is wrong")
     assert refused.value.param == param
 
@@ -329,7 +342,7 @@ def test_facts_survive_being_kept_and_are_bounded() -> None:
 
 
 def test_items_are_listed_in_pages_newest_first() -> None:
-    items = input_items([{"role": "user", "content": str(n)} for n in range(5)], JOB_ID)
+    items = items_of(*({"role": "user", "content": str(n)} for n in range(5)))
     backwards = items[::-1]
     assert items_of_page(items, "desc", Page(None, 2)) == backwards[:3]  # one more than the page
     assert items_of_page(items, "desc", Page(backwards[1]["id"], 20)) == backwards[2:]

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from api.generation.chat_prompt import ChatInput, prepare_prompt
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.chat.request import chat_input
+from api.generation.chat_prompt import PreparedPrompt, prepare_prompt
 from api.generation.messages import template_messages
 from api.generation.models import ServedModel
 from api.generation.timing import Timing
-from api.generation.tools import read_tool_use
+from api.generation.validation import parse_request
 from api.output_parsers.events import ToolCall
 from api.output_parsers.factory import Thinking, thinking_after
 from api.output_parsers.parser import PlainParser
@@ -58,8 +60,20 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served(make_checkpoint(tmp_path_factory.mktemp("plain")))
 
 
+def chat(**members: Any) -> ChatRequest:
+    return parse_request({"model": "m", "messages": [USER], **members}, ChatRequest)
+
+
+def prepared(model: ServedModel, *, call_id_seed: str = "", **members: Any) -> PreparedPrompt:
+    return prepare_prompt(model, chat_input(chat(**members), call_id_seed))
+
+
+def read_messages(*messages: Any) -> list[dict[str, Any]]:
+    return template_messages(chat(messages=list(messages)).messages)
+
+
 def prompt_of(model: ServedModel, **members: Any) -> str:
-    plan = prepare_prompt(model, ChatInput(**{"messages": [USER], **members}))
+    plan = prepared(model, **members)
     return model.text.tokenizer.decode(plan.token_ids, skip_special_tokens=False)
 
 
@@ -70,7 +84,7 @@ def test_the_prompt_ends_where_the_text_that_is_continued_does(
         for content in ("So it", "So it ", "qzxjjxzq?", [{"type": "text", "text": "So it"}]):
             begun = {"role": "assistant", "content": content}
             text = content if isinstance(content, str) else "So it"
-            prompt = prompt_of(model, messages=[USER, begun], continues=True)
+            prompt = prompt_of(model, messages=[USER, begun], continue_final_message=True)
             assert prompt.endswith(text)
             assert prompt.count("qzxjjxzq") == text.count("qzxjjxzq")
             assert USER["content"] in prompt
@@ -86,21 +100,28 @@ def test_the_prompt_ends_where_the_text_that_is_continued_does(
     ],
 )
 def test_only_an_assistants_text_is_continued(hermes: ServedModel, last: dict[str, Any]) -> None:
-    assert refused(hermes, messages=[USER, last], continues=True).param == "messages"
+    call = {"role": "assistant", "tool_calls": [CALL]}
+    error = refused(hermes, messages=[USER, call, last], continue_final_message=True)
+    assert error.param == "messages"
 
 
 def test_a_continued_text_may_be_within_its_reasoning(hermes: ServedModel) -> None:
     for text, is_open in (("<think>\nI", True), ("<think>\nI\n</think>\n\nSo", False)):
         begun = {"role": "assistant", "content": text}
-        ask = ChatInput(messages=[USER, begun], continues=True, thinking_budget=9)
-        plan = prepare_prompt(hermes, ask)
+        plan = prepared(
+            hermes,
+            messages=[USER, begun],
+            add_generation_prompt=False,
+            continue_final_message=True,
+            thinking_token_budget=9,
+        )
         assert plan.new_parser.thinking is (Thinking.OPEN if is_open else Thinking.NO)
         assert (plan.grammar is not None) is is_open
 
 
 def refused(model: ServedModel, **members: Any) -> InvalidParameter:
     with pytest.raises(InvalidParameter) as caught:
-        prepare_prompt(model, ChatInput(**{"messages": [USER], **members}))
+        prepared(model, **members)
     return caught.value
 
 
@@ -132,7 +153,7 @@ def test_a_grammar_is_used_where_something_has_to_hold(
     hermes: ServedModel, llama3: ServedModel, members: Mapping[str, Any], is_enforced: bool
 ) -> None:
     for model in (hermes, llama3):
-        plan = prepare_prompt(model, ChatInput(messages=[USER], **members))
+        plan = prepared(model, **members)
         assert (plan.grammar is not None) is is_enforced
 
 
@@ -143,16 +164,14 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}
 def test_a_structured_answer_is_a_grammar_of_the_turn(
     hermes: ServedModel, plain: ServedModel
 ) -> None:
-    alone = prepare_prompt(plain, ChatInput(messages=[USER], response_format=FORMAT)).grammar
+    alone = prepared(plain, response_format=FORMAT).grammar
     assert alone is not None
     assert alone.kind is GrammarKind.JSON_SCHEMA
-    guided = prepare_prompt(plain, ChatInput(messages=[USER], guided={"guided_json": CITY})).grammar
+    guided = prepared(plain, guided_json=CITY).grammar
     assert guided == alone
-    any_text = ChatInput(messages=[USER], response_format={"type": "text"})
-    assert prepare_prompt(plain, any_text).grammar is None
+    assert prepared(plain, response_format={"type": "text"}).grammar is None
     for members in ({}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}):
-        ask = ChatInput(messages=[USER], response_format=FORMAT, **members)
-        grammar = prepare_prompt(hermes, ask).grammar
+        grammar = prepared(hermes, response_format=FORMAT, **members).grammar
         assert grammar is not None
         assert grammar.kind is GrammarKind.LARK  # around reasoning and calls
         assert ("tool_0" in grammar.text) is bool(members)
@@ -164,8 +183,8 @@ def test_what_no_grammar_can_be_made_of_is_named(hermes: ServedModel, plain: Ser
     for model in (hermes, plain):
         error = refused(model, response_format=bad)
         assert error.param == "response_format.json_schema.schema"
-        error = refused(model, response_format=FORMAT, guided={"guided_regex": "a"})
-        assert error.param == "response_format"
+        error = refused(model, response_format=FORMAT, guided_regex="a")
+        assert error.param == "guided_regex"
     strict = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"$ref": "#/no"}}}}
     assert refused(hermes, tools=[{"type": "function", "function": strict}]).param == "tools"
     without = replace(plain, card=replace(plain.card, structured_output=False))
@@ -177,9 +196,7 @@ def test_what_no_grammar_can_be_made_of_is_named(hermes: ServedModel, plain: Ser
 
 def test_allowed_tools_are_all_shown_and_only_they_are_called(hermes: ServedModel) -> None:
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
-    plan = prepare_prompt(
-        hermes, ChatInput(messages=[USER], tools=[TOOL, OTHER], tool_choice=allowed)
-    )
+    plan = prepared(hermes, tools=[TOOL, OTHER], tool_choice=allowed)
     assert prompt_of(hermes, tools=[TOOL, OTHER], tool_choice=allowed) == prompt_of(
         hermes, tools=[TOOL, OTHER]
     )
@@ -224,7 +241,7 @@ def test_allowed_tools_are_all_shown_and_only_they_are_called(hermes: ServedMode
 )
 def test_a_choice_that_makes_no_sense_is_refused_by_name(choice: Any, param: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        read_tool_use([TOOL, OTHER], choice, True)
+        chat_input(chat(tools=[TOOL, OTHER], tool_choice=choice))
     assert caught.value.param == param
 
 
@@ -239,13 +256,13 @@ def test_a_model_without_tools_refuses_them_and_their_traces(plain: ServedModel)
     assert (error.param, error.code) == ("tools", "tools_not_supported")
     past = [USER, {"role": "assistant", "tool_calls": [CALL]}]
     assert refused(plain, messages=past).param == "messages.1.tool_calls"
-    assert isinstance(prepare_prompt(plain, ChatInput(messages=[USER])).new_parser(), PlainParser)
+    assert isinstance(prepared(plain).new_parser(), PlainParser)
     prompt_of(plain, tools=[TOOL], tool_choice="none")
 
 
 def test_the_same_seed_gives_the_same_ids_to_each_choices_calls(hermes: ServedModel) -> None:
     def ids(seed: str) -> list[str]:
-        plan = prepare_prompt(hermes, ChatInput(messages=[USER], tools=[TOOL], call_id_seed=seed))
+        plan = prepared(hermes, tools=[TOOL], call_id_seed=seed)
         said = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
         events = [event for _ in range(2) for event in plan.new_parser().push(said)]
         return [event.call_id for event in events if isinstance(event, ToolCall)]
@@ -278,7 +295,7 @@ def test_messages_of_assistants_and_tools_keep_what_templates_need() -> None:
     spoken = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "hm"}
     sdk = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "parsed": None}
     result = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "1"}]}
-    _, assistant, tool = template_messages([USER, {**spoken, **sdk}, result])
+    _, assistant, tool = read_messages(USER, {**spoken, **sdk}, result)
     assert assistant == {
         "role": "assistant",
         "content": "",
@@ -292,7 +309,7 @@ def test_messages_of_assistants_and_tools_keep_what_templates_need() -> None:
         "tool_call_id": "c",
         "name": "f",
     }
-    (refusal,) = template_messages([{"role": "assistant", "content": None, "refusal": "no"}])
+    (refusal,) = read_messages({"role": "assistant", "content": None, "refusal": "no"})
     assert refusal["content"] == "no"
 
 
@@ -323,7 +340,7 @@ def test_a_broken_message_of_an_assistant_is_refused_by_name(
     message: Mapping[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        template_messages([{"role": "assistant", **message}])
+        read_messages({"role": "assistant", **message})
     assert caught.value.param == f"messages.0.{param}"
 
 

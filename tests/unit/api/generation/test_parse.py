@@ -24,6 +24,8 @@ from api.generation.validation import parse_json, parse_request
 from shared.messages import InvalidParameter, OnDisconnect
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "f"}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n"}}
 ROOM = ContextBudget(context_tokens=100, vocab_size=50, prompt_tokens=10)
 
 
@@ -74,6 +76,48 @@ def test_of_very_many_unknown_parameters_few_are_described(monkeypatch: pytest.M
         chat(stream_options=options, stream=True)
     assert caught.value.param == "stream_options.x0"
     assert described == [MAX_ENTRIES + 1]
+
+
+def test_of_several_faults_the_first_in_a_documented_order_is_named() -> None:
+    faults: list[tuple[dict[str, Any], str]] = [
+        ({"zebra": 1}, "zebra"),
+        ({"audio": {}}, "audio"),
+        ({"temperature": "x"}, "temperature"),  # a base's parameters come before `messages`
+        ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages.0.x"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]},
+            "tools.0.function.x",
+        ),
+        ({"model": None}, "model"),
+    ]
+    for first in range(len(faults)):
+        members = {name: value for fault, _ in faults[first:] for name, value in fault.items()}
+        with pytest.raises(InvalidParameter) as caught:
+            chat(**members)
+        assert caught.value.param == faults[first][1]
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"tools": [{**TOOL, "x": 1}]}, "tools.0.x"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tool_choice": {**TOOL, "x": 1}}, "tool_choice.x"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+        ({"response_format": FORMAT | {"x": 1}}, "response_format.x"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "x": 1}}},
+            "response_format.json_schema.x",
+        ),
+    ],
+)
+def test_a_name_that_is_a_type_and_a_parameter_is_found_in_paths(
+    members: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        chat(**members)
+    assert caught.value.param == param
 
 
 def test_null_is_the_same_as_absent() -> None:
@@ -156,7 +200,7 @@ def test_messages_keep_what_templates_know() -> None:
         sdk_dump,
         {"role": "user", "content": parts, "name": "n"},
     ]
-    assert template_messages(messages) == [
+    assert template_messages(chat(messages=messages).messages) == [
         {"role": "system", "content": "d"},
         {"role": "assistant", "content": "x"},
         {"role": "user", "content": parts, "name": "n"},

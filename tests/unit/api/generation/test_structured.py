@@ -15,8 +15,7 @@ from api.generation.models import ServedModel
 from api.generation.structured_output import (
     RequestedGrammar,
     check_grammar,
-    grammar_of,
-    structured_members,
+    requested_grammar,
 )
 from api.generation.validation import parse_request
 from shared.messages import GrammarKind, InvalidParameter
@@ -28,8 +27,12 @@ STRICT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY,
 GBNF = 'root ::= "yes" | "no"'
 
 
+def completion(**members: Any) -> CompletionRequest:
+    return parse_request({"model": "m", "prompt": "p", **members}, CompletionRequest)
+
+
 def asked(**members: Any) -> RequestedGrammar:
-    found = grammar_of(members)
+    found = requested_grammar(completion(**members))
     assert found is not None
     return found
 
@@ -55,7 +58,7 @@ def named(**members: Any) -> dict[str, Any]:
     ],
 )
 def test_any_text_will_do(members: dict[str, Any]) -> None:
-    assert grammar_of({name: value for name, value in members.items() if value}) is None
+    assert requested_grammar(completion(**members)) is None
 
 
 @pytest.mark.parametrize(
@@ -101,16 +104,16 @@ def test_so_are_other_forms(members: dict[str, Any], kind: GrammarKind) -> None:
 @pytest.mark.parametrize(
     ("members", "param", "words"),
     [
-        ({"response_format": {}}, "response_format.type", "must be 'text'"),
-        ({"response_format": {"type": "xml"}}, "response_format.type", "must be 'text'"),
+        ({"response_format": {}}, "response_format.type", "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'text', "),
         (
             {"response_format": {"type": "text", "schema": {}}},
             "response_format.schema",
             "Unknown parameter",
         ),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "an object"),
-        ({"response_format": named(name=None)}, "response_format.json_schema.name", "1 to 64"),
-        ({"response_format": named(name="a b")}, "response_format.json_schema.name", "1 to 64"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
+        ({"response_format": named(name=None)}, "response_format.json_schema.name", "a string"),
+        ({"response_format": named(name="a b")}, "response_format.json_schema.name", "pattern"),
         ({"response_format": named(strict=1)}, "response_format.json_schema.strict", "a boolean"),
         (
             {"response_format": named(description=7)},
@@ -134,7 +137,7 @@ def test_so_are_other_forms(members: dict[str, Any], kind: GrammarKind) -> None:
         ({"guided_json": {"if": {}}}, "guided_json", "'if'"),
         ({"guided_regex": ""}, "guided_regex", "1 to"),
         ({"guided_choice": []}, "guided_choice", "1 to"),
-        ({"guided_choice": [1]}, "guided_choice", "list of strings"),
+        ({"guided_choice": [1]}, "guided_choice.0", "a string"),
         ({"guided_grammar": "start: %json 3"}, "guided_grammar", "%json"),
         ({"structured_outputs": {}}, "structured_outputs", "must have one of"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "must have one of"),
@@ -157,17 +160,18 @@ def test_so_are_other_forms(members: dict[str, Any], kind: GrammarKind) -> None:
 )
 def test_what_is_wrong_is_named(members: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        grammar_of(members)
+        requested_grammar(completion(**members))
     assert refused.value.param == param
     assert words in refused.value.message
 
 
 def test_both_dialects_have_the_members_and_null_is_absent() -> None:
     body: dict[str, Any] = {"model": "m", "guided_regex": "a+", "guided_json": None}
-    chat = parse_request({**body, "messages": []}, ChatRequest)
-    completion = parse_request({**body, "prompt": "p"}, CompletionRequest)
-    for request in (chat, completion):
-        assert structured_members(request) == {"guided_regex": "a+"}
+    messages = [{"role": "user", "content": "a"}]
+    for request in (parse_request({**body, "messages": messages}, ChatRequest), completion(**body)):
+        found = requested_grammar(request)
+        assert found is not None
+        assert found.param == "guided_regex"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from api.generation.tools import ToolUse, read_tool_use
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.chat.request import chat_input
+from api.generation.tools import ToolUse
 from api.generation.turn_grammar import (
     _CALL_GRAMMARS,
     ReasoningRule,
@@ -21,6 +23,7 @@ from api.generation.turn_grammar import (
     can_bound,
     tool_grammar,
 )
+from api.generation.validation import parse_request
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.factory import CALL_PARSERS, OutputParserFactory, Thinking
 from api.output_parsers.parser import merged
@@ -75,6 +78,19 @@ TOOLS: list[dict[str, Any]] = [
     },
 ]
 NO_PARAMETERS = {"type": "object", "maxProperties": 0}
+
+
+def tool_use(tools: list[Any], choice: Any, parallel: bool) -> ToolUse:
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+    }
+    return chat_input(parse_request(body, ChatRequest)).tool_use
+
+
 SCHEMAS = {
     tool["function"]["name"]: tool["function"].get("parameters", NO_PARAMETERS) for tool in TOOLS
 }
@@ -172,7 +188,7 @@ def checked_calls(events: list[OutputEvent]) -> list[str]:
 def test_every_output_that_must_call_does_and_rightly(
     model: Model, thinking: Thinking, parallel: bool
 ) -> None:
-    use = read_tool_use(TOOLS, "required", parallel)
+    use = tool_use(TOOLS, "required", parallel)
     grammar = grammar_for(model, use, thinking)
     num_ended = 0
     for seed in range(25):
@@ -191,7 +207,7 @@ def test_every_output_that_must_call_does_and_rightly(
 
 def test_a_named_tool_is_the_one_that_is_called(model: Model) -> None:
     named = {"type": "function", "function": {"name": "put"}}
-    use = read_tool_use(TOOLS, named, True)
+    use = tool_use(TOOLS, named, True)
     grammar = grammar_for(model, use, Thinking.NO)
     for seed in range(10):
         text, ended = model.sample(grammar, seed)
@@ -205,7 +221,7 @@ def test_a_named_tool_is_called_once_and_a_required_one_at_least_once(
 ) -> None:
     named = {"type": "function", "function": {"name": "now"}}
     once, some = (
-        grammar_for(model, read_tool_use(TOOLS, choice, parallel), Thinking.NO)
+        grammar_for(model, tool_use(TOOLS, choice, parallel), Thinking.NO)
         for choice in (named, "required")
     )
     call = written(model, "now", "{}")
@@ -222,7 +238,7 @@ def test_a_named_tool_is_called_once_and_a_required_one_at_least_once(
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_call_that_has_begun_among_text_is_right(model: Model, parallel: bool) -> None:
     """No output calls what may not be called, or with arguments that the schema forbids."""
-    use = read_tool_use(TOOLS, "auto", parallel)
+    use = tool_use(TOOLS, "auto", parallel)
     grammar = grammar_for(model, use, Thinking.MAYBE)
     call = written(model, "now", "{}")
     wrong = written(model, "get_weather", '{"city": "Oslo", "days": 99}')
@@ -252,7 +268,7 @@ def written(model: Model, name: str, arguments: str) -> str:
 
 
 def test_reasoning_comes_first_where_the_model_may_write_it(model: Model) -> None:
-    use = read_tool_use(TOOLS, "required", True)
+    use = tool_use(TOOLS, "required", True)
     call = written(model, "now", "{}")
     thought = "let me see, <b>\n</think>\n\n"
     for thinking, text, fits in (
@@ -285,18 +301,18 @@ def test_a_response_format_combines_with_reasoning_and_calls(
     assert model.accepts(behind, good)
     assert model.accepts(behind, f"<think>so</think>\n\n{good}")
     assert not model.accepts(behind, bad)
-    use = read_tool_use(TOOLS, "auto", True)
+    use = tool_use(TOOLS, "auto", True)
     beside = grammar_for(model, use, Thinking.MAYBE, answer=answer)
     call = written(model, "now", "{}")
     for text, fits in ((good, True), (call, True), (bad, False), (f"hm {call}", False)):
         assert model.accepts(beside, text) is fits, text
         assert model.accepts(beside, f"<think>so</think>\n{text}") is fits, text
-    must = read_tool_use(TOOLS, "required", True)
+    must = tool_use(TOOLS, "required", True)
     assert not model.accepts(grammar_for(model, must, Thinking.NO, answer=answer), good)
 
 
 def test_the_style_is_the_one_that_models_write(model: Model) -> None:
-    use = read_tool_use(TOOLS, "required", True)
+    use = tool_use(TOOLS, "required", True)
     grammar = grammar_for(model, use, Thinking.NO)
     assert model.accepts(grammar, written(model, "get_weather", '{"city": "Ç", "days": 2}'))
     assert not model.accepts(grammar, written(model, "get_weather", '{"city":"Ç","days":2}'))
@@ -307,7 +323,7 @@ def test_what_cannot_be_enforced_of_a_schema_is_left_out_unless_the_tool_is_stri
 
     def grammar(*, strict: bool) -> Grammar:
         function = {"name": "f", "strict": strict, "parameters": parameters}
-        use = read_tool_use([{"type": "function", "function": function}], "required", True)
+        use = tool_use([{"type": "function", "function": function}], "required", True)
         return tool_grammar(
             use, ToolFormat.LLAMA3_JSON, ReasoningRule(Thinking.NO), lambda token: None
         )
@@ -337,7 +353,7 @@ def test_arguments_have_the_properties_that_the_tool_names(
     """A schema that says nothing of others is not a wish for others, which no function takes."""
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, **more}
     function = {"name": "f", "strict": strict, "parameters": parameters}
-    use = read_tool_use([{"type": "function", "function": function}], "required", True)
+    use = tool_use([{"type": "function", "function": function}], "required", True)
     grammar = grammar_for(model, use, Thinking.NO)
     assert model.accepts(grammar, written(model, "f", '{"a": 1, "b": 2}')) is is_open
     if not is_open:
@@ -347,7 +363,7 @@ def test_arguments_have_the_properties_that_the_tool_names(
 def test_reasoning_events_come_before_the_calls(model: Model) -> None:
     if model.form is not ToolFormat.HERMES:
         return
-    use = read_tool_use(TOOLS, "required", True)
+    use = tool_use(TOOLS, "required", True)
     text = f"<think>hm</think>\n\n{written(model, 'now', '{}')}"
     events = model.read(text, use, Thinking.MAYBE)
     assert [type(event) for event in events] == [Reasoning, ToolCall, ToolArguments]
@@ -393,7 +409,7 @@ def test_reasoning_may_close_before_its_budget_and_be_left_out(thinker: Model) -
 def test_a_budget_holds_before_an_answer_and_before_calls(thinker: Model) -> None:
     bound = ReasoningRule(Thinking.OPEN, budget=3)
     answer = answer_grammar(Grammar(GrammarKind.REGEX, "yes|no"), bound, thinker.token_id)
-    use = read_tool_use(TOOLS[1:2], "required", True)
+    use = tool_use(TOOLS[1:2], "required", True)
     for grammar, text in (
         (answer, "yes"),
         (

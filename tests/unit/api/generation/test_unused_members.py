@@ -14,9 +14,9 @@ from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.messages.protocol import MessageRequest
 from api.dialects.responses.protocol import ResponseRequest, check_request
-from api.dialects.responses.request import chat_ask
+from api.dialects.responses.request import chat_input
 from api.generation.ignored_parameters import IgnoredMembers
-from api.generation.protocol import RequestModel
+from api.generation.protocol import RequestModel, ResponseFormatText
 from api.generation.unused_parameters import LIST, UNUSED_MEMBERS
 from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
@@ -79,7 +79,7 @@ def parsed(dialect: str, body: dict[str, Any], ignored: IgnoredMembers) -> Reque
     request = parse_request(body, SCHEMAS[dialect], ignored)
     if isinstance(request, ResponseRequest):
         check_request(request)
-        chat_ask(request, [], "job")
+        chat_input(request, [], "job")
     return request
 
 
@@ -133,7 +133,7 @@ def test_members_are_named_once_in_the_order_of_the_body() -> None:
     request = parsed("response", body, ignored)
     assert ignored.names == ["include", "text.verbosity", "truncation", "reasoning.summary"]
     assert isinstance(request, ResponseRequest)
-    assert (request.include, request.text.format) == ([], {"type": "text"})
+    assert (request.include, request.text.format) == ([], ResponseFormatText(type="text"))
     assert (request.reasoning.effort, request.reasoning.summary) == ("low", None)
 
 
@@ -172,7 +172,7 @@ def test_what_might_change_the_answer_stays_refused(
 def test_a_row_of_a_batch_is_read_as_its_route_reads_it() -> None:
     part: Any = None  # only `prepare` uses it
     endpoint = make_endpoints(part, part)["/v1/chat/completions"]
-    body = b'{"model": "m", "messages": [], "store": true}'
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "store": true}'
     assert endpoint.parse(body, IgnoredMembers()).model == "m"
     with pytest.raises(InvalidParameter, match="store"):
         endpoint.parse(body, IgnoredMembers(refuse=True))
