@@ -21,8 +21,7 @@ import torch
 from shared.cores import available_cores
 from tests.bench.machine import cpu_name
 from tests.bench.shapes import SHAPES
-from worker.model.cpu.compiler import build, cpu_flags
-from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.library import NativeKernels, build, cpu_flags
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.cpu.tiers import cpu_features

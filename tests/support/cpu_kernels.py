@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from worker.model.cpu.compiler import build, cpu_flags
-from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.library import NativeKernels, build, cpu_flags
 from worker.model.cpu.tiers import cpu_features
 
 _VARIANTS = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from worker.model.config import ModelConfig
-from worker.model.cpu.library import huge_page_memory
+from worker.model.device import huge_page_memory
 from worker.model.errors import KVCacheTooSmall
 
 

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from shared.messages import ErrorCode
 from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
-from worker.model.device import step_failure, to_host
+from worker.model.device import step_failure
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.layers.decoder import CausalLM, DecoderStack
-from worker.model.row_threads import RowThreads
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
-from worker.model.sampling.row import SamplingRow
-from worker.model.sampling.sampler import Logprobs, Sampled, Sampler
+from worker.model.sampling.row import RowThreads, SamplingRow
+from worker.model.sampling.sampler import Sampled, Sampler
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
@@ -127,17 +125,9 @@ class TorchStepHandle:
     ) -> None:
         self._index_of = index_of
         self._device = device
-        self._arrived: torch.cuda.Event | None = None
-        self._token_ids: Tensor | None = None
-        self._best_logits: Tensor | None = None
-        self._logprobs: Logprobs | None = None
-        self._failed: Mapping[int, str] = {}
+        self._sampled = sampled.to_host() if sampled is not None else None
         self._scores = scores.to_host() if scores is not None else None
-        if sampled is not None:
-            self._failed = sampled.failed
-            self._token_ids = to_host(sampled.token_ids)
-            self._best_logits = to_host(sampled.best_logits)
-            self._logprobs = sampled.logprobs.to_host() if sampled.logprobs is not None else None
+        self._arrived: torch.cuda.Event | None = None
         if device.type == "cuda" and not (sampled is None and scores is None):
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
@@ -156,13 +146,14 @@ class TorchStepHandle:
         if self._arrived is not None:
             self._arrived.synchronize()
         scores, unscored = self._scores.by_sequence() if self._scores is not None else ({}, {})
-        if self._token_ids is None or self._best_logits is None:
+        sampled = self._sampled
+        if sampled is None:
             return StepResult({}, failed=unscored, prompt_logprobs=scores)
-        token_ids = self._token_ids.tolist()
-        is_finite = torch.isfinite(self._best_logits).tolist()
-        logprobs = self._logprobs.by_row(token_ids) if self._logprobs is not None else {}
+        token_ids = sampled.token_ids.tolist()
+        is_finite = torch.isfinite(sampled.best_logits).tolist()
+        logprobs = sampled.logprobs.by_row(token_ids) if sampled.logprobs is not None else {}
         failed = {i: ErrorCode.NONFINITE_LOGITS.value for i, ok in enumerate(is_finite) if not ok}
-        failed |= self._failed
+        failed |= sampled.failed
         good = {seq_id: i for seq_id, i in self._index_of.items() if i not in failed}
         return StepResult(
             token_ids={seq_id: token_ids[i] for seq_id, i in good.items()},

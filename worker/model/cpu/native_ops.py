@@ -8,8 +8,9 @@ from torch.nn import functional
 
 from worker.model.config import ModelConfig
 from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
-from worker.model.cpu.library import HugePages, NativeKernels, Scratch, Weight
+from worker.model.cpu.library import NativeKernels, Scratch, Weight
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps, quantize_weight
+from worker.model.device import HugePages
 from worker.model.layers.ops import HeadNorm, Multiply
 
 _PANEL = (

@@ -57,7 +57,7 @@ class NativeStack:
             kv_heads=config.num_kv_heads,
             dim=config.head_dim,
             block_stride=pool.storage.stride(0),
-            embedding=model.embedding.weight.data_ptr(),
+            embedding=model.embed_tokens.weight.data_ptr(),
             final_norm=model.norm.weight.data_ptr(),
             cosines=cosines.data_ptr(),
             sines=sines.data_ptr(),
@@ -110,11 +110,11 @@ class NativeStack:
 
 
 def _layer(layer: DecoderLayer, pool: KVCachePool, index: int) -> Layer:
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.self_attn, layer.mlp
     query_norm, key_norm = attention.q_norm, attention.k_norm
     return Layer(
-        attention_norm=layer.input_norm.weight.data_ptr(),
-        mlp_norm=layer.mlp_norm.weight.data_ptr(),
+        attention_norm=layer.input_layernorm.weight.data_ptr(),
+        mlp_norm=layer.post_attention_layernorm.weight.data_ptr(),
         query_norm=query_norm.weight.data_ptr() if query_norm is not None else None,
         key_norm=key_norm.weight.data_ptr() if key_norm is not None else None,
         qkv=_weight(attention.qkv),
@@ -127,7 +127,7 @@ def _layer(layer: DecoderLayer, pool: KVCachePool, index: int) -> Layer:
 
 
 def _copy_rows(layer: DecoderLayer) -> int:
-    attention, mlp = layer.attention, layer.mlp
+    attention, mlp = layer.self_attn, layer.mlp
     products = map(_product, (attention.qkv, attention.output, mlp.gate_up, mlp.down))
     return min((product.many_rows for product in products if product.many_rows), default=0)
 

@@ -22,8 +22,7 @@ from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.cpu import native_ops
 from worker.model.cpu.choices import ProductChoices, choices_path
-from worker.model.cpu.compiler import build_for, cache_directory
-from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
+from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, build_for, cache_directory
 from worker.model.cpu.measuring import ProductMeter, is_quicker
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeAttention, NativeStack

@@ -5,117 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from worker.model.attention.base import AttentionBackend, AttentionMetadata
 from worker.model.config import ModelConfig
-from worker.model.layers.attention import Attention
 from worker.model.layers.linear import Embedding, GatedLinear, Linear, Placement, RMSNorm, TiedHead
-from worker.model.layers.ops import Ops, Step, TorchOps
-from worker.model.layers.rope import RotaryEmbedding
+from worker.model.layers.ops import HeadNorm, Ops, Step, TorchOps
+from worker.model.rope import RotaryEmbedding
 
 
-class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream."""
+class Attention(nn.Module):
+    """Grouped-query self-attention; queries and keys may be normalised per head."""
 
     def __init__(self, config: ModelConfig, layer: int, *, placement: Placement) -> None:
         super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(hidden, eps, placement=placement)
-        self.attention = Attention(config, layer, placement=placement)
-        self.mlp_norm = RMSNorm(hidden, eps, placement=placement)
-        self.mlp = GatedMLP(config, placement=placement)
-
-    def use(self, ops: Ops) -> None:
-        self.attention.use(ops)
-        self.mlp.use(ops)
-
-    def forward(self, x: Tensor, delta: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        """Returns the residual stream and the addition due to it, both [num_tokens, hidden]."""
-        norm = self.input_norm
-        x, normed = step.ops.add_norm(x, delta, norm.weight, norm.eps)
-        attended = self.attention(normed, step)
-        norm = self.mlp_norm
-        x, normed = step.ops.add_norm(x, attended, norm.weight, norm.eps)
-        return x, self.mlp(normed)
-
-    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        yield from self.input_norm.named_tensors(f"{prefix}input_layernorm.")
-        yield from self.attention.named_tensors(f"{prefix}self_attn.")
-        yield from self.mlp_norm.named_tensors(f"{prefix}post_attention_layernorm.")
-        yield from self.mlp.named_tensors(f"{prefix}mlp.")
-
-
-class CausalLM(nn.Module):
-    """A decoder-only language model whose parameters are still empty.
-
-    It computes positions below `max_model_len`. What families differ in stands in the config.
-    """
-
-    def __init__(self, config: ModelConfig, max_model_len: int, placement: Placement) -> None:
-        super().__init__()
-        self.config = config
-        self.placement = placement
-        vocab, hidden = config.vocab_size, config.hidden_size
-        self.embedding = Embedding(vocab, hidden, placement=placement)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, layer, placement=placement) for layer in range(config.num_layers)
+        self.layer = layer
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        queries = config.num_heads * config.head_dim
+        keys = config.num_kv_heads * config.head_dim
+        self.qkv = Linear(
+            config.hidden_size,
+            {"q_proj": queries, "k_proj": keys, "v_proj": keys},
+            bias=config.attention_bias,
+            placement=placement,
         )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, placement=placement)
-        self.head: TiedHead | Linear = TiedHead(self.embedding)
-        if not config.tie_word_embeddings:
-            self.head = Linear(hidden, {"lm_head": vocab}, bias=False, placement=placement)
-        self.rope = RotaryEmbedding(
-            config.rope, config.head_dim, max_model_len, placement=placement
+        self.output = Linear(
+            queries,
+            {"o_proj": config.hidden_size},
+            bias=config.output_bias,
+            placement=placement,
         )
+        eps, qk_norm = config.rms_norm_eps, config.has_qk_norm
+        self.q_norm = RMSNorm(config.head_dim, eps, placement=placement) if qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, eps, placement=placement) if qk_norm else None
+        self._head_norm = None
+        if self.q_norm is not None and self.k_norm is not None:
+            self._head_norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, eps)
 
-        self._num_parameters = sum(parameter.numel() for parameter in self.parameters())
-        self._ops: Ops = TorchOps()
-
-    def use(self, ops: Ops) -> None:
-        """Computes with `ops` from now on. Once, after loading: the ops take the weights over."""
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            layer.use(ops)
-        self.head.use(ops)
-        self._ops = ops
-
-    def forward(self, token_ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
-        """Returns final hidden states [num_tokens, hidden] of `token_ids` and `positions`
-        [num_tokens].
-
-        `backend` has been prepared for exactly these tokens. The result holds until the next call.
-        """
-        cos, sin = self.rope.at(positions)
-        step = Step(self._ops, backend, cos, sin)
-        x: Tensor = self.embedding(token_ids)
-        delta: Tensor | None = None
-        for layer in self.layers:
-            x, delta = layer(x, delta, step)
-        _, normed = self._ops.add_norm(x, delta, self.norm.weight, self.norm.eps)
-        return normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Returns logits [rows, vocab] in the model's dtype, valid until the next call.
-
-        `hidden` is [rows, hidden].
-        """
-        output: Tensor = self.head(hidden)
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """Maps [num_tokens, hidden] to the same shape; writes keys and values to the cache."""
+        queries, keys, values = step.ops.rotate(
+            self.qkv(x), self.num_heads, self.num_kv_heads, self._head_norm, step.cos, step.sin
+        )
+        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        step.backend.forward(self.layer, queries, keys, values, out)
+        output: Tensor = self.output(out.view(x.shape[0], -1))
         return output
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields each checkpoint name that this model needs, with the tensor that it fills."""
-        yield from self.embedding.named_tensors("model.embed_tokens.")
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
-            yield from layer.named_tensors(f"model.layers.{index}.")
-        yield from self.norm.named_tensors("model.norm.")
-        if isinstance(self.head, Linear):
-            yield from self.head.named_tensors("")
-
-    @property
-    def num_parameters(self) -> int:
-        return self._num_parameters
 
 
 class GatedMLP(nn.Module):
@@ -131,18 +69,107 @@ class GatedMLP(nn.Module):
         self.gate_up = GatedLinear(hidden, parts, bias=bias, placement=placement)
         self.down = Linear(inner, {"down_proj": hidden}, bias=bias, placement=placement)
 
-    def use(self, ops: Ops) -> None:
-        self.gate_up.use(ops)
-        self.down.use(ops)
-
     def forward(self, x: Tensor) -> Tensor:
         """Maps [num_tokens, hidden] to the same shape."""
         output: Tensor = self.down(self.gate_up(x))
         return output
 
-    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        yield from self.gate_up.named_tensors(prefix)
-        yield from self.down.named_tensors(prefix)
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward, each added to the residual stream.
+
+    Attributes have the names of the checkpoint; see CausalLM.named_tensors.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, *, placement: Placement) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps, placement=placement)
+        self.self_attn = Attention(config, layer, placement=placement)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, placement=placement)
+        self.mlp = GatedMLP(config, placement=placement)
+
+    def forward(self, x: Tensor, delta: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        """Returns the residual stream and the addition due to it, both [num_tokens, hidden]."""
+        norm = self.input_layernorm
+        x, normed = step.ops.add_norm(x, delta, norm.weight, norm.eps)
+        attended = self.self_attn(normed, step)
+        norm = self.post_attention_layernorm
+        x, normed = step.ops.add_norm(x, attended, norm.weight, norm.eps)
+        return x, self.mlp(normed)
+
+
+class CausalLM(nn.Module):
+    """A decoder-only language model whose parameters are still empty.
+
+    It computes positions below `max_model_len`. What families differ in stands in the config.
+    """
+
+    def __init__(self, config: ModelConfig, max_model_len: int, placement: Placement) -> None:
+        super().__init__()
+        self.config = config
+        self.placement = placement
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.embed_tokens = Embedding(vocab, hidden, placement=placement)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, placement=placement) for layer in range(config.num_layers)
+        )
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, placement=placement)
+        self.head: TiedHead | Linear = TiedHead(self.embed_tokens)
+        if not config.tie_word_embeddings:
+            self.head = Linear(hidden, {"lm_head": vocab}, bias=False, placement=placement)
+        self.rope = RotaryEmbedding(
+            config.rope, config.head_dim, max_model_len, placement=placement
+        )
+
+        self._num_parameters = sum(parameter.numel() for parameter in self.parameters())
+        self._ops: Ops = TorchOps()
+
+    def use(self, ops: Ops) -> None:
+        """Computes with `ops` from now on. Once, after loading: the ops take the weights over."""
+        for module in self.modules():
+            if isinstance(module, Linear | TiedHead):
+                module.use(ops)
+        self._ops = ops
+
+    def forward(self, token_ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
+        """Returns final hidden states [num_tokens, hidden] of `token_ids` and `positions`
+        [num_tokens].
+
+        `backend` has been prepared for exactly these tokens. The result holds until the next call.
+        """
+        cos, sin = self.rope.at(positions)
+        step = Step(self._ops, backend, cos, sin)
+        x: Tensor = self.embed_tokens(token_ids)
+        delta: Tensor | None = None
+        for layer in self.layers:
+            x, delta = layer(x, delta, step)
+        _, normed = self._ops.add_norm(x, delta, self.norm.weight, self.norm.eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns logits [rows, vocab] in the model's dtype, valid until the next call.
+
+        `hidden` is [rows, hidden].
+        """
+        output: Tensor = self.head(hidden)
+        return output
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields each checkpoint name that this model needs, with the tensor that it fills.
+
+        The names follow from the attributes. Only the output matrix is not below `model.`.
+        """
+        for path, module in self.named_modules():
+            if isinstance(module, Linear):
+                parent = path.rpartition(".")[0]
+                yield from module.named_tensors(f"model.{parent}." if parent else "")
+            elif isinstance(module, Embedding | RMSNorm):
+                yield f"model.{path}.weight", module.weight.data
+
+    @property
+    def num_parameters(self) -> int:
+        return self._num_parameters
 
 
 class DecoderStack(Protocol):

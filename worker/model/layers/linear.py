@@ -81,9 +81,6 @@ class Embedding(nn.Module):
         """Maps int32 ids [num_tokens] to [num_tokens, hidden]."""
         return functional.embedding(token_ids, self.weight)
 
-    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{prefix}weight", self.weight.data
-
 
 class TiedHead(nn.Module):
     """The embedding as output matrix: hidden states to logits."""
@@ -130,6 +127,3 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = placement.parameter(size)
-
-    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{prefix}weight", self.weight.data

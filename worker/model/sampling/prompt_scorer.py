@@ -20,7 +20,7 @@ from shared.messages import ErrorCode, PromptLogprob
 from worker.engine.batch import ScheduledSequence
 from worker.model.device import to_device, to_host
 from worker.model.layers.decoder import CausalLM
-from worker.model.row_threads import RowThreads
+from worker.model.sampling.row import RowThreads
 
 MAX_LOGITS = 1 << 23  # made at once: 32 MiB of float32, and as much again for what compares them
 DECIMALS = 1e6  # six: far finer than what another order of summing up changes

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from shared.messages import SamplingParams, TokenLogprob
 from worker.model.device import to_device, to_host
-from worker.model.row_threads import RowThreads
 from worker.model.sampling.logits import FilterParams, LogitEdits, keep_mask
 from worker.model.sampling.penalties import PenaltyTable
-from worker.model.sampling.row import SamplingRow
+from worker.model.sampling.row import RowThreads, SamplingRow
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
@@ -80,6 +79,11 @@ class Sampled:
     best_logits: Tensor  # [rows] not finite where the row has no distribution to draw from
     logprobs: Logprobs | None
     failed: Mapping[int, str] = field(default_factory=dict)  # row -> why nothing was drawn for it
+
+    def to_host(self) -> Sampled:
+        """Returns a copy on the host, filled when the stream has come this far."""
+        logprobs = self.logprobs.to_host() if self.logprobs is not None else None
+        return Sampled(to_host(self.token_ids), to_host(self.best_logits), logprobs, self.failed)
 
 
 class Sampler:

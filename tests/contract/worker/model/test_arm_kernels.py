@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.model.cpu.compiler import SOURCE, cpu_flags
+from worker.model.cpu.library import SOURCE, cpu_flags
 
 DRIVER = Path(__file__).parents[3] / "support" / "arm_kernels.cpp"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"

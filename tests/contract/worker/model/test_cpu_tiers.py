@@ -19,8 +19,9 @@ from tools.demo_model.questions import load_facts
 from worker.engine_options import EngineOptions
 from worker.model.build import build_model
 from worker.model.config import ModelConfig
-from worker.model.cpu import compiler, tiers
-from worker.model.cpu.compiler import build, cpu_flags
+from worker.model.cpu import library as compiler
+from worker.model.cpu import tiers
+from worker.model.cpu.library import build, cpu_flags
 from worker.model.cpu.tiers import TierRequest, choose_tier, cpu_features
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.layers.ops import TorchOps

@@ -16,8 +16,7 @@ from tests.support.forced_logits import forced_logits
 from tests.support.native_models import build_stack
 from worker.model.cpu import choices, measuring, tiers
 from worker.model.cpu.choices import AMX, AVX, ONEDNN, ProductChoices, ProductShape, Times
-from worker.model.cpu.compiler import build, cpu_flags
-from worker.model.cpu.library import NativeKernels
+from worker.model.cpu.library import NativeKernels, build, cpu_flags
 from worker.model.cpu.measuring import ProductMeter
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.tiers import cpu_features

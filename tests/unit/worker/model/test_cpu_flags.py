@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.model.cpu import tiers as features
-from worker.model.cpu.compiler import build_for, cpu_flags
+from worker.model.cpu.library import build_for, cpu_flags
 from worker.model.cpu.tiers import cpu_features
 from worker.model.errors import TierUnavailable
 

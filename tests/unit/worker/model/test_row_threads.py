@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from shared.messages import SamplingParams
-from worker.model.row_threads import RowThreads
-from worker.model.sampling.row import SamplingRow
+from worker.model.sampling.row import RowThreads, SamplingRow
 from worker.model.sampling.sampler import Sampler
 
 VOCAB = 150_000

@@ -128,7 +128,7 @@ def test_not_finite_logits_fail_their_sequence_alone(model: CausalLM) -> None:
     prompt = [5, 6, 7, 8]
     lone = new_runner(model).launch(ScheduledBatch((part(1, prompt, 0, 4, table=[0]),))).collect()
     runner = new_runner(model)
-    weight = model.embedding.weight
+    weight = model.embed_tokens.weight
     kept = weight[300].clone()
     with torch.inference_mode():
         weight[300] = torch.nan
