@@ -41,5 +41,5 @@ class Backoff:
         await asyncio.sleep(self.next_s())
 
     def reset(self) -> None:
-        """The action succeeded: the next failure waits `first_s`. Idempotent."""
+        """Forgets the failures after a success: the next one waits `first_s`. Idempotent."""
         self.num_failures = 0

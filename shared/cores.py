@@ -53,7 +53,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _from_root_to(path: str, mount: Path) -> Iterator[Path]:
-    """The mount point and each group below it on the way: a limit above binds those below.
+    """Yields the mount point and each group below it on the way: a limit above binds those below.
 
     In a container the path may be the host's, which is not there: then the mount point is all.
     """

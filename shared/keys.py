@@ -59,7 +59,7 @@ class Keys:
     def log(self, job_id: str) -> str:
         return f"{self.prefix}log:{job_id}"
 
-    def facts(self, job_id: str) -> str:
+    def request_record(self, job_id: str) -> str:
         return f"{self.prefix}facts:{job_id}"
 
     def tombstone(self, job_id: str) -> str:
@@ -134,7 +134,7 @@ class Keys:
         return f"{self.prefix}live"
 
     def listed(self, state: str, tenant: str | None = None) -> str:
-        """The jobs that are in a state, "queued" or "running": of all tenants, or of one."""
+        """Returns the index of "queued" or "running" jobs: of all tenants, or of one."""
         return f"{self.prefix}{state}" + ("" if tenant is None else f":tenant:{tenant}")
 
     def queued_for(self, model: str) -> str:

@@ -115,7 +115,7 @@ class Logs:
         listener.start()
 
     def stop(self) -> None:
-        """Idempotent. Later records are lost."""
+        """Writes what is queued. Later records are lost. Idempotent."""
         root = logging.getLogger()
         if self._handler not in root.handlers:
             return
@@ -245,5 +245,5 @@ MAX_CHARS = 40
 
 
 def host_name() -> str:
-    """Letters, digits, '-' and '.' only: it stands in keys."""
+    """Returns this machine's name, of letters, digits, '-' and '.' only: it stands in keys."""
     return "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:MAX_CHARS]

@@ -21,7 +21,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 262_144
 MAX_CHOICES = 128
-MAX_FACTS_BYTES = 2**20
+MAX_REQUEST_RECORD_BYTES = 2**20
 MAX_RETAIN_MS = 24 * 3_600_000
 
 
@@ -92,7 +92,7 @@ class Durability(StrEnum):
 class InvalidParameter(ValueError):
     """A client's value that is refused by name.
 
-    `param` is the request member at fault, `message` a sentence for the caller, `code` an optional
+    `param` is the request member at fault, `message` a sentence for the client, `code` an optional
     machine-readable code.
     """
 
@@ -206,7 +206,7 @@ def _real(param: str, value: object, low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """A caller's key for a job and the request that it stands for, both as digests."""
+    """A client's key for a job and the request that it stands for, both as digests."""
 
     key: str  # of the tenant and its key
     body: str
@@ -232,21 +232,21 @@ class Job:
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     client_request_id: str | None = None
     num_choices: int = 1  # answers to the one prompt; `max_tokens` is for each of them
-    facts: str = ""  # what its dialect needs to render the response again; opaque
+    request_record: str = ""  # what its dialect needs to render the response again; opaque
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
     idempotency: Idempotency | None = None  # known to the store alone
     durability: Durability = Durability.NONE  # known to the accepting frontend alone
 
     def __post_init__(self) -> None:
         _whole("n", self.num_choices, 1, MAX_CHOICES)
-        if len(self.facts.encode()) > MAX_FACTS_BYTES:
-            raise InvalidParameter("facts", f"at most {MAX_FACTS_BYTES} bytes")
+        if len(self.request_record.encode()) > MAX_REQUEST_RECORD_BYTES:
+            raise InvalidParameter("request_record", f"at most {MAX_REQUEST_RECORD_BYTES} bytes")
         if self.retain_ms is not None:
             _whole("retain_ms", self.retain_ms, 1, MAX_RETAIN_MS)
 
     @property
     def num_prompt_logprobs(self) -> int:
-        """The number of prompt tokens that the request has scored: all but the first, or 0."""
+        """How many prompt tokens the request has scored: all but the first, or 0."""
         return 0 if self.sampling.prompt_logprobs is None else len(self.prompt_token_ids) - 1
 
 

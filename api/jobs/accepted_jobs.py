@@ -30,7 +30,7 @@ MAX_BLIND_S = TOMBSTONE_MS / 1000 / 2  # then it may have ended unseen
 @dataclass(slots=True)
 class _Accepted:
     request: bytes
-    facts: str
+    request_record: str
     idempotency: Idempotency | None
     accepted_s: float
     due_s: float  # its deadline
@@ -39,10 +39,14 @@ class _Accepted:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.request) + len(self.facts)
+        return len(self.request) + len(self.request_record)
 
     def job(self) -> Job:
-        return replace(decode_job(self.request), facts=self.facts, idempotency=self.idempotency)
+        return replace(
+            decode_job(self.request),
+            request_record=self.request_record,
+            idempotency=self.idempotency,
+        )
 
 
 class AcceptedJobs:
@@ -62,7 +66,7 @@ class AcceptedJobs:
         now_s = self._clock()
         accepted = _Accepted(
             request=encode_job(job),
-            facts=job.facts,
+            request_record=job.request_record,
             idempotency=job.idempotency,
             accepted_s=now_s,
             due_s=now_s + job.timeout_ms / 1000,

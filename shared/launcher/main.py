@@ -40,7 +40,8 @@ KILL_AFTER_S = 5.0  # beyond stop_timeout_s: time for a clean exit after the las
 
 
 def main(early_signals: EarlySignals) -> int:
-    """Exit codes: 0 after Ctrl-C or SIGTERM, 2 for bad settings, 1 when a child cannot be kept."""
+    """Runs until a signal; returns the exit code: 0 after Ctrl-C or SIGTERM, 2 for bad settings, 1
+    when a child cannot be kept running."""
     try:
         settings = load_settings(LauncherSettings)
     except SettingsError as error:

@@ -157,7 +157,7 @@ class Server(Protocol):
     def exit_code(self) -> int | None: ...
     def respawn(self) -> None: ...
     def answers(self) -> bool: ...
-    def last_words(self) -> str: ...
+    def last_log_line(self) -> str: ...
 
 
 class RedisSupervisor:
@@ -182,7 +182,7 @@ class RedisSupervisor:
             try:
                 backoff_s = restarts.backoff_s(time.monotonic() - began_s)
             except GaveUp as error:
-                raise GaveUp(f"{error}: {server.last_words()}", error.exit_code) from None
+                raise GaveUp(f"{error}: {server.last_log_line()}", error.exit_code) from None
             how = how_it_ended(server.exit_code)
             self._say(f"the private {server.version} ended ({how}); starting it again")
             await asyncio.sleep(backoff_s)

@@ -62,7 +62,7 @@ class PrivateServer:
 
     @property
     def data_dir(self) -> Path:
-        """Where the append-only file and the server's log are."""
+        """The directory of the append-only file and the server's log."""
         assert self._dir is not None, "a temporary directory exists once started"
         return self._dir
 
@@ -115,7 +115,7 @@ class PrivateServer:
         finally:
             client.close()
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """Returns the last line of the server's log."""
         with open(self.data_dir / "redis.log", "rb") as server_log:
             server_log.seek(0, os.SEEK_END)
@@ -212,7 +212,7 @@ class PrivateServer:
         while not self.answers():
             if self.exit_code is not None:
                 raise ServerError(
-                    f"{self.version} ended with exit code {self.exit_code}: {self.last_words()}"
+                    f"{self.version} ended with exit code {self.exit_code}: {self.last_log_line()}"
                 )
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.version} did not answer within {START_TIMEOUT_S:g} s.")

@@ -27,7 +27,7 @@ FAKE_URL = "fake://"
 def run_in_one_process(
     settings: LauncherSettings, announce: Callable[[threading.Event], bool]
 ) -> int:
-    """Serves until Ctrl-C or SIGTERM; `announce` says when it is ready."""
+    """Serves until Ctrl-C or SIGTERM; `announce` prints when it is ready."""
     try:
         api_settings = load_settings(ApiSettings)
         worker_settings = load_settings(WorkerSettings)
@@ -51,7 +51,8 @@ async def _serve(
     checkpoint: Checkpoint,
     announce: Callable[[threading.Event], bool],
 ) -> int:
-    """The frontend takes the signals; the worker goes on until the last stream has ended."""
+    """Runs both sides. The frontend takes the signals; the worker goes on until the last stream
+    has ended."""
     transport = await open_transport(FAKE_URL, namespace=worker_settings.namespace)
     server = make_server(create_app(api_settings, transport), api_settings)
     service = make_service(worker_settings, checkpoint, transport)

@@ -15,7 +15,7 @@ MIN_VERSION = (7, 0)
 
 
 class UnsafeServer(Exception):
-    """The server would lose or corrupt jobs. The sentence says what to change."""
+    """The server would lose or corrupt jobs. The sentence names what to change."""
 
 
 async def check_server(redis: Redis, kind: ServerKind = ServerKind.SINGLE) -> list[str]:

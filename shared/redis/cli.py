@@ -26,7 +26,8 @@ MAX_LIVE_SHOWN = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0, 1 when the server refused or did not answer, 2 for a bad command line."""
+    """Returns the exit code: 0, 1 when the server refused or did not answer, 2 for a bad command
+    line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print((__doc__ or "").strip())

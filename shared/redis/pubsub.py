@@ -137,7 +137,7 @@ class Subscriber:
             raise
 
     async def remove(self, channel: str, listener: Listener) -> None:
-        """Idempotent."""
+        """Removes a listener; the last one of a channel unsubscribes. Idempotent."""
         state = self._channels.get(channel)
         if state is None or listener not in state.listeners:
             return

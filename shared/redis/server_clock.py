@@ -2,7 +2,7 @@
 
 All deadlines are by the server's clock. When that is set (by hand, by NTP after a wrong start, by a
 failover to a host whose clock differs), all of them would pass at once, or an hour late. The server
-cannot distinguish its clock's step from time that passed; its callers can: each compares what the
+cannot distinguish its clock's step from time that passed; its clients can: each compares what the
 server's clock moved between two of its calls with what passed on its own.
 """
 

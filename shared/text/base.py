@@ -10,7 +10,7 @@ class Detokenizer(Protocol):
     """Text of one growing token sequence. What it returned never changes afterwards."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that these tokens complete; '' while a character is still open.
+        """Returns the text that these tokens complete; '' while a character is still open.
 
         Well-formed UTF-8 always; each maximal invalid part becomes one U+FFFD as soon as it is
         known to be invalid.
@@ -73,8 +73,8 @@ class ChatTemplate(Protocol):
 class TextInvalid(ValueError):
     """A tokenizer, chat template or model card that cannot be used.
 
-    The world's fault, found when a model is loaded and never while it serves: the message is a
-    sentence that names the file and what to do about it.
+    Raised when a model is loaded and never while it serves. The message is a sentence that names
+    the file and what to do about it.
     """
 
 
@@ -89,6 +89,6 @@ class RenderingUnavailable(RuntimeError):
 class GrammarInvalid(ValueError):
     """A grammar that cannot be compiled, or that no output can follow; a sentence says why.
 
-    The caller's fault when the edge checks it. Where a worker finds it, another release or another
-    model has let it pass.
+    The client's fault where a frontend checks it. Where a worker finds it, another release or
+    another model has let it pass.
     """

@@ -60,7 +60,7 @@ class JinjaChatTemplate:
         self._now = now
         try:
             compiled = checked(
-                self._processes.ask(RenderRequest(self._template.number), self._template)
+                self._processes.render(RenderRequest(self._template.number), self._template)
             )
         except InvalidParameter as error:
             raise TextInvalid(f"the chat template does not compile: {error.message}") from error
@@ -79,7 +79,7 @@ class JinjaChatTemplate:
         `extra` are further variables, such as `documents` or `enable_thinking`. Raises
         InvalidParameter for "messages" when the template refuses the conversation or needs too
         much time or memory, and for "chat_template_kwargs" when a variable's name is not the
-        caller's to set. Raises RenderingUnavailable as RenderingProcesses.ask.
+        client's to set. Raises RenderingUnavailable as RenderingProcesses.render.
         """
         request = RenderRequest(
             number=self._template.number,
@@ -89,7 +89,7 @@ class JinjaChatTemplate:
             extra=dict(extra or {}),
             now=self._now().isoformat(),
         )
-        return checked(self._processes.ask(request, self._template)).text
+        return checked(self._processes.render(request, self._template)).text
 
 
 # The bound on processor time is the process's own. This one is for a machine that stands still.
@@ -117,9 +117,10 @@ class RenderingProcesses:
         self._is_closed = False
         weakref.finalize(self, _end, self._all)  # where `close` is not called, at exit
 
-    def ask(self, request: RenderRequest, template: TemplateSource) -> RenderReply:
-        """Raises InvalidParameter for "messages" where the process ended over the request, and
-        RenderingUnavailable where none could be started, it was killed from outside or stood still.
+    def render(self, request: RenderRequest, template: TemplateSource) -> RenderReply:
+        """Has a process render the request. Raises InvalidParameter for "messages" where the
+        process ended over it, and RenderingUnavailable where none could be started, it was killed
+        from outside or stood still.
 
         One that ends for another reason than its bounds, such as the kernel's lack of memory, may
         have been ended before the request came: the request is tried once more.
@@ -127,15 +128,15 @@ class RenderingProcesses:
         data = _encoded(request)
         for is_last in (False, True):
             try:
-                process = self._taken()
+                process = self._take()
             except OSError as error:
                 raise RenderingUnavailable(
                     f"no rendering process can be started: {error}"
                 ) from None
             try:
-                reply = process.ask(data, request, template)
+                reply = process.render(data, request, template)
             except (OSError, EOFError, msgspec.MsgspecError) as error:
-                code = self._dropped(process)
+                code = self._drop(process)
                 if self._is_closed:
                     raise RenderingUnavailable(CLOSED) from None
                 if code == -END_OF_TIME:
@@ -148,12 +149,12 @@ class RenderingProcesses:
                     raise InvalidParameter("messages", f"{TOO_LARGE} (process: {code})") from None
                 continue
             except BaseException:
-                self._dropped(process)
+                self._drop(process)
                 raise
             if reply.out_of_memory:
-                self._dropped(process)
+                self._drop(process)
                 raise InvalidParameter("messages", TOO_LARGE)
-            self._given_back(process)
+            self._give_back(process)
             return reply
         raise AssertionError("unreachable")
 
@@ -172,7 +173,7 @@ class RenderingProcesses:
         for process in processes:
             process.end()
 
-    def _taken(self) -> _Process:
+    def _take(self) -> _Process:
         with self._lock:
             if self._is_closed:
                 raise RenderingUnavailable(CLOSED)
@@ -183,14 +184,14 @@ class RenderingProcesses:
             self._all.add(process)
         return process
 
-    def _given_back(self, process: _Process) -> None:
+    def _give_back(self, process: _Process) -> None:
         with self._lock:
             if not self._is_closed and process.num_templates < MAX_TEMPLATES:
                 self._idle.append(process)
                 return
-        self._dropped(process)
+        self._drop(process)
 
-    def _dropped(self, process: _Process) -> int | None:
+    def _drop(self, process: _Process) -> int | None:
         with self._lock:
             self._all.discard(process)
         return process.end()
@@ -198,7 +199,7 @@ class RenderingProcesses:
 
 @functools.cache
 def shared_processes() -> RenderingProcesses:
-    """Those of this process, for templates that were given none."""
+    """Returns the rendering processes that the templates of this process share."""
     return RenderingProcesses()
 
 
@@ -237,18 +238,18 @@ class _Process:
     def num_templates(self) -> int:
         return len(self._known)
 
-    def ask(self, data: bytes, request: RenderRequest, template: TemplateSource) -> RenderReply:
+    def render(self, data: bytes, request: RenderRequest, template: TemplateSource) -> RenderReply:
         """Raises OSError or EOFError when the process ends, TimeoutError when it takes too long."""
         deadline_s = time.monotonic() + MAX_WALL_SECONDS
         if request.number not in self._known:
             first = RenderRequest(number=template.number, template=template)
-            reply = self._asked(msgspec.json.encode(first), deadline_s)
+            reply = self._exchange(msgspec.json.encode(first), deadline_s)
             if reply.error is not None or reply.out_of_memory or request.messages is None:
                 return reply
             self._known.add(request.number)
-        return self._asked(data, deadline_s)
+        return self._exchange(data, deadline_s)
 
-    def _asked(self, data: bytes, deadline_s: float) -> RenderReply:
+    def _exchange(self, data: bytes, deadline_s: float) -> RenderReply:
         self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
         send(self._connection, data)
         answer = receive(self._connection)

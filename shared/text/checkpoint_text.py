@@ -1,4 +1,4 @@
-"""CheckpointText: what a Hugging Face checkpoint directory says about text, read with bounds."""
+"""CheckpointText: the text files of a Hugging Face checkpoint directory, read with bounds."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _read(path: Path, max_bytes: int) -> bytes | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """{} when there is no such file."""
+    """Returns {} when there is no such file."""
     data = _read(path, MAX_CONFIG_BYTES)
     if data is None:
         return {}
@@ -112,21 +112,22 @@ def _read_text(path: Path) -> str | None:
 
 
 def _content(token: object) -> str | None:
-    """A token is its text, or an object with its text and flags."""
+    """Returns the text of a token, which is that text or an object with it and flags."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
 
 
 def _declared_tokens(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-    """special_tokens_map.json counts only where tokenizer_config.json predates its list of added
-    tokens, and then it wins."""
+    """Returns the members of tokenizer_config.json, overridden by special_tokens_map.json where
+    the former predates its list of added tokens."""
     if "added_tokens_decoder" in tokenizer_config:
         return dict(tokenizer_config)
     return dict(tokenizer_config) | _read_json(path / "special_tokens_map.json")
 
 
 def _special_tokens(declared: Mapping[str, Any]) -> dict[str, str]:
-    """Those that transformers hands to a template: the named ones and a model's own `*_token`."""
+    """Returns those that transformers hands to a template: the named ones and a model's own
+    `*_token`."""
     extra = declared.get("extra_special_tokens")
     own = extra if isinstance(extra, dict) else {}
     found = {}
@@ -156,7 +157,7 @@ def _added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, dict[str, An
 
 
 def _chat_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Template files first, then tokenizer_config.json, then a processor's chat_template.json."""
+    """Reads template files, else tokenizer_config.json, else a processor's chat_template.json."""
     found = {}
     alone = _read_text(path / "chat_template.jinja")
     if alone is not None:

@@ -136,7 +136,7 @@ class _NamedTemplate:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
     ) -> str:
-        """'' where the template refuses."""
+        """Returns '' where the template refuses."""
         variables = {"messages": messages, "tools": tools, "add_generation_prompt": False}
         try:
             return self.render(variables, budget)
@@ -149,7 +149,7 @@ _Try = Callable[[_Messages, "list[dict[str, Any]] | None"], str]
 
 
 def _probe(attempt: _Try) -> TemplateTraits:
-    """Finds out by rendering tiny conversations, since no declaration says it.
+    """Returns what the template takes, found by rendering tiny conversations: none declares it.
 
     A template that loops over content parts is given them as they are, as transformers would; one
     that cannot would raise, or print Python's notation of a list into the prompt.
@@ -165,7 +165,7 @@ def _probe(attempt: _Try) -> TemplateTraits:
         attempt, lambda content: [*begin, {"role": "assistant", "content": content}, *begin]
     )
     forms["tool"] = _probe_content(
-        attempt, lambda content: [*begin, _asking({}, ""), _answering(content)]
+        attempt, lambda content: [*begin, _call_message({}, ""), _result_message(content)]
     )
     return TemplateTraits(content=forms, arguments_as_text=_probe_arguments(attempt, begin))
 
@@ -191,13 +191,15 @@ def _probe_arguments(attempt: _Try, begin: _Messages) -> bool:
 def _probe_call(attempt: _Try, begin: _Messages, arguments: object) -> str:
     for content in ("", None):
         for tools in ([_PROBE_TOOL], None):
-            text = attempt([*begin, _asking(arguments, content), _answering("ok")], tools)
+            text = attempt(
+                [*begin, _call_message(arguments, content), _result_message("ok")], tools
+            )
             if text:
                 return text
     return ""
 
 
-def _asking(arguments: object, content: str | None) -> dict[str, Any]:
+def _call_message(arguments: object, content: str | None) -> dict[str, Any]:
     call = {
         "id": _PROBE_CALL_ID,
         "type": "function",
@@ -207,7 +209,7 @@ def _asking(arguments: object, content: str | None) -> dict[str, Any]:
     return message if content is None else {**message, "content": content}
 
 
-def _answering(content: object) -> dict[str, Any]:
+def _result_message(content: object) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": _PROBE_CALL_ID, "name": "probe", "content": content}
 
 

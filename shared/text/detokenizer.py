@@ -66,7 +66,7 @@ class WindowDetokenizer:
     Decodes a short window twice, with and without the newest tokens, and releases the difference
     unless it ends in U+FFFD, which may be half a character. After MAX_PENDING_TOKENS tokens without
     a release the text is taken as it is, so the window, and with it the cost of a push, is bounded.
-    `is_text` says which tokens are part of the text at all.
+    `is_text` tells which tokens are part of the text at all.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class StopStringMatcher:
 
     @property
     def held(self) -> str:
-        """Text that was pushed and is neither released nor dropped yet."""
+        """The text that was pushed and is neither released nor dropped yet."""
         return self._held
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """(text that is safe to release, the stop string that matched or None).
+        """Returns (text that is safe to release, the stop string that matched or None).
 
         After a match every call returns ("", that match).
         """
@@ -180,7 +180,7 @@ class StopStringMatcher:
         self._match[state] = stop
 
     def _link(self) -> None:
-        """Breadth first: each state falls back to the longest proper suffix that is a state."""
+        """Links each state, breadth first, to the longest proper suffix that is a state."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()
@@ -303,7 +303,7 @@ def _word_piece(prefix: str, cleanup: bool) -> _TextRule:
 
 
 def _clean(text: str) -> str:
-    """English typography of the WordPiece decoder: no space before punctuation or a clitic."""
+    """Applies WordPiece's English typography: no space before punctuation or a clitic."""
     for mark in (" .", " ?", " !", " ,"):
         text = text.replace(mark, mark[1:])
     text = text.replace(" ' ", "'").replace(" n't", "n't").replace(" 'm", "'m")

@@ -1,6 +1,6 @@
-"""Grammars as callers may ask for them: every way to write one becomes a Grammar here.
+"""Grammars as clients write them: every way becomes a Grammar here.
 
-Purely textual. Whether a model's vocabulary can follow it is for a GrammarCompiler to say.
+Purely textual. GrammarCompiler finds out whether a model's vocabulary can follow one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _REGEX_SIGNS = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
 def json_object_grammar() -> Grammar:
-    """Any JSON object."""
+    """Returns the grammar of any JSON object."""
     return json_schema_grammar({"type": "object"}, "response_format")
 
 
 def json_schema_grammar(schema: object, param: str) -> Grammar:
-    """JSON that the schema finds valid. Raises InvalidParameter(param)."""
+    """Returns the grammar of JSON that the schema finds valid. Raises InvalidParameter(param)."""
     text = json.dumps(grammar_schema(schema, param), ensure_ascii=False, separators=(",", ":"))
     return _grammar(GrammarKind.JSON_SCHEMA, text, param)
 
 
 def regex_grammar(pattern: str, param: str) -> Grammar:
-    """Text that matches from its first to its last character. Raises InvalidParameter(param).
+    """Returns the grammar of text that matches as a whole. Raises InvalidParameter(param).
 
     The syntax is that of Rust's regex crate: as everywhere, without looking around and back. `\\d`,
     `\\w` and `\\s` are ASCII's, as in JavaScript.
@@ -47,7 +47,7 @@ def regex_grammar(pattern: str, param: str) -> Grammar:
 
 
 def choice_grammar(choices: Sequence[str], param: str) -> Grammar:
-    """Exactly one of the texts. Raises InvalidParameter(param)."""
+    """Returns the grammar of exactly one of the texts. Raises InvalidParameter(param)."""
     if not 0 < len(choices) <= MAX_CHOICES:
         raise InvalidParameter(param, f"must be a list of 1 to {MAX_CHOICES} strings")
     if max(map(len, choices)) > MAX_CHOICE_CHARS:
@@ -58,7 +58,7 @@ def choice_grammar(choices: Sequence[str], param: str) -> Grammar:
 
 
 def lark_grammar(text: str, param: str) -> Grammar:
-    """A context-free grammar in llguidance's Lark, or in llama.cpp's GBNF (`root ::= ...`).
+    """Returns a context-free grammar from llguidance's Lark or llama.cpp's GBNF (`root ::= ...`).
 
     The schema behind a `%json` is read as json_schema_grammar does. Raises InvalidParameter(param).
     """
@@ -126,7 +126,7 @@ _decoder = json.JSONDecoder()
 
 
 def lark_parts(text: str) -> Iterator[str | Schema]:
-    """The text in order: what is Lark as strings, the schemas behind each `%json` decoded.
+    """Yields the text in order: what is Lark as strings, the schema behind each `%json` decoded.
 
     Raises GrammarInvalid for a `%json` without a schema.
     """
@@ -144,7 +144,7 @@ def lark_parts(text: str) -> Iterator[str | Schema]:
 
 
 def check_lark_size(lark: str) -> None:
-    """`lark`: a grammar without its schemas. Raises GrammarInvalid."""
+    """Checks a grammar, given without its schemas. Raises GrammarInvalid."""
     if len(lark) > MAX_LARK_CHARS:
         raise GrammarInvalid(
             f"the grammar has more than {MAX_LARK_CHARS} characters outside of JSON schemas"
@@ -156,7 +156,7 @@ def check_lark_size(lark: str) -> None:
 
 
 def check_lark_options(lark: str) -> None:
-    """Options of rules that would ask for more than the choice of tokens. Raises GrammarInvalid."""
+    """Refuses options of rules that do more than choose tokens. Raises GrammarInvalid."""
     option = _OPTION.search(lark)
     if option is not None:
         raise GrammarInvalid(f"the option {option[1]!r} of a rule is not supported")

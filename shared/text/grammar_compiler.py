@@ -24,7 +24,7 @@ MAX_MESSAGE_CHARS = 300
 _UTF8_BYTES = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 # Far more than the largest published schemas need; the library's own let one grammar hold a thread
-# for seconds. Messages without the compiler's state: they reach callers and logs.
+# for seconds. Messages without the compiler's state: they reach clients and logs.
 ADMISSION_LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=200_000,
@@ -103,8 +103,8 @@ class GrammarCompiler:
             return self._built
 
     def check(self, grammar: Grammar, param: str) -> None:
-        """For the edge: compiles it within the limits of admission, which are tighter than those
-        of a run, and begins some outputs. Raises InvalidParameter(param) with a sentence."""
+        """Compiles it within the limits of admission, which are tighter than those of a run, and
+        begins some outputs. Raises InvalidParameter(param) with a sentence."""
         try:
             self._kept(grammar, True).result()
         except GrammarInvalid as error:
@@ -151,7 +151,7 @@ class GrammarCompiler:
         return matcher
 
     def _forget_failed(self, key: tuple[Grammar, bool], done: Future[LLMatcher]) -> None:
-        """An exception that is raised again and again would grow with each time."""
+        """Drops it: an exception that is raised again and again would grow with each time."""
         if done.exception() is not None:
             with self._keeping:
                 self._compiled.pop(key, None)
@@ -170,7 +170,7 @@ class GrammarCompiler:
 
 
 class _Entries(TokenizerWrapper):
-    """A vocabulary as LLTokenizer asks for it."""
+    """A vocabulary as LLTokenizer reads it."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Entries(TokenizerWrapper):
         return self._tree
 
     def __call__(self, text: str) -> list[int]:
-        """How the model was trained to see a text that the grammar forces.
+        """Returns the tokens of a text that the grammar forces, as the model was trained on them.
 
         A tokenizer may also normalize, put a space in front, or see a marker in what is text here:
         then any division into tokens is better than one of another text.
@@ -239,7 +239,7 @@ def _divided(text: str) -> tuple[str, list[Any]]:
 
 
 def _lark_texts(text: str) -> list[str]:
-    """A LARK grammar is one text, or several that refer to one another by name, in JSON."""
+    """Returns the texts of a LARK grammar: itself, or several in JSON that refer to one another."""
     if not text.lstrip().startswith("{"):
         return [text]
     try:
@@ -251,7 +251,8 @@ def _lark_texts(text: str) -> list[str]:
 def _compile(
     tree: LLTokenizer, source: str, limits: LLParserLimits, *, with_mask: bool = True
 ) -> LLMatcher:
-    """With the mask it knows the tokens that an output may begin with. Raises GrammarInvalid."""
+    """Returns a matcher; with the mask it knows the tokens that an output may begin with. Raises
+    GrammarInvalid."""
     matcher = LLMatcher(tree, source, log_level=0, limits=limits)
     if with_mask and not matcher.is_error():
         matcher.compute_bitmask()
@@ -282,7 +283,7 @@ def _probe(matcher: LLMatcher, ends: frozenset[int]) -> None:
 
 
 def _chosen(mask: bytes, ends: frozenset[int], chooser: random.Random) -> int | None:
-    """One of the tokens in the mask that is no end; None where there is no other."""
+    """Returns one of the tokens in the mask that is no end; None where there is no other."""
     begin = chooser.randrange(len(mask))
     for first, last in ((begin, len(mask)), (0, begin)):
         at = first
@@ -297,7 +298,7 @@ def _chosen(mask: bytes, ends: frozenset[int], chooser: random.Random) -> int | 
 
 
 def _without_schemas(text: str) -> str:
-    """A LARK grammar with a number in place of each JSON schema."""
+    """Returns a LARK grammar with a number in place of each JSON schema."""
     if not text.lstrip().startswith("{"):
         return "".join(
             part if isinstance(part, str) else '{"const": 0}' for part in lark_parts(text)
@@ -319,7 +320,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def matcher_error(matcher: LLMatcher) -> str:
-    """Why a matcher gave up, as one sentence for a caller."""
+    """Returns why a matcher gave up, as one sentence for a client."""
     text = matcher.get_error().partition("<non-verbose/>")[0]
     if any(sign in text for sign in _TOO_MANY_WAYS):
         return (

@@ -1,7 +1,7 @@
-"""JSON schemas as callers write them, brought to what a grammar can be made of.
+"""JSON schemas as clients write them, brought to what a grammar can be made of.
 
-What a keyword asks is enforced, or the schema is refused by the keyword's name and place. Only
-what says nothing about which values are valid (`title`, `examples`, vendors' `x-...`) is left out.
+What a keyword requires is enforced, or the schema is refused by the keyword's name and place. Only
+what restricts no value (`title`, `examples`, vendors' `x-...`) is left out.
 Bounds keep the work of compiling small, for any author of the schema.
 """
 
@@ -24,7 +24,7 @@ MAX_VALUES = 10_000  # of one enum
 MAX_TEXT_CHARS = 8_192  # of one string in const or enum, of a property's name or a pattern
 MAX_MULTIPLE = 10_000  # the digits of multipleOf, its decimal point left out
 MAX_EXACT = 2**53  # numbers become doubles on their way into a grammar
-MAX_SHOWN = 80  # characters of the caller's own that an error repeats
+MAX_SHOWN = 80  # characters of the schema that an error repeats
 
 # White space is free where a person might put some, but ends: a model that has lost its way would
 # otherwise go on with it to the last token.
@@ -60,7 +60,7 @@ def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict
     """Returns the schema as llguidance's compiler takes it, its treatment of white space included.
 
     Raises InvalidParameter(param) that names what is not supported, and where; `lenient` leaves
-    that out instead. Whether the rest makes sense is for the compiler to say.
+    that out instead. The compiler checks whether the rest makes sense.
     """
     if schema is True:
         schema = {}
@@ -104,7 +104,7 @@ class _Walk:
         return walked
 
     def schema(self, schema: Mapping[str, Any], at: str, depth: int) -> dict[str, Any]:
-        """`at` is a JSON pointer, for errors."""
+        """Returns the schema checked and narrowed. `at` is its JSON pointer, for errors."""
         self._num_schemas += 1
         if self._num_schemas > MAX_SUBSCHEMAS:
             raise self._error("#", f"has more than {MAX_SUBSCHEMAS} schemas in it")
@@ -113,7 +113,7 @@ class _Walk:
         walked = {}
         for keyword, value in schema.items():
             if keyword not in _ENFORCED:
-                if not _says_nothing(keyword, value):
+                if not _restricts_nothing(keyword, value):
                     self._refuse(at, f"uses {keyword[:MAX_SHOWN]!r}, which is not supported")
                 continue
             walked[keyword] = self._member(keyword, value, f"{at}/{keyword}", depth)
@@ -149,7 +149,7 @@ class _Walk:
         raise self._error(at, "must be a schema: an object or a boolean")
 
     def _narrow_format(self, schema: dict[str, Any], at: str) -> None:
-        """Says the format in words that mean exactly what is promised of it."""
+        """Replaces the format by keywords that enforce exactly what is promised of it."""
         name = schema.pop("format", None)
         kinds = schema.get("type", "string")
         if name is None or (kinds != "string" and not _is_among("string", kinds)):
@@ -174,7 +174,7 @@ class _Walk:
                 schema["maxLength"] = most
 
     def _check_num_properties(self, schema: dict[str, Any], at: str) -> None:
-        """A grammar cannot detect that two keys of a map are equal."""
+        """Drops or refuses minProperties: a grammar cannot detect that two keys are equal."""
         least, required = schema.get("minProperties"), schema.get("required")
         if not isinstance(least, int) or least < 2:
             return
@@ -195,8 +195,8 @@ class _Walk:
             self._joins_at = at
 
     def _check_interval(self, schema: Mapping[str, Any], at: str) -> None:
-        """llguidance 1.9.1 lets a whole number in that an open interval leaves out, where the
-        interval's other end is a fraction next to it: 0 into (0, 0.5)."""
+        """Refuses open intervals into which llguidance 1.9.1 lets their whole end, where the other
+        end is a fraction next to it: 0 into (0, 0.5)."""
         kinds = schema.get("type", "number")
         if kinds != "number" and not _is_among("number", kinds):
             return
@@ -212,7 +212,7 @@ class _Walk:
             self._refuse(at, "uses a whole number as the open end of an interval shorter than 1")
 
     def _check_value(self, value: Any, at: str, depth: int = 0) -> None:
-        """`value` stands in the schema for itself, or is a part of what does."""
+        """Checks a value that stands in the schema for itself, or is a part of one."""
         if depth > MAX_VALUE_DEPTH:
             raise self._error(at, f"has a value that is nested more than {MAX_VALUE_DEPTH} deep")
         if isinstance(value, str):
@@ -237,7 +237,7 @@ class _Walk:
             raise self._error(at, f"must be at most {MAX_MULTIPLE}, its decimal point left out")
 
     def _refuse(self, at: str, why: str) -> None:
-        """What could be left out, at the cost of outputs that the schema finds invalid."""
+        """Raises, unless lenient: leaving it out lets through outputs that the schema forbids."""
         if not self._lenient:
             raise self._error(at, why)
 
@@ -246,14 +246,14 @@ class _Walk:
         return InvalidParameter(self._param, f"{where} {why}")
 
 
-def _says_nothing(keyword: str, value: object) -> bool:
+def _restricts_nothing(keyword: str, value: object) -> bool:
     if keyword in _ANNOTATIONS or keyword.startswith("x-"):
         return True
     return keyword in _WITHOUT_EFFECT and value is _WITHOUT_EFFECT[keyword]
 
 
 def _ends(schema: Mapping[str, Any], closed: str, opened: str) -> list[tuple[float, bool]]:
-    """Bounds on one side, each with whether it is open: which older drafts say by a boolean."""
+    """Returns bounds on one side, each with whether it is open: a boolean in older drafts."""
     value, exclusive = schema.get(closed), schema.get(opened)
     ends = [(value, exclusive is True), (exclusive, True)]
     return [(end, is_open) for end, is_open in ends if _is_real(end)]

@@ -23,7 +23,7 @@ from shared.text.chat_template import JinjaChatTemplate, RenderingProcesses
 from shared.text.checkpoint_text import MAX_TOKENIZER_BYTES, CheckpointText, read_checkpoint_text
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.sampling_defaults import SamplingDefaults, unusable
-from shared.text.tokenizer import FastTokenizer, TokenizerFacts
+from shared.text.tokenizer import FastTokenizer, TokenizerConfig
 from shared.text.tool_formats import (
     find_reasoning_format,
     find_tool_format,
@@ -81,7 +81,7 @@ class ModelCard:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Special tokens that are nevertheless part of what the model says."""
+        """Special tokens that are nevertheless part of the output's text."""
         return markers(self.tool_format, self.reasoning_format)
 
 
@@ -111,8 +111,8 @@ def card_from_checkpoint(
 ) -> tuple[ModelCard, dict[str, bytes]]:
     """Returns the card of a Hugging Face checkpoint directory, and its blobs by digest.
 
-    `tool_format` and `reasoning_format`: AUTO asks the chat template, NONE is for none, else one of
-    their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
+    `tool_format` and `reasoning_format`: AUTO probes the chat template, NONE is for none, else one
+    of their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
     generation_config.json, NONE does not; `override_generation_config` goes before either. Token
     ids that end a sequence are read from that file in any case.
 
@@ -121,10 +121,10 @@ def card_from_checkpoint(
     a file is larger than any real one.
     """
     text = read_checkpoint_text(Path(path))
-    facts = _facts_blob(text)
+    config = _config_blob(text)
     template = _canonical_json(text.chat_templates) if text.chat_templates else None
-    tokenizer = FastTokenizer.from_bytes(text.tokenizer_json, _facts(facts))
-    blobs = {digest_of(blob): blob for blob in (text.tokenizer_json, facts, template) if blob}
+    tokenizer = FastTokenizer.from_bytes(text.tokenizer_json, _tokenizer_config(config))
+    blobs = {digest_of(blob): blob for blob in (text.tokenizer_json, config, template) if blob}
     card = ModelCard(
         name=name,
         created_s=int(time.time()) if created_s is None else created_s,
@@ -133,7 +133,7 @@ def card_from_checkpoint(
         eos_token_ids=_eos_token_ids(text, tokenizer),
         has_chat_template=template is not None,
         tokenizer_digest=digest_of(text.tokenizer_json),
-        facts_digest=digest_of(facts),
+        facts_digest=digest_of(config),
         template_digest=None if template is None else digest_of(template),
         special_tokens=dict(text.special_tokens),
         kv_capacity_tokens=kv_capacity_tokens,
@@ -148,10 +148,10 @@ def card_from_checkpoint(
 
 
 def load_card_tokenizer(card: ModelCard, blobs: Mapping[str, bytes]) -> FastTokenizer:
-    """Raises TextInvalid when a blob is missing, is not what its digest says, or cannot be used."""
+    """Raises TextInvalid when a blob is missing, does not match its digest, or cannot be used."""
     return FastTokenizer.from_bytes(
         _verified(blobs, card.tokenizer_digest),
-        _facts(_verified(blobs, card.facts_digest)),
+        _tokenizer_config(_verified(blobs, card.facts_digest)),
         card.markers,
     )
 
@@ -173,11 +173,11 @@ def load_text(
 def load_tokenizer(path: Path | str) -> FastTokenizer:
     """Returns the tokenizer of a Hugging Face checkpoint directory. Raises TextInvalid."""
     text = read_checkpoint_text(Path(path))
-    return FastTokenizer.from_bytes(text.tokenizer_json, _facts(_facts_blob(text)))
+    return FastTokenizer.from_bytes(text.tokenizer_json, _tokenizer_config(_config_blob(text)))
 
 
 def digest_of(blob: bytes) -> str:
-    """SHA-256 in hexadecimal: a blob's name."""
+    """Returns the SHA-256 in hexadecimal: a blob's name."""
     return hashlib.sha256(blob).hexdigest()
 
 
@@ -192,7 +192,7 @@ def _verified(blobs: Mapping[str, bytes], digest: str) -> bytes:
     return blob
 
 
-def _facts_blob(text: CheckpointText) -> bytes:
+def _config_blob(text: CheckpointText) -> bytes:
     added = {str(token_id): dict(flags) for token_id, flags in text.added_tokens.items()}
     return _canonical_json(
         {
@@ -203,8 +203,8 @@ def _facts_blob(text: CheckpointText) -> bytes:
     )
 
 
-def _facts(blob: bytes) -> TokenizerFacts:
-    return _decoded(blob, TokenizerFacts)
+def _tokenizer_config(blob: bytes) -> TokenizerConfig:
+    return _decoded(blob, TokenizerConfig)
 
 
 def _decoded(blob: bytes, kind: type[_Kind]) -> _Kind:

@@ -93,7 +93,7 @@ def receive(connection: socket.socket) -> bytearray | None:
 
 
 class _Clock:
-    """The time of the request: the caller's clock, not this process's."""
+    """The time of the request: the frontend's clock, not this process's."""
 
     now_iso = ""
 
@@ -128,7 +128,7 @@ def _reply(
 
 
 def _printable(message: str) -> str:
-    """A template may raise any text, half a surrogate pair included."""
+    """Returns it as UTF-8 can carry it: a template may raise half a surrogate pair."""
     return message.encode(errors="replace").decode()
 
 

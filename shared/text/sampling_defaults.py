@@ -1,4 +1,4 @@
-"""SamplingDefaults: how a checkpoint's makers want tokens chosen where a request does not say.
+"""SamplingDefaults: a checkpoint's sampling parameters for what a request leaves out.
 
 They are in its generation_config.json, an operator may replace them, and the card carries them. A
 frontend reads a card of any release, so it checks the values again.

@@ -19,14 +19,14 @@ NFC_SHRINKS = 3  # UTF-8 of a text by that of its composed form, at most
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFacts:
+class TokenizerConfig:
     """What tokenizer_config.json adds to tokenizer.json.
 
     `special_tokens`: role ("bos_token", "eos_token", "image_token", ...) -> its text, as templates
     see it; `extra_special_tokens`: further texts that are special without a role. `added_tokens`:
     id -> its flags, where they override or extend tokenizer.json's. Whether a beginning or end
-    token is put around a text is tokenizer.json's to say, in its post-processor: add_bos_token is
-    not asked, as in transformers since its version 5.
+    token is put around a text is up to tokenizer.json's post-processor: add_bos_token is
+    ignored, as in transformers since its version 5.
     """
 
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -73,16 +73,16 @@ class FastTokenizer:
     def from_bytes(
         cls,
         tokenizer_json: bytes,
-        facts: TokenizerFacts | None = None,
+        config: TokenizerConfig | None = None,
         shown: Collection[str] = (),
     ) -> FastTokenizer:
-        """Raises TextInvalid when the file is not a tokenizer or contradicts `facts`."""
+        """Raises TextInvalid when the file is not a tokenizer or contradicts `config`."""
         try:
             backend = Backend.from_buffer(tokenizer_json)
         except Exception as error:  # the library raises bare Exceptions
             raise TextInvalid(f"tokenizer.json cannot be used: {error}") from error
-        if facts is not None:
-            _apply(backend, facts)
+        if config is not None:
+            _apply(backend, config)
         return cls(backend, shown)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -100,7 +100,7 @@ class FastTokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """The text's bytes by those that the longest token may stand for.
+        """Returns the text's bytes divided by those that the longest token may stand for.
 
         0 where a normalizer, a pre-tokenizer or an added token may drop or shorten text.
         """
@@ -149,7 +149,7 @@ class FastTokenizer:
         return b"" if pair is None else pair[1]
 
     def piece_table(self, size: int) -> list[bytes] | None:
-        """What each id below `size` stands for, wherever it occurs; b'' where there is no entry.
+        """Returns the bytes of each id below `size`, wherever it occurs; b'' where it has no entry.
 
         None when that depends on the other tokens, or is not known. A space that the decoder drops
         from the very beginning of a text is not looked at.
@@ -171,7 +171,7 @@ class FastTokenizer:
         return found
 
     def _piece_pair(self, token_id: int) -> tuple[bytes, bytes] | None:
-        """(bytes as the first token, bytes elsewhere). Filled on demand: most ids never occur."""
+        """Returns (bytes as the first token, bytes elsewhere), made on demand: most never occur."""
         try:
             return self._pieces[token_id]
         except KeyError:
@@ -179,7 +179,7 @@ class FastTokenizer:
         # An unsigned 32-bit number is what the library takes; others are in no vocabulary.
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
-            return None  # not kept: callers choose these ids, the vocabulary bounds the others
+            return None  # not kept: clients choose these ids, the vocabulary bounds the others
         if self._rule is None:
             text = self._decode_by_library([token_id]).encode()
             pair = (text, text)
@@ -199,7 +199,7 @@ def _decoder_rule(backend: Backend) -> PieceRule | None:
 
 
 def _shrinking(backend: Backend) -> int:
-    """By which factor the bytes of a text may be more than those of its tokens; 0: not known.
+    """Returns how many times the bytes of its tokens a text may have; 0: not known.
 
     Known of byte-level vocabularies that are used as they are, and behind a normalization to
     composed characters: three of them at most become one of the same length.
@@ -223,15 +223,15 @@ def _shrinking(backend: Backend) -> int:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """A part of a tokenizer as tokenizer.json describes it."""
+    """Returns a part of a tokenizer as tokenizer.json describes it."""
     return {} if part is None else dict(json.loads(part.__getstate__()))
 
 
-def _apply(backend: Backend, facts: TokenizerFacts) -> None:
+def _apply(backend: Backend, config: TokenizerConfig) -> None:
     """Adds what transformers would add on loading; refuses what it would silently renumber."""
     added = backend.get_added_tokens_decoder().values()
     known = {token.content: token for token in added}
-    for token_id, flags in sorted(facts.added_tokens.items()):
+    for token_id, flags in sorted(config.added_tokens.items()):
         token = AddedToken(**flags)
         content = token.content
         if content in known and repr(known[content]) == repr(token):
@@ -243,8 +243,8 @@ def _apply(backend: Backend, facts: TokenizerFacts) -> None:
                 f"tokenizer_config.json gives {content!r} the id {token_id}, "
                 f"tokenizer.json {backend.token_to_id(content)}: the two files do not match"
             )
-    named = frozenset(facts.special_tokens.values())
-    for content in (*facts.special_tokens.values(), *facts.extra_special_tokens):
+    named = frozenset(config.special_tokens.values())
+    for content in (*config.special_tokens.values(), *config.extra_special_tokens):
         # A special token outside the vocabulary would get an id that the model does not have.
         if backend.token_to_id(content) is None:
             continue

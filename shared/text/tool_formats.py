@@ -25,12 +25,12 @@ class ReasoningFormat(StrEnum):
 
 
 def tool_format_of(name: str | None) -> ToolFormat | None:
-    """A card's; None also for a format that a newer release has brought."""
+    """Returns a card's format; None also for one of a newer release."""
     return ToolFormat(name) if name in set(ToolFormat) else None
 
 
 def reasoning_format_of(name: str | None) -> ReasoningFormat | None:
-    """A card's; None also for a format that a newer release has brought."""
+    """Returns a card's format; None also for one of a newer release."""
     return ReasoningFormat(name) if name in set(ReasoningFormat) else None
 
 
@@ -49,7 +49,7 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
     },
 }
-_ASKING = {
+_CALL = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
@@ -57,7 +57,7 @@ _ASKING = {
     ],
 }
 _USER = {"role": "user", "content": "probe"}
-_ANSWERING = {"role": "tool", "tool_call_id": _CALL_ID, "name": _NAME, "content": "ok"}
+_RESULT = {"role": "tool", "tool_call_id": _CALL_ID, "name": _NAME, "content": "ok"}
 _WRITTEN = {
     ToolFormat.HERMES: re.compile(
         rf'<tool_call>\s*\{{(?=[^<]*"name":\s*"{_NAME}")(?=[^<]*"arguments":\s*\{{\s*"{_KEY}")'
@@ -69,23 +69,23 @@ _WRITTEN = {
 
 
 def markers(tool_format: str | None, reasoning_format: str | None) -> tuple[str, ...]:
-    """The texts that frame calls and reasoning. Where they are special tokens of a vocabulary,
-    the model's text shows them all the same."""
+    """Returns the texts that frame calls and reasoning; the output's text shows them also where
+    they are special tokens."""
     return _MARKERS.get(tool_format or "", ()) + _MARKERS.get(reasoning_format or "", ())
 
 
 def shows_tools(template: ChatTemplate) -> bool:
-    """Whether the tools of a request reach the prompt."""
+    """Returns whether the tools of a request reach the prompt."""
     return _NAME in _rendered(template, [_USER], [_TOOL])
 
 
 def find_tool_format(template: ChatTemplate) -> ToolFormat | None:
-    """The format in which the template writes calls that were made; None for one that is not
-    known, and for a template without tools. The model was trained on what its template writes."""
+    """Returns the format in which the template writes earlier calls; None for an unknown one, and
+    for a template without tools. The model was trained on what its template writes."""
     if not shows_tools(template):
         return None
     for tools in ([_TOOL], None):
-        text = _rendered(template, [_USER, _ASKING, _ANSWERING], tools)
+        text = _rendered(template, [_USER, _CALL, _RESULT], tools)
         for tool_format, written in _WRITTEN.items():
             if written.search(text):
                 return tool_format
@@ -93,8 +93,8 @@ def find_tool_format(template: ChatTemplate) -> ToolFormat | None:
 
 
 def find_reasoning_format(sources: Mapping[str, str]) -> ReasoningFormat | None:
-    """`sources`: the templates by name. One that writes the markers, or cuts them out of what an
-    assistant said, belongs to a model that may write them."""
+    """Returns the format whose markers one of the templates (`sources`, by name) writes, or cuts
+    out of the assistant's messages: its model may write them."""
     found = any("</think>" in source for source in sources.values())
     return ReasoningFormat.THINK if found else None
 
@@ -104,7 +104,7 @@ def _rendered(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> str:
-    """'' where the template refuses."""
+    """Returns '' where the template refuses."""
     try:
         return template.render(messages, tools=tools, add_generation_prompt=False)
     except InvalidParameter:

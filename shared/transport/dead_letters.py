@@ -60,10 +60,10 @@ class RedisDeadLetters:
             kept: Any = await self._redis.hmget(
                 self._keys.dead_letter(job_id), ("request", "facts")
             )
-        request, facts = kept
+        request, record = kept
         if not request:
             return None
-        return replace(decode_job(request), facts=(facts or b"").decode())
+        return replace(decode_job(request), request_record=(record or b"").decode())
 
     async def drop(self, job_id: str) -> bool:
         with translated("dead letter"):

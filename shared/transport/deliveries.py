@@ -42,7 +42,7 @@ class DeliveryReader:
 
     async def _delivery(self, worker_id: str, claim: Any, claimed_s: float) -> Delivery | None:
         """Returns None for a job that cannot be run: it has been failed."""
-        _, raw_id, attempt, n, b, _, crashes, cached, request, facts, fields, *_ = claim
+        _, raw_id, attempt, n, b, _, crashes, cached, request, record, fields, *_ = claim
         job_id, end = raw_id.decode(), Cursor(int(n), int(b))
         try:
             job = decode_job(request)
@@ -74,7 +74,7 @@ class DeliveryReader:
             crashes=int(crashes),
             segments=segments,
             logged=tuple(deltas),
-            snapshot=JobSnapshot(request, facts, tuple(fields), claimed_s),
+            snapshot=JobSnapshot(request, record, tuple(fields), claimed_s),
             prompt_slices=tuple(slices),
         )
 

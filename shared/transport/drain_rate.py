@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 
 WINDOW_S = 30.0
 MAX_SAMPLES = 256
-MIN_MEASURED_S = 2.0  # shorter looks say nothing
+MIN_MEASURED_S = 2.0  # shorter measurements prove nothing
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 UNKNOWN_RETRY_S = 2.0
@@ -19,8 +19,8 @@ class DrainRate:
     """Tokens computed per second by the workers of one model, prompts and outputs, over the last
     half minute.
 
-    Only time in which work waited counts: what an engine does with less than it could do says
-    nothing of what it can.
+    Only time in which work waited counts: what an engine does with less work than it can do
+    does not show what it can do.
     """
 
     def __init__(self, *, is_served: bool = True) -> None:
@@ -30,7 +30,7 @@ class DrainRate:
         self._at_s: float | None = None  # of the last look, when work waited
 
     def observe(self, totals: Mapping[str, float], now_s: float, *, is_waiting: bool) -> None:
-        """`totals`: tokens that each worker has computed so far; `now_s` is monotonic.
+        """Takes the tokens that each worker has computed so far; `now_s` is monotonic.
 
         A worker that is seen for the first time, or that counts anew, adds nothing yet.
         """
@@ -47,14 +47,14 @@ class DrainRate:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None: not measured. 0.0: work waited and nothing was done."""
+        """The measured rate; None: not measured. 0.0: work waited and nothing was done."""
         measured_s = sum(elapsed_s for _, elapsed_s, _ in self._samples)
         if measured_s < MIN_MEASURED_S:
             return None
         return sum(grown for _, _, grown in self._samples) / measured_s
 
     def retry_after_s(self, num_tokens: int) -> float:
-        """Seconds until so much work is done, within bounds, spread by up to a fifth."""
+        """Returns the bounded seconds until so much work is done, spread by up to a fifth."""
         rate = self.tokens_per_s
         if not self._is_served:
             return spread_s(MAX_RETRY_S)  # when a worker will come is not known
@@ -77,7 +77,7 @@ class DrainRates:
     def observe(
         self, totals: Mapping[str, Mapping[str, float]], waiting: Set[str], now_s: float
     ) -> None:
-        """`totals`: by model and worker, see DrainRate; `waiting`: models that have work queued."""
+        """Takes `totals` by model and worker, see DrainRate; `waiting`: models with queued work."""
         self._by_model = {model: self._by_model.get(model) or DrainRate() for model in totals}
         self._has_looked = True
         for model, of_workers in totals.items():
@@ -85,6 +85,6 @@ class DrainRates:
 
 
 def spread_s(wait_s: float) -> float:
-    """Within the bounds of a Retry-After, and not the same for all who ask at once."""
+    """Returns the wait within the bounds of a Retry-After, spread over clients refused at once."""
     wait_s = min(MAX_RETRY_S, max(MIN_RETRY_S, wait_s))
     return min(MAX_RETRY_S, wait_s * (1.0 + JITTER * random.random()))

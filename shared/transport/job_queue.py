@@ -224,7 +224,7 @@ class RedisJobQueue:
     ) -> Restored:
         left_ms = _left_ms(snapshot, self._connections.clock.now_s())
         arguments: tuple[Argument, ...] = (worker_id, job_id, attempt, sure_ms, left_ms)
-        stored = (snapshot.request, snapshot.facts, *snapshot.fields)
+        stored = (snapshot.request, snapshot.request_record, *snapshot.fields)
         with translated("restore"):
             try:
                 word = await self._call("restore", *arguments, *stored)

@@ -214,12 +214,12 @@ class RedisJobStore:
             (record,) = await self._listing.records([(job_id, fields)])
         return record
 
-    async def facts(self, job_id: str) -> str | None:
+    async def request_record(self, job_id: str) -> str | None:
         if not is_job_id(job_id):
             return None
-        with translated("facts"):
-            facts: Any = await self._redis.get(self._keys.facts(job_id))
-        return None if facts is None else facts.decode()
+        with translated("request record"):
+            record: Any = await self._redis.get(self._keys.request_record(job_id))
+        return None if record is None else record.decode()
 
     async def list_jobs(
         self, state: JobState | None, limit: int, tenant: str | None = None
@@ -283,7 +283,7 @@ class RedisJobStore:
 
     async def reap(self) -> int:
         num_ended, stands_still = await self._reap()
-        if stands_still:  # until a caller testifies whether time has passed: at once
+        if stands_still:  # until a client testifies whether time has passed: at once
             more, _ = await self._reap()
             num_ended += more
         return num_ended

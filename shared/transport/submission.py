@@ -57,7 +57,7 @@ def submit_arguments(
         "choices": "" if job.num_choices == 1 else job.num_choices,
         "crid": job.client_request_id or "",
         "sampling": _recorded(job.sampling),
-        "facts": job.facts,
+        "facts": job.request_record,
         "retain_ms": _or_none(job.retain_ms),
         "reader": reader,
         "grace": grace,

@@ -96,7 +96,7 @@ def _number(logprob: float | None) -> float:
 
 
 def encode_stop_reason(stop_reason: str | int | None) -> str:
-    """JSON without '|' (escaped inside strings); '' for None."""
+    """Returns JSON without '|' (escaped inside strings); '' for None."""
     if stop_reason is None:
         return ""
     return json.dumps(stop_reason, ensure_ascii=False).replace("|", "\\u007c")
@@ -225,7 +225,7 @@ _CHOICE_SHIFT = 32  # token ids are below 2**31
 
 
 def encode_segments(segments: Sequence[Segment] | None) -> str:
-    """'' for None."""
+    """Returns segments as described above; '' for None."""
     if segments is None:
         return ""
     if all(segment[3:] == (None, None) for segment in segments):
@@ -308,8 +308,8 @@ class PayloadInvalid(ValueError):
 
 def encode_job(job: Job) -> bytes:
     """Encodes what a worker needs: the job without the fields that are stored beside it."""
-    if job.facts or job.idempotency is not None or job.durability is not Durability.NONE:
-        job = replace(job, facts="", idempotency=None, durability=Durability.NONE)
+    if job.request_record or job.idempotency is not None or job.durability is not Durability.NONE:
+        job = replace(job, request_record="", idempotency=None, durability=Durability.NONE)
     return _encoder.encode(job)
 
 

@@ -15,7 +15,7 @@ from api.generation.priority import served_tier
 from api.generation.protocol import RequestModel, ResponseFormatText
 from api.output_parsers.factory import OutputParserFactory, Thinking
 from api.output_parsers.parser import OutputParser
-from shared.messages import MAX_FACTS_BYTES, InvalidParameter, SamplingParams
+from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, SamplingParams
 from shared.text.model_card import ModelCard
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 
@@ -121,11 +121,11 @@ def facts_of(
 def encode_facts(facts: ResponseFacts) -> str:
     """Raises InvalidParameter when they are too large to be kept."""
     encoded = msgspec.json.encode(facts)
-    if len(encoded) > MAX_FACTS_BYTES:
+    if len(encoded) > MAX_REQUEST_RECORD_BYTES:
         raise InvalidParameter(
             "input",
             f"with instructions and tools it has {len(encoded)} bytes, of which at most "
-            f"{MAX_FACTS_BYTES} can be stored; with 'store' false nothing is",
+            f"{MAX_REQUEST_RECORD_BYTES} can be stored; with 'store' false nothing is",
         )
     return encoded.decode()
 

@@ -241,7 +241,7 @@ async def prepare_response(
     )
     facts = facts_of(params, model.card, plan.new_parser, items, now_s(), job.sampling)
     if params.store:
-        job = replace(job, facts=encode_facts(facts), retain_ms=responses.retain_ms)
+        job = replace(job, request_record=encode_facts(facts), retain_ms=responses.retain_ms)
     return job, ResponseFormatter(facts, job.job_id, model.text.tokenizer)
 
 

@@ -70,7 +70,7 @@ class ResponseStore:
         record = None if job_id is None else await self._jobs.get(job_id)
         if record is None or record.kind != ResponseFormatter.kind or record.tenant != tenant:
             raise response_not_found(name)
-        text = await self._jobs.facts(record.job_id)
+        text = await self._jobs.request_record(record.job_id)
         if text is None:  # its request had `store: false`
             raise response_not_found(name)
         try:

@@ -23,7 +23,7 @@ from shared.messages import (
 
 
 class TransportError(Exception):
-    """The server cannot be reached or cannot answer now; the caller may retry."""
+    """The server cannot be reached or cannot answer now; a later try may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class KeptKey:
 
     @property
     def is_binding(self) -> bool:
-        """The job lives or has finished. What failed may be tried again, as another job."""
+        """Whether the job lives or has finished. What failed may be tried again, as another job."""
         live = (JobState.QUEUED, JobState.RUNNING, JobState.FINISHED)
         return self.state in live
 
@@ -241,8 +241,8 @@ class JobStore(Protocol):
         """Returns the job's record; None: no such job."""
         ...
 
-    async def facts(self, job_id: str) -> str | None:
-        """Returns `facts` of the job as submitted; None where it has none or has expired."""
+    async def request_record(self, job_id: str) -> str | None:
+        """Returns the job's `request_record`; None where it has none or has expired."""
         ...
 
     async def list_jobs(

@@ -114,7 +114,7 @@ class JobSnapshot:
     """A claimed job as the server stored it, for `JobQueue.restore`; opaque to its worker."""
 
     request: bytes
-    facts: bytes
+    request_record: bytes
     fields: tuple[bytes, ...]  # names and values of its hash
     claimed_s: float  # when it was claimed, by the clock of ServerClock
 
@@ -141,7 +141,7 @@ class Delivery:
 
     @property
     def choices(self) -> tuple[LoggedChoice, ...]:
-        """The log divided by choice.
+        """The log, divided by choice.
 
         A job of one choice ends with its log, so a single choice has never ended here.
         """

@@ -32,7 +32,7 @@ def again(job: Job) -> Job:
 
 async def test_a_letter_says_what_happened_and_keeps_the_request(transport: RedisTransport) -> None:
     steps, letters = Steps(transport), transport.dead_letters
-    job = await poison(steps, tenant="acme", facts="some facts", prompt_token_ids=(7, 8, 9))
+    job = await poison(steps, tenant="acme", request_record="a record", prompt_token_ids=(7, 8, 9))
     assert (await steps.hash(job.job_id))["reason"] == "poison"
     (letter,) = await letters.list(None, 10)
     assert letter == await letters.get(job.job_id)

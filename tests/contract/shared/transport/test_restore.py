@@ -42,7 +42,7 @@ async def test_a_lost_job_is_put_back_whole_and_ends(transport: RedisTransport) 
     steps = Steps(transport)
     key = Idempotency(key="k" * 64, body="b" * 64)
     await steps.worker("w1")
-    await steps.submit(facts="its facts", retain_ms=60_000, idempotency=key, tenant="acme")
+    await steps.submit(request_record="a record", retain_ms=60_000, idempotency=key, tenant="acme")
     (delivery,) = await steps.pull("w1")
     job_id, before = delivery.job.job_id, await steps.hash(delivery.job.job_id)
     stream = Stream(delivery)
@@ -65,7 +65,7 @@ async def test_a_lost_job_is_put_back_whole_and_ends(transport: RedisTransport) 
     assert record is not None
     assert record.state is JobState.FINISHED
     assert record.tenant == "acme"
-    assert await steps.store.facts(job_id) == "its facts"
+    assert await steps.store.request_record(job_id) == "a record"
     kept = await steps.store.kept_key(key.key)
     assert kept is not None
     assert (kept.job_id, kept.body) == (job_id, key.body)

@@ -394,7 +394,7 @@ def test_a_conversation_that_goes_on_is_kept_anew(
     kept = [
         name(response.id.removeprefix("resp_"))
         for response in (first, second)
-        for name in (keys.job, keys.log, keys.facts)
+        for name in (keys.job, keys.log, keys.request_record)
     ]
     for key in kept:
         service.call(redis.pexpire(key, 60_000))

@@ -239,7 +239,7 @@ def response(frontend: Any, events: Events) -> StreamResponse:
         model="m",
         prompt_token_ids=TOKEN_IDS,
         sampling=SamplingParams(max_tokens=400),
-        facts="{}",
+        request_record="{}",
     )
     assert isinstance(end, Finished)
     return generation_response(frontend, (job,), dialect(), Timing(), streamed=True)

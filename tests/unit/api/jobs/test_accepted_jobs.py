@@ -64,7 +64,7 @@ class Bench:
 async def test_a_lost_job_is_queued_again_as_it_was_with_what_is_left_of_its_time() -> None:
     bench = Bench()
     key = Idempotency(key="k", body="b")
-    job = bench.accept(facts="{}", idempotency=key, retain_ms=5)
+    job = bench.accept(request_record="{}", idempotency=key, retain_ms=5)
     await bench.look()
     bench.store.found.clear()
     await bench.look()
@@ -150,8 +150,8 @@ async def test_jobs_and_bytes_are_bounded_and_the_oldest_go_first(
     await bench.look()
     assert bench.store.looked == [[job.job_id for job in jobs[2:]]]
     monkeypatch.setattr(accepted_jobs, "MAX_BYTES", 4000)
-    bench.accept(facts="x" * 3500)
+    bench.accept(request_record="x" * 3500)
     assert len(bench.jobs) < 3
-    bench.accept(facts="x" * 5000)
+    bench.accept(request_record="x" * 5000)
     assert len(bench.jobs) == 0
     assert bench.jobs._num_bytes == 0

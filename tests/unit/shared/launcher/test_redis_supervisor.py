@@ -27,7 +27,7 @@ class FakeServer:
     def answers(self) -> bool:
         return self.exit_code is None
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         return "Bad file format reading the append only file"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
-from shared.text.tokenizer import FastTokenizer, TokenizerFacts
+from shared.text.tokenizer import FastTokenizer, TokenizerConfig
 from tests.support.table import table
 from tests.unit.shared.text.vocabularies import ALL, SENTENCES, saved
 
@@ -94,14 +94,14 @@ def test_facts_make_tokens_special_and_add_missing_ones() -> None:
     plain = FastTokenizer.from_bytes(saved("byte_level"))
     call = plain.token_id("<tool_call>")
     assert call is not None
-    facts = TokenizerFacts(
+    config = TokenizerConfig(
         special_tokens={"eos_token": "Ġ"},
         added_tokens={
             call: {"content": "<tool_call>", "special": True, "normalized": False},
             plain.vocab_size: {"content": "<new>", "special": False},
         },
     )
-    tokenizer = FastTokenizer.from_bytes(saved("byte_level"), facts)
+    tokenizer = FastTokenizer.from_bytes(saved("byte_level"), config)
     assert tokenizer.token_id("<new>") == plain.vocab_size
     assert tokenizer.vocab_size == plain.vocab_size + 1
     assert tokenizer.decode([call, plain.vocab_size]) == "<new>"
@@ -111,14 +111,14 @@ def test_facts_make_tokens_special_and_add_missing_ones() -> None:
 
 
 def test_facts_that_would_renumber_a_token_are_refused() -> None:
-    facts = TokenizerFacts(added_tokens={99999: {"content": "<new>", "special": True}})
+    config = TokenizerConfig(added_tokens={99999: {"content": "<new>", "special": True}})
     with pytest.raises(TextInvalid, match="'<new>' the id 99999"):
-        FastTokenizer.from_bytes(saved("byte_level"), facts)
+        FastTokenizer.from_bytes(saved("byte_level"), config)
 
 
 def test_a_special_token_outside_the_vocabulary_gets_no_id() -> None:
-    facts = TokenizerFacts(special_tokens={"pad_token": "<nowhere>"})
-    tokenizer = FastTokenizer.from_bytes(saved("byte_level"), facts)
+    config = TokenizerConfig(special_tokens={"pad_token": "<nowhere>"})
+    tokenizer = FastTokenizer.from_bytes(saved("byte_level"), config)
     assert tokenizer.token_id("<nowhere>") is None
 
 

@@ -1,15 +1,15 @@
-"""What is kept with a job for telling its answer again: facts, and a retention of its own."""
+"""What renders a job's response again is kept with it, for a retention of its own."""
 
 from __future__ import annotations
 
 import pytest
 
-from shared.messages import MAX_FACTS_BYTES, InvalidParameter, JobState
+from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, JobState
 from shared.transport.connect import RedisTransport
 from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job, whole_log
 from tests.support.redis_server import assert_every_key_expires
 
-FACTS = '{"asked": "é|\\n"}'
+RECORD = '{"asked": "é|\\n"}'
 HOUR_MS = 3_600_000
 
 
@@ -23,40 +23,44 @@ async def ended(steps: Steps, **job: object) -> str:
 
 
 def kept(steps: Steps, job_id: str) -> tuple[str, str, str]:
-    return steps.keys.job(job_id), steps.keys.log(job_id), steps.keys.facts(job_id)
+    return steps.keys.job(job_id), steps.keys.log(job_id), steps.keys.request_record(job_id)
 
 
 async def test_facts_come_back_as_submitted_and_never_reach_the_worker(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
-    job = await steps.submit(facts=FACTS, retain_ms=HOUR_MS)
-    assert await steps.store.facts(job.job_id) == FACTS
+    job = await steps.submit(request_record=RECORD, retain_ms=HOUR_MS)
+    assert await steps.store.request_record(job.job_id) == RECORD
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
     await steps.worker("w1")
     (delivery,) = await steps.pull("w1")
-    assert delivery.job.facts == ""
-    assert await steps.store.facts(job.job_id) == FACTS
+    assert delivery.job.request_record == ""
+    assert await steps.store.request_record(job.job_id) == RECORD
 
 
 async def test_a_job_without_facts_has_none(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await steps.submit()
-    assert await steps.store.facts(job.job_id) is None
-    assert await steps.store.facts("not an id") is None
-    assert await steps.redis.exists(steps.keys.facts(job.job_id)) == 0
+    assert await steps.store.request_record(job.job_id) is None
+    assert await steps.store.request_record("not an id") is None
+    assert await steps.redis.exists(steps.keys.request_record(job.job_id)) == 0
 
 
-def test_facts_and_retention_are_bounded() -> None:
-    make_job(facts="a" * MAX_FACTS_BYTES)
-    for wrong in ({"facts": "é" * MAX_FACTS_BYTES}, {"retain_ms": 0}, {"retain_ms": 10**9}):
+def test_records_and_retention_are_bounded() -> None:
+    make_job(request_record="a" * MAX_REQUEST_RECORD_BYTES)
+    for wrong in (
+        {"request_record": "é" * MAX_REQUEST_RECORD_BYTES},
+        {"retain_ms": 0},
+        {"retain_ms": 10**9},
+    ):
         with pytest.raises(InvalidParameter):
             make_job(**wrong)
 
 
 async def test_an_ended_job_is_kept_for_as_long_as_it_says(transport: RedisTransport) -> None:
     steps = Steps(transport)
-    job_id = await ended(steps, facts=FACTS, retain_ms=20 * HOUR_MS)
+    job_id = await ended(steps, request_record=RECORD, retain_ms=20 * HOUR_MS)
     for key in kept(steps, job_id):
         assert 19 * HOUR_MS < await steps.redis.pttl(key) <= 20 * HOUR_MS, key
     record = await steps.store.get(job_id)
@@ -77,9 +81,9 @@ async def test_delivery_to_its_reader_shortens_no_retention_of_its_own(
 
 async def test_renewed_jobs_are_kept_anew_and_others_left_alone(transport: RedisTransport) -> None:
     steps = Steps(transport)
-    own = await ended(steps, facts=FACTS, retain_ms=HOUR_MS)
+    own = await ended(steps, request_record=RECORD, retain_ms=HOUR_MS)
     plain = await ended(steps)
-    live = (await steps.submit(facts=FACTS, retain_ms=1000)).job_id
+    live = (await steps.submit(request_record=RECORD, retain_ms=1000)).job_id
     for job_id in (own, plain):
         for key in kept(steps, job_id):
             await steps.redis.pexpire(key, 10_000)
@@ -87,16 +91,16 @@ async def test_renewed_jobs_are_kept_anew_and_others_left_alone(transport: Redis
     for key in kept(steps, own):
         assert await steps.redis.pttl(key) > 10_000, key
     assert await steps.redis.pttl(steps.keys.job(plain)) <= 10_000
-    assert await steps.redis.pttl(steps.keys.facts(live)) > HOUR_MS / 2
+    assert await steps.redis.pttl(steps.keys.request_record(live)) > HOUR_MS / 2
 
 
 async def test_only_an_ended_job_is_forgotten_and_then_nothing_is_left(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
-    live = (await steps.submit(facts=FACTS, retain_ms=HOUR_MS)).job_id
+    live = (await steps.submit(request_record=RECORD, retain_ms=HOUR_MS)).job_id
     assert await steps.store.forget(live) is False
-    assert await steps.store.facts(live) == FACTS
+    assert await steps.store.request_record(live) == RECORD
     await steps.store.cancel(live, "cancelled")
     assert await steps.store.forget(live) is True
     assert await steps.redis.exists(*kept(steps, live)) == 0
