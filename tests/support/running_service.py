@@ -14,51 +14,59 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import uvloop
 
 from api.http.server import make_server
 from api.main import create_app
 from api.settings import ApiSettings
-from shared.text.model_card import TextModel, card_from_checkpoint, load_text
+from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
 from shared.transport.connect import RedisTransport, open_transport
 from tests.support.checkpoints import make_checkpoint
 from tests.support.scripted_worker import Script, ScriptedWorker
+from tests.support.service_processes import worker_process
 
 MODEL = "penstock/tiny"
 MAX_MODEL_LEN = 512
+HEALTH_INTERVAL_S = 0.1
 
 Result = TypeVar("Result")
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """Polls until `condition` holds; fails with `what` when it does not in time."""
+    """Polls until `condition` holds; fails with `what` when it does not in time.
+
+    What it polls is often an HTTP request: it polls less often the longer it takes.
+    """
     deadline = time.monotonic() + timeout_s
+    pause_s = 0.005
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.05)
 
 
 class RunningService:
-    """A frontend that listens, and its worker. `call` runs a coroutine on their loop."""
+    """A frontend that listens, and a worker where there is a checkpoint for its card and text.
+
+    `call` runs a coroutine on their loop.
+    """
 
     def __init__(
         self,
         redis_url: str,
         namespace: str,
-        checkpoint: Path,
-        *,
-        with_worker: bool,
+        checkpoint: Path | None,
         **settings: Any,
     ) -> None:
         self._checkpoint = checkpoint
-        self._with_worker = with_worker
         self.settings = ApiSettings(
             redis_url=redis_url,
             namespace=namespace,
             port=0,
-            health_interval_s=0.05,
-            **settings,
+            **{"health_interval_s": HEALTH_INTERVAL_S, **settings},
         )
-        self.loop = asyncio.new_event_loop()
+        self.card: ModelCard
+        self.loop = uvloop.new_event_loop()  # as in production
         self.worker: ScriptedWorker
         self.transport: RedisTransport
         self.text: TextModel
@@ -83,6 +91,12 @@ class RunningService:
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
+    def until_ready(self) -> None:
+        """Waits until a model can be used. Raises AssertionError after a minute."""
+        url = f"{self.base_url}/ready"
+        with httpx.Client() as client:
+            wait_until(lambda: client.get(url).status_code == 200, "readiness")
+
     @property
     def script(self) -> Script:
         return self.worker.script
@@ -104,19 +118,9 @@ class RunningService:
         self.transport = await open_transport(
             self.settings.redis_url, namespace=self.settings.namespace
         )
-        card, blobs = card_from_checkpoint(
-            self._checkpoint,
-            name=MODEL,
-            max_model_len=MAX_MODEL_LEN,
-            kv_capacity_tokens=4096,
-            dtype="float32",
-            num_parameters=1,
-        )
-        self.card = card
-        self.text = load_text(card, blobs)
-        self.worker = ScriptedWorker(self.transport, card, blobs)
         tasks = [asyncio.create_task(self.server.serve())]
-        if self._with_worker:
+        if self._checkpoint is not None:
+            self.worker = self._make_worker(self._checkpoint)
             tasks.append(asyncio.create_task(self.worker.run()))
         try:
             while not self.server.started:
@@ -133,6 +137,18 @@ class RunningService:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.transport.aclose()
 
+    def _make_worker(self, checkpoint: Path) -> ScriptedWorker:
+        self.card, blobs = card_from_checkpoint(
+            checkpoint,
+            name=MODEL,
+            max_model_len=MAX_MODEL_LEN,
+            kv_capacity_tokens=4096,
+            dtype="float32",
+            num_parameters=1,
+        )
+        self.text = load_text(self.card, blobs)
+        return ScriptedWorker(self.transport, self.card, blobs)
+
 
 def make_tiny_checkpoint(directory: Path) -> Path:
     """Files that the worker's card and text come from."""
@@ -140,17 +156,45 @@ def make_tiny_checkpoint(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
+def running_frontend(redis_url: str, namespace: str, **settings: Any) -> Iterator[RunningService]:
+    """Yields a frontend without a worker, and stops it afterwards."""
+    frontend = RunningService(redis_url, namespace, None, **settings)
+    frontend.start()
+    try:
+        yield frontend
+    finally:
+        frontend.stop()
+
+
+@contextlib.contextmanager
 def running_service(
-    redis_url: str, namespace: str, checkpoint: Path, *, with_worker: bool = True, **settings: Any
+    redis_url: str, namespace: str, checkpoint: Path, **settings: Any
 ) -> Iterator[RunningService]:
-    """Yields a service that is ready (where it has a worker), and stops it afterwards."""
-    service = RunningService(redis_url, namespace, checkpoint, with_worker=with_worker, **settings)
+    """Yields a service that is ready, and stops it afterwards."""
+    service = RunningService(redis_url, namespace, checkpoint, **settings)
     service.start()
     try:
-        if with_worker:
-            wait_until(
-                lambda: httpx.get(f"{service.base_url}/ready").status_code == 200, "readiness"
-            )
+        service.until_ready()
         yield service
     finally:
         service.stop()
+
+
+@contextlib.contextmanager
+def frontend_of_worker(
+    redis_url: str, namespace: str, checkpoint: Path, directory: Path, **worker: str
+) -> Iterator[RunningService]:
+    """Yields a frontend and a worker process with these settings, once they serve.
+
+    The worker's log is in `directory`, and in the error of one that never serves.
+    """
+    log = directory / "log"
+    with (
+        worker_process(redis_url, namespace, checkpoint, log, **worker),
+        running_frontend(redis_url, namespace, files_dir=str(directory / "files")) as frontend,
+    ):
+        try:
+            frontend.until_ready()
+        except AssertionError:
+            raise AssertionError(log.read_text()) from None
+        yield frontend

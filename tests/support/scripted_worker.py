@@ -17,6 +17,9 @@ from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd,
 from shared.transport.wire import chain_hash
 
 LEASE_MS = 10_000
+BEAT_INTERVAL_S = 0.1
+PULL_BLOCK_MS = 50
+PARKED_S = 0.01  # between looks at a script that lets it do nothing
 
 Result = TypeVar("Result")
 
@@ -66,9 +69,10 @@ class ScriptedWorker:
         while True:
             self.is_parked = not self.script.pulls
             if self.is_parked:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(PARKED_S)
                 continue
-            for delivery in await _until_it_works(queue.pull, self.worker_id, 16, 20):
+            pulled = await _until_it_works(queue.pull, self.worker_id, 16, PULL_BLOCK_MS)
+            for delivery in pulled:
                 self.seen.append(delivery)
                 self._start(self._serve(delivery))
 
@@ -107,14 +111,14 @@ class ScriptedWorker:
             reply = await _until_it_works(self._transport.queue.heartbeat, report)
             for job_id in (*reply.dropped, *reply.lost):
                 self.jobs.pop(job_id, None)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(BEAT_INTERVAL_S)
 
     async def _serve(self, delivery: Delivery) -> None:
         job = RunningJob(delivery)
         self.jobs[delivery.job.job_id] = job
         try:
             while not self.script.starts and delivery.job.job_id in self.jobs:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(PARKED_S)
             await self._generate(job)
         finally:
             self.jobs.pop(delivery.job.job_id, None)

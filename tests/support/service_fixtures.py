@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from tests.support.redis_server import new_namespace, redis_url
-from tests.support.running_service import (
-    RunningService,
-    make_tiny_checkpoint,
-    running_service,
-)
+from tests.support.running_service import RunningService, make_tiny_checkpoint, running_service
 from tests.support.scripted_worker import Script
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 __all__ = [
     "checkpoint",
@@ -44,21 +42,15 @@ def files_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("files")
 
 
-def module_service(*, with_worker: bool = True, **settings: Any) -> Any:
+def module_service(**settings: Any) -> Any:
     """A module's `shared_service` fixture, whose app has these settings and FILES_DIR."""
 
     @pytest.fixture(scope="module")
     def shared_service(
         redis_url: str, checkpoint: Path, files_dir: Path
     ) -> Iterator[RunningService]:
-        with running_service(
-            redis_url,
-            new_namespace(),
-            checkpoint,
-            with_worker=with_worker,
-            files_dir=str(files_dir),
-            **settings,
-        ) as made:
+        given = {"files_dir": str(files_dir), **settings}
+        with running_service(redis_url, new_namespace(), checkpoint, **given) as made:
             yield made
 
     return shared_service
@@ -85,5 +77,7 @@ def client(service: RunningService) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def openai_client(service: RunningService) -> Iterator[OpenAI]:
+    from openai import OpenAI  # half a second: only for tests that use it
+
     with OpenAI(base_url=f"{service.base_url}/v1", api_key="none", max_retries=0) as made:
         yield made

@@ -16,7 +16,7 @@ import httpx
 
 from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import running_service, wait_until
+from tests.support.running_service import running_frontend, wait_until
 from tests.support.tool_models import make_hermes_checkpoint, make_llama3_checkpoint
 
 ECHO_HERMES, ECHO_LLAMA3, ENFORCED = "echo-hermes", "echo-llama3", "enforced"
@@ -50,11 +50,7 @@ def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iter
             )
             stack.callback(worker.close)
             workers.append(worker)
-        service = stack.enter_context(
-            running_service(
-                redis_url, namespace, directory / models[0], with_worker=False, keepalive_s=0.5
-            )
-        )
+        service = stack.enter_context(running_frontend(redis_url, namespace, keepalive_s=0.5))
 
         def served() -> bool:
             assert all(worker.alive for worker in workers), [worker.log for worker in workers]

@@ -16,7 +16,13 @@ from httpx_sse import connect_sse
 
 from api.auth.keys import digest_of, new_key
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.running_service import (
+    MODEL,
+    RunningService,
+    running_frontend,
+    running_service,
+    wait_until,
+)
 from tests.support.scripted_worker import Script
 from tests.support.table import table
 
@@ -146,13 +152,9 @@ def test_health_without_a_key_is_for_probes_alone(
     assert disabled.status_code == 403
 
 
-def test_metrics_without_a_key_of_their_own_have_the_others(
-    redis_url: str, checkpoint: Path
-) -> None:
+def test_metrics_without_a_key_of_their_own_have_the_others(redis_url: str) -> None:
     with (
-        running_service(
-            redis_url, new_namespace(), checkpoint, with_worker=False, api_keys=LINES
-        ) as closed,
+        running_frontend(redis_url, new_namespace(), api_keys=LINES) as closed,
         client_of(closed, None) as nobody,
         client_of(closed, ACME) as acme,
     ):
@@ -162,13 +164,11 @@ def test_metrics_without_a_key_of_their_own_have_the_others(
 
 
 @pytest.mark.parametrize("metrics_key", ["", METRICS_KEY])
-def test_monitoring_may_be_opened(redis_url: str, checkpoint: Path, metrics_key: str) -> None:
+def test_monitoring_may_be_opened(redis_url: str, metrics_key: str) -> None:
     with (
-        running_service(
+        running_frontend(
             redis_url,
             new_namespace(),
-            checkpoint,
-            with_worker=False,
             api_keys=LINES,
             metrics_key=metrics_key,
             monitoring_without_keys=True,

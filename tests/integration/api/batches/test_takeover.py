@@ -16,7 +16,13 @@ from openai import OpenAI
 
 from shared.launcher.redis_server import PrivateServer
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.running_service import (
+    MODEL,
+    RunningService,
+    running_frontend,
+    running_service,
+    wait_until,
+)
 from tests.support.service_fixtures import module_service, openai_client
 from tests.support.service_processes import Process, process
 
@@ -29,13 +35,23 @@ shared_service = module_service(batches_at_once=0)
 client = openai_client
 
 
-def runner(service: RunningService, files_dir: Path, **settings: str) -> Any:
+def killable(service: RunningService, files_dir: Path, **settings: str) -> Any:
     """A frontend in a process of its own that runs batches."""
     return process(
         service.settings.redis_url,
         service.settings.namespace,
         FILES_DIR=str(files_dir),
         **(RUNNER | settings),
+    )
+
+
+def runner(service: RunningService, files_dir: Path, **settings: Any) -> Any:
+    """A frontend in this process that runs batches."""
+    return running_frontend(
+        service.settings.redis_url,
+        service.settings.namespace,
+        files_dir=str(files_dir),
+        **{name.lower(): value for name, value in (RUNNER | settings).items()},
     )
 
 
@@ -104,7 +120,7 @@ def end_in_the_middle(
     """A batch of which a part is done when its frontend ends; and that frontend."""
     service.worker.seen.clear()
     service.script.step_s = 0.1
-    with runner(service, files_dir) as first:
+    with killable(service, files_dir) as first:
         batch_id = begin(client)
         wait_until(lambda: num_done(client, batch_id) >= 15, "a part of the rows", LIMIT_S)
         first.popen.send_signal(how)
@@ -143,7 +159,7 @@ def test_frontends_killed_again_and_again_lose_and_double_nothing(
     batch_id = begin(client)
     for _ in range(3):
         done = num_done(client, batch_id)
-        with runner(service, files_dir) as frontend:
+        with killable(service, files_dir) as frontend:
             wait_until(
                 lambda done=done: num_done(client, batch_id) >= done + 10, "some rows", LIMIT_S
             )
@@ -162,7 +178,7 @@ def test_a_frontend_that_was_taken_for_dead_writes_nothing_that_counts(
 ) -> None:
     service.script.step_s = 0.1
     with ExitStack() as stack:
-        first = stack.enter_context(runner(service, files_dir))
+        first = stack.enter_context(killable(service, files_dir))
         batch_id = begin(client)
         wait_until(lambda: num_done(client, batch_id) >= 10, "a part of the rows", LIMIT_S)
         first.popen.send_signal(signal.SIGSTOP)
@@ -186,7 +202,8 @@ def test_a_batch_leaves_half_of_the_queue_to_interactive_requests(
         runner(service, files_dir, MAX_QUEUED_JOBS="6", MAX_QUEUE_SHARE_PER_TENANT="1") as frontend,
         ExitStack() as stack,
     ):
-        wait_until(lambda: frontend.answers("/ready", 200), "readiness", LIMIT_S)
+        url = f"{frontend.base_url}/ready"
+        wait_until(lambda: httpx.get(url).status_code == 200, "readiness", LIMIT_S)
         batch_id = begin(client)
 
         def waiting() -> int:
@@ -246,7 +263,7 @@ def test_a_cancel_reaches_the_next_owner(
     service: RunningService, client: OpenAI, files_dir: Path
 ) -> None:
     service.script.stop_after = 3  # every row of more tokens hangs there
-    with runner(service, files_dir) as first:
+    with killable(service, files_dir) as first:
         batch_id = begin(client)
         wait_until(lambda: len(service.worker.jobs) == 8, "a window of rows", LIMIT_S)
         first.popen.kill()
@@ -263,7 +280,7 @@ def test_a_cancel_reaches_the_next_owner(
 def test_a_frontend_without_the_files_reports_it_and_leaves_batches_alone(
     service: RunningService, client: OpenAI, files_dir: Path, tmp_path: Path
 ) -> None:
-    with runner(service, tmp_path / "elsewhere") as blind:
+    with killable(service, tmp_path / "elsewhere") as blind:
         batch_id = begin(client, 1)
         with OpenAI(base_url=f"{blind.base_url}/v1", api_key="x", max_retries=0) as other:
             file_id = other.batches.retrieve(batch_id).input_file_id

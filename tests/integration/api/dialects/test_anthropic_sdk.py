@@ -14,7 +14,13 @@ from anthropic import Anthropic, AsyncAnthropic
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.running_service import (
+    MODEL,
+    RunningService,
+    running_frontend,
+    running_service,
+    wait_until,
+)
 
 QUESTION: Any = [{"role": "user", "content": "The keeper counts to sixty, héllo 😀."}]
 ASKED: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 24}
@@ -280,7 +286,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
             assert full.value.type == "overloaded_error"
             assert int(full.value.response.headers["retry-after"]) >= 1
     with (
-        running_service(redis_url, new_namespace(), checkpoint, with_worker=False) as alone,
+        running_frontend(redis_url, new_namespace()) as alone,
         Anthropic(base_url=alone.base_url, api_key="none", max_retries=0) as client,
         pytest.raises(anthropic.OverloadedError),
     ):

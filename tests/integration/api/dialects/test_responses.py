@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +19,7 @@ from api.dialects.responses import store as earlier
 from api.dialects.responses.items import input_items
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.running_service import MODEL, RunningService, running_frontend, wait_until
 from tests.support.service_fixtures import openai_client
 
 INPUT = "The keeper counts to sixty, héllo 😀."
@@ -31,12 +30,10 @@ client = openai_client
 
 
 @pytest.fixture(scope="module")
-def other_url(shared_service: RunningService, redis_url: str, checkpoint: Path) -> Iterator[str]:
+def other_url(shared_service: RunningService, redis_url: str) -> Iterator[str]:
     """A frontend of its own over the same store."""
     namespace = shared_service.settings.namespace
-    with running_service(
-        redis_url, namespace, checkpoint, with_worker=False, keepalive_s=0.1
-    ) as made:
+    with running_frontend(redis_url, namespace, keepalive_s=0.1) as made:
         wait_until(lambda: httpx.get(f"{made.base_url}/ready").status_code == 200, "readiness")
         yield made.base_url
 

@@ -1,4 +1,4 @@
-"""Responses over real processes: two frontends, workers that die, calls of tools."""
+"""Responses over two frontends and worker processes that die; calls of tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import wait_until
+from tests.support.running_service import running_frontend, wait_until
 from tests.support.service_processes import MODEL, process, worker_process
 from tests.support.throttle import FAULTS, Throttle
 
@@ -84,8 +84,7 @@ def deployment(
     )
     with ExitStack() as stack:
         first, second = (
-            stack.enter_context(process(redis_url, namespace, HEALTH_INTERVAL_S="0.1"))
-            for _ in range(2)
+            stack.enter_context(running_frontend(redis_url, namespace)) for _ in range(2)
         )
         urls = (first.base_url, second.base_url)
         yield Deployment(urls, redis_url, namespace, directory, checkpoint)

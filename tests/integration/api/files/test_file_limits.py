@@ -14,19 +14,25 @@ from openai import OpenAI
 
 from api.auth.keys import digest_of, new_key
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import RunningService, running_service, wait_until
-from tests.support.service_fixtures import module_service
+from tests.support.running_service import RunningService, running_frontend, wait_until
 
 LIMIT_S = 60.0
 
-shared_service = module_service(
-    with_worker=False,
-    max_file_bytes=4096,
-    max_files_per_tenant=3,
-    max_files_bytes_per_tenant=8192,
-    max_open_batches_per_tenant=2,
-    batches_at_once=0,
-)
+
+@pytest.fixture(scope="module")
+def service(redis_url: str, files_dir: Path) -> Iterator[RunningService]:
+    """A frontend alone."""
+    with running_frontend(
+        redis_url,
+        new_namespace(),
+        files_dir=str(files_dir),
+        max_file_bytes=4096,
+        max_files_per_tenant=3,
+        max_files_bytes_per_tenant=8192,
+        max_open_batches_per_tenant=2,
+        batches_at_once=0,
+    ) as made:
+        yield made
 
 
 @pytest.fixture
@@ -112,16 +118,13 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(
 
 def test_tenants_do_not_see_the_files_and_batches_of_others(
     redis_url: str,
-    checkpoint: Path,
     tmp_path: Path,
 ) -> None:
     keys = {tenant: new_key() for tenant in ("a", "b")}
     lines = "\n".join(f"{digest_of(key)} tenant={tenant}" for tenant, key in keys.items())
-    with running_service(
+    with running_frontend(
         redis_url,
         new_namespace(),
-        checkpoint,
-        with_worker=False,
         files_dir=str(tmp_path),
         api_keys=lines,
         batches_at_once=0,
@@ -165,10 +168,9 @@ def test_damage_is_never_taken_for_content(client: OpenAI, service: RunningServi
 
 def test_a_frontend_without_a_directory_refuses_files(
     redis_url: str,
-    checkpoint: Path,
 ) -> None:
     with (
-        running_service(redis_url, new_namespace(), checkpoint, with_worker=False) as bare,
+        running_frontend(redis_url, new_namespace()) as bare,
         OpenAI(base_url=f"{bare.base_url}/v1", api_key="none") as client,
     ):
         with pytest.raises(openai.InternalServerError, match="FILES_DIR is not set") as caught:

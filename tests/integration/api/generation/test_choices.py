@@ -1,6 +1,6 @@
 """Several answers to a prompt and several prompts in a request, as the SDK and plain HTTP see them.
 
-Frontend and worker are processes, the engine runs a tiny random model on the CPU.
+The worker is a process, its engine runs a tiny random model on the CPU.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ import pytest
 from openai import OpenAI
 
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import make_tiny_checkpoint, wait_until
-from tests.support.service_processes import MODEL, process, service_processes
+from tests.support.running_service import (
+    frontend_of_worker,
+    make_tiny_checkpoint,
+    running_frontend,
+    wait_until,
+)
+from tests.support.service_processes import MODEL
 from tests.support.throttle import FAULTS, Throttle
 
 PROMPT = "The keeper counts to sixty, and the water is still"
@@ -68,7 +73,7 @@ def base_url(
         "PYTHONPATH": str(FAULTS),
         **throttle.env,
     }
-    with service_processes(redis_url, namespace, files, directory, **settings) as frontend:
+    with frontend_of_worker(redis_url, namespace, files, directory, **settings) as frontend:
         yield frontend.base_url
 
 
@@ -360,10 +365,9 @@ def test_all_jobs_are_admitted_or_none(
     namespace: str,
     streamed: bool,
 ) -> None:
-    with process(
-        redis_url, namespace, MAX_QUEUED_TOKENS="12", MAX_QUEUE_SHARE_PER_TENANT="1"
-    ) as strict:
-        wait_until(lambda: strict.answers("/ready", 200), "readiness")
+    limits = {"max_queued_tokens": 12, "max_queue_share_per_tenant": 1}
+    with running_frontend(redis_url, namespace, **limits) as strict:
+        strict.until_ready()
         body = LONG | {"prompt": ["a", "b", PROMPT * 3], "stream": streamed}
         answer = httpx.post(f"{strict.base_url}/v1/completions", json=body, timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_overloaded")

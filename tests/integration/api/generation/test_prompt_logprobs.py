@@ -1,6 +1,6 @@
 """Log probabilities of the prompt as clients see them, beside transformers' own.
 
-Frontend and worker are processes, the engine runs a tiny random model on the CPU.
+The worker is a process, its engine runs a tiny random model on the CPU.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from shared.messages import PROMPT_SLICE_TOKENS
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import wait_until
-from tests.support.service_processes import MODEL, service_processes
+from tests.support.running_service import frontend_of_worker, wait_until
+from tests.support.service_processes import MODEL
 
 PROMPT = "The keeper counts to sixty, and the water is still 🌊."
 PROMPTS = ["The gate opens", "By noon the wind", "What happens in the night?"]
@@ -49,12 +49,7 @@ def base_url(
         "MAX_NUM_BATCHED_TOKENS": "256",
         "DRAIN_TIMEOUT_S": "1",
     }
-    files = directory / "files"
-    files.mkdir()
-    frontend_settings = {"FILES_DIR": str(files)}
-    with service_processes(
-        redis_url, namespace, checkpoint, directory, frontend_settings=frontend_settings, **settings
-    ) as frontend:
+    with frontend_of_worker(redis_url, namespace, checkpoint, directory, **settings) as frontend:
         yield frontend.base_url
 
 

@@ -14,7 +14,13 @@ from openai import OpenAI
 from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.running_service import (
+    MODEL,
+    RunningService,
+    running_frontend,
+    running_service,
+    wait_until,
+)
 
 MAKERS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}
 USER = {"role": "user", "content": "hi"}
@@ -153,7 +159,7 @@ def test_a_worker_s_settings_choose_them(
         tmp_path / "log", redis_url, namespace, MODEL=checkpoint, RUNNER="echo", **settings
     )
     try:
-        with running_service(redis_url, namespace, checkpoint, with_worker=False) as service:
+        with running_frontend(redis_url, namespace) as service:
 
             def listed() -> list[dict[str, Any]]:
                 assert worker.alive, worker.log

@@ -9,7 +9,13 @@ import httpx
 import pytest
 
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.running_service import (
+    MODEL,
+    RunningService,
+    running_frontend,
+    running_service,
+    wait_until,
+)
 from tests.support.table import table
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -267,9 +273,8 @@ def test_a_deadline_that_passes_in_the_queue_is_a_504(
 
 def test_no_live_worker_is_a_503_at_once(
     redis_url: str,
-    checkpoint: Any,
 ) -> None:
-    with running_service(redis_url, new_namespace(), checkpoint, with_worker=False) as alone:
+    with running_frontend(redis_url, new_namespace()) as alone:
         refused = httpx.post(f"{alone.base_url}/v1/completions", json=COMPLETION)
         assert error_of(refused, 503)["code"] == "service_unavailable"
         assert int(refused.headers["retry-after"]) >= 1
@@ -333,12 +338,9 @@ def test_a_preflight_allows_what_the_sdks_send(client: httpx.Client) -> None:
 
 def test_only_listed_origins_may_call_where_there_is_a_list(
     redis_url: str,
-    checkpoint: Any,
 ) -> None:
     listed = "https://a.example, https://b.example"
-    with running_service(
-        redis_url, new_namespace(), checkpoint, with_worker=False, cors_origins=listed
-    ) as strict:
+    with running_frontend(redis_url, new_namespace(), cors_origins=listed) as strict:
         url = f"{strict.base_url}/health"
         friend = httpx.get(url, headers={"origin": "https://b.example"})
         assert friend.headers["access-control-allow-origin"] == "https://b.example"
@@ -370,12 +372,10 @@ def test_an_internal_error_is_a_500_with_everything_an_error_has(
     assert answer.headers["access-control-allow-origin"] == origin
 
 
-def test_a_slow_body_is_given_up(redis_url: str, checkpoint: Any) -> None:
+def test_a_slow_body_is_given_up(redis_url: str) -> None:
     import socket
 
-    with running_service(
-        redis_url, new_namespace(), checkpoint, with_worker=False, body_timeout_s=0.2
-    ) as impatient:
+    with running_frontend(redis_url, new_namespace(), body_timeout_s=0.2) as impatient:
         address = urlsplit(impatient.base_url)
         with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
             connection.sendall(

@@ -16,8 +16,13 @@ import pytest
 
 from tests.support.redis_server import new_namespace
 from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
-from tests.support.service_processes import process
+from tests.support.running_service import (
+    MODEL,
+    RunningService,
+    running_frontend,
+    running_service,
+    wait_until,
+)
 
 HEADER = "x-penstock-durability"
 needs_waitaof = pytest.mark.skipif(not HAS_WAITAOF, reason="this server is older than 7.2")
@@ -218,31 +223,41 @@ def _check_replicas(client: httpx.Client, service: RunningService, replica: Serv
     ],
 )
 def test_a_setting_that_the_server_cannot_keep_is_refused_at_the_start(
-    durability: str, options: tuple[str, ...], why: str
+    caplog: pytest.LogCaptureFixture, durability: str, options: tuple[str, ...], why: str
 ) -> None:
     with (
         servers(options) as (server,),
-        process(url_of(server), new_namespace(), ACCEPT_DURABILITY=durability) as frontend,
+        running_frontend(url_of(server), new_namespace(), accept_durability=durability) as frontend,
     ):
         sentence = f"ACCEPT_DURABILITY cannot be {durability}: {why}"
-        wait_until(lambda: sentence in "".join(frontend.said), "the sentence")
-        wait_until(lambda: frontend.answers("/ready", 503), "no readiness")
+        wait_until(lambda: sentence in str(logged_details(caplog)), "the sentence")
+        ready = f"{frontend.base_url}/ready"
+        wait_until(lambda: httpx.get(ready).status_code == 503, "no readiness")
         answer = httpx.post(f"{frontend.base_url}/generate", json={"prompt": "a"}, timeout=10)
         assert answer.status_code == 503
 
 
-def test_a_setting_that_the_server_cannot_keep_yet_is_looked_at_again() -> None:
+def test_a_setting_that_the_server_cannot_keep_yet_is_looked_at_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def closed() -> str | None:
-        said: str | None = httpx.get(f"{frontend.base_url}/ready", timeout=5).json()["closed"]
-        return said
+        reason: str | None = httpx.get(f"{frontend.base_url}/ready", timeout=5).json()["closed"]
+        return reason
 
     with (
         servers((), ()) as (primary, replica),
-        process(url_of(primary), new_namespace(), ACCEPT_DURABILITY="replicas") as frontend,
+        running_frontend(
+            url_of(primary), new_namespace(), accept_durability="replicas"
+        ) as frontend,
     ):
         wait_until(lambda: "0 of 1 replicas" in (closed() or ""), "the sentence")
-        wait_until(lambda: "0 of 1 replicas" in "".join(frontend.said), "the line of the log")
+        wait_until(lambda: "0 of 1 replicas" in str(logged_details(caplog)), "the line of the log")
         answer = httpx.post(f"{frontend.base_url}/generate", json={"prompt": "a"}, timeout=10)
         assert answer.status_code == 503
         replica.client.replicaof("127.0.0.1", primary.port)
         wait_until(lambda: closed() is None, "it to be looked at again")
+
+
+def logged_details(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """Returns what the lines of the log name beside their messages."""
+    return [getattr(line, name, None) for line in caplog.records for name in ("detail", "reason")]

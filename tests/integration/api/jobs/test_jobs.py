@@ -9,7 +9,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.running_service import MODEL, RunningService, running_frontend, wait_until
 
 PROMPT = {"prompt": "a gate and a wheel 😀 ", "max_tokens": 30}
 
@@ -176,14 +176,11 @@ def test_a_stream_goes_on_at_another_frontend(
     client: httpx.Client,
     service: RunningService,
     redis_url: str,
-    checkpoint: Any,
 ) -> None:
     service.script.step_s = 0.02
     body = {**PROMPT, "on_disconnect": "grace", "max_tokens": 60}
     with (
-        running_service(
-            redis_url, service.settings.namespace, checkpoint, with_worker=False
-        ) as other_frontend,
+        running_frontend(redis_url, service.settings.namespace) as other_frontend,
         httpx.Client(base_url=other_frontend.base_url, timeout=20) as other,
     ):
         with client.stream("POST", "/generate", json=body) as leaving:

@@ -1,5 +1,4 @@
-"""No worker lives: requests wait in the queue, within their deadlines; frontend and workers are
-processes, as in production."""
+"""No worker lives: requests wait in the queue, within their deadlines. Workers are processes."""
 
 from __future__ import annotations
 
@@ -14,8 +13,13 @@ import httpx
 import pytest
 
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import make_tiny_checkpoint, wait_until
-from tests.support.service_processes import MODEL, Process, process, worker_process
+from tests.support.running_service import (
+    RunningService,
+    make_tiny_checkpoint,
+    running_frontend,
+    wait_until,
+)
+from tests.support.service_processes import MODEL, worker_process
 
 LIMIT_S = 60
 BODY = {"prompt": "the gate and the wheel ", "max_tokens": 20}
@@ -24,21 +28,17 @@ BODY = {"prompt": "the gate and the wheel ", "max_tokens": 20}
 class Deployment:
     """A frontend, and workers that a test starts and ends."""
 
-    def __init__(self, redis: str, directory: Path, stack: ExitStack, **settings: str) -> None:
+    def __init__(self, redis: str, directory: Path, stack: ExitStack, **settings: Any) -> None:
         self.redis, self.directory, self.stack = redis, directory, stack
         self.namespace = new_namespace()
         self.checkpoint = make_tiny_checkpoint(directory)
         self.frontend = self.start_frontend(**settings)
         self._num_workers = 0
 
-    def start_frontend(self, **settings: str) -> Process:
-        made = process(
-            self.redis,
-            self.namespace,
-            KEEPALIVE_S="0.1",
-            HEALTH_INTERVAL_S="0.05",
-            FILES_DIR=str(self.directory / "files"),
-            **settings,
+    def start_frontend(self, **settings: Any) -> RunningService:
+        files = str(self.directory / "files")
+        made = running_frontend(
+            self.redis, self.namespace, keepalive_s=0.1, files_dir=files, **settings
         )
         return self.stack.enter_context(made)
 
@@ -145,10 +145,9 @@ def test_a_job_that_waits_in_vain_ends_in_time_without_any_worker(
 def test_after_the_set_time_a_model_without_a_worker_is_refused_again_but_for_one_that_is_kept(
     redis_url: str, tmp_path: Path, stack: ExitStack
 ) -> None:
-    served = Deployment(
-        redis_url, tmp_path, stack, MODEL_RETENTION_S="15"
-    )  # a late look may cost seconds
-    keeping = served.start_frontend(MODEL_RETENTION_S="0", KEEP_MODELS=f"other,{MODEL}")
+    # A late look may cost seconds.
+    served = Deployment(redis_url, tmp_path, stack, model_retention_s=15)
+    keeping = served.start_frontend(model_retention_s=0, keep_models=f"other,{MODEL}")
     served.end_worker(served.start_worker(), signal.SIGKILL)
     assert served.get("/ready").status_code == 200
     wait_until(lambda: served.get("/ready").status_code == 503, "the end of its time", LIMIT_S)
@@ -158,7 +157,7 @@ def test_after_the_set_time_a_model_without_a_worker_is_refused_again_but_for_on
     assert int(refused.headers["retry-after"]) >= 1
     assert served.get("/v1/models").json()["data"] == []
 
-    assert keeping.answers("/ready", 200)
+    assert httpx.get(f"{keeping.base_url}/ready").status_code == 200
     never = httpx.post(f"{keeping.base_url}/v1/completions", json={**BODY, "model": "other"})
     assert never.status_code == 503, "it has no tokenizer"
     assert "No worker has announced this model yet" in never.json()["error"]["message"]
