@@ -1,25 +1,49 @@
-"""JSON responses: small ones in one piece, long ones encoded in pieces while they are sent."""
+"""JSON responses: short ones, long ones that are encoded in pieces while they are sent, and errors.
+
+Errors have the shape of the route's dialect: Anthropic's routes have Anthropic's shape and its
+status for an overload; all others have OpenAI's, of `ApiError.body`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError
-from api.http import sse
-from api.http.error_format import error_response
+from api.http.caller import caller_in, speaks_anthropic
 from api.http.sse import json_bytes, json_pieces
 from api.http.time_slices import TimeSlices
 
 MEDIA_TYPE = "application/json"
+OVERLOADED_STATUS = 529  # Anthropic's; everywhere else it is 503
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    OVERLOADED_STATUS: "overloaded_error",
+}
 
 
-def json_response(payload: Any, status: int = 200) -> Response:
+def json_response(
+    payload: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """Returns a response with `payload` as one line of JSON. For payloads known to be short."""
-    return Response(json_bytes(payload), status_code=status, media_type=MEDIA_TYPE)
+    return Response(json_bytes(payload), status, headers, MEDIA_TYPE)
+
+
+async def send_short(send: Send, response: Response) -> None:
+    """Sends a response whose body is there."""
+    head = {"status": response.status_code, "headers": response.raw_headers}
+    await send({"type": "http.response.start", **head})
+    await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
 class LongJsonResponse(Response):
@@ -58,39 +82,29 @@ async def send_json(send: Send, payload: Any, slices: TimeSlices) -> None:
     await send({"type": "http.response.body", "body": piece, "more_body": False})
 
 
-_JSON = ((b"content-type", b"application/json"),)
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """Returns the response to the request of `scope`."""
+    status, body = error.status, error.body()
+    if speaks_anthropic(scope):
+        status, body = anthropic_status(status), anthropic_body(error, caller_in(scope).request_id)
+    return json_response(body, status, error.headers)
 
 
-class WholeWriter:
-    """Sends one JSON object. Until its first message an error can take its place."""
-
-    def __init__(self, slices: TimeSlices) -> None:
-        self.has_begun = False
-        self._slices = slices
-
-    async def write(self, send: Send, payload: Any, *, is_small: bool) -> None:
-        """Sends `payload`: at once if it is small, else in pieces while it is encoded."""
-
-        async def sending(message: Message) -> None:
-            self.has_begun = True
-            await send(message)
-
-        if is_small:
-            await _send_all(sending, 200, _JSON, sse.json_bytes(payload))
-        else:
-            await send_json(sending, payload, self._slices)
-
-    async def write_error(self, error: ApiError, scope: Scope, send: Send) -> None:
-        """Sends an error response."""
-        self.has_begun = True
-        response = error_response(error, scope)
-        await _send_all(send, response.status_code, response.raw_headers, bytes(response.body))
+def anthropic_status(status: int) -> int:
+    """Returns Anthropic's status for one of OpenAI's."""
+    return OVERLOADED_STATUS if status == 503 else status
 
 
-async def _send_all(
-    send: Send, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
-) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    kept = [pair for pair in headers if pair[0] != b"content-length"]
-    await send({"type": "http.response.start", "status": status, "headers": [*kept, length]})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Returns the body of an error response, or of an `error` event.
+
+    `details` has the code of the other dialects and the parameter at fault, if there are any.
+    """
+    kind = _TYPES.get(error.status)
+    if kind is None:
+        kind = "invalid_request_error" if error.status < 500 else "api_error"
+    described: dict[str, Any] = {"type": kind, "message": error.message}
+    details = {"error_code": error.code, "param": error.param}
+    if any(details.values()):
+        described["details"] = {name: value for name, value in details.items() if value is not None}
+    return {"type": "error", "error": described, "request_id": request_id}

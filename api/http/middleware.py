@@ -24,7 +24,7 @@ from api.errors import (
     store_unreachable,
     unknown_parameter,
 )
-from api.http.error_format import error_response
+from api.http.json_response import error_response
 from api.http.response_headers import set_rate_limit_headers
 from shared.messages import InvalidParameter
 from shared.transport.ports.jobs import QueueFull, TransportError

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import MAX_ECHO_CHARS, ClientError
-from api.http.error_format import error_response
+from api.http.json_response import error_response
 from api.http.response_headers import RATE_LIMIT_HEADERS
 
 EXPOSED_HEADERS = (

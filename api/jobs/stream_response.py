@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import anyio
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from api.errors import ApiError, going_down, internal_error, job_failed, unavailable
 from api.generation.formatter import Formatter
 from api.generation.prompt_logprobs import ScoredPrompt
 from api.generation.timing import Timing
-from api.http.json_response import WholeWriter
+from api.http.json_response import error_response, json_response, send_json, send_short
 from api.http.open_requests import Ending
 from api.http.sse import EventWriter, Framing
 from api.jobs.delta_parts import is_short, split_long
@@ -70,7 +70,7 @@ class StreamResponse(Response):
 
     async def _run(self, stream: EventStream, scope: Scope, send: Send) -> None:
         try:
-            await self._body.run(stream, self._source, scope, send)
+            await self._body.run(stream, self._source, send)
         except StreamInterrupted:
             log.error("stream interrupted", extra={"job_id": self._source.job_id})
             message = f"The job store went away. {self._resume_hint()}"
@@ -88,27 +88,8 @@ class StreamResponse(Response):
             await self._body.fail(going_down(message), scope, send)
 
     def _resume_hint(self) -> str:
-        if not self._body.is_resumable:
-            return "Try again."
-        return self._source.resume_hint or self._body.resume_hint(self._source.job_id)
-
-
-class Body(Protocol):
-    """How a source's events reach the client."""
-
-    is_resumable: bool  # a client that is cut off can go on elsewhere
-
-    async def run(self, stream: EventStream, source: EventSource, scope: Scope, send: Send) -> None:
-        """Sends everything up to the job's end."""
-        ...
-
-    async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
-        """Ends the response with an error, where it has not ended."""
-        ...
-
-    def resume_hint(self, job_id: str) -> str:
-        """Returns a sentence that names where the client goes on."""
-        ...
+        hint = self._source.resume_hint if self._body.is_resumable else None
+        return hint or self._body.resume_hint(self._source.job_id)
 
 
 class EventEncoder(Protocol):
@@ -147,9 +128,9 @@ class EventEncoder(Protocol):
 
 
 class EventStreamBody:
-    """Server-sent events."""
+    """Sends a source's events as server-sent events."""
 
-    is_resumable = True
+    is_resumable = True  # a client that is cut off can go on elsewhere
 
     def __init__(self, jobs: JobService, encoder: EventEncoder) -> None:
         self._slices = jobs.slices
@@ -158,9 +139,13 @@ class EventStreamBody:
         framing = encoder.framing
         self._done = framing.done
         self._writer = EventWriter(framing.keepalive, framing.behind_keepalive)
-        self.resume_hint: Callable[[str], str] = encoder.resume_hint
 
-    async def run(self, stream: EventStream, source: EventSource, scope: Scope, send: Send) -> None:
+    def resume_hint(self, job_id: str) -> str:
+        """Returns a sentence that names where the client goes on."""
+        return self._encoder.resume_hint(job_id)
+
+    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+        """Sends everything up to the job's end. Raises StreamInterrupted and ApiError."""
         await self._writer.begin(send)
         async for events in self._slices.pieces(self._encoder.opening()):
             await (self._write(send, events) if events else self._writer.keep_alive(send))
@@ -177,6 +162,7 @@ class EventStreamBody:
                 return
 
     async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
+        """Ends the stream with an error event."""
         if not self._writer.has_begun:
             await self._writer.begin(send)
         await self._writer.write(send, self._encoder.failed(error) + self._done, more=False)
@@ -215,7 +201,7 @@ class EventStreamBody:
 
 
 class JsonBody:
-    """One JSON object, or an error response in its place."""
+    """Sends one JSON object, or an error response in its place."""
 
     is_resumable = False
 
@@ -223,9 +209,10 @@ class JsonBody:
         self._slices = jobs.slices
         self._keepalive_s = jobs.keepalive_s
         self._formatter = formatter
-        self._writer = WholeWriter(jobs.slices)
+        self._has_begun = False
 
-    async def run(self, stream: EventStream, source: EventSource, scope: Scope, send: Send) -> None:
+    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+        """Sends the object at the job's end. Raises StreamInterrupted and ApiError."""
         while True:
             event = await stream.get(self._keepalive_s)
             if isinstance(event, Delta):
@@ -238,17 +225,30 @@ class JsonBody:
                 break
         source.observe_end(event)
         if isinstance(event, Failed):
-            await self._writer.write_error(job_failed(event, delivered=False), scope, send)
+            raise job_failed(event, delivered=False)
+        payload = self._formatter.whole(event)
+
+        async def sending(message: Message) -> None:
+            self._has_begun = True
+            await send(message)
+
+        if source.is_small(event):
+            await send_short(sending, json_response(payload))
         else:
-            payload, is_small = self._formatter.whole(event), source.is_small(event)
-            await self._writer.write(send, payload, is_small=is_small)
+            await send_json(sending, payload, self._slices)
 
     async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
-        if not self._writer.has_begun:
-            await self._writer.write_error(error, scope, send)
+        """Sends an error response, unless the object has begun."""
+        if not self._has_begun:
+            self._has_begun = True
+            await send_short(send, error_response(error, scope))
 
     def resume_hint(self, job_id: str) -> str:
+        """Returns a sentence for a client whose request failed."""
         return "Try again."
+
+
+Body = EventStreamBody | JsonBody
 
 
 def generation_response(

@@ -11,7 +11,7 @@ import msgspec
 from api.errors import ApiError
 from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
-from api.http.error_format import anthropic_body
+from api.http.json_response import anthropic_body
 from api.http.sse import Framing, typed_event, typed_event_pieces
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import NewParser, PlainParser

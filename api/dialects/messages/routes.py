@@ -17,8 +17,7 @@ from api.dialects.messages.protocol import (
 from api.dialects.messages.request import message_prompt, prepare_message
 from api.generation.service import GenerationDep
 from api.http.caller import CallerDep
-from api.http.error_format import anthropic_status
-from api.http.json_response import json_response
+from api.http.json_response import anthropic_status, json_response
 from api.http.openapi import BODY, IDEMPOTENT, JOB, errors, streamed
 from api.jobs.request_reader import JsonRoute
 from api.jobs.service import SUBMITS_JOB, JobsDep

@@ -24,7 +24,7 @@ from api.dialects.messages.request import PARAM_NAMES, is_cut_by_context, messag
 from api.errors import ApiError, ServerError
 from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.validation import parse_request
-from api.http.error_format import anthropic_body, anthropic_status
+from api.http.json_response import anthropic_body, anthropic_status
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from shared.messages import Cursor, Delta, Finished, FinishReason, InvalidParameter, Usage
 
