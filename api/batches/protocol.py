@@ -1,15 +1,18 @@
-"""POST /v1/batches: the request, and how its parameters are read."""
+"""The requests and responses of the routes of batches."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from api.errors import MAX_ECHO_CHARS
 from api.generation.protocol import DurabilityLevel, RequestModel, ResponseModel
+from api.http.pagination import ListPage, PageQuery
 from shared.messages import InvalidParameter
+from shared.transport.ports.batches import BatchError, BatchRecord, BatchStatus
 
 ENDPOINT_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_PAIRS = 16
@@ -18,6 +21,12 @@ MAX_VALUE_CHARS = 512
 MAX_WINDOW_S = 7 * 86_400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
+
+
+class BatchesQuery(PageQuery):
+    """GET /v1/batches."""
+
+    limit: int = Field(20, ge=1, le=100)
 
 
 class ExpiresAfter(RequestModel):
@@ -80,7 +89,7 @@ class BatchLineError(ResponseModel):
 
 
 class BatchErrors(ResponseModel):
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[BatchLineError]
 
 
@@ -110,22 +119,13 @@ class BatchObject(ResponseModel):
     """Times are Unix seconds of the Redis clock; null: not (yet)."""
 
     id: str
-    object: Literal["batch"]
+    object: Literal["batch"] = "batch"
     endpoint: str
     model: str | None
     errors: BatchErrors | None
     input_file_id: str
     completion_window: str
-    status: Literal[
-        "validating",
-        "failed",
-        "in_progress",
-        "finalizing",
-        "completed",
-        "expired",
-        "cancelling",
-        "cancelled",
-    ]
+    status: BatchStatus
     output_file_id: str | None
     error_file_id: str | None
     created_at: int
@@ -141,10 +141,54 @@ class BatchObject(ResponseModel):
     usage: BatchUsage
     metadata: dict[str, str] | None
 
+    @classmethod
+    def of(cls, record: BatchRecord) -> BatchObject:
+        """Returns the object of a record."""
+        progress, usage = record.progress, record.progress.usage
+        times_ms = record.times_ms
+        return cls(
+            id=record.batch_id,
+            endpoint=record.endpoint,
+            model=progress.model,
+            errors=_errors(record.errors),
+            input_file_id=record.input_file_id,
+            completion_window=record.window,
+            status=record.status,
+            output_file_id=record.output_file_id,
+            error_file_id=record.error_file_id,
+            created_at=record.created_ms // 1000,
+            expires_at=record.expires_ms // 1000,
+            in_progress_at=_seconds(times_ms.get(BatchStatus.IN_PROGRESS)),
+            finalizing_at=_seconds(times_ms.get(BatchStatus.FINALIZING)),
+            completed_at=_seconds(times_ms.get(BatchStatus.COMPLETED)),
+            failed_at=_seconds(times_ms.get(BatchStatus.FAILED)),
+            expired_at=_seconds(times_ms.get(BatchStatus.EXPIRED)),
+            cancelling_at=_seconds(times_ms.get(BatchStatus.CANCELLING)),
+            cancelled_at=_seconds(times_ms.get(BatchStatus.CANCELLED)),
+            request_counts=BatchCounts(
+                total=progress.total, completed=progress.completed, failed=progress.failed
+            ),
+            usage=BatchUsage(
+                input_tokens=usage.prompt_tokens,
+                input_tokens_details=BatchInputDetails(cached_tokens=usage.cached_tokens),
+                output_tokens=usage.completion_tokens,
+                output_tokens_details=BatchOutputDetails(reasoning_tokens=0),
+                total_tokens=usage.total_tokens,
+            ),
+            metadata=None if record.metadata is None else dict(record.metadata),
+        )
 
-class BatchList(ResponseModel):
-    object: Literal["list"]
-    data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+
+def _errors(errors: Sequence[BatchError]) -> BatchErrors | None:
+    if not errors:
+        return None
+    lines = [BatchLineError(**error._asdict()) for error in errors]
+    return BatchErrors(data=lines)
+
+
+def _seconds(milliseconds: int | None) -> int | None:
+    return None if milliseconds is None else milliseconds // 1000
+
+
+class BatchList(ListPage[BatchObject]):
+    """A page of batches."""

@@ -1,4 +1,4 @@
-"""The responses of the routes of files."""
+"""The queries and responses of the routes of files."""
 
 from __future__ import annotations
 
@@ -7,33 +7,55 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from api.generation.protocol import ResponseModel
+from api.http.pagination import Absent, ListPage, PageQuery
+from shared.transport.ports.files import FileRecord
 
-Count = Annotated[int, Field(ge=0)]
+MAX_LIMIT = 10_000
+# Declared only: a query for another purpose finds nothing.
+Purpose = Annotated[str, Field(json_schema_extra={"enum": ["batch", "batch_output"]})]
+
+
+class FilesQuery(PageQuery):
+    """GET /v1/files."""
+
+    purpose: Purpose | Absent = None
+    order: Literal["asc", "desc"] = "desc"
+    limit: int = Field(MAX_LIMIT, ge=1, le=MAX_LIMIT)
 
 
 class FileObject(ResponseModel):
-    """Times are Unix seconds of the Redis clock."""
+    """A file. Times are Unix seconds of the Redis clock."""
 
     id: str
-    object: Literal["file"]
-    bytes: Count
+    object: Literal["file"] = "file"
+    bytes: Annotated[int, Field(ge=0)]
     created_at: int
     expires_at: int
     filename: str
-    purpose: Literal["batch", "batch_output"]
-    status: Literal["processed"]
-    status_details: None
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+    @classmethod
+    def of(cls, record: FileRecord) -> FileObject:
+        """Returns the object of a record."""
+        return cls(
+            id=record.file_id,
+            bytes=record.num_bytes,
+            created_at=record.created_ms // 1000,
+            expires_at=record.expires_ms // 1000,
+            filename=record.name,
+            purpose=record.purpose,
+        )
 
 
-class FileList(ResponseModel):
-    object: Literal["list"]
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class FileList(ListPage[FileObject]):
+    """A page of files."""
 
 
 class FileDeleted(ResponseModel):
+    """The response to the deletion of a file."""
+
     id: str
-    object: Literal["file"]
-    deleted: Literal[True]
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import (
-    ServerError,
-    unknown_parameter,
-)
-from api.files.protocol import FileDeleted, FileList, FileObject
+from api.errors import ServerError
+from api.files.protocol import FileDeleted, FileList, FileObject, FilesQuery
 from api.files.service import FilesDep, FileService, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.http.caller import CallerDep
-from api.http.json_response import json_response
 from api.http.open_requests import OpenRequests, OpenRequestsDep
-from api.http.openapi import NAMED, PAGE_AFTER, STORE, errors, limit, parameters, query
-from api.http.pagination import page_of, page_response
-from shared.messages import InvalidParameter
+from api.http.openapi import NAMED, STORE, errors
+from api.http.pagination import NO_QUERY
 from shared.transport.ports.files import FileRecord
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["OpenAI"])
 
 PATH = "/v1/files"
-MAX_LIMIT = 10_000
-MAX_PURPOSE_CHARS = 64
-ORDERS = ("asc", "desc")
 # The form is read by `api.files.upload`, which streams the file to the disk.
 _FORM: dict[str, Any] = {
     "requestBody": {
@@ -58,102 +52,60 @@ _FORM: dict[str, Any] = {
 }
 
 
-@router.post(PATH, response_model=FileObject, responses=errors(STORE | {408}), openapi_extra=_FORM)
-async def create_file(request: Request, caller: CallerDep, files: FilesDep) -> Response:
+@router.post(PATH, responses=errors(STORE | {408}), openapi_extra=_FORM)
+async def create_file(request: Request, caller: CallerDep, files: FilesDep) -> FileObject:
     """Stores the file of a multipart form with `file` and `purpose: batch`."""
-    return json_response(file_payload(await files.receive(request, caller.tenant)))
+    return FileObject.of(await files.receive(request, caller.tenant))
 
 
-@router.get(
-    PATH,
-    response_model=FileList,
-    responses=errors(STORE),
-    openapi_extra=parameters(
-        query("purpose", {"type": "string", "enum": ["batch", "batch_output"]}),
-        query("order", {"type": "string", "enum": list(ORDERS)}),
-        limit(MAX_LIMIT, MAX_LIMIT),
-        PAGE_AFTER,
-    ),
-)
-async def list_files(request: Request, caller: CallerDep, files: FilesDep) -> Response:
-    """Lists the caller's files, newest first: `purpose`, `order`, `limit`, `after` (an id)."""
-    page = page_of(request, MAX_LIMIT, MAX_LIMIT, also=("purpose", "order"))
-    order = request.query_params.get("order", "desc")
-    if order not in ORDERS:
-        raise InvalidParameter("order", f"must be one of {', '.join(ORDERS)}")
-    purpose = request.query_params.get("purpose")
+@router.get(PATH, responses=errors(STORE))
+async def list_files(
+    query: Annotated[FilesQuery, Query()], caller: CallerDep, files: FilesDep
+) -> FileList:
+    """Lists the caller's files, newest first unless `order` is `asc`."""
     records = await files.index.list(
         caller.tenant,
-        page.after,
-        page.limit + 1,
-        oldest_first=order == "asc",
-        purpose=None if purpose is None else purpose[:MAX_PURPOSE_CHARS],
+        query.after,
+        query.limit + 1,
+        oldest_first=query.order == "asc",
+        purpose=query.purpose,
     )
-    return page_response([file_payload(record) for record in records], page)
+    return FileList.of([FileObject.of(record) for record in records], query.limit)
 
 
-@router.get(PATH + "/{file_id}", response_model=FileObject, responses=errors(NAMED))
-async def get_file(request: Request, file_id: str, caller: CallerDep, files: FilesDep) -> Response:
+@router.get(PATH + "/{file_id}", responses=errors(NAMED), dependencies=[NO_QUERY])
+async def get_file(file_id: str, caller: CallerDep, files: FilesDep) -> FileObject:
     """Returns the metadata of a file."""
-    _refuse_query(request)
-    record = await files.get(file_id, caller.tenant)
-    return json_response(file_payload(record))
+    return FileObject.of(await files.get(file_id, caller.tenant))
 
 
 @router.get(
     PATH + "/{file_id}/content",
     response_class=Response,
     responses={200: {"content": {"application/octet-stream": {}}}, **errors(NAMED)},
+    dependencies=[NO_QUERY],
 )
 async def get_content(
-    request: Request,
-    file_id: str,
-    caller: CallerDep,
-    files: FilesDep,
-    open_requests: OpenRequestsDep,
+    file_id: str, caller: CallerDep, files: FilesDep, open_requests: OpenRequestsDep
 ) -> Response:
     """Streams the bytes of a file. A body that ends early was damaged on the disk meanwhile."""
-    _refuse_query(request)
     record = await files.get(file_id, caller.tenant)
     return ContentResponse(files, record, open_requests)
 
 
-@router.delete(PATH + "/{file_id}", response_model=FileDeleted, responses=errors(NAMED | {409}))
-async def delete_file(file_id: str, caller: CallerDep, files: FilesDep) -> Response:
+@router.delete(PATH + "/{file_id}", responses=errors(NAMED | {409}))
+async def delete_file(file_id: str, caller: CallerDep, files: FilesDep) -> FileDeleted:
     """Deletes a file; 409 while a batch reads it. Its bytes are removed soon after."""
     await files.drop(file_id, caller.tenant)
-    return json_response({"id": file_id, "object": "file", "deleted": True})
-
-
-def file_payload(record: FileRecord) -> dict[str, Any]:
-    """OpenAI's file object. Times are Unix seconds of the Redis clock."""
-    return {
-        "id": record.file_id,
-        "object": "file",
-        "bytes": record.num_bytes,
-        "created_at": record.created_ms // 1000,
-        "expires_at": record.expires_ms // 1000,
-        "filename": record.name,
-        "purpose": record.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
-
-
-def _refuse_query(request: Request) -> None:
-    for name in request.query_params:
-        raise unknown_parameter(name)
-
-
-# ContentResponse: a file's bytes, once it is certain that all of them are here.
-
-log = logging.getLogger(__name__)
+    return FileDeleted(id=file_id)
 
 
 class ContentResponse(Response):
-    """An ASGI response of another kind than StreamResponse: bytes of the disk with an announced
-    length, without a job, events or keep-alives. They share OpenRequests: limit, disconnect and
-    shutdown. Damage on the disk or a shutdown after its begin ends it before its length."""
+    """Sends a file's bytes after a check that all of them are on the disk.
+
+    No StreamResponse: it has an announced length, and no job, events or keep-alives. Both share
+    OpenRequests. Damage that is found later, and a shutdown, end it before its length.
+    """
 
     def __init__(self, files: FileService, record: FileRecord, open_requests: OpenRequests) -> None:
         super().__init__()

@@ -96,8 +96,10 @@ def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:
     return ", ".join(sorted(methods))
 
 
-def _fault_of_query(detail: Mapping[str, Any]) -> InvalidParameter:
-    """Returns the error of a query parameter that pydantic refused."""
+def _fault_of_query(details: Sequence[Any]) -> InvalidParameter:
+    """Returns the error of a query: an unknown parameter, else the first that pydantic refused."""
+    unknown = (detail for detail in details if detail["type"] == "extra_forbidden")
+    detail = next(unknown, details[0])
     param = str(detail["loc"][1])
     if detail["type"] == "extra_forbidden":
         return unknown_parameter(param)
@@ -118,7 +120,7 @@ def handle_framework_errors(app: FastAPI, routers: Sequence[APIRouter]) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        refusal = invalid_parameter(_fault_of_query(error.errors()[0]))
+        refusal = invalid_parameter(_fault_of_query(error.errors()))
         return error_response(refusal, request.scope)
 
     app.add_exception_handler(HTTPException, http_error)

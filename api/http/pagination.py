@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from fastapi import Depends, Query
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
@@ -18,6 +19,8 @@ from shared.messages import InvalidParameter
 
 MAX_ID_CHARS = 200
 MAX_DIGITS = 6
+
+Item = TypeVar("Item")
 
 Absent = SkipJsonSchema[None]  # left out, and never null
 
@@ -41,6 +44,42 @@ class ListQuery(QueryModel):
         if not is_digits or len(str(value)) > MAX_DIGITS:
             raise PydanticCustomError("digits", "Input should be a whole number")
         return value
+
+
+class PageQuery(ListQuery):
+    """A query for what follows the object with the id `after`."""
+
+    after: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)] | Absent = Field(
+        None, description="The id of the last one that was read."
+    )
+
+
+async def _no_query(query: Annotated[QueryModel, Query()]) -> None:
+    """Refuses every parameter."""
+
+
+NO_QUERY = Depends(_no_query)  # of a route without parameters
+
+
+class ListPage(BaseModel, Generic[Item]):
+    """A page of a list of objects with an `id`."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, items: Sequence[Any], limit: int) -> Self:
+        """Returns the page of the first `limit` items; one more item says that there are more."""
+        shown = items[:limit]
+        return cls(
+            data=list(shown),
+            first_id=shown[0].id if shown else None,
+            last_id=shown[-1].id if shown else None,
+            has_more=len(items) > limit,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,10 @@ _VERSION = version("penstock")
     "/health", response_class=Response, responses=statuses(KEYED), operation_id="health_head"
 )
 async def health(caller: CallerDep, monitor: HealthDep) -> Response:
-    """This process lives: 200. `status` is the deployment's state; the rest needs a key, where
-    there are keys."""
-    payload = monitor.payload()
-    if not caller.sees_details:
-        payload = {"status": payload["status"]}
-    return json_response(payload)
+    """Returns 200 while this process runs. `status` is the deployment's state; the rest needs a
+    key where keys are configured."""
+    report = monitor.report() if caller.sees_details else Health(status=monitor.status)
+    return json_response(report.model_dump(exclude_unset=True))
 
 
 @router.get(
@@ -55,23 +53,23 @@ async def ready(
     or the frontend shuts down. Requests for `unserved` models wait until a worker comes."""
     known = generation.models.known
     is_ready = open_requests.closed is None and monitor.is_fresh and bool(known)
-    payload = {
-        "ready": is_ready,
-        "closed": open_requests.closed,
-        "status": monitor.status,
-        "models": list(known),
-        "unserved": [name for name, model in known.items() if not model.is_served],
-    }
-    response = json_response(payload, 200 if is_ready else 503)
+    readiness = Readiness(
+        ready=is_ready,
+        closed=open_requests.closed,
+        status=monitor.status,
+        models=list(known),
+        unserved=[name for name, model in known.items() if not model.is_served],
+    )
+    response = json_response(readiness.model_dump(), 200 if is_ready else 503)
     if not is_ready:
         response.headers["retry-after"] = "1"
     return response
 
 
-@router.get("/version", response_model=Version, responses=errors(KEYED))
-async def release() -> Response:
+@router.get("/version", responses=errors(KEYED))
+async def release() -> Version:
     """Returns the release of this frontend, in vLLM's shape."""
-    return json_response({"version": _VERSION})
+    return Version(version=_VERSION)
 
 
 @router.get(
@@ -80,7 +78,7 @@ async def release() -> Response:
     responses={200: {"content": {"text/plain": {}}}, **errors(KEYED)},
 )
 async def metrics(counters: MetricsDep) -> Response:
-    """The Prometheus text format; docs: the table in `api.metrics`."""
+    """Returns the metrics in the Prometheus text format (see the table in `api.metrics`)."""
     return Response(
         counters.exposition(),
         media_type="text/plain; version=0.0.4; charset=utf-8",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from api.dependencies import provided
+from api.system.protocol import Health, HealthStatus, ModelLoad
 from shared.transport.ports.jobs import JobStore, TransportError
 from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
 
@@ -61,7 +62,7 @@ class HealthMonitor:
         )
 
     @property
-    def status(self) -> str:
+    def status(self) -> HealthStatus:
         """ok, stalled (an engine makes no steps), no_workers, or degraded (no store)."""
         if not self.is_fresh:
             return "degraded"
@@ -74,31 +75,30 @@ class HealthMonitor:
         """The last look into the store succeeded, not long ago."""
         return self.reachable and (self.age_s or 0.0) <= MAX_AGE_S
 
-    def models(self) -> dict[str, dict[str, int]]:
-        """By name, of announced models: jobs that wait in the queue, and live workers."""
+    def models(self) -> dict[str, ModelLoad]:
+        """Returns the load of each announced model, by its name."""
         queued = {} if self.queue is None else self.queue.queued_by_model
         served = [model for worker in self.workers for model in worker.models]
         return {
-            name: {"waiting": queued.get(name, 0), "workers": served.count(name)}
+            name: ModelLoad(waiting=queued.get(name, 0), workers=served.count(name))
             for name in sorted({*queued, *served})
         }
 
-    def payload(self) -> dict[str, Any]:
-        """The body of GET /health."""
-        age_s = self.age_s
-        return {
-            "status": self.status,
-            "running": self.num_running,
-            "waiting": self.num_waiting,
-            "models": self.models(),
-            "queued_tokens": 0 if self.queue is None else self.queue.queued_tokens,
-            "redis": {
+    def report(self) -> Health:
+        """Returns the body of GET /health."""
+        return Health(
+            status=self.status,
+            running=self.num_running,
+            waiting=self.num_waiting,
+            models=self.models(),
+            queued_tokens=0 if self.queue is None else self.queue.queued_tokens,
+            redis={
                 "reachable": self.reachable,
                 "latency_ms": _milliseconds(self.redis_latency_s),
             },
-            "age_ms": _milliseconds(age_s),
-            "workers": [_worker(worker) for worker in self.workers],
-        }
+            age_ms=_milliseconds(self.age_s),
+            workers=[_worker(worker) for worker in self.workers],
+        )
 
 
 def _worker(worker: WorkerStatus) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The requests of POST /tokenize and POST /detokenize."""
+"""The requests and responses of the routes of health, models and tokenization."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages
+from api.generation.models import ServedModel
 from api.generation.protocol import RequestModel, ResponseModel, TokenIds
 from shared.messages import InvalidParameter
 
@@ -38,12 +39,11 @@ class DetokenizeRequest(RequestModel):
     model: str | None = None
 
 
-# The responses.
-
-
 class Model(ResponseModel):
+    """A model that requests can name now."""
+
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: int
     owned_by: str
     max_model_len: int
@@ -52,49 +52,74 @@ class Model(ResponseModel):
     dtype: str
     num_parameters: int
     has_chat_template: bool
-    default_sampling: dict[str, float]  # of members that a request leaves out
+    default_sampling: dict[str, int | float]  # of members that a request leaves out
     is_served: bool  # by a live worker; else its requests wait until one comes
+
+    @classmethod
+    def of(cls, model: ServedModel) -> Model:
+        """Returns the object of a model of the catalog."""
+        card = model.card
+        return cls(
+            id=card.name,
+            created=card.created_s,
+            owned_by=card.owned_by,
+            max_model_len=model.context_tokens,
+            kv_capacity_tokens=card.kv_capacity_tokens,
+            vocab_size=card.vocab_size,
+            dtype=card.dtype,
+            num_parameters=card.num_parameters,
+            has_chat_template=card.has_chat_template,
+            default_sampling=dict(model.defaults.values),
+            is_served=model.is_served,
+        )
 
 
 class ModelList(ResponseModel):
-    """Another shape goes to who sends the header `anthropic-version`."""
+    """Requests with the header `anthropic-version` get another shape."""
 
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     data: list[Model]
 
 
 class Tokens(ResponseModel):
-    tokens: list[int]
+    """The response of POST /tokenize; `token_strs` where it was requested."""
+
+    tokens: tuple[int, ...]
     count: int
     max_model_len: int
     token_strs: list[str] | None = None
 
 
 class Detokenized(ResponseModel):
+    """The response of POST /detokenize."""
+
     prompt: str
 
 
-class WaitingFor(ResponseModel):
-    """A model: jobs that wait for it in the queue, and live workers that serve it."""
+class ModelLoad(ResponseModel):
+    """The jobs that wait for a model in the queue, and the live workers that serve it."""
 
     waiting: int
     workers: int
 
 
 class Version(ResponseModel):
-    """The release that a frontend is of."""
+    """The release of this frontend."""
 
     version: str
 
 
-class Health(ResponseModel):
-    """Always 200; `status` is the deployment's state. Without a key it comes alone, where there
-    are keys."""
+HealthStatus = Literal["ok", "stalled", "no_workers", "degraded"]
 
-    status: Literal["ok", "stalled", "no_workers", "degraded"]
+
+class Health(ResponseModel):
+    """The state of the deployment. Where keys are configured, a request without one gets `status`
+    alone."""
+
+    status: HealthStatus
     running: int | None = None
     waiting: int | None = None
-    models: dict[str, WaitingFor] | None = None
+    models: dict[str, ModelLoad] | None = None
     queued_tokens: int | None = None
     redis: dict[str, Any] | None = None
     age_ms: float | None = None
@@ -102,8 +127,8 @@ class Health(ResponseModel):
 
 
 class Readiness(ResponseModel):
-    """200 when requests are accepted here now, else 503. `models` are those that they can name;
-    requests for `unserved` ones wait until a worker comes."""
+    """Whether requests are accepted here now. `models` are those that they can name; requests for
+    `unserved` ones wait until a worker comes."""
 
     ready: bool
     closed: str | None

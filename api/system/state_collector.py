@@ -31,7 +31,7 @@ class StateCollector(Collector):
         health, queue, relay = self.health, self.health.queue, self.relay
         yield gauge("penstock:num_requests_running", health.num_running)
         yield gauge("penstock:num_requests_waiting", health.num_waiting)
-        depths = {model: counts["waiting"] for model, counts in health.models().items()}
+        depths = {model: load.waiting for model, load in health.models().items()}
         yield labelled("penstock:queue_depth", depths)
         yield gauge("penstock:queued_prompt_tokens", 0 if queue is None else queue.queued_tokens)
         yield labelled("penstock:workers", self._workers())

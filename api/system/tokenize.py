@@ -37,7 +37,7 @@ async def detokenize(
     """Returns the text of token ids, special tokens included."""
     model = await generation.models.only(params.model)
     text = await generation.pool.run(_detokenized, model, params.tokens)
-    return LongJsonResponse({"prompt": text}, slices)
+    return LongJsonResponse(Detokenized(prompt=text).model_dump(), slices)
 
 
 def _tokenized(model: ServedModel, params: TokenizeRequest) -> dict[str, Any]:
@@ -54,14 +54,10 @@ def _tokenized(model: ServedModel, params: TokenizeRequest) -> dict[str, Any]:
         token_ids = prompt_token_ids(
             model, params.prompt or "", special is not False, must_fit=False
         )
-    payload = {
-        "tokens": token_ids,
-        "count": len(token_ids),
-        "max_model_len": model.context_tokens,
-    }
+    tokens = Tokens(tokens=token_ids, count=len(token_ids), max_model_len=model.context_tokens)
     if params.return_token_strs:
-        payload["token_strs"] = [model.text.tokenizer.token_text(one) for one in token_ids]
-    return payload
+        tokens.token_strs = [model.text.tokenizer.token_text(one) for one in token_ids]
+    return tokens.model_dump(exclude_unset=True)
 
 
 def _detokenized(model: ServedModel, token_ids: Sequence[int]) -> str:

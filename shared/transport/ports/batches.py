@@ -34,7 +34,9 @@ def output_file_id(batch_id: str, ending: str) -> str:
 
 
 class BatchStatus(StrEnum):
-    """OpenAI's words; see lua/lib/batches.lua for which follows which."""
+    """The states of a batch, named as in OpenAI's API."""
+
+    # lua/lib/batches.lua has their order.
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"

@@ -29,10 +29,11 @@ async def test_health_says_the_worst_that_it_knows() -> None:
     store.found = [worker(), worker(draining=True)]
     await health.refresh()
     assert (health.status, health.is_fresh) == ("ok", True)
-    payload = health.payload()
-    assert (payload["running"], payload["waiting"]) == (6, 3 + 4)
-    assert payload["workers"][0]["tok_s"] == 1.5
-    assert [one["status"] for one in payload["workers"]] == ["ok", "draining"]
+    report = health.report()
+    assert (report.running, report.waiting) == (6, 3 + 4)
+    assert report.workers is not None
+    assert report.workers[0]["tok_s"] == 1.5
+    assert [one["status"] for one in report.workers] == ["ok", "draining"]
     store.found = [worker(stalled=True)]
     await health.refresh()
     assert (health.status, health.is_fresh) == ("stalled", True)
