@@ -9,6 +9,9 @@ leaves, and its output follows the first's. The second run begins when both have
 
 The last lines are the counts of all runs and the names of the tests that failed. `failed` runs
 those once more. What is left in the temporary folder is named and counts as a failure.
+
+Each run has a session of its own. Ctrl-C, SIGTERM and a terminal that closes (SIGHUP) interrupt all
+of them; what has not ended some seconds later is killed.
 """
 
 from __future__ import annotations
@@ -27,13 +30,19 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import IO
+
+from shared.process import dying_with_this_process
 
 FAILED = Path(".pytest_cache/failed-tests")  # a name in each line, of the last `run` here
 LAST_RUN = Path(".pytest_cache/last-run")  # its counts and time, for tools.stats
+INTERRUPTED = 2  # pytest's status
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
 MOST_NAMES = 50
 LOW_PRIORITY = 10  # it gets a tenth where others want all
+INTERRUPTED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_TIMEOUT_S = 30.0  # for an interrupted run: xdist gives its processes 10
 
 
 @dataclass
@@ -89,26 +98,26 @@ def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = 
     outcome, begin_s = Outcome(), time.monotonic()
     # Short: the paths of Unix sockets below it have about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="pst-"))
+    running: list[Pytest] = []
     try:
-        low = Pytest(folder, "b", beside, is_low=True) if beside is not None else None
+        _raise_on_signals()
+        if beside is not None:
+            running.append(Pytest(folder, "b", beside, is_low=True))
         for number, arguments in enumerate(argument_lists):
-            began = [Pytest(folder, str(number), arguments)]
-            if low is not None:
-                began.append(low)
-                low = None
-            for ended in began:
-                if began[0].is_interrupted:
-                    ended.interrupt()
-                ended.wait()
-                outcome.num_runs += 1
-                outcome.status = max(outcome.status, ended.status)
-                if ended.report.exists():
-                    outcome.take_report(ended.report)
-                    ended.report.unlink()
-            if any(ended.is_interrupted for ended in began):
-                break
-        outcome.left = sorted(path.name for path in folder.iterdir())
+            running.insert(0, Pytest(folder, str(number), arguments))
+            while running:
+                running[0].wait()
+                running.pop(0).take_results(outcome)
+    except KeyboardInterrupt:
+        for interrupted in running:
+            interrupted.interrupt()
+        for interrupted in running:
+            interrupted.end()
+        for interrupted in running:
+            interrupted.take_results(outcome)
+        outcome.status = max(outcome.status, INTERRUPTED)
     finally:
+        outcome.left = sorted(path.name for path in folder.iterdir())
         shutil.rmtree(folder, ignore_errors=True)
     if outcome.left:
         outcome.status = max(outcome.status, 1)
@@ -116,23 +125,33 @@ def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = 
     return outcome
 
 
+def _raise_on_signals() -> None:
+    """Raises KeyboardInterrupt at the first of INTERRUPTED_BY, and ignores later ones."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        for each in INTERRUPTED_BY:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for each in INTERRUPTED_BY:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(each, interrupt)
+
+
 class Pytest:
     """A run of pytest, with its own folder in the suite's folder for what tests write.
 
-    With `is_low` it has a low priority, and `wait` prints its output.
+    With `is_low` it has a low priority, and its output is printed when it has ended.
     """
 
     def __init__(
         self, folder: Path, name: str, arguments: Sequence[str], *, is_low: bool = False
     ) -> None:
         self.report = folder / f"report-{name}.xml"
-        self.status = 0
-        self.is_interrupted = False
         self._written = folder / f"t{name}"
         self._output: IO[str] | None = None
         if is_low:
             self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._is_low = is_low
         options = [f"--basetemp={self._written}", f"--junitxml={self.report}"]
         options += ["-o", "junit_family=xunit1"]
         self._process = subprocess.Popen(
@@ -145,30 +164,40 @@ class Pytest:
             },
             stdout=self._output,
             # Linux shares the processor among sessions before it looks at priorities within one.
-            start_new_session=is_low,
+            start_new_session=True,
+            preexec_fn=dying_with_this_process(signal.SIGINT),
         )
         if is_low:
             _lower_priority(self._process.pid)
 
-    def interrupt(self) -> None:
-        """Passes Ctrl-C on to a session of its own, which does not hear it from the terminal."""
-        if self._is_low:
-            self._process.send_signal(signal.SIGINT)
-
     def wait(self) -> None:
-        """Sets `status`, and `is_interrupted` where Ctrl-C ended it."""
-        while True:
-            try:
-                self.status = self._process.wait()
-                break
-            except KeyboardInterrupt:  # pytest has it too, and ends by itself
-                self.is_interrupted = True
-                self.interrupt()
+        """Returns when it has ended."""
+        self._process.wait()
+
+    def interrupt(self) -> None:
+        """Interrupts pytest, which then ends its processes and reports."""
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        """Waits END_TIMEOUT_S, then kills what is left of its session."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def take_results(self, outcome: Outcome) -> None:
+        """Adds what it came to, after its end. Prints its output where it has a low priority."""
+        outcome.num_runs += 1
+        outcome.status = max(outcome.status, abs(self._process.returncode))
+        if self.report.exists():
+            outcome.take_report(self.report)
+            self.report.unlink()
+        shutil.rmtree(self._written, ignore_errors=True)  # pytest's own, kept for failed tests
         if self._output is not None:
             with self._output as output:
                 output.seek(0)
                 print(output.read(), end="", flush=True)
-        shutil.rmtree(self._written, ignore_errors=True)  # pytest's own, kept for failed tests
 
 
 def _lower_priority(pid: int) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.launched import is_alive
+from tests.support.redis_topologies import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -54,24 +58,43 @@ def test_beside():
     assert not pathlib.Path("ran-second").exists()
     raise ValueError("what it printed comes whole")
 """
+HANGS = """
+import os, subprocess, sys, time
+from shared.process import dying_with_this_process
+
+def test_hangs():
+    server = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.pause()"],
+        preexec_fn=dying_with_this_process(),
+        start_new_session=True,
+    )
+    with open("NAME.new", "w") as file:
+        print(os.getpid(), os.getppid(), server.pid, file=file)
+    os.rename("NAME.new", "NAME.pids")
+    time.sleep(100)
+"""
 SECOND = "import pathlib\n\ndef test_second():\n    pathlib.Path('ran-second').touch()\n"
 
 
-def suite(directory: Path, *arguments: str) -> tuple[int, list[str]]:
-    """The exit status and the lines of output of the suite in a directory of tests."""
-    temporary = directory / "tmp"
+def environment(temporary: Path) -> dict[str, str]:
     temporary.mkdir(exist_ok=True)
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a second each, and there are many runs
+        "TMPDIR": str(temporary),
+        "PRIORITY": str(os.getpriority(os.PRIO_PROCESS, 0)),
+    }
+
+
+def suite(directory: Path, *arguments: str) -> tuple[int, list[str]]:
+    """Returns the exit status and the lines of output of the suite in a directory of tests."""
+    temporary = directory / "tmp"
     ended = subprocess.run(
         [sys.executable, "-m", "tests.suite", *arguments],
         cwd=directory,
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(REPOSITORY),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a second each, and there are many runs
-            "TMPDIR": str(temporary),
-            "PRIORITY": str(os.getpriority(os.PRIO_PROCESS, 0)),
-        },
+        env=environment(temporary),
         capture_output=True,
         text=True,
         timeout=250,
@@ -160,3 +183,40 @@ def test_a_run_beside_the_first_has_a_low_priority_and_its_failures_are_named(
     assert any("what it printed comes whole" in line for line in lines)
     assert lines[-2].startswith("3 tests in 3 runs, ")
     assert lines[-1] == "failed: test_beside.py::test_beside"
+
+
+@pytest.mark.parametrize(
+    ("signum", "is_from_terminal"),
+    [
+        (signal.SIGINT, True),
+        (signal.SIGHUP, True),
+        (signal.SIGTERM, False),
+        (signal.SIGKILL, False),
+    ],
+    ids=("ctrl-c", "closed terminal", "terminated", "killed"),
+)
+def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
+    tmp_path: Path, signum: signal.Signals, is_from_terminal: bool
+) -> None:
+    files = []
+    for name in ("first", "beside"):
+        (tmp_path / f"test_{name}.py").write_text(HANGS.replace("NAME", name))
+        files.append(tmp_path / f"{name}.pids")
+    command = [sys.executable, "-m", "tests.suite", "run"]
+    process = subprocess.Popen(
+        [*command, "--beside", "test_beside.py", "-p xdist -n 1 test_first.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path / "tmp"),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    # A terminal signals all processes in its foreground.
+    (os.killpg if is_from_terminal else os.kill)(process.pid, signum)
+    output, _ = process.communicate(timeout=60)
+    until(lambda: not any(map(is_alive, pids)), f"the end of {pids}", 20)
+    if signum is not signal.SIGKILL:
+        assert " in 2 runs, " in output
+        assert list((tmp_path / "tmp").iterdir()) == []

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.process import dying_with_this_process
 from tests.support.proxy import Proxy, nginx
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
@@ -65,6 +66,7 @@ class Curl:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            preexec_fn=dying_with_this_process(),
             text=True,
         )
         self.lines: list[str] = []

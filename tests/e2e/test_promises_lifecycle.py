@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from shared.process import dying_with_this_process
 from tests.support.launched import REPOSITORY, Launched, descendants_of, free_port, is_alive
 
 
@@ -28,6 +29,7 @@ def test_a_stop_at_any_moment_of_the_start_leaves_no_process(tmp_path: Path) -> 
             env=env,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            preexec_fn=dying_with_this_process(),
         )
         stop_s = time.monotonic() + rng.uniform(0.05, 1.4)
         # A moment is what is to be hit here, not a state; in the first round there is one, so that

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from shared.process import dying_with_this_process
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
@@ -74,6 +76,7 @@ class Launched:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=dying_with_this_process(),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from shared.process import dying_with_this_process
+
 PINS = Path(__file__).resolve().parents[1] / "clients/node"
 CACHE = Path(__file__).resolve().parents[2] / ".penstock/node"
 INSTALL_TIMEOUT_S = 300.0
@@ -67,6 +69,7 @@ class NodeProgram:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=dying_with_this_process(),
         )
         self._complaints: list[str] = []
         self._reader = threading.Thread(target=self._read_complaints, daemon=True)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.process import dying_with_this_process
 from tests.support.launched import free_port
 
 START_TIMEOUT_S = 20.0
@@ -83,6 +84,7 @@ def nginx(directory: Path, upstream: str, read_timeout_s: int) -> Iterator[Proxy
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=dying_with_this_process(),
     )
     try:
         _wait_for(port + 1, process, directory)

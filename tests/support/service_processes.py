@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from shared.process import dying_with_this_process
 from tests.support.redis_topologies import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,6 +39,7 @@ class Process:
                 **settings,
             },
             stderr=subprocess.PIPE,
+            preexec_fn=dying_with_this_process(signal.SIGKILL),
             text=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -107,6 +109,7 @@ def worker_process(
             },
             stdout=output,
             stderr=output,
+            preexec_fn=dying_with_this_process(signal.SIGKILL),
         )
         try:
             yield popen

@@ -13,6 +13,7 @@ from typing import IO
 
 import httpx
 
+from shared.process import dying_with_this_process
 from tests.chaos.harness.polling import PATIENCE_S, until
 from tests.support.launched import free_port
 from tests.support.throttle import FAULTS
@@ -66,6 +67,7 @@ class Process:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
+            preexec_fn=dying_with_this_process(signal.SIGKILL),
         )
         self.is_frozen = False
 

@@ -25,6 +25,7 @@ from shared.messages import (
     PromptSlice,
     SamplingParams,
 )
+from shared.process import dying_with_this_process
 from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted, TransportError
 from tests.support.throttle import FAULTS
 
@@ -59,6 +60,7 @@ class WorkerProcess:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
+            preexec_fn=dying_with_this_process(signal.SIGKILL),
         )
 
     @property
