@@ -50,6 +50,7 @@ space := $(subst ,, )
 # `packages` are tests that fetch packages: they have a target of their own.
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
 MISSING := $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
+LEFT_OUT := packages long $(MISSING)
 but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 
@@ -60,9 +61,9 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; some 14 minut
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
 	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
 	@$(BIN)/python -m tests.suite run \
-		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,packages $(MISSING))" $(COMPUTING)' \
-		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone packages $(MISSING))" $(addprefix --ignore=,$(COMPUTING))' \
-		'-m "alone and $(call but_not,packages $(MISSING))" tests/e2e tests/neighbours'
+		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,$(LEFT_OUT))" $(COMPUTING)' \
+		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \
+		'-m "alone and $(call but_not,$(LEFT_OUT))" tests/e2e tests/neighbours'
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the documents; a minute
@@ -93,7 +94,8 @@ arch: $(VENV)/.dev ## the import rules and the freshness of generated docs
 
 CHAOS_ARGS ?= --streams 10000
 .PHONY: chaos
-chaos: $(VENV)/.dev ## thousands of streams under random faults; the seed is printed
+chaos: $(VENV)/.dev ## the long searches; thousands of streams under random faults; the seed is printed
+	@$(BIN)/python -m pytest -q -n 2 -m long tests/sim
 	@$(BIN)/python -m tests.chaos.long $(CHAOS_ARGS)
 
 .PHONY: smoke

@@ -27,12 +27,14 @@ def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
         os._exit(0)
 
 
-def dying_with_this_process() -> Callable[[], None] | None:
-    """Returns a `preexec_fn` for `subprocess` that calls `die_with_parent` (SIGTERM) in the child.
+def dying_with_this_process(
+    signum: signal.Signals = signal.SIGTERM,
+) -> Callable[[], None] | None:
+    """Returns a `preexec_fn` for `subprocess` that calls `die_with_parent` in the child.
 
     Start the child from a thread that lives as long as this process. None elsewhere than on Linux.
     """
-    return None if _prctl is None else partial(die_with_parent, os.getpid(), signal.SIGTERM)
+    return None if _prctl is None else partial(die_with_parent, os.getpid(), signum)
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

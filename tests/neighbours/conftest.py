@@ -10,8 +10,9 @@ import pytest
 
 from api.auth.keys import digest_of, new_key
 from tests.neighbours.bystanders import Notice
-from tests.support.job_history import HISTORY
+from tests.support.job_history import APPEND, HISTORY, read_histories
 from tests.support.launched import REPOSITORY, Launched
+from tests.support.linearizability import check_history
 from tests.support.throttle import FAULTS
 
 QUIET_KEY, WORST_KEY = new_key(), new_key()
@@ -55,3 +56,13 @@ def _launched(directory: Path, env: dict[str, str]) -> Iterator[Shared]:
     }
     with Launched(directory, env) as penstock:
         yield Shared(penstock, QUIET_KEY, WORST_KEY, history)
+    check_histories(history)
+
+
+def check_histories(directory: Path) -> None:
+    """Checks every job that was recorded, those of worst clients by their worker's operations."""
+    histories = read_histories(directory)
+    kinds = {operation.kind for history in histories.values() for operation in history}
+    assert APPEND in kinds, "the worker recorded nothing"
+    for job_id, history in histories.items():
+        check_history(job_id, history)

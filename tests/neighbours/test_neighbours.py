@@ -2,8 +2,8 @@
 
 A calm period of a service is measured, then a period with each worst client, in one run and with
 the default settings. The bystanders' texts and ends stay the same, and their worst gap and first
-token stay within a ratio to the calm ones. Every job's history, as its client, its worker and those
-who looked at it recorded it, must be linearizable.
+token stay within a ratio to the calm ones. When the service has ended, every job's history, as its
+clients and its worker recorded it, must be linearizable.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shared.process import dying_with_this_process
 from tests.neighbours.bystanders import Bystanders, Notice
 from tests.neighbours.conftest import Shared
 from tests.neighbours.worst_clients import KINDS
-from tests.support.job_history import APPEND, HistoryWriter, read_histories
+from tests.support.job_history import HistoryWriter
 from tests.support.launched import REPOSITORY
-from tests.support.linearizability import check_history
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
-CALM_S, STORM_S, PATIENCE_S = 6.0, 8.0, 90.0
+CALM_S, PATIENCE_S = 4.0, 90.0
+# Enough for a dozen of the bystanders' streams. docs/RELIABILITY.md has figures of 8 s each.
+STORM_S = float(os.environ.get("PENSTOCK_STORM_S", "4"))
 # The worst client takes its share of two cores, so others notice it; they must not stand still for
 # it. Where they did, the ratios were 50 to 320.
 MAX_GAP_RATIO, MAX_FIRST_TOKEN_RATIO = 15, 25
@@ -45,7 +47,7 @@ async def bystanders(
 
 @asynccontextmanager
 async def recorded_bystanders(service: Shared, name: str) -> AsyncIterator[Bystanders]:
-    """Bystanders of one service; afterwards the histories of all jobs are checked."""
+    """Yields bystanders of one service, whose operations are recorded."""
     history = HistoryWriter(service.history, "".join(filter(str.isalnum, name)))
     url = service.penstock.base_url
     try:
@@ -53,28 +55,19 @@ async def recorded_bystanders(service: Shared, name: str) -> AsyncIterator[Bysta
             yield made
     finally:
         history.close()
-    check_histories(service.history)
 
 
-def check_histories(directory: Path) -> None:
-    """Every job that anybody recorded, worst clients' jobs by what their worker did to them."""
-    histories = read_histories(directory)
-    kinds = {operation.kind for history in histories.values() for operation in history}
-    assert APPEND in kinds, "the worker recorded nothing"
-    for job_id, history in histories.items():
-        check_history(job_id, history)
-
-
-async def storm(service: Shared, bystanders: Bystanders, kind: str) -> dict[str, int]:
+async def storm(service: Shared, bystanders: Bystanders, kind: str, **least: int) -> dict[str, int]:
     """Measures a period with a worst client and compares it with the service's calm period, which
-    is measured before the first of them. Returns the worst client's counts."""
+    is measured before the first of them. The period ends when the worst client has reached the
+    `least` counts. Returns its counts."""
     if not service.calm:
         async with bystanders.watching() as calm:
             await asyncio.sleep(CALM_S)
         service.calm.append(calm)
     (calm,) = service.calm
     async with bystanders.watching() as storming:
-        counts = await worst_client(service, kind)
+        counts = await worst_client(service, kind, least)
         await until_idle(service)
     print(f"\n{kind}: {counts}\n  calm:  {calm}\n  storm: {storming}")
     assert calm.faults == [], calm
@@ -94,15 +87,16 @@ def compare(calm: Notice, storming: Notice) -> None:
     )
 
 
-async def worst_client(service: Shared, kind: str) -> dict[str, int]:
-    """Runs one in a process of its own; returns what it counted."""
+async def worst_client(service: Shared, kind: str, least: dict[str, int]) -> dict[str, int]:
+    """Runs one in a process of its own. Returns its counts, which are at least these."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tests.neighbours.worst_clients"),
-        *(kind, service.penstock.base_url, MODEL, str(STORM_S)),
+        *(kind, service.penstock.base_url, MODEL, str(STORM_S), json.dumps(least)),
         cwd=REPOSITORY,
         env=os.environ | {"WORST_KEY": service.worst_key},
         stdout=asyncio.subprocess.PIPE,
+        preexec_fn=dying_with_this_process(),
     )
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -114,6 +108,7 @@ async def worst_client(service: Shared, kind: str) -> dict[str, int]:
     assert process.returncode == 0
     counts = json.loads(output.splitlines()[-1])
     assert isinstance(counts, dict)
+    assert all(counts.get(name, 0) >= count for name, count in least.items()), counts
     return counts
 
 
@@ -137,74 +132,68 @@ async def until_idle(service: Shared) -> None:
 async def test_the_largest_answers_stop_no_other(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
-    counts = await storm(echo_service, bystanders, "largest_answers")
-    assert counts["stream 200"] == 4
+    counts = await storm(echo_service, bystanders, "largest_answers", **{"stream 200": 4})
     assert counts["largest body"] > 2**20, counts
 
 
 async def test_jobs_of_many_choices_leave_seats_to_others(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
-    assert (await storm(echo_service, bystanders, "most_choices"))["POST 200"] >= 2
+    await storm(echo_service, bystanders, "most_choices", **{"POST 200": 2})
 
 
 async def test_slow_readers_delay_no_other(echo_service: Shared, bystanders: Bystanders) -> None:
-    assert (await storm(echo_service, bystanders, "slow_readers"))["bytes read slowly"] >= 80
+    await storm(echo_service, bystanders, "slow_readers", **{"bytes read slowly": 160})
 
 
 async def test_a_flood_refuses_the_flooder_alone(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
-    counts = await storm(echo_service, bystanders, "flood")
-    assert counts["POST 429"] > 0, f"the limit was not reached: {counts}"
+    counts = await storm(echo_service, bystanders, "flood", **{"POST 429": 1})
     assert "POST 503" not in counts, "the flooder is told of its own limit"
 
 
 async def test_streams_that_are_left_free_their_places(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
-    assert (await storm(echo_service, bystanders, "aborts"))["stream 200"] >= 50
+    await storm(echo_service, bystanders, "aborts", **{"stream 200": 50})
 
 
 async def test_a_huge_batch_waits_behind_others(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
-    counts = await storm(echo_service, bystanders, "huge_batch")
-    assert counts["rows completed"] > 0
+    counts = await storm(echo_service, bystanders, "huge_batch", **{"rows completed": 1})
     assert counts["cancel 200"] == 1
 
 
 async def test_huge_bodies_delay_no_other(echo_service: Shared, bystanders: Bystanders) -> None:
-    counts = await storm(echo_service, bystanders, "huge_bodies")
-    assert counts["POST 400"] > 0, counts
+    counts = await storm(echo_service, bystanders, "huge_bodies", **{"POST 400": 5})
     assert not any(name.startswith("POST 5") for name in counts), counts
 
 
 async def test_readers_that_come_back_again_and_again(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
-    assert (await storm(echo_service, bystanders, "reconnects"))["tail 200"] >= 50
+    await storm(echo_service, bystanders, "reconnects", **{"tail 200": 50})
 
 
 async def test_every_route_at_once(echo_service: Shared, bystanders: Bystanders) -> None:
-    counts = await storm(echo_service, bystanders, "every_route")
-    assert counts["GET 2xx"] >= 50
+    counts = await storm(echo_service, bystanders, "every_route", **{"GET 2xx": 50})
     assert not any(name.endswith("5xx") for name in counts), counts
 
 
 async def test_hundreds_of_waiting_streams(echo_service: Shared, bystanders: Bystanders) -> None:
-    assert (await storm(echo_service, bystanders, "waiting_streams"))["stream 200"] >= 250
+    await storm(echo_service, bystanders, "waiting_streams", **{"stream 200": 250})
 
 
 async def test_expensive_grammars_delay_no_other(
     request: pytest.FixtureRequest, demo_service: Shared
 ) -> None:
     async with recorded_bystanders(demo_service, request.node.name) as bystanders:
-        counts = await storm(demo_service, bystanders, "grammars")
-        assert counts["POST 200"] > 0, counts
+        counts = await storm(demo_service, bystanders, "grammars", **{"POST 200": 5})
         assert not any(name.startswith("POST 5") for name in counts), counts
 
 
 def test_every_kind_of_worst_client_has_its_test() -> None:
     tests = Path(__file__).read_text()
-    assert [kind for kind in KINDS if f'"{kind}")' not in tests] == []
+    assert [kind for kind in KINDS if f'"{kind}", **' not in tests] == []

@@ -1,10 +1,11 @@
 """Worst clients: each does one thing as badly as a valid key allows.
 
-    python -m tests.neighbours.worst_clients NAME BASE_URL MODEL SECONDS
+    python -m tests.neighbours.worst_clients NAME BASE_URL MODEL SECONDS LEAST
 
-The key is read from WORST_KEY. Each runs in a process of its own at a low priority, so that what
-the bystanders notice comes from the service and not from this client's own use of the processor.
-The last line of the output is JSON: how many answers there were of each kind.
+It ends after SECONDS, or later when its counts are those of LEAST (JSON), and at the latest after
+MAX_SECONDS. The key is read from WORST_KEY. Each runs in a process of its own at a low priority, so
+that what the bystanders notice comes from the service and not from this client's own use of the
+processor. The last line of the output is JSON: how many answers there were of each kind.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ import httpx
 
 NICENESS = 10
 TIMEOUT_S = 120.0
+MAX_SECONDS = 60.0
 QUESTION = [{"role": "user", "content": "A gate and a wheel and water that turns it"}]
 FINAL_STATUSES = frozenset({"completed", "failed", "cancelled", "expired", "incomplete"})
 
@@ -32,12 +34,16 @@ FINAL_STATUSES = frozenset({"completed", "failed", "cancelled", "expired", "inco
 class Worst:
     """One worst client's connection, deadline and counts."""
 
-    def __init__(self, base_url: str, model: str, key: str, seconds: float) -> None:
+    def __init__(
+        self, base_url: str, model: str, key: str, seconds: float, least: Mapping[str, int]
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.model = model
         self.base_url = base_url
         self.headers = {"authorization": f"Bearer {key}"}
-        self.until_s = time.monotonic() + seconds
+        self._begin_s = time.monotonic()
+        self._seconds = seconds
+        self._least = least
         self.http = httpx.AsyncClient(
             base_url=base_url,
             headers=self.headers,
@@ -47,7 +53,9 @@ class Worst:
 
     @property
     def has_time(self) -> bool:
-        return time.monotonic() < self.until_s
+        passed_s = time.monotonic() - self._begin_s
+        is_done = all(self.counts[name] >= count for name, count in self._least.items())
+        return passed_s < (self._seconds if is_done else MAX_SECONDS)
 
     async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         """Posts JSON and counts the status."""
@@ -289,7 +297,7 @@ async def every_route(worst: Worst) -> None:
 
 async def waiting_streams(worst: Worst) -> None:
     """Hundreds of streams that wait in the queue behind one another."""
-    body = {"model": worst.model, "messages": QUESTION, "max_tokens": 64}
+    body = {"model": worst.model, "messages": QUESTION, "max_tokens": 32}
     await worst.at_once(250, lambda: worst.stream("/v1/chat/completions", body))
 
 
@@ -337,8 +345,10 @@ KINDS: dict[str, Callable[[Worst], Coroutine[Any, Any, None]]] = {
 }
 
 
-async def run(name: str, base_url: str, model: str, seconds: float) -> Counter[str]:
-    worst = Worst(base_url, model, os.environ["WORST_KEY"], seconds)
+async def run(
+    name: str, base_url: str, model: str, seconds: float, least: Mapping[str, int]
+) -> Counter[str]:
+    worst = Worst(base_url, model, os.environ["WORST_KEY"], seconds, least)
     try:
         await KINDS[name](worst)
     finally:
@@ -347,9 +357,10 @@ async def run(name: str, base_url: str, model: str, seconds: float) -> Counter[s
 
 
 def main() -> None:
-    name, base_url, model, seconds = sys.argv[1:]
+    name, base_url, model, seconds, least = sys.argv[1:]
     os.nice(NICENESS)
-    print(json.dumps(asyncio.run(run(name, base_url, model, float(seconds)))))
+    counts = asyncio.run(run(name, base_url, model, float(seconds), json.loads(least)))
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-POLL_S = 0.01
+POLL_S = 0.02
 PATIENCE_S = 60.0  # no scenario is about speed: this only ends one that has gone wrong
 
 

@@ -45,7 +45,6 @@ SLOW = {
     "sort": "{{ ((" + BIG + ")|list|sort(reverse=true)|sort)|length }}"
     "{% for i in range(99) %}{{ ((" + BIG + ")|list|sort(case_sensitive=false))|length }}"
     "{% endfor %}",
-    "wordwrap": "{{ (('a ' * 3900000)|wordwrap(1))|length }}" * 30,
 }
 
 
@@ -154,6 +153,7 @@ def test_other_renderings_go_on_beside_a_hostile_one(processes: RenderingProcess
     while not is_over.is_set():
         assert ordinary.render(HI) == "[hi]"
         num_rendered += 1
+        time.sleep(0.02)
     thread.join()
     assert num_rendered > 20
 

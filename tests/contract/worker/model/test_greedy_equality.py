@@ -69,16 +69,16 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return _case(make_checkpoint(tmp_path_factory.mktemp("checkpoint"), request.param))
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-@pytest.mark.parametrize("chunk", [1, 7, 64, UNLIMITED])
+@pytest.mark.parametrize(
+    ("chunk", "block_size"), [(1, 4), (7, 4), (7, 16), (64, 16), (UNLIMITED, 4), (UNLIMITED, 16)]
+)
 def test_every_chunk_size_and_block_size(case: Case, chunk: int, block_size: int) -> None:
     built = case.build(max_num_batched_tokens=chunk, block_size=block_size)
     results = generate(new_engine(built), case.reference.prompts, GREEDY)
     assert [r.token_ids for r in results] == case.reference.outputs
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize(("block_size", "lookahead"), [(4, 0), (4, 1), (16, 1)])
 def test_prefix_hits_change_nothing(case: Case, block_size: int, lookahead: int) -> None:
     built = case.build(block_size=block_size, max_num_batched_tokens=64, lookahead=lookahead)
     engine = new_engine(built)
@@ -88,8 +88,7 @@ def test_prefix_hits_change_nothing(case: Case, block_size: int, lookahead: int)
     assert engine.stats().prefix_hit_tokens >= 16 * 10
 
 
-@pytest.mark.parametrize("chunk", [7, UNLIMITED])
-@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize(("block_size", "chunk"), [(4, 7), (16, UNLIMITED)])
 def test_without_prefix_cache(case: Case, block_size: int, chunk: int) -> None:
     built = case.build(block_size=block_size, max_num_batched_tokens=chunk, prefix_caching=False)
     engine = new_engine(built)
@@ -99,9 +98,10 @@ def test_without_prefix_cache(case: Case, block_size: int, chunk: int) -> None:
     assert engine.stats().prefix_hit_tokens == 0
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("chunk", [7, UNLIMITED])
+@pytest.mark.parametrize(
+    ("chunk", "prefix_caching", "lookahead"),
+    [(7, True, 0), (7, False, 1), (UNLIMITED, True, 1), (UNLIMITED, False, 0)],  # every pair
+)
 def test_a_pool_too_small_for_all_preempts_and_changes_nothing(
     case: Case, chunk: int, prefix_caching: bool, lookahead: int
 ) -> None:

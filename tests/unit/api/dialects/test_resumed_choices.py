@@ -104,14 +104,14 @@ def answer(made: Formatter, num_choices: int, interval: int | None, frontend: An
 async def cut_answers(
     new_dialect: Callable[[int], Formatter], num_choices: int, interval: int | None, events: Events
 ) -> list[tuple[list[Any], ResumePoint]]:
-    """What was told of an answer that is cut at each of its writes (of many at each seventh), and
-    where it goes on."""
+    """Returns the payloads of a stream that is cut at each of its writes (of many at each
+    thirteenth), and its resume points."""
     frontend = frontend_over(events)
     whole = await written(
         answer(new_dialect(num_choices), num_choices, interval, frontend), frontend
     )
     found = []
-    for cut_at in range(0, len(whole), 1 if len(whole) < 80 else 7):
+    for cut_at in range(0, len(whole), 1 if len(whole) < 80 else 13):
         frontend = frontend_over(events)
         made = answer(new_dialect(num_choices), num_choices, interval, frontend)
         *told, error = payloads_of(await written(made, frontend, cut_at))
