@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from shared.messages import ErrorCode, Job
 from shared.text.base import Tokenizer
-from shared.text.model_card import AUTO, ModelCard, card_from_checkpoint, load_card_tokenizer
+from shared.text.model_card import ModelCard, card_from_checkpoint, load_card_tokenizer
+from shared.text.sampling_defaults import parse_override
 from worker.engine_process.messages import EngineReady
-from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME
+from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME, WorkerSettings
 
 
 class JobRefused(Exception):
@@ -39,34 +39,24 @@ class LoadedModel:
 
     @classmethod
     def load(
-        cls,
-        checkpoint: Path,
-        name: str,
-        ready: EngineReady,
-        tool_format: str = AUTO,
-        reasoning_format: str = AUTO,
-        generation_config: str = AUTO,
-        override_generation_config: Mapping[str, float] = MappingProxyType({}),
+        cls, checkpoint: Checkpoint, ready: EngineReady, settings: WorkerSettings
     ) -> LoadedModel:
-        """Reads the checkpoint's text files; what has a default is as for `card_from_checkpoint`.
-
-        Raises ValueError or OSError with a sentence.
-        """
+        """Reads the checkpoint's text files. Raises ValueError or OSError with a sentence."""
         card, blobs = card_from_checkpoint(
-            checkpoint,
-            name=name,
+            checkpoint.path,
+            name=checkpoint.name,
             max_model_len=ready.config.max_model_len,
             kv_capacity_tokens=ready.config.capacity_tokens,
             dtype=ready.dtype,
             num_parameters=ready.num_parameters,
-            tool_format=tool_format,
-            reasoning_format=reasoning_format,
+            tool_format=settings.tool_format,
+            reasoning_format=settings.reasoning_format,
             structured_output=ready.config.structured_output,
-            generation_config=generation_config,
-            override_generation_config=override_generation_config,
+            generation_config=settings.generation_config,
+            override_generation_config=parse_override(settings.override_generation_config),
         )
         return cls(
-            name=name,
+            name=checkpoint.name,
             card=card,
             blobs=blobs,
             tokenizer=load_card_tokenizer(card, blobs),

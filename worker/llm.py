@@ -141,7 +141,10 @@ class LLM:
             except RequestRefused as refusal:
                 message = f"prompt {i // n}: {refusal.message}"
                 raise RequestRefused(refusal.code, message) from None
-        live = [_Generation(request, self._tokenizer) for request in requests]
+        live = [
+            _Generation(request, OutputProcessor(self._tokenizer, request.params))
+            for request in requests
+        ]
         bar = GenerationProgress(len(live), self._engine.stats(), shown=progress)
         try:
             self._run(live, n, bar)
@@ -196,7 +199,7 @@ class LLM:
                 if output.prompt_logprobs:
                     continue
                 pending.extendleft(reversed(others.pop(output.request_id, ())))
-                if generation.finish_reason is not None:
+                if generation.is_over:
                     bar.finished(1)
                     # Without effect unless a stop string was found: the engine cannot see those.
                     engine.cancel(output.request_id)
@@ -215,50 +218,47 @@ class _Generation:
     """One prompt on its way."""
 
     request: EngineRequest
-    tokenizer: Tokenizer
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    error: ErrorCode | None = None
-    message: str = ""
-    num_cached_tokens: int = 0
-    token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    processor: OutputProcessor
+    pieces: list[Piece] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
+    last: EngineOutput | None = None
 
-    def __post_init__(self) -> None:
-        self._processor = OutputProcessor(self.tokenizer, self.request.params)
+    @property
+    def is_over(self) -> bool:
+        return bool(self.pieces) and self.pieces[-1].finish_reason is not None
 
     def take(self, output: EngineOutput) -> None:
+        """Takes an output of the request; none follows the one with its end."""
         self.prompt_logprobs += output.prompt_logprobs
         if output.prompt_logprobs:
             return
-        self.num_cached_tokens = output.num_cached_tokens
+        self.last = output
         if output.error is not None:
-            self.texts.append(self._processor.abort())
-            self.finish_reason = FinishReason.ERROR
-            self.error, self.message = output.error, output.message
-            return
-        piece: Piece = self._processor.push(
-            output.token_ids, output.logprobs, output.finish_reason, output.stop_reason
-        )
-        self.token_ids += piece.token_ids
-        self.texts.append(piece.text)
-        self.logprobs += piece.logprobs or ()
-        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+            piece = Piece((), self.processor.abort(), finish_reason=FinishReason.ERROR)
+        else:
+            piece = self.processor.push(
+                output.token_ids, output.logprobs, output.finish_reason, output.stop_reason
+            )
+        self.pieces.append(piece)
 
     def result(self) -> OfflineResult:
-        assert self.finish_reason is not None
+        """Returns what was generated; the request has ended."""
+        assert self.last is not None, "an end is an output"
+        end = self.pieces[-1]
+        assert end.finish_reason is not None
+        wants_logprobs = self.request.params.logprobs is not None
         return OfflineResult(
-            text="".join(self.texts),
-            token_ids=tuple(self.token_ids),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+            text="".join(piece.text for piece in self.pieces),
+            token_ids=tuple(token_id for piece in self.pieces for token_id in piece.token_ids),
+            finish_reason=end.finish_reason,
+            stop_reason=end.stop_reason,
             num_prompt_tokens=len(self.request.prompt_token_ids),
-            num_cached_tokens=self.num_cached_tokens,
-            logprobs=None if self.request.params.logprobs is None else tuple(self.logprobs),
-            error=self.error,
-            message=self.message,
+            num_cached_tokens=self.last.num_cached_tokens,
+            logprobs=tuple(entry for piece in self.pieces for entry in piece.logprobs or ())
+            if wants_logprobs
+            else None,
+            error=self.last.error,
+            message=self.last.message,
             prompt_logprobs=None
             if self.request.params.prompt_logprobs is None
             else tuple(self.prompt_logprobs),

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Sequence
 
 import uvloop
 
@@ -14,7 +13,7 @@ from shared.logs import start_logs
 from shared.redis.check import UnsafeServer
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
-from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
@@ -25,9 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Returns the exit status: 0 after a stop, 2 for settings, model or server that cannot be used,
-    70
-    after an unexpected error or when the engine kept dying."""
+    """Runs one worker. Returns the exit status: 0 after a stop, 2 for settings, a model or a server
+    that cannot be used, 70 after an unexpected error or when the engine kept dying."""
     try:
         settings = load_settings(WorkerSettings)
         checkpoint = find_checkpoint(settings.model, settings.served_model_name)
@@ -48,21 +46,10 @@ def main() -> int:
         logs.stop()
 
 
-def make_service(
-    settings: WorkerSettings, checkpoint: Checkpoint, transport: RedisTransport
-) -> WorkerService:
-    """Returns a worker over an open transport: `run` it in an event loop, `stop` it from there."""
-
-    async def check() -> Sequence[str]:
-        return await transport.check()
-
-    return WorkerService(settings, checkpoint, transport.queue, check)
-
-
 async def _run(settings: WorkerSettings, checkpoint: Checkpoint) -> int:
     transport = await open_transport(settings.redis_url, namespace=settings.namespace)
     try:
-        service = make_service(settings, checkpoint, transport)
+        service = WorkerService(settings, checkpoint, transport.queue, transport.check)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, service.stop)

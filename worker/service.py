@@ -23,11 +23,11 @@ from shared.huge_pages import collapse_heap
 from shared.logs import RateLimitedOutageLog, host_name
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
-from shared.text.sampling_defaults import parse_override
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
 from worker.checkpoint import Checkpoint, LoadedModel
 from worker.engine_process.link import EngineDied, EngineNotLoaded
+from worker.engine_process.messages import Configure
 from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
 from worker.heartbeat import Heartbeat, LoadReport
 from worker.intake import AdmissionEstimator, Intake
@@ -67,9 +67,9 @@ class WorkerService:
         self._jobs = RunningJobs(settings.max_num_seqs)
         self.worker_id = _new_worker_id()
         self._supervisor = EngineSupervisor(
-            settings.engine_options(checkpoint.path),
-            settings.log_level,
-            settings.log_format,
+            Configure(
+                settings.engine_options(checkpoint.path), settings.log_level, settings.log_format
+            ),
             self._jobs,
             load_timeout_s=settings.load_timeout_s,
             stall_limit_s=settings.stall_limit_s,
@@ -157,14 +157,7 @@ class WorkerService:
     async def _load(self) -> None:
         ready = await self._supervisor.start()
         self._model = await asyncio.to_thread(
-            LoadedModel.load,
-            self._checkpoint.path,
-            self._checkpoint.name,
-            ready,
-            self._settings.tool_format,
-            self._settings.reasoning_format,
-            self._settings.generation_config,
-            parse_override(self._settings.override_generation_config),
+            LoadedModel.load, self._checkpoint, ready, self._settings
         )
         self._runner = JobRunner(self._jobs, self._model, self._publisher, self._supervisor.send)
         log.info(

@@ -18,7 +18,7 @@ from shared.logs import start_logs
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
 from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
-from worker.main import make_service
+from worker.service import WorkerService
 from worker.settings import WorkerSettings
 
 FAKE_URL = "fake://"
@@ -55,7 +55,7 @@ async def _serve(
     has ended."""
     transport = await open_transport(FAKE_URL, namespace=worker_settings.namespace)
     server = make_server(create_app(api_settings, transport), api_settings)
-    service = make_service(worker_settings, checkpoint, transport)
+    service = WorkerService(worker_settings, checkpoint, transport.queue, transport.check)
     working = asyncio.create_task(service.run())
     serving = asyncio.create_task(server.serve())
     over = threading.Event()

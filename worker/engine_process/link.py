@@ -13,8 +13,6 @@ from typing import cast
 
 import msgspec
 
-from shared.settings import LogFormat, LogLevel
-from worker.engine_options import EngineOptions
 from worker.engine_process.messages import (
     Configure,
     EngineReady,
@@ -78,7 +76,9 @@ class EngineFrames(asyncio.Protocol):
             return
         self._buffer += data
         try:
-            self._cut()
+            for body in take_bodies(self._buffer):
+                self._bodies.append(body)
+                self._num_bytes += len(body)
         except FrameTooLong as error:
             self._end = error
         if self._num_bytes > READ_AHEAD_BYTES and not self._is_paused:
@@ -109,11 +109,6 @@ class EngineFrames(asyncio.Protocol):
             self._is_paused = False
         return body
 
-    def _cut(self) -> None:
-        for body in take_bodies(self._buffer):
-            self._bodies.append(body)
-            self._num_bytes += len(body)
-
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -136,9 +131,7 @@ class EngineLink:
         self.num_received = 0  # messages
 
     @classmethod
-    async def start(
-        cls, options: EngineOptions, log_level: LogLevel, log_format: LogFormat
-    ) -> EngineLink:
+    async def start(cls, configure: Configure) -> EngineLink:
         """Starts the process and configures it; `ready` waits for the model."""
         own, other = socket.socketpair()
         with other:
@@ -159,7 +152,7 @@ class EngineLink:
         loop = asyncio.get_running_loop()
         transport, frames = await loop.create_unix_connection(EngineFrames, sock=own)
         link = cls(process, transport, frames)
-        link.send(Configure(options, log_level.value, log_format.value))
+        link.send(configure)
         return link
 
     @property

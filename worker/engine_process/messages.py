@@ -13,6 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from shared.messages import ErrorCode
+from shared.settings import LogFormat, LogLevel
 from worker.engine.config import EngineConfig
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions
@@ -29,8 +30,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     """The first message to the engine process."""
 
     options: EngineOptions
-    log_level: str
-    log_format: str
+    log_level: LogLevel
+    log_format: LogFormat
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
@@ -133,11 +134,14 @@ FromEngine = LoadProgress | EngineReady | LoadFailed | StepOutputs | RequestReje
 
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+# Of a frame's body; they raise msgspec.DecodeError or ValidationError.
+decode_to_engine = _to_engine.decode
+decode_from_engine = _from_engine.decode
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: ToEngine | FromEngine) -> bytes:
-    """Raises FrameTooLong."""
+    """Returns a message as a frame. Raises FrameTooLong."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise FrameTooLong(f"a message of {len(body)} bytes does not fit a frame")
@@ -164,13 +168,3 @@ def take_bodies(buffer: bytearray) -> Iterator[bytes]:
         yield bytes(buffer[body:end])
         begin = end
     del buffer[:begin]
-
-
-def decode_to_engine(body: bytes | memoryview) -> ToEngine:
-    """Raises msgspec.DecodeError or ValidationError."""
-    return _to_engine.decode(body)
-
-
-def decode_from_engine(body: bytes | memoryview) -> FromEngine:
-    """Raises msgspec.DecodeError or ValidationError."""
-    return _from_engine.decode(body)

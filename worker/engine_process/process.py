@@ -23,7 +23,6 @@ from shared.cores import default_threads
 from shared.huge_pages import collapse_heap
 from shared.logs import start_logs
 from shared.process import die_with_parent
-from shared.settings import LogFormat, LogLevel
 from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
@@ -73,8 +72,8 @@ def main() -> int:
         )
         return 0
     logs = start_logs(
-        LogLevel(configure.log_level),
-        LogFormat(configure.log_format),
+        configure.log_level,
+        configure.log_format,
         fields={"process": "engine"},
     )
     try:

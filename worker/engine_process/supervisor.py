@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from shared.backoff import Backoff
-from shared.settings import LogFormat, LogLevel
 from shared.transport.ports.queue import CrashCause
-from worker.engine_options import EngineOptions
 from worker.engine_process.link import EngineDied, EngineLink, EngineNotLoaded
 from worker.engine_process.messages import (
+    Configure,
     EngineEnds,
     EngineReady,
     RequestRejected,
@@ -43,18 +42,14 @@ class EngineSupervisor:
 
     def __init__(
         self,
-        options: EngineOptions,
-        log_level: LogLevel,
-        log_format: LogFormat,
+        configure: Configure,
         jobs: RunningJobs,
         *,
         load_timeout_s: float,
         stall_limit_s: float,
         max_restarts: int,
     ) -> None:
-        self._options = options
-        self._log_level = log_level
-        self._log_format = log_format
+        self._configure = configure
         self._jobs = jobs
         self._load_timeout_s = load_timeout_s
         self._stall_limit_s = stall_limit_s
@@ -215,7 +210,11 @@ class EngineSupervisor:
             self.num_restarts += 1
             try:
                 await self._load(await self._open_link())
-            except (EngineDied, EngineNotLoaded) as error:
+            except (
+                EngineDied,
+                EngineNotLoaded,
+                OSError,
+            ) as error:  # OSError: no process, no socket
                 log.error("the engine could not be restarted", extra={"error": str(error)})
                 last_error = str(error)
                 await self.close()
@@ -226,7 +225,7 @@ class EngineSupervisor:
 
     async def _open_link(self) -> EngineLink:
         self._has_output = False
-        self._link = await EngineLink.start(self._options, self._log_level, self._log_format)
+        self._link = await EngineLink.start(self._configure)
         return self._link
 
     async def _load(self, link: EngineLink) -> EngineReady:

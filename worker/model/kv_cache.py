@@ -49,16 +49,13 @@ class KVCachePool:
             ) from error
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys: tuple[Tensor, ...] = tuple(self.storage[:, i, 0] for i in _layers(config))
-        self.values: tuple[Tensor, ...] = tuple(self.storage[:, i, 1] for i in _layers(config))
-
-
-def _layers(config: ModelConfig) -> range:
-    return range(config.num_layers)
+        layers = range(config.num_layers)
+        self.keys: tuple[Tensor, ...] = tuple(self.storage[:, layer, 0] for layer in layers)
+        self.values: tuple[Tensor, ...] = tuple(self.storage[:, layer, 1] for layer in layers)
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
+    """Returns the bytes of one block over all layers."""
     places = config.num_layers * 2 * block_size
     return places * config.num_kv_heads * config.head_dim * dtype.itemsize
 
@@ -66,7 +63,7 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
 def blocks_that_fit(
     memory_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype
 ) -> int:
-    """At least 1; raises KVCacheTooSmall where not even one block fits."""
+    """Returns how many blocks fit. Raises KVCacheTooSmall where not even one does."""
     size = block_bytes(config, block_size, dtype)
     if (num_blocks := memory_bytes // size) < 1:
         raise KVCacheTooSmall(

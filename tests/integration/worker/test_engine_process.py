@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from shared.settings import LogFormat, LogLevel
 from worker.engine_process.messages import Configure, Shutdown, encode_frame
 from worker.settings import WorkerSettings
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_process_stopped_before_it_begins_ends_without_a_message() -> None:
     settings = WorkerSettings(redis_url="fake://", runner="echo")
-    configure = Configure(settings.engine_options(ROOT), "INFO", "text")
+    configure = Configure(settings.engine_options(ROOT), LogLevel.INFO, LogFormat.TEXT)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(encode_frame(configure) + encode_frame(Shutdown()))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.layers.ops import Multiply, TorchOps, gated
+from worker.model.layers.ops import Multiply, TorchOps
 
 _LEAST_PEAK = 1e-10
 _ROWS_AT_ONCE = 4096
@@ -72,9 +72,6 @@ class Int8Ops(TorchOps):
 
         return multiply
 
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        return gated(self.linear(weight, bias))
-
 
 class OneDnnInt8Ops(Int8Ops):
     """The same through oneDNN's kernels, which torch reaches by private operators.
@@ -109,6 +106,3 @@ class PackedOps(TorchOps):
         call: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise
         kept_bias = bias.detach() if bias is not None else None
         return lambda x: call(x, packed, kept_bias, "none", [], "")
-
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        return gated(self.linear(weight, bias))

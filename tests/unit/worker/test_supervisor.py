@@ -1,0 +1,109 @@
+"""EngineSupervisor over scripted engine processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shared.settings import LogFormat, LogLevel
+from shared.transport.ports.queue import CrashCause
+from tests.unit.worker.fakes import until
+from tests.unit.worker.test_admission_estimator import ready
+from worker.engine_options import EngineOptions
+from worker.engine_process import supervisor as supervisor_module
+from worker.engine_process.link import EngineDied
+from worker.engine_process.messages import Configure, EngineReady
+from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
+from worker.running_jobs import RunningJobs
+
+CONFIGURE = Configure(EngineOptions(checkpoint="/m"), LogLevel.INFO, LogFormat.TEXT)
+
+
+class ScriptedLink:
+    """An engine process that loads at once and lives until `dies` is set."""
+
+    pid = 1
+    num_received = 0
+
+    def __init__(self) -> None:
+        self.dies = asyncio.Event()
+
+    async def ready(self, on_progress: Callable[[str, float], None]) -> EngineReady:
+        return ready(10)
+
+    async def receive(self) -> Any:
+        await self.dies.wait()
+        raise EngineDied(1)
+
+    async def stop(self) -> None: ...
+
+
+class Starts:
+    """Stands for EngineLink: a link for each start, but for those in `failures`."""
+
+    def __init__(self, failures: dict[int, Exception]) -> None:
+        self.failures = failures
+        self.links: list[ScriptedLink] = []
+        self.num_calls = 0
+
+    async def start(self, configure: Configure) -> ScriptedLink:
+        self.num_calls += 1
+        if self.num_calls in self.failures:
+            raise self.failures[self.num_calls]
+        self.links.append(ScriptedLink())
+        return self.links[-1]
+
+
+def supervisor(max_restarts: int) -> EngineSupervisor:
+    return EngineSupervisor(
+        CONFIGURE,
+        RunningJobs(4),
+        load_timeout_s=5,
+        stall_limit_s=60,
+        max_restarts=max_restarts,
+    )
+
+
+async def serve(supervisor: EngineSupervisor, causes: list[CrashCause]) -> None:
+    async def on_death(cause: CrashCause) -> None:
+        causes.append(cause)
+
+    has_capacity = asyncio.Event()
+    has_capacity.set()
+    await supervisor.serve(lambda message: None, on_death, has_capacity)
+
+
+async def test_a_process_that_cannot_be_spawned_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = Starts({2: BlockingIOError(11, "Resource temporarily unavailable")})
+    monkeypatch.setattr(supervisor_module, "EngineLink", starts)
+    engine, causes = supervisor(max_restarts=5), list[CrashCause]()
+    await engine.start()
+    serving = asyncio.create_task(serve(engine, causes))
+    try:
+        starts.links[0].dies.set()
+        await until(lambda: len(starts.links) == 2 or serving.done())
+        await until(lambda: engine.up.is_set() or serving.done())
+        assert not serving.done()
+        assert (engine.num_restarts, causes) == (2, [CrashCause.ENGINE])
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+async def test_processes_that_can_never_be_spawned_end_the_worker_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failure = OSError(12, "Cannot allocate memory")
+    starts = Starts({2: failure, 3: failure})
+    monkeypatch.setattr(supervisor_module, "EngineLink", starts)
+    engine, causes = supervisor(max_restarts=2), list[CrashCause]()
+    await engine.start()
+    starts.links[0].dies.set()
+    with pytest.raises(EngineGaveUp, match="Cannot allocate memory"):
+        await asyncio.wait_for(serve(engine, causes), 10)
+    assert starts.num_calls == 3
