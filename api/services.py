@@ -12,8 +12,7 @@ from api.dialects.responses.store import ResponseStore
 from api.files.service import FilePolicy, FileService
 from api.files.storage import FileStorage
 from api.files.upload import UploadLimits
-from api.generation.models import ModelCatalog
-from api.generation.service import GenerationService, JobDefaults
+from api.generation.models import GenerationService, JobDefaults, ModelCatalog
 from api.generation.thread_pool import TextPool
 from api.housekeeping import Housekeeping
 from api.http.open_requests import OpenRequests

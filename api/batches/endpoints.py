@@ -16,8 +16,8 @@ from api.dialects.responses.request import prepare_response
 from api.dialects.responses.store import ResponseStore
 from api.errors import unsupported
 from api.generation.ignored_parameters import IgnoredMembers
+from api.generation.models import GenerationService
 from api.generation.protocol import RequestModel
-from api.generation.service import GenerationService
 from api.generation.validation import parse_json, parse_request
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared

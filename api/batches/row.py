@@ -18,7 +18,7 @@ from api.batches.lease import StopEvent, StopReason
 from api.batches.results import RowResult, error_line, expiry_line, output_pieces
 from api.errors import ApiError, UnavailableError, internal_error, invalid_parameter, job_failed
 from api.generation.ignored_parameters import IgnoredMembers
-from api.generation.prompt_logprobs import ScoredPrompt
+from api.generation.logprobs import ScoredPrompt
 from api.generation.thread_pool import TextPool, request_bytes
 from api.http.caller import Caller
 from api.ids import public_id

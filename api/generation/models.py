@@ -12,11 +12,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from api.dependencies import provided
 from api.errors import UnavailableError, model_not_found, unavailable
 from api.generation.sampling import ContextBudget
 from api.generation.thread_pool import TextPool, request_bytes
-from shared.messages import InvalidParameter
+from shared.messages import Durability, InvalidParameter
 from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
 from shared.text.chat_template import RenderingProcesses
@@ -251,3 +253,28 @@ class ModelCatalog:
         while len(self._texts) > MAX_TEXTS:
             self._texts.popitem(last=False)
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefaults:
+    """Defaults of a job's parameters. `queue_timeout_s` 0: no limit."""
+
+    timeout_s: float
+    queue_timeout_s: float
+    durability: Durability
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationService:
+    """What every dialect needs to make a job of a request; made once a process.
+
+    `max_response_bytes`: the most that a response may come to, by its worst case.
+    """
+
+    models: ModelCatalog
+    pool: TextPool
+    max_response_bytes: int
+    job_defaults: JobDefaults
+
+
+GenerationDep = Annotated[GenerationService, provided(GenerationService)]

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from api.generation.prompt_logprobs import ScoredPrompt
+from api.generation.logprobs import ScoredPrompt
 from api.jobs.missing_end import MissingEnd
 from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.errors import ClientError, idempotency_key_reuse
-from api.generation.formatter import Formatter
-from api.generation.prompt_logprobs import ScoredPrompt
-from api.generation.service import JobDefaults
-from api.generation.timing import Timing
+from api.generation.formatter import Formatter, Timing
+from api.generation.logprobs import ScoredPrompt
+from api.generation.models import JobDefaults
 from api.http.caller import Caller
 from shared.keys import new_job_id
 from shared.messages import Durability, Idempotency, Job, OnDisconnect, SamplingParams

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from api.generation.prompt_logprobs import ScoredPrompt
+from api.generation.logprobs import ScoredPrompt
 from api.jobs.accepted_jobs import PATIENCE_S
 from api.jobs.event_stream import JobStream, RelayCounts
 from api.jobs.missing_end import MissingEnd

@@ -13,9 +13,9 @@ import anyio
 from starlette.types import Scope
 
 from api.errors import ApiError, store_unreachable
-from api.generation.prompt_logprobs import ScoredPrompt
-from api.generation.response_size import is_small_response
-from api.generation.timing import Timing
+from api.generation.formatter import Timing
+from api.generation.logprobs import ScoredPrompt
+from api.generation.sampling import is_small_response
 from api.http.open_requests import Ending
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.event_stream import JobStream

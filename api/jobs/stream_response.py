@@ -18,9 +18,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from api.errors import ApiError, going_down, internal_error, job_failed, unavailable
-from api.generation.formatter import Formatter
-from api.generation.prompt_logprobs import ScoredPrompt
-from api.generation.timing import Timing
+from api.generation.formatter import Formatter, Timing
+from api.generation.logprobs import ScoredPrompt
 from api.http.json_response import error_response, json_response, send_json, send_short
 from api.http.open_requests import Ending
 from api.http.sse import EventWriter, Framing

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.generation.service import GenerationDep
+from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import json_response
 from api.http.open_requests import OpenRequestsDep

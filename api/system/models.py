@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dialects.messages.protocol import model_info, model_page
-from api.generation.service import GenerationDep
+from api.generation.models import GenerationDep, ServedModel
 from api.http.caller import speaks_anthropic
 from api.http.json_response import json_response
 from api.http.openapi import ANY, NAMED, errors
 from api.system.protocol import Model, ModelList
+from shared.messages import InvalidParameter
 
 router = APIRouter(tags=["Models"])
 
@@ -33,3 +37,64 @@ async def get_model(request: Request, model_id: str, generation: GenerationDep) 
     if speaks_anthropic(request.scope):
         return json_response(model_info(model))
     return Model.of(model)
+
+
+# GET /v1/models in Anthropic's shape: a page of models, by cursor.
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 1000
+
+
+def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> dict[str, Any]:
+    """Returns a page of models. `query`: `limit`, `after_id`, `before_id`, as Anthropic has them.
+
+    Raises InvalidParameter.
+    """
+    names = [model.card.name for model in models]
+    limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
+    begin, end = 0, len(models)
+    if "after_id" in query:
+        begin = _position(names, query["after_id"], "after_id") + 1
+    if "before_id" in query:
+        end = _position(names, query["before_id"], "before_id")
+        begin = max(begin, end - limit)
+        has_more = begin > 0
+    else:
+        has_more = end > begin + limit
+        end = min(end, begin + limit)
+    page = [model_info(model) for model in models[begin:end]]
+    return {
+        "data": page,
+        "has_more": has_more,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
+
+
+def model_info(model: ServedModel) -> dict[str, Any]:
+    """Returns one model. `max_input_tokens` and `max_tokens` are each all that prompt and output
+    share."""
+    card = model.card
+    created = datetime.fromtimestamp(card.created_s, UTC)
+    return {
+        "type": "model",
+        "id": card.name,
+        "display_name": card.name,
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model.context_tokens,
+        "max_tokens": model.context_tokens,
+    }
+
+
+def _limit(text: str) -> int:
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
+    if not 1 <= limit <= MAX_LIMIT:
+        raise InvalidParameter("limit", f"must be between 1 and {MAX_LIMIT}")
+    return limit
+
+
+def _position(names: Sequence[str], name: str, param: str) -> int:
+    if name not in names:
+        raise InvalidParameter(param, "must be the id of a model")
+    return names.index(name)

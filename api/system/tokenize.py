@@ -9,9 +9,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from api.generation.messages import template_messages
-from api.generation.models import ServedModel
+from api.generation.models import GenerationDep, ServedModel
 from api.generation.prompt import chat_text, chat_token_ids, checked_token_ids, prompt_token_ids
-from api.generation.service import GenerationDep
 from api.http.json_response import LongJsonResponse
 from api.http.openapi import BODY, errors
 from api.http.time_slices import SlicesDep

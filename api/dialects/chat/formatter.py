@@ -8,9 +8,14 @@ from typing import Any
 import msgspec
 
 from api.generation.choices import ChoiceEnd, ChoiceReader, ReaderOptions
-from api.generation.chunk_formatter import ChunkFormatter, ResponseContext
-from api.generation.logprobs import ChatEntryForm, ChatLogprobs, PlacedLogprob, chat_logprobs
-from api.generation.prompt_logprobs import PromptLogprobs
+from api.generation.formatter import ChunkFormatter, ResponseContext
+from api.generation.logprobs import (
+    ChatEntryForm,
+    ChatLogprobs,
+    PlacedLogprob,
+    PromptLogprobs,
+    chat_logprobs,
+)
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import NewParser, PlainParser
 from shared.messages import Finished, FinishReason

@@ -6,22 +6,21 @@ from dataclasses import replace
 
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatRequest, ChatToolChoice, FunctionDefinition
-from api.generation.chat_prompt import ChatInput, PreparedPrompt, prepare_prompt
-from api.generation.chunk_formatter import ResponseContext
+from api.generation.formatter import ResponseContext, Timing
+from api.generation.grammars import requested_grammar
+from api.generation.logprobs import PromptLogprobs, scored_prompt
 from api.generation.messages import template_messages
-from api.generation.models import ServedModel
-from api.generation.priority import job_lane, served_tier
-from api.generation.prompt_logprobs import PromptLogprobs, scored_prompt
-from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
+from api.generation.models import GenerationService, ServedModel
+from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
+from api.generation.protocol import job_lane, served_tier
 from api.generation.sampling import (
     ContextBudget,
+    ResponseSize,
     check_prompt_logprobs,
+    prompt_logprobs_bytes,
     renamed_parameters,
     sampling_params,
 )
-from api.generation.service import GenerationService
-from api.generation.structured_output import requested_grammar
-from api.generation.timing import Timing
 from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job, now_s

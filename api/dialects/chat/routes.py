@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.dialects.chat.protocol import ChatCompletion, ChatRequest
 from api.dialects.chat.request import prepare_chat
-from api.generation.service import GenerationDep
+from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.openapi import IDEMPOTENT, JOB, streamed
 from api.jobs.request_reader import JsonRoute

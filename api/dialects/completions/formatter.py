@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.generation.choices import ChoiceReader, ReaderOptions
-from api.generation.chunk_formatter import ChunkFormatter, ResponseContext
+from api.generation.formatter import ChunkFormatter, ResponseContext
 from api.generation.logprobs import (
     CompletionEntry,
     CompletionEntryForm,
     CompletionLogprobs,
+    EchoedLogprobs,
     PlacedLogprob,
+    PromptLogprobs,
+    ScoredPrompt,
     completion_logprobs,
 )
-from api.generation.prompt_logprobs import EchoedLogprobs, PromptLogprobs, ScoredPrompt
 from api.http.sse import JoinedText
 from api.output_parsers.events import OutputEvent, Text
 from shared.messages import Finished

@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.dialects.completions.protocol import CompletionRequest
 from api.errors import unsupported
-from api.generation.chunk_formatter import ResponseContext
-from api.generation.models import ServedModel
-from api.generation.priority import job_lane, served_tier
+from api.generation.formatter import ResponseContext, Timing
+from api.generation.grammars import checked_grammar
+from api.generation.logprobs import ScoredPrompt, scored_prompt
+from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import EncodedPrompt, encoded_prompts, is_short_prompt
-from api.generation.prompt_logprobs import ScoredPrompt, scored_prompt
-from api.generation.response_size import (
+from api.generation.protocol import job_lane, served_tier
+from api.generation.sampling import (
     COMPLETION_ENTRY_BYTES,
     TOKEN_BYTES,
     TOKEN_ID_BYTES,
+    ContextBudget,
     ResponseSize,
+    check_prompt_logprobs,
     prompt_logprobs_bytes,
+    sampling_params,
 )
-from api.generation.sampling import ContextBudget, check_prompt_logprobs, sampling_params
-from api.generation.service import GenerationService
-from api.generation.structured_output import checked_grammar
-from api.generation.timing import Timing
 from api.http.caller import Caller
 from api.http.sse import json_bytes
 from api.jobs.new_job import Prepared, new_job, now_s, sibling

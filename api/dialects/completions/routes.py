@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.dialects.completions.protocol import Completion, CompletionRequest
 from api.dialects.completions.request import prepare_completions
-from api.generation.service import GenerationDep
+from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.openapi import IDEMPOTENT, JOB, streamed
 from api.jobs.request_reader import JsonRoute

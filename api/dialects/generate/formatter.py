@@ -7,9 +7,8 @@ from typing import Any
 
 from api.errors import ApiError
 from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
-from api.generation.formatter import Formatter, usage_payload
-from api.generation.prompt_logprobs import PromptLogprobs
-from api.generation.timing import Timing
+from api.generation.formatter import Formatter, Timing, usage_payload
+from api.generation.logprobs import PromptLogprobs
 from api.output_parsers.events import Text
 from shared.messages import Finished
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.dialects.generate.protocol import Generated, GenerateRequest
 from api.dialects.generate.request import prepare_generate
-from api.generation.service import GenerationDep
+from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.openapi import IDEMPOTENT, JOB, streamed
 from api.jobs.request_reader import JsonRoute

@@ -2,20 +2,17 @@
 
 What is not here is refused by name. Members that ask for what happens anyway are here with the one
 value that does: `cache_control` (the prefix cache finds every repeated prefix by itself),
-`service_tier`, `speed`. Others that change nothing are in `api.generation.unused_parameters`.
+`service_tier`, `speed`. Others that change nothing are in `api.generation.ignored_parameters`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from api.generation.messages import MAX_MESSAGES, PartCount
-from api.generation.models import ServedModel
 from api.generation.protocol import (
     JobParameters,
     OnlyFalse,
@@ -296,63 +293,6 @@ class MessageRequest(CountTokensRequest, StreamParameters, JobParameters):
     stop_sequences: Texts = []
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-
-
-# GET /v1/models in Anthropic's shape: a page of models, by cursor.
-
-DEFAULT_LIMIT = 20
-MAX_LIMIT = 1000
-
-
-def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> dict[str, Any]:
-    """`limit`, `after_id` and `before_id` as Anthropic has them. Raises InvalidParameter."""
-    names = [model.card.name for model in models]
-    limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
-    begin, end = 0, len(models)
-    if "after_id" in query:
-        begin = _position(names, query["after_id"], "after_id") + 1
-    if "before_id" in query:
-        end = _position(names, query["before_id"], "before_id")
-        begin = max(begin, end - limit)
-        has_more = begin > 0
-    else:
-        has_more = end > begin + limit
-        end = min(end, begin + limit)
-    page = [model_info(model) for model in models[begin:end]]
-    return {
-        "data": page,
-        "has_more": has_more,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-    }
-
-
-def model_info(model: ServedModel) -> dict[str, Any]:
-    """One model; `max_input_tokens` and `max_tokens` are each all that prompt and answer share."""
-    card = model.card
-    created = datetime.fromtimestamp(card.created_s, UTC)
-    return {
-        "type": "model",
-        "id": card.name,
-        "display_name": card.name,
-        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "lifecycle": "active",
-        "max_input_tokens": model.context_tokens,
-        "max_tokens": model.context_tokens,
-    }
-
-
-def _limit(text: str) -> int:
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InvalidParameter("limit", f"must be between 1 and {MAX_LIMIT}")
-    return limit
-
-
-def _position(names: Sequence[str], name: str, param: str) -> int:
-    if name not in names:
-        raise InvalidParameter(param, "must be the id of a model")
-    return names.index(name)
 
 
 # The responses.

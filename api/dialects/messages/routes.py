@@ -15,7 +15,7 @@ from api.dialects.messages.protocol import (
     MessagesError,
 )
 from api.dialects.messages.request import message_prompt, prepare_message
-from api.generation.service import GenerationDep
+from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import anthropic_status, json_response
 from api.http.openapi import BODY, IDEMPOTENT, JOB, errors, streamed

@@ -1,7 +1,7 @@
 """The request of POST /v1/responses, member by member, and what is known to be refused.
 
 As in the other OpenAI dialects a member whose value is null counts as absent, and a member that
-changes nothing is taken out before (`api.generation.unused_parameters`).
+changes nothing is taken out before (`api.generation.ignored_parameters`).
 """
 
 from __future__ import annotations

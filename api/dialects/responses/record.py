@@ -11,10 +11,8 @@ import msgspec
 
 from api.dialects.responses.items import Item
 from api.dialects.responses.protocol import FunctionTool, ResponseRequest
-from api.generation.priority import served_tier
-from api.generation.protocol import RequestModel, ResponseFormatText
-from api.output_parsers.factory import OutputParserFactory, Thinking
-from api.output_parsers.parser import OutputParser
+from api.generation.protocol import RequestModel, ResponseFormatText, served_tier
+from api.output_parsers.parser import OutputParser, OutputParserFactory, Thinking
 from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, SamplingParams
 from shared.text.model_card import ModelCard
 from shared.text.tool_formats import ReasoningFormat, ToolFormat

@@ -19,14 +19,12 @@ from api.dialects.responses.protocol import (
 from api.dialects.responses.record import encode_facts, facts_of
 from api.dialects.responses.store import ResponseStore
 from api.errors import unsupported
-from api.generation.chat_prompt import ChatInput, PreparedPrompt, prepare_prompt
+from api.generation.grammars import RequestedGrammar, object_output, schema_output
 from api.generation.messages import MAX_CALLS
-from api.generation.models import ServedModel
-from api.generation.priority import job_lane
-from api.generation.response_size import ResponseSize
-from api.generation.sampling import ContextBudget, renamed_parameters, sampling_params
-from api.generation.service import GenerationService
-from api.generation.structured_output import RequestedGrammar, object_output, schema_output
+from api.generation.models import GenerationService, ServedModel
+from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
+from api.generation.protocol import job_lane
+from api.generation.sampling import ContextBudget, ResponseSize, renamed_parameters, sampling_params
 from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import new_job, now_s

@@ -34,8 +34,8 @@ from api.errors import (
     unknown_parameter,
     unsupported,
 )
-from api.generation.service import GenerationDep
-from api.generation.timing import Timing
+from api.generation.formatter import Timing
+from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, limit, parameters, query, streamed

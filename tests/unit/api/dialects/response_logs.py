@@ -8,7 +8,7 @@ from typing import Any
 
 from api.dialects.responses.formatter import ResponseFormatter
 from api.dialects.responses.record import ReadingFacts, ResponseFacts
-from api.output_parsers.factory import Thinking
+from api.output_parsers.parser import Thinking
 from shared.messages import (
     START,
     Cursor,

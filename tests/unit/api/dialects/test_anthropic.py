@@ -12,20 +12,25 @@ from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter, ValidationError
 
-from api.dialects.messages.conversation import chat_input
 from api.dialects.messages.formatter import (
     BlockStream,
     MessageContext,
     MessageFormatter,
     WholeBlocks,
 )
-from api.dialects.messages.protocol import MessageRequest, model_page
-from api.dialects.messages.request import PARAM_NAMES, is_cut_by_context, message_sampling
+from api.dialects.messages.protocol import MessageRequest
+from api.dialects.messages.request import (
+    PARAM_NAMES,
+    chat_input,
+    is_cut_by_context,
+    message_sampling,
+)
 from api.errors import ApiError, ServerError
 from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.validation import parse_request
 from api.http.json_response import anthropic_body, anthropic_status
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
+from api.system.models import model_page
 from shared.messages import Cursor, Delta, Finished, FinishReason, InvalidParameter, Usage
 
 FACTS = MessageContext(id="msg_1", model="m", prompt_tokens=5)

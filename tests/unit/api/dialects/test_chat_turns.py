@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.dialects.chat.formatter import ChatFormatter
-from api.generation.chunk_formatter import ResponseContext
-from api.output_parsers.factory import OutputParserFactory, Thinking
+from api.generation.formatter import ResponseContext
+from api.output_parsers.parser import OutputParserFactory, Thinking
 from shared.messages import (
     START,
     Cursor,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from api.dialects.chat.protocol import ChatRequest
-from api.dialects.messages.conversation import chat_input
 from api.dialects.messages.protocol import MessageRequest
+from api.dialects.messages.request import chat_input
 from api.dialects.responses.protocol import ResponseRequest
 from api.generation.messages import MAX_PARTS
 from api.generation.validation import parse_request

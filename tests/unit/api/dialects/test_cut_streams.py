@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
-from api.generation.chunk_formatter import ResponseContext
-from api.generation.prompt_logprobs import ScoredPrompt
-from api.generation.timing import Timing
+from api.generation.formatter import ResponseContext, Timing
+from api.generation.logprobs import ScoredPrompt
 from api.http.sse import BEHIND_KEEPALIVE, KEEPALIVE
 from api.jobs.reader_position import ResumePoint
 from api.jobs.stream_response import StreamResponse, generation_response

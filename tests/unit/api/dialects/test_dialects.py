@@ -9,8 +9,7 @@ from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter
 from api.dialects.generate.formatter import GenerateFormatter
 from api.errors import ServerError
-from api.generation.chunk_formatter import ResponseContext
-from api.generation.timing import Timing
+from api.generation.formatter import ResponseContext, Timing
 from shared.messages import START, Cursor, Delta, Finished, FinishReason, TokenLogprob, Usage
 from tests.unit.api.dialects.as_sent import as_sent
 from tests.unit.api.dialects.letter_tokenizer import LetterTokenizer

@@ -16,11 +16,11 @@ from api.dialects.responses.request import (
     check_calls,
     response_sampling,
 )
-from api.generation.chat_prompt import ChatInput
+from api.generation.prompt import ChatInput
 from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.validation import parse_request
 from api.http.pagination import Page
-from api.output_parsers.factory import OutputParserFactory, Thinking
+from api.output_parsers.parser import OutputParserFactory, Thinking
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.dialects.response_logs import CARD, JOB_ID

@@ -14,13 +14,11 @@ from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
-from api.generation.chunk_formatter import ResponseContext
-from api.generation.formatter import Formatter
-from api.generation.timing import Timing
+from api.generation.formatter import Formatter, ResponseContext, Timing
 from api.jobs.reader_position import Extent, ResumePoint
 from api.jobs.stream_response import generation_response
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.factory import OutputParserFactory, Thinking
+from api.output_parsers.parser import OutputParserFactory, Thinking
 from shared.messages import MAX_CHOICES, START, Cursor, Delta, Job, SamplingParams, Segment
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.dialects.cut_answers import Events, frontend_over, log_of_choices, tail_of

@@ -13,8 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
-from api.generation.chunk_formatter import ResponseContext
-from api.generation.timing import Timing
+from api.generation.formatter import ResponseContext, Timing
 from api.http import sse
 from api.http.open_requests import OpenRequests
 from api.http.time_slices import PIECE_BYTES, TimeSlices

@@ -11,14 +11,13 @@ import pytest
 
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_input
-from api.generation.chat_prompt import PreparedPrompt, prepare_prompt
+from api.generation.formatter import Timing
 from api.generation.messages import template_messages
 from api.generation.models import ServedModel
-from api.generation.timing import Timing
+from api.generation.prompt import PreparedPrompt, prepare_prompt
 from api.generation.validation import parse_request
 from api.output_parsers.events import ToolCall
-from api.output_parsers.factory import Thinking, thinking_after
-from api.output_parsers.parser import PlainParser
+from api.output_parsers.parser import PlainParser, Thinking, thinking_after
 from shared.messages import GrammarKind, InvalidParameter
 from shared.text.model_card import card_from_checkpoint, load_text
 from shared.text.tool_formats import ReasoningFormat

@@ -11,12 +11,12 @@ import pytest
 
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
-from api.generation.models import ServedModel
-from api.generation.structured_output import (
+from api.generation.grammars import (
     RequestedGrammar,
     check_grammar,
     requested_grammar,
 )
+from api.generation.models import ServedModel
 from api.generation.validation import parse_request
 from shared.messages import GrammarKind, InvalidParameter
 from shared.text.model_card import card_from_checkpoint, load_text

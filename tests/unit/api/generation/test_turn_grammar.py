@@ -14,8 +14,7 @@ import pytest
 
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_input
-from api.generation.tools import ToolUse
-from api.generation.turn_grammar import (
+from api.generation.grammars import (
     _CALL_GRAMMARS,
     ReasoningRule,
     answer_grammar,
@@ -23,10 +22,10 @@ from api.generation.turn_grammar import (
     can_bound,
     tool_grammar,
 )
+from api.generation.tools import ToolUse
 from api.generation.validation import parse_request
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.factory import CALL_PARSERS, OutputParserFactory, Thinking
-from api.output_parsers.parser import merged
+from api.output_parsers.parser import CALL_PARSERS, OutputParserFactory, Thinking, merged
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text

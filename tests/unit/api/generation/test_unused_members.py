@@ -15,9 +15,8 @@ from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.messages.protocol import MessageRequest
 from api.dialects.responses.protocol import ResponseRequest, check_request
 from api.dialects.responses.request import chat_input
-from api.generation.ignored_parameters import IgnoredMembers
+from api.generation.ignored_parameters import LIST, UNUSED_MEMBERS, IgnoredMembers
 from api.generation.protocol import RequestModel, ResponseFormatText
-from api.generation.unused_parameters import LIST, UNUSED_MEMBERS
 from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
 

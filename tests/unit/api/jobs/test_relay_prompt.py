@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from api.generation.prompt_logprobs import ScoredPrompt
+from api.generation.logprobs import ScoredPrompt
 from api.jobs.event_stream import JobStream
 from shared.messages import (
     PROMPT_SLICE_TOKENS,
