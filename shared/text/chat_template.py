@@ -24,15 +24,15 @@ import msgspec
 
 from shared.messages import InvalidParameter
 from shared.text.base import RenderingUnavailable, TextInvalid
-from shared.text.rendering_process import (
+from shared.text.rendering import (
     END_OF_TIME,
+    MAX_CHARS,
     RenderReply,
     RenderRequest,
     TemplateSource,
     receive,
     send,
 )
-from shared.text.sandbox import MAX_CHARS
 
 _numbers = itertools.count()
 

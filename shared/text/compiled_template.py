@@ -18,7 +18,8 @@ from jinja2 import TemplateError
 
 from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
-from shared.text.sandbox import BUDGET, MAX_CHARS, ChatSandbox, WorkBudget
+from shared.text.rendering import RenderRequest, TemplateSource
+from shared.text.sandbox import BUDGET, ChatSandbox, WorkBudget
 
 _MAX_REASON_CHARS = 500
 _OURS = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -38,45 +39,31 @@ _PROBE_TOOL = {
 
 
 class CompiledChatTemplate:
-    """A checkpoint's chat template, compiled once; `source` and `special_tokens` as in
-    JinjaChatTemplate. Raises TextInvalid for a source that does not compile."""
+    """A checkpoint's chat template, compiled once. Raises TextInvalid where it does not compile."""
 
-    def __init__(
-        self,
-        source: str | Mapping[str, str],
-        special_tokens: Mapping[str, str],
-        *,
-        now: Callable[[], datetime] = datetime.now,
-        max_chars: int = MAX_CHARS,
-    ) -> None:
-        sources = {"default": source} if isinstance(source, str) else source
+    def __init__(self, template: TemplateSource, now: Callable[[], datetime]) -> None:
+        sources = template.source
         if "default" not in sources:
             raise TextInvalid(
                 f"the chat templates {sorted(sources)} have no one named 'default' among them"
             )
         sandbox = ChatSandbox(now)
-        self._default = _NamedTemplate(sandbox, "default", sources, special_tokens, max_chars)
+        self._default = _NamedTemplate(sandbox, "default", template)
         self._tool_use = self._default
         if "tool_use" in sources:
-            self._tool_use = _NamedTemplate(sandbox, "tool_use", sources, special_tokens, max_chars)
+            self._tool_use = _NamedTemplate(sandbox, "tool_use", template)
         self.variables = self._default.variables | self._tool_use.variables
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Returns the prompt's text; arguments and InvalidParameter as JinjaChatTemplate.render."""
-        variables = dict(extra or {})
+    def render(self, request: RenderRequest, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the prompt's text. Raises InvalidParameter as JinjaChatTemplate.render."""
+        variables = dict(request.extra)
         for name in variables:
             if name in _OURS or name.startswith("_"):
                 raise InvalidParameter("chat_template_kwargs", f"{name!r} cannot be set")
+        tools = request.tools
         template = self._default if tools is None else self._tool_use
-        conversation = prepare_messages(messages, template.traits)
-        variables.update(messages=conversation, add_generation_prompt=add_generation_prompt)
+        variables["messages"] = prepare_messages(messages, template.traits)
+        variables["add_generation_prompt"] = request.add_generation_prompt
         variables["tools"] = None if tools is None else _prepare_tools(tools)
         return template.render(variables, WorkBudget())
 
@@ -90,21 +77,15 @@ def _prepare_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class _NamedTemplate:
     """One compiled template and what it was found to understand."""
 
-    def __init__(
-        self,
-        sandbox: ChatSandbox,
-        name: str,
-        sources: Mapping[str, str],
-        special_tokens: Mapping[str, str],
-        max_chars: int,
-    ) -> None:
+    def __init__(self, sandbox: ChatSandbox, name: str, template: TemplateSource) -> None:
+        source = template.source[name]
         try:
-            self._template = sandbox.compile_chat(sources[name])
-            self.variables = sandbox.variables_of(sources[name])
+            self._template = sandbox.compile_chat(source)
+            self.variables = sandbox.variables_of(source)
         except (TemplateError, RecursionError) as error:
             raise TextInvalid(f"chat template {name!r} does not compile: {error}") from error
-        self._special_tokens = dict(special_tokens)
-        self._max_chars = max_chars
+        self._special_tokens = template.special_tokens
+        self._max_chars = template.max_chars
         budget = WorkBudget(_PROBE_STEPS, _PROBE_CPU_SECONDS)  # one for all probes
         self.traits = _probe(functools.partial(self._try, budget))
 

@@ -23,9 +23,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from shared.text.rendering import MAX_CHARS
+
 _Counted = TypeVar("_Counted", nodes.For, nodes.Macro)
 
-MAX_CHARS = 8_000_000  # of one value, and of the rendered prompt
 MAX_STEPS = 250_000  # passes through a loop's body and calls of macros, in one rendering
 MAX_CPU_SECONDS = 3.0  # of one rendering, of its thread: a busy or paused machine refuses nothing
 _STEPS_PER_CLOCK_LOOK = 64
