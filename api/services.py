@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Protocol
 
 from api.auth.keys import KeyRing
@@ -27,6 +28,8 @@ from api.metrics import Metrics
 from api.settings import ApiSettings
 from api.system.health_monitor import HealthMonitor
 from api.system.state_collector import StateCollector
+from shared.text.chat_template import RenderingProcesses
+from shared.text.text_model import load_text
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
 from shared.transport.ports.files import FileIndex, FileLimits
@@ -78,8 +81,13 @@ class Services:
         self.open_requests = open_requests
         self.slices = TimeSlices()
         self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes)
+        self.rendering = RenderingProcesses()
         self.catalog = ModelCatalog(
-            transport.registry, self.pool, settings.model_retention_s, settings.kept_models
+            transport.registry,
+            self.pool,
+            partial(load_text, processes=self.rendering),
+            settings.model_retention_s,
+            settings.kept_models,
         )
         self.generation = GenerationService(
             self.catalog, self.pool, settings.max_answer_bytes, job_defaults(settings)
@@ -177,6 +185,7 @@ class Services:
         await self._housekeeping.aclose()
         await self.relay.aclose()
         await self.catalog.aclose()
+        self.rendering.close()
         self.metrics.registry.unregister(self._collector)
         self.pool.close()
         self.files.close()

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from shared.messages import ErrorCode, Job
 from shared.text.base import Tokenizer
-from shared.text.model_card import ModelCard, card_from_checkpoint, load_card_tokenizer
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.model_card import ModelCard
 from shared.text.sampling_defaults import parse_override
+from shared.text.text_model import load_card_tokenizer
 from worker.engine_process.messages import EngineReady
 from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME, WorkerSettings
 

@@ -33,7 +33,8 @@ from shared.messages import (
     TokenLogprob,
 )
 from shared.text.base import TextInvalid, Tokenizer
-from shared.text.model_card import card_from_checkpoint, load_card_tokenizer
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.text_model import load_card_tokenizer
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
 from worker.engine.engine import Engine
 from worker.engine.errors import EngineFull, RequestRefused

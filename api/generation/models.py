@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -21,8 +21,7 @@ from api.generation.thread_pool import TextPool, request_bytes
 from shared.messages import Durability, InvalidParameter
 from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
-from shared.text.chat_template import RenderingProcesses
-from shared.text.model_card import ModelCard, TextModel, load_text
+from shared.text.model_card import ModelCard, TextModel
 from shared.text.sampling_defaults import SamplingDefaults
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.registry import AnnouncedModel, WorkerRegistry
@@ -65,20 +64,22 @@ class ServedModel:
 class ModelCatalog:
     """What the last look into the store found; `refresh` looks again.
 
-    `retention_s`: how long a model that no live worker serves can still be named; `kept`: names of
-    those that can be named for ever, once a worker has announced them.
+    `load` runs on a thread of `pool`, see text_model.load_text. `retention_s`: how long a model
+    that no live worker serves can still be named; `kept`: names of those that can be named for
+    ever, once a worker has announced them.
     """
 
     def __init__(
         self,
         registry: WorkerRegistry,
         pool: TextPool,
+        load: Callable[[ModelCard, Mapping[str, bytes]], TextModel],
         retention_s: float = 0.0,
         kept: Set[str] = frozenset(),
     ) -> None:
         self._registry = registry
         self._pool = pool
-        self._rendering = RenderingProcesses()
+        self._load = load
         self._retention_s = retention_s
         self._kept = kept
         self._known: dict[str, ServedModel] = {}
@@ -164,7 +165,6 @@ class ModelCatalog:
     async def aclose(self) -> None:
         if self._looking is not None:
             await cancel_and_wait(self._looking)
-        self._rendering.close()
 
     async def _look_now(self) -> None:
         if self._looking is None and time.monotonic() - self._looked_s < MIN_REFRESH_S:
@@ -244,7 +244,7 @@ class ModelCatalog:
                     blobs[digest] = blob
             counted = request_bytes.set(sum(map(len, blobs.values())))  # no small work
             try:
-                text = await self._pool.run(load_text, card, blobs, self._rendering)
+                text = await self._pool.run(self._load, card, blobs)
             finally:
                 request_bytes.reset(counted)  # a request may be what needs it
             self._texts[key] = text

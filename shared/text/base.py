@@ -1,9 +1,11 @@
-"""The ports of text: tokenizer, detokenizer, and their errors."""
+"""The ports of text: tokenizer, detokenizer, chat template, grammars, and their errors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+from shared.messages import Grammar
 
 
 class Detokenizer(Protocol):
@@ -64,6 +66,14 @@ class ChatTemplate(Protocol):
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """Raises InvalidParameter('messages', ...) when the template refuses the conversation."""
+        ...
+
+
+class GrammarChecks(Protocol):
+    """Finds out whether a model's vocabulary can follow a grammar."""
+
+    def check(self, grammar: Grammar, param: str) -> None:
+        """Raises InvalidParameter(param) with a sentence for a grammar that cannot be followed."""
         ...
 
 

@@ -1,21 +1,90 @@
-"""CheckpointText: the text files of a Hugging Face checkpoint directory, read with bounds."""
+"""The text files of a Hugging Face checkpoint directory, read with bounds; its card and blobs."""
 
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shared.text.base import TextInvalid
-from shared.text.sampling_defaults import MEMBERS
+from shared.text.chat_template import JinjaChatTemplate, RenderingProcesses
+from shared.text.model_card import MAX_TOKENIZER_BYTES, ModelCard, digest_of
+from shared.text.sampling_defaults import MEMBERS, SamplingDefaults, unusable
+from shared.text.tokenizer import FastTokenizer, TokenizerConfig
+from shared.text.tool_formats import find_reasoning_format, find_tool_format, shows_tools
 
-MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest published ones are a quarter of it
+log = logging.getLogger(__name__)
+
+AUTO, NONE = "auto", "none"  # in place of a format's name
 MAX_CONFIG_BYTES = 32 * 2**20  # added tokens are listed in tokenizer_config.json
 MAX_TEMPLATE_BYTES = 2**20
 
 _TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def card_from_checkpoint(
+    path: Path | str,
+    *,
+    name: str,
+    max_model_len: int,
+    kv_capacity_tokens: int,
+    dtype: str,
+    num_parameters: int,
+    created_s: int | None = None,
+    tool_format: str = AUTO,
+    reasoning_format: str = AUTO,
+    structured_output: bool = False,
+    generation_config: str = AUTO,
+    override_generation_config: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[ModelCard, dict[str, bytes]]:
+    """Returns the card of a Hugging Face checkpoint directory, and its blobs by digest.
+
+    `tool_format` and `reasoning_format`: AUTO probes the chat template, NONE is for none, else one
+    of their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
+    generation_config.json, NONE does not; `override_generation_config` goes before either. Token
+    ids that end a sequence are read from that file in any case.
+
+    Raises TextInvalid with a sentence when the directory has no usable fast tokenizer, when its
+    chat template does not compile or has no place for the tools of a format that is named, or when
+    a file is larger than any real one.
+    """
+    text = read_checkpoint_text(Path(path))
+    config = _tokenizer_config(text)
+    config_blob = _config_blob(config)
+    template = _canonical_json(text.chat_templates) if text.chat_templates else None
+    tokenizer = FastTokenizer.from_bytes(text.tokenizer_json, config)
+    blobs = {digest_of(blob): blob for blob in (text.tokenizer_json, config_blob, template) if blob}
+    card = ModelCard(
+        name=name,
+        created_s=int(time.time()) if created_s is None else created_s,
+        max_model_len=max_model_len,
+        vocab_size=text.vocab_size or tokenizer.vocab_size,
+        eos_token_ids=_eos_token_ids(text, tokenizer),
+        has_chat_template=template is not None,
+        tokenizer_digest=digest_of(text.tokenizer_json),
+        facts_digest=digest_of(config_blob),
+        template_digest=None if template is None else digest_of(template),
+        special_tokens=dict(text.special_tokens),
+        kv_capacity_tokens=kv_capacity_tokens,
+        dtype=dtype,
+        num_parameters=num_parameters,
+        default_sampling=_default_sampling(text, generation_config, override_generation_config),
+        tool_format=_tool_format(text, tool_format),
+        reasoning_format=_reasoning_format(text, reasoning_format),
+        structured_output=structured_output,
+    )
+    return card, blobs
+
+
+def load_tokenizer(path: Path | str) -> FastTokenizer:
+    """Returns the tokenizer of a Hugging Face checkpoint directory. Raises TextInvalid."""
+    text = read_checkpoint_text(Path(path))
+    return FastTokenizer.from_bytes(text.tokenizer_json, _tokenizer_config(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +261,71 @@ def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     value = config.get("eos_token_id")
     ids = value if isinstance(value, list) else [value]
     return tuple(item for item in ids if type(item) is int and item >= 0)
+
+
+def _tokenizer_config(text: CheckpointText) -> TokenizerConfig:
+    return TokenizerConfig(text.special_tokens, text.extra_special_tokens, text.added_tokens)
+
+
+def _config_blob(config: TokenizerConfig) -> bytes:
+    added = {str(token_id): dict(flags) for token_id, flags in config.added_tokens.items()}
+    return _canonical_json(
+        {
+            "special_tokens": config.special_tokens,
+            "extra_special_tokens": config.extra_special_tokens,
+            "added_tokens": added,
+        }
+    )
+
+
+def _canonical_json(value: object) -> bytes:
+    """Returns the same bytes, and so the same digest, for the same content."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _default_sampling(
+    text: CheckpointText, generation_config: str, override: Mapping[str, float]
+) -> dict[str, float]:
+    if generation_config == NONE:
+        return dict(override)
+    for name, value in unusable(text.default_sampling).items():
+        log.warning(
+            "a sampling default of generation_config.json is left out: no request may have it",
+            extra={"member": name, "value": str(value)[:40]},
+        )
+    return {**SamplingDefaults.of(text.default_sampling).values, **override}
+
+
+def _tool_format(text: CheckpointText, setting: str) -> str | None:
+    if not text.chat_templates:
+        if setting in (AUTO, NONE):
+            return None
+        raise _without_tools(setting)
+    processes = RenderingProcesses()  # a worker renders nothing afterwards
+    try:
+        # Compiled in any case: what cannot serve is refused now.
+        template = JinjaChatTemplate(text.chat_templates, text.special_tokens, processes=processes)
+        if setting == AUTO:
+            return find_tool_format(template)
+        if setting != NONE and not shows_tools(template):
+            raise _without_tools(setting)
+    finally:
+        processes.close()
+    return None if setting == NONE else setting
+
+
+def _without_tools(setting: str) -> TextInvalid:
+    return TextInvalid(f"no chat template has a place for tools: the format cannot be {setting}")
+
+
+def _reasoning_format(text: CheckpointText, setting: str) -> str | None:
+    if setting == AUTO:
+        return find_reasoning_format(text.chat_templates)
+    return None if setting == NONE else setting
+
+
+def _eos_token_ids(text: CheckpointText, tokenizer: FastTokenizer) -> tuple[int, ...]:
+    token = text.special_tokens.get("eos_token")
+    of_tokenizer = None if token is None else tokenizer.token_id(token)
+    ids = [*text.eos_token_ids, *([] if of_tokenizer is None else [of_tokenizer])]
+    return tuple(dict.fromkeys(ids))

@@ -25,9 +25,9 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from shared.messages import Grammar, SamplingParams
+from shared.text.checkpoint_text import load_tokenizer
 from shared.text.grammar import json_object_grammar, json_schema_grammar, regex_grammar
 from shared.text.grammar_compiler import GrammarCompiler
-from shared.text.model_card import load_tokenizer
 from worker.model.sampling.grammar_masks import GrammarMasks
 from worker.model.sampling.row import SamplingRow
 

@@ -19,7 +19,9 @@ import uvloop
 from api.http.server import make_server
 from api.main import create_app
 from api.settings import ApiSettings
-from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.model_card import ModelCard, TextModel
+from shared.text.text_model import load_text
 from shared.transport.connect import RedisTransport, open_transport
 from tests.support.checkpoints import make_checkpoint
 from tests.support.scripted_worker import Script, ScriptedWorker

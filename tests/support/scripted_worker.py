@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from shared.messages import Cursor, Delta, FinishReason, JobState, Segment, TokenLogprob, Usage
 from shared.tasks import cancel_and_wait
 from shared.text.detokenizer import StopStringMatcher
-from shared.text.model_card import ModelCard, TextModel, load_text
+from shared.text.model_card import ModelCard, TextModel
+from shared.text.text_model import load_text
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd, WorkerReport

@@ -169,8 +169,8 @@ def _grammar_masks(
     # Here and not above: a machine that only computes, to be tested, lacks their packages.
     try:
         from shared.text.base import GrammarInvalid, TextInvalid
+        from shared.text.checkpoint_text import load_tokenizer
         from shared.text.grammar_compiler import GrammarCompiler
-        from shared.text.model_card import load_tokenizer
         from worker.model.sampling.grammar_masks import GrammarMasks
     except ImportError as error:
         logger.warning("no structured output: %s", error)

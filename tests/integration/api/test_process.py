@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from shared.launcher.redis_server import PrivateServer
-from shared.text.model_card import load_tokenizer
+from shared.text.checkpoint_text import load_tokenizer
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_processes import REPOSITORY, process

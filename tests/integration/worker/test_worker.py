@@ -10,7 +10,8 @@ import redis.asyncio
 
 from shared.launcher.redis_server import PrivateServer
 from shared.messages import FinishReason, JobState
-from shared.text.model_card import ModelCard, load_text
+from shared.text.model_card import ModelCard
+from shared.text.text_model import load_text
 from shared.transport.connect import RedisTransport, open_transport
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.worker_process import (

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from shared.text.model_card import TextModel, card_from_checkpoint, load_text
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.model_card import TextModel
+from shared.text.text_model import load_text
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.unit.shared.text.vocabularies import BYTE_FALLBACK, EXACT, SENTENCES, saved
 

@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind, SamplingParams
+from shared.text.checkpoint_text import load_tokenizer
 from shared.text.grammar import (
     choice_grammar,
     json_object_grammar,
@@ -21,7 +22,6 @@ from shared.text.grammar import (
     regex_grammar,
 )
 from shared.text.json_schema import FORMATS
-from shared.text.model_card import load_tokenizer
 from shared.text.tokenizer import FastTokenizer
 from tests.support.checkpoints import IM_END, IM_START, make_checkpoint
 from tests.support.engine_run import Generated, generate, new_engine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,9 @@ from api.generation.models import ModelCatalog
 from api.generation.thread_pool import TextPool, request_bytes
 from shared.messages import InvalidParameter
 from shared.text.base import RenderingUnavailable
-from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.model_card import ModelCard, TextModel
+from shared.text.text_model import load_text
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.registry import AnnouncedModel
 from tests.support.checkpoints import make_checkpoint
@@ -85,7 +86,7 @@ async def test_each_way_of_not_being_served_has_its_own_answer(
     checkpoint: Path, pool: TextPool
 ) -> None:
     store = Store()
-    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
     store.is_away = True
     assert await refused(catalog, "m") == (503, "service_unavailable")
     store.is_away = False
@@ -103,7 +104,8 @@ async def test_a_model_that_was_served_lately_can_be_named_and_one_that_is_kept_
     checkpoint: Path, pool: TextPool
 ) -> None:
     store = Store()
-    catalog = ModelCatalog(store, pool, 600.0, frozenset({"kept", "never"}))  # type: ignore[arg-type]
+    kept = frozenset({"kept", "never"})
+    catalog = ModelCatalog(store, pool, load_text, 600.0, kept)  # type: ignore[arg-type]
     for name in ("kept", "lately"):
         store.serve(checkpoint, name)
         store.unserved_s[name] = 599.0
@@ -124,7 +126,7 @@ async def test_a_model_that_was_served_lately_can_be_named_and_one_that_is_kept_
 
 async def test_a_text_is_loaded_once_per_content(checkpoint: Path, pool: TextPool) -> None:
     store = Store()
-    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
     store.serve(checkpoint, "m")
     await catalog.refresh()
     fetched = len(store.fetched)
@@ -139,7 +141,7 @@ async def test_a_model_may_go_unnamed_only_where_there_is_one(
     checkpoint: Path, pool: TextPool
 ) -> None:
     store = Store()
-    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
     store.serve(checkpoint, "m")
     assert (await catalog.only(None)).card.name == "m"
     store.serve(checkpoint, "n")
@@ -154,7 +156,7 @@ async def test_what_cannot_be_read_is_left_out_and_logged(
     checkpoint: Path, pool: TextPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store()
-    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
     store.serve(checkpoint, "m")
     store.cards["broken"] = b"{"
     await catalog.refresh()
@@ -167,7 +169,7 @@ async def test_the_context_is_what_model_and_cache_both_hold(
     checkpoint: Path, pool: TextPool
 ) -> None:
     store = Store()
-    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
     store.serve(checkpoint, "large")
     store.serve(checkpoint, "small", kv_capacity_tokens=40)
     await catalog.refresh()
@@ -180,28 +182,27 @@ async def test_a_request_that_loads_a_text_counts_as_large_as_it_was(
 ) -> None:
     store = Store()
     store.serve(checkpoint, "m")
-    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
     request_bytes.set(100)
     await catalog.of_card(ModelCard.from_json(store.cards["m"]))
     assert request_bytes.get() == 100
 
 
 async def test_a_model_whose_text_cannot_be_loaded_now_is_loaded_later_and_holds_up_no_other(
-    checkpoint: Path, pool: TextPool, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, pool: TextPool
 ) -> None:
     store = Store()
     store.serve(checkpoint, "m")
     store.serve(checkpoint, "other")
-    catalog = ModelCatalog(store, pool)  # type: ignore[arg-type]
     loads: list[str] = []
 
-    def load(card: ModelCard, *args: Any) -> TextModel:
+    def load(card: ModelCard, blobs: Mapping[str, bytes]) -> TextModel:
         loads.append(card.name)
         if len(loads) == 1:
             raise RenderingUnavailable("rendering processes were killed")
-        return load_text(card, *args)
+        return load_text(card, blobs)
 
-    monkeypatch.setattr(catalog_module, "load_text", load)
+    catalog = ModelCatalog(store, pool, load)  # type: ignore[arg-type]
     await catalog.refresh()
     assert list(catalog.known) == ["other"]
     assert await refused(catalog, "m") == (503, "service_unavailable")

@@ -19,7 +19,8 @@ from api.generation.validation import parse_request
 from api.output_parsers.events import ToolCall
 from api.output_parsers.parser import PlainParser, Thinking, thinking_after
 from shared.messages import GrammarKind, InvalidParameter
-from shared.text.model_card import card_from_checkpoint, load_text
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.text_model import load_text
 from shared.text.tool_formats import ReasoningFormat
 from tests.support.checkpoints import make_checkpoint
 from tests.support.tool_models import make_hermes_checkpoint, make_llama3_checkpoint

@@ -19,7 +19,8 @@ from api.generation.grammars import (
 from api.generation.models import ServedModel
 from api.generation.validation import parse_request
 from shared.messages import GrammarKind, InvalidParameter
-from shared.text.model_card import card_from_checkpoint, load_text
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.text_model import load_text
 from tests.support.checkpoints import make_checkpoint
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

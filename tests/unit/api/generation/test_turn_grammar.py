@@ -27,8 +27,10 @@ from api.generation.validation import parse_request
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import CALL_PARSERS, OutputParserFactory, Thinking, merged
 from shared.messages import Grammar, GrammarKind, InvalidParameter
+from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler
-from shared.text.model_card import ModelCard, TextModel, card_from_checkpoint, load_text
+from shared.text.model_card import ModelCard, TextModel
+from shared.text.text_model import load_text
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.support.tool_models import (
     make_hermes_checkpoint,

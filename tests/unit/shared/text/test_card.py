@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from shared.text.base import TextInvalid
-from shared.text.model_card import ModelCard, card_from_checkpoint, digest_of, load_text
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.model_card import ModelCard, digest_of
+from shared.text.text_model import load_text
 from tests.unit.shared.text.vocabularies import saved
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

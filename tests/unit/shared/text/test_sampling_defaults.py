@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shared.messages import SamplingParams
-from shared.text.model_card import ModelCard, card_from_checkpoint
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.model_card import ModelCard
 from shared.text.sampling_defaults import SamplingDefaults, parse_override
 from tests.support.checkpoints import make_checkpoint
 

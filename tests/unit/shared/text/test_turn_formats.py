@@ -9,7 +9,9 @@ import pytest
 
 from shared.text.base import TextInvalid
 from shared.text.chat_template import JinjaChatTemplate
-from shared.text.model_card import ModelCard, card_from_checkpoint, digest_of, load_text
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.model_card import ModelCard, digest_of
+from shared.text.text_model import load_text
 from shared.text.tool_formats import (
     ReasoningFormat,
     ToolFormat,

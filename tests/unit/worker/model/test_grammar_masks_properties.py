@@ -13,9 +13,9 @@ import torch
 
 from shared.messages import Grammar, SamplingParams
 from shared.text.base import GrammarInvalid
+from shared.text.checkpoint_text import load_tokenizer
 from shared.text.grammar import choice_grammar, json_object_grammar, regex_grammar
 from shared.text.grammar_compiler import GrammarCompiler
-from shared.text.model_card import load_tokenizer
 from shared.text.tokenizer import FastTokenizer
 from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, make_checkpoint
 from tests.support.torch_device import torch_device
