@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-import anyio
 from starlette.types import Receive
 
 from api.dependencies import provided
 from api.errors import overloaded, unavailable
+from shared.tasks import cancel_and_wait
 
 RETRY_AFTER_S = 2.0
 
@@ -29,46 +30,42 @@ class OpenRequest:
 
     def __init__(self) -> None:
         self.is_cut = False
-        self._scope: anyio.CancelScope | None = None
+        self._working: asyncio.Task[None] | None = None
 
     def cut(self) -> None:
         """Cancels the work. Idempotent."""
         self.is_cut = True
-        if self._scope is not None:
-            self._scope.cancel()
+        if self._working is not None:
+            self._working.cancel()
 
-    async def run(self, receive: Receive, work: Callable[[], Awaitable[None]]) -> Ending:
+    async def run(self, receive: Receive, work: Callable[[], Coroutine[Any, Any, None]]) -> Ending:
         """Runs `work` until the client disconnects. Raises what `work` raises.
 
         The body of the request must have been received: the next message is the disconnect,
         whatever version of ASGI the server speaks.
         """
-        has_left = False
-        failure: Exception | None = None
-        async with anyio.create_task_group() as group:
-            self._scope = group.cancel_scope
-            if self.is_cut:
-                group.cancel_scope.cancel()
+        # A task of its own: each event resumes the coroutines of the work, and not also those of
+        # the framework and the middleware that wait for it.
+        working = asyncio.create_task(work())
+        leaving = asyncio.create_task(_disconnect(receive))
+        self._working = working
+        if self.is_cut:
+            working.cancel()
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_and_wait(working, leaving)
+            self._working = None
+        if not working.cancelled():
+            working.result()
+            return Ending.DONE
+        return Ending.CUT if self.is_cut else Ending.LEFT
 
-            async def watch() -> None:
-                nonlocal has_left
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                has_left = True
-                group.cancel_scope.cancel()
 
-            group.start_soon(watch)
-            try:
-                await work()
-            except Exception as error:  # carried out of the group, which would wrap it
-                failure = error
-            group.cancel_scope.cancel()
-        self._scope = None
-        if failure is not None:
-            raise failure
-        if has_left:
-            return Ending.LEFT
-        return Ending.CUT if self.is_cut else Ending.DONE
+async def _disconnect(receive: Receive) -> None:
+    """Waits until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class OpenRequests:
