@@ -314,6 +314,23 @@ class ResponseModel(BaseModel):
     fields than its model: clients ignore what they do not know.
     """
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Returns the schema of what is sent: a field with a value by default always is."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        sent = [
+            name
+            for name, field in cls.model_fields.items()
+            if field.is_required() or field.default is not None
+        ]
+        for name in set(schema["properties"]) - set(sent):
+            schema["properties"][name].pop("default", None)
+        schema["required"] = sent
+        return reference
+
 
 class CachedTokens(ResponseModel):
     cached_tokens: int

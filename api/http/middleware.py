@@ -103,7 +103,8 @@ def _fault_of_query(details: Sequence[Any]) -> InvalidParameter:
     param = str(detail["loc"][1])
     if detail["type"] == "extra_forbidden":
         return unknown_parameter(param)
-    return InvalidParameter(param, str(detail["msg"]).replace("Input should be", "must be", 1))
+    message = str(detail["msg"]).replace("Input should be", "must be", 1)
+    return InvalidParameter(param, message[:1].lower() + message[1:])
 
 
 def handle_framework_errors(app: FastAPI, routers: Sequence[APIRouter]) -> None:

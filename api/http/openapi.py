@@ -84,13 +84,6 @@ def header(name: str, schema: Mapping[str, Any], why: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "schema": dict(schema), "description": why}
 
 
-def limit(default: int, most: int) -> dict[str, Any]:
-    """Describes the length of a page."""
-    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
-    return query("limit", schema)
-
-
-PAGE_AFTER = query("after", {"type": "string"}, "The id of the last one that was read.")
 IDEMPOTENT = parameters(
     header(
         "idempotency-key",

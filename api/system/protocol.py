@@ -9,6 +9,7 @@ from pydantic import model_validator
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages
 from api.generation.models import ServedModel
 from api.generation.protocol import RequestModel, ResponseModel, TokenIds
+from api.http.pagination import Absent
 from shared.messages import InvalidParameter
 
 
@@ -87,7 +88,7 @@ class Tokens(ResponseModel):
     tokens: tuple[int, ...]
     count: int
     max_model_len: int
-    token_strs: list[str] | None = None
+    token_strs: list[str] | Absent = None
 
 
 class Detokenized(ResponseModel):
@@ -117,13 +118,13 @@ class Health(ResponseModel):
     alone."""
 
     status: HealthStatus
-    running: int | None = None
-    waiting: int | None = None
-    models: dict[str, ModelLoad] | None = None
-    queued_tokens: int | None = None
-    redis: dict[str, Any] | None = None
+    running: int | Absent = None
+    waiting: int | Absent = None
+    models: dict[str, ModelLoad] | Absent = None
+    queued_tokens: int | Absent = None
+    redis: dict[str, Any] | Absent = None
     age_ms: float | None = None
-    workers: list[dict[str, Any]] | None = None
+    workers: list[dict[str, Any]] | Absent = None
 
 
 class Readiness(ResponseModel):

@@ -16,6 +16,7 @@ from api.generation.protocol import (
     UsageObject,
 )
 from api.generation.tools import MAX_TOOLS, ToolName
+from api.http.pagination import Absent
 
 # Tokens of reasoning.
 ThinkingBudget = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -118,9 +119,9 @@ class ChatToolCall(ResponseModel):
 class ChatMessage(ResponseModel):
     role: Literal["assistant"]
     content: str | None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ChatToolCall] | None = None
+    refusal: str | None
+    reasoning_content: str | Absent = None
+    tool_calls: list[ChatToolCall] | Absent = None
 
 
 class ChatChoice(ResponseModel):
@@ -128,7 +129,7 @@ class ChatChoice(ResponseModel):
     message: ChatMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-    stop_reason: str | int | None = None
+    stop_reason: str | int | Absent = None
 
 
 class ChatCompletion(ResponseModel):
@@ -140,4 +141,4 @@ class ChatCompletion(ResponseModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageObject
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | Absent = None

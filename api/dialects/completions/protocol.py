@@ -11,6 +11,7 @@ from api.generation.protocol import (
     ResponseModel,
     UsageObject,
 )
+from api.http.pagination import Absent
 
 
 class CompletionRequest(CompletionFields):
@@ -32,8 +33,8 @@ class CompletionChoice(ResponseModel):
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "content_filter"]
-    stop_reason: str | int | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    stop_reason: str | int | Absent = None
+    prompt_logprobs: PromptLogprobs | Absent = None
 
 
 class Completion(ResponseModel):
@@ -45,4 +46,4 @@ class Completion(ResponseModel):
     model: str
     choices: list[CompletionChoice]
     usage: UsageObject
-    job_ids: list[str] | None = None  # of several prompts, in their order
+    job_ids: list[str] | Absent = None  # of several prompts, in their order

@@ -14,6 +14,7 @@ from api.generation.protocol import (
     TokenIds,
     UsageObject,
 )
+from api.http.pagination import Absent
 
 
 class GenerateRequest(StreamParameters, JobParameters):
@@ -52,4 +53,4 @@ class Generated(ResponseModel):
     stop_reason: str | int | None
     usage: UsageObject
     ttft_ms: float | None
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | Absent = None

@@ -22,6 +22,7 @@ from api.generation.protocol import (
     Texts,
 )
 from api.generation.tools import MAX_TOOLS, ToolName
+from api.http.pagination import Absent
 from shared.messages import InvalidParameter
 
 MAX_USER_ID_CHARS = 512
@@ -301,8 +302,8 @@ class MessageRequest(CountTokensRequest, StreamParameters, JobParameters):
 class MessagesErrorDetails(ResponseModel):
     """The code that the other dialects have, and the member that is at fault."""
 
-    error_code: str | None = None
-    param: str | None = None
+    error_code: str | Absent = None
+    param: str | Absent = None
 
 
 class MessagesErrorObject(ResponseModel):
@@ -310,7 +311,7 @@ class MessagesErrorObject(ResponseModel):
 
     type: str
     message: str
-    details: MessagesErrorDetails | None = None
+    details: MessagesErrorDetails | Absent = None
 
 
 class MessagesError(ResponseModel):

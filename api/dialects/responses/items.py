@@ -14,7 +14,6 @@ from typing_extensions import TypedDict
 
 from api.errors import unsupported
 from api.generation.messages import MAX_MESSAGES, MEMBERS, PartCount, without_nulls
-from api.http.pagination import Page
 from shared.messages import InvalidParameter
 
 Item = dict[str, Any]
@@ -206,18 +205,14 @@ def _message(item: InputMessage, path: str) -> Item:
 
 # Items in pages, as OpenAI lists them: newest first by default.
 
-DEFAULT_LIMIT = 20
-MAX_LIMIT = 100
-ORDERS = ("desc", "asc")
+Order = Literal["desc", "asc"]
 
 
-def items_of_page(items: Sequence[Item], order: str, page: Page) -> list[Item]:
-    """One more than `page.limit` where there are more. Raises InvalidParameter."""
-    if order not in ORDERS:
-        raise InvalidParameter("order", f"must be one of {', '.join(ORDERS)}")
+def items_of_page(items: Sequence[Item], order: Order, after: str | None, limit: int) -> list[Item]:
+    """Returns the items of a page, and one more where there are more. Raises InvalidParameter."""
     ordered = list(items) if order == "asc" else list(reversed(items))
-    begin = _behind(ordered, page.after)
-    return ordered[begin : begin + page.limit + 1]
+    begin = _behind(ordered, after)
+    return ordered[begin : begin + limit + 1]
 
 
 def _behind(items: Sequence[Item], item_id: str | None) -> int:

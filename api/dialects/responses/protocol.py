@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WrapValidator
 
-from api.dialects.responses.items import ResponseInput
+from api.dialects.responses.items import Order, ResponseInput
 from api.errors import MAX_ECHO_CHARS, unsupported
 from api.generation.protocol import (
     JobParameters,
@@ -29,9 +29,12 @@ from api.generation.protocol import (
     at_the_object,
 )
 from api.generation.tools import MAX_TOOLS, ToolName
+from api.http.pagination import DIGITS, Absent, Flag, ListPage, PageQuery, QueryModel
 from shared.messages import InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"
+MAX_SEQUENCE_NUMBER = 2**53
+_INCLUDED: dict[str, Any] = {"items": {"type": "string", "enum": [LOGPROBS]}}
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
@@ -247,11 +250,36 @@ class ResponseDeleted(ResponseModel):
     deleted: Literal[True]
 
 
-class ItemList(ResponseModel):
+class ItemList(ListPage[dict[str, Any]]):
     """A page of input items; newest first by default."""
 
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+
+# The queries.
+
+
+class IncludeQuery(QueryModel):
+    """A query with what a response includes: only log probabilities are ever left out."""
+
+    include: list[str] = Field([], json_schema_extra=_INCLUDED)
+    sdk_include: list[str] = Field([], alias="include[]", json_schema_extra=_INCLUDED)
+
+    def check(self) -> None:
+        """Raises InvalidParameter for what cannot be included."""
+        check_includes([*self.include, *self.sdk_include])
+
+
+class ResponseQuery(IncludeQuery):
+    """The query of GET /v1/responses/{id}."""
+
+    stream: Flag = False
+    starting_after: Annotated[int, Field(ge=0, lt=MAX_SEQUENCE_NUMBER), DIGITS] | Absent = Field(
+        None, description="Only with `stream`: the number of the last event that was read."
+    )
+    include_obfuscation: Flag = Field(False, json_schema_extra={"enum": [False]})
+
+
+class ItemsQuery(PageQuery, IncludeQuery):
+    """The query of GET /v1/responses/{id}/input_items."""
+
+    limit: int = Field(20, ge=1, le=100)
+    order: Order = "desc"

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from starlette.datastructures import QueryParams
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dialects.responses.formatter import ResponseFormatter
-from api.dialects.responses.items import (
-    DEFAULT_LIMIT,
-    MAX_LIMIT,
-    ORDERS,
-    items_of_page,
-)
+from api.dialects.responses.items import items_of_page
 from api.dialects.responses.protocol import (
-    LOGPROBS,
     ItemList,
+    ItemsQuery,
     ResponseDeleted,
     ResponseObject,
+    ResponseQuery,
     ResponseRequest,
-    check_includes,
 )
-from api.dialects.responses.request import (
-    prepare_response,
-)
-from api.dialects.responses.store import (
-    ResponsesDep,
-    response_not_found,
-)
-from api.errors import (
-    ClientError,
-    unknown_parameter,
-    unsupported,
-)
+from api.dialects.responses.request import prepare_response
+from api.dialects.responses.store import ResponsesDep, response_not_found
+from api.errors import ClientError, unsupported
 from api.generation.formatter import Timing
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, limit, parameters, query, streamed
-from api.http.pagination import page_of, page_response
+from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.request_reader import JsonRoute
 from api.jobs.sent_events import SentEvents
@@ -49,20 +35,6 @@ from api.jobs.stream_response import EventStreamBody, StreamResponse, generation
 from shared.messages import InvalidParameter, Job
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
-
-MAX_SEQUENCE_NUMBER = 2**53
-INCLUDES = ("include", "include[]")  # the SDK's way to write a list, and others'
-_INCLUDE = query("include", {"type": "string", "enum": [LOGPROBS]})
-_EVENTS_OF_RESPONSE = parameters(
-    query("stream", {"type": "boolean", "default": False}),
-    query(
-        "starting_after",
-        {"type": "integer", "minimum": 0, "maximum": MAX_SEQUENCE_NUMBER - 1},
-        "Only with `stream`: the number of the last event that was read.",
-    ),
-    _INCLUDE,
-    query("include_obfuscation", {"type": "boolean", "enum": [False]}),
-)
 
 
 @router.post(
@@ -86,32 +58,25 @@ async def create_response(
     return generation_response(jobs, (job,), formatter, Timing(), streamed=params.stream)
 
 
-@router.get(
-    "/v1/responses/{name}",
-    response_model=ResponseObject,
-    responses=streamed(NAMED),
-    openapi_extra=_EVENTS_OF_RESPONSE,
-)
+@router.get("/v1/responses/{name}", response_model=ResponseObject, responses=streamed(NAMED))
 async def get_response(
-    request: Request, name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
+    name: str,
+    query: Annotated[ResponseQuery, Query()],
+    caller: CallerDep,
+    jobs: JobsDep,
+    responses: ResponsesDep,
 ) -> Response:
-    """The response as it is now; with `stream` its events, from `starting_after` on."""
-    query = request.query_params
-    for member in query:
-        if member not in ("stream", "starting_after", "include_obfuscation", *INCLUDES):
-            raise unknown_parameter(member)
-    _check_includes(query)
-    if _flag(query, "include_obfuscation"):
+    """Returns the response as it is now; with `stream` its events, from `starting_after` on."""
+    query.check()
+    if query.include_obfuscation:
         raise unsupported("include_obfuscation", "no padding is sent")
-    starting_after = _sequence_number(query)
-    is_streamed = _flag(query, "stream")
-    if starting_after is not None and not is_streamed:
+    if query.starting_after is not None and not query.stream:
         raise InvalidParameter("starting_after", "only allowed when 'stream' is true")
     stored = await responses.find(caller.tenant, name)
-    if not is_streamed:
+    if not query.stream:
         read = await responses.read(stored)
         return LongJsonResponse(read.payload, jobs.slices)
-    formatter = await responses.open(stored, starting_after)
+    formatter = await responses.open(stored, query.starting_after)
     # Read from the start of the log: an event's number is known by counting alone.
     body = EventStreamBody(jobs, SentEvents(formatter, counts=False))
     return StreamResponse(jobs, AttachedJob(jobs, stored.record), body)
@@ -147,27 +112,18 @@ async def delete_response(
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
-@router.get(
-    "/v1/responses/{name}/input_items",
-    response_model=ItemList,
-    responses=errors(NAMED),
-    openapi_extra=parameters(
-        limit(DEFAULT_LIMIT, MAX_LIMIT),
-        query("order", {"type": "string", "enum": list(ORDERS)}),
-        query("after", {"type": "string"}, "The id of the last item read."),
-        _INCLUDE,
-    ),
-)
+@router.get("/v1/responses/{name}/input_items", responses=errors(NAMED))
 async def list_input_items(
-    request: Request, name: str, caller: CallerDep, responses: ResponsesDep
-) -> Response:
-    """The items of its own request, not those of earlier turns."""
-    page = page_of(request, DEFAULT_LIMIT, MAX_LIMIT, ("order", *INCLUDES))
-    query = request.query_params
-    _check_includes(query)
+    name: str,
+    query: Annotated[ItemsQuery, Query()],
+    caller: CallerDep,
+    responses: ResponsesDep,
+) -> ItemList:
+    """Lists the items of the response's own request, not those of earlier turns."""
+    query.check()
     stored = await responses.find(caller.tenant, name)
-    items = items_of_page(stored.facts.input, query.get("order", ORDERS[0]), page)
-    return page_response(items, page)
+    items = items_of_page(stored.facts.input, query.order, query.after, query.limit)
+    return ItemList.of(items, query.limit)
 
 
 async def _begin(
@@ -180,24 +136,3 @@ async def _begin(
     set_durability_header(request.scope, job.durability)
     jobs.metrics.requests.labels(job.kind, "background").inc()
     return json_response(formatter.so_far(has_started=False))
-
-
-def _check_includes(query: QueryParams) -> None:
-    check_includes([value for name in INCLUDES for value in query.getlist(name)])
-
-
-def _flag(query: QueryParams, name: str) -> bool:
-    value = query.get(name, "false")
-    if value not in ("true", "false"):
-        raise InvalidParameter(name, "must be 'true' or 'false'")
-    return value == "true"
-
-
-def _sequence_number(query: QueryParams) -> int | None:
-    text = query.get("starting_after")
-    if text is None:
-        return None
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
-    if not 0 <= number < MAX_SEQUENCE_NUMBER:
-        raise InvalidParameter("starting_after", "must be the sequence_number of an event")
-    return number

@@ -146,3 +146,14 @@ def test_the_messages_dialect_has_its_own_errors(document: dict[str, Any]) -> No
     assert "503" not in responses
     schema = responses["529"]["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/MessagesError"}
+
+
+def test_what_is_left_out_is_never_null_and_what_is_always_sent_is_required(
+    document: dict[str, Any],
+) -> None:
+    schemas = document["components"]["schemas"]
+    message, job = schemas["ChatMessage"], schemas["JobObject"]
+    assert message["required"] == ["role", "content", "refusal"]
+    assert message["properties"]["tool_calls"]["type"] == "array"
+    assert message["properties"]["reasoning_content"]["type"] == "string"
+    assert set(job["required"]) == set(job["properties"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from api.dialects.responses.items import input_items, items_of_page
-from api.dialects.responses.protocol import ResponseRequest, check_request
+from api.dialects.responses.protocol import ItemsQuery, ResponseRequest, check_request
 from api.dialects.responses.record import decode_facts, encode_facts, facts_of
 from api.dialects.responses.request import (
     PARAM_NAMES,
@@ -19,7 +20,6 @@ from api.dialects.responses.request import (
 from api.generation.prompt import ChatInput
 from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.validation import parse_request
-from api.http.pagination import Page
 from api.output_parsers.parser import OutputParserFactory, Thinking
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
@@ -344,12 +344,13 @@ def test_facts_survive_being_kept_and_are_bounded() -> None:
 def test_items_are_listed_in_pages_newest_first() -> None:
     items = items_of(*({"role": "user", "content": str(n)} for n in range(5)))
     backwards = items[::-1]
-    assert items_of_page(items, "desc", Page(None, 2)) == backwards[:3]  # one more than the page
-    assert items_of_page(items, "desc", Page(backwards[1]["id"], 20)) == backwards[2:]
-    assert items_of_page(items, "asc", Page(None, 20)) == items
-    for order, after in (("up", None), ("asc", "msg_1")):
-        with pytest.raises(InvalidParameter):
-            items_of_page(items, order, Page(after, 20))
+    assert items_of_page(items, "desc", None, 2) == backwards[:3]  # one more than the page
+    assert items_of_page(items, "desc", backwards[1]["id"], 20) == backwards[2:]
+    assert items_of_page(items, "asc", None, 20) == items
+    with pytest.raises(InvalidParameter):
+        items_of_page(items, "asc", "msg_1", 20)
+    with pytest.raises(ValidationError):
+        ItemsQuery.model_validate({"order": "up"})
 
 
 def test_a_conversation_without_instructions_has_no_system_message() -> None:
