@@ -12,7 +12,7 @@ from api.files.service import FileService
 from api.generation.models import ModelCatalog
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.disconnects import ATTACH_ROUNDS, DisconnectTracker
-from api.system.health_monitor import HealthMonitor
+from api.system.health import HealthMonitor
 from shared.logs import RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import JobStore, TransportError

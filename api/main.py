@@ -13,8 +13,9 @@ from api.auth.access import AccessMiddleware
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.batches import routes as batches
-from api.batches.endpoints import make_endpoints
-from api.batches.runner import BatchBounds, BatchRunner, RunContext
+from api.batches.row import make_endpoints
+from api.batches.rows import BatchBounds
+from api.batches.runner import BatchRunner, RunContext
 from api.dependencies import part_in
 from api.dialects.chat import routes as chat
 from api.dialects.completions import routes as completions
@@ -37,7 +38,7 @@ from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.services import Services, Transport
 from api.settings import ApiSettings
-from api.system import health, models, tokenize
+from api.system import health, models
 from api.system.pages import pages_router
 from shared.huge_pages import collapse_heap
 from shared.logs import RateLimitedOutageLog
@@ -100,7 +101,6 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         files,
         batches,
         models,
-        tokenize,
         jobs,
         health,
     )

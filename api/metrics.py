@@ -1,7 +1,7 @@
 """Metrics: the table of everything that GET /metrics exposes, and its counters.
 
 Names follow vLLM's where it has one. Gauges are read from state at each scrape
-(`api.system.state_collector`), never counted up and down.
+(`api.system.health`), never counted up and down.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
-from api.batches.service import MAX_RECORDS_PER_TENANT, BatchService
+from api.batches.routes import MAX_RECORDS_PER_TENANT, BatchService
 from api.dialects.responses.store import ResponseStore
 from api.files.service import FilePolicy, FileService
 from api.files.storage import FileStorage
@@ -26,8 +26,7 @@ from api.jobs.request_reader import RequestReader
 from api.jobs.service import JobService
 from api.metrics import Metrics
 from api.settings import ApiSettings
-from api.system.health_monitor import HealthMonitor
-from api.system.state_collector import StateCollector
+from api.system.health import HealthMonitor, StateCollector
 from shared.text.chat_template import RenderingProcesses
 from shared.text.text_model import load_text
 from shared.transport.ports.batches import BatchLimits, BatchStore

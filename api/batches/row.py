@@ -1,4 +1,7 @@
-"""RowTask: runs one row of a batch, from its line of the input to its line of the output."""
+"""RowTask: runs one row of a batch, from its line of the input to its line of the output.
+
+A row is a request of one of the endpoints that a batch may name.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,35 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
-from api.batches.endpoints import Endpoint
 from api.batches.input import Row
 from api.batches.lease import StopEvent, StopReason
 from api.batches.results import RowResult, error_line, expiry_line, output_pieces
-from api.errors import ApiError, UnavailableError, internal_error, invalid_parameter, job_failed
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.chat.request import prepare_chat
+from api.dialects.completions.protocol import CompletionRequest
+from api.dialects.completions.request import prepare_completion
+from api.dialects.responses.protocol import ResponseRequest
+from api.dialects.responses.request import prepare_response
+from api.dialects.responses.store import ResponseStore
+from api.errors import (
+    ApiError,
+    UnavailableError,
+    internal_error,
+    invalid_parameter,
+    job_failed,
+    unsupported,
+)
 from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.logprobs import ScoredPrompt
+from api.generation.models import GenerationService
+from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
+from api.generation.validation import parse_json, parse_request
 from api.http.caller import Caller
 from api.ids import public_id
 from api.jobs.delta_parts import split_long
@@ -49,6 +69,47 @@ FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 5.0
 MAX_JOBS = 3  # of one row, where the store loses them
 _LOST = frozenset({ErrorCode.JOB_LOST, ErrorCode.STREAM_DIVERGED})
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A route that a batch may name."""
+
+    kind: str  # of its jobs
+    schema: type[RequestModel]
+    prepare: Callable[[Caller, Any], Awaitable[Prepared]]
+
+    def parse(self, body: bytes, ignored: IgnoredMembers) -> Any:
+        """Returns a row's body as the route's request; collects ignored parameters in `ignored`.
+
+        Raises ClientError and InvalidParameter, as the route does. CPU-bound: run it in the pool.
+        """
+        request = parse_request(parse_json(body), self.schema, ignored)
+        for name in ("stream", "background"):
+            if getattr(request, name, False):
+                raise InvalidParameter(name, "cannot be true in a batch")
+        if getattr(request, "queue_timeout", None) is not None:
+            raise unsupported("queue_timeout", "a row of a batch may wait until the batch expires")
+        if getattr(request, "durability", None) is not None:
+            raise unsupported("durability", "the batch has it, not its rows")
+        return request
+
+
+def make_endpoints(
+    generation: GenerationService, responses: ResponseStore
+) -> Mapping[str, Endpoint]:
+    """Returns the endpoints by path: exactly ENDPOINT_PATHS."""
+
+    async def response(caller: Caller, request: ResponseRequest) -> Prepared:
+        return Prepared(*await prepare_response(generation, responses, caller, request))
+
+    return {
+        "/v1/chat/completions": Endpoint("chat", ChatRequest, partial(prepare_chat, generation)),
+        "/v1/completions": Endpoint(
+            "completion", CompletionRequest, partial(prepare_completion, generation)
+        ),
+        "/v1/responses": Endpoint("response", ResponseRequest, response),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from api.batches.input import Line, LineReader, RowInvalid, parse_row
 from api.batches.lease import BatchLease, StopReason
@@ -24,6 +25,16 @@ MAX_RESULTS = 1024  # written at once
 CLOSE_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class BatchBounds:
+    """Limits of each batch that a frontend runs."""
+
+    lease_ms: int
+    max_rows: int
+    max_in_flight: int  # rows
+    max_line_bytes: int
+
+
 class RowScheduler:
     """Runs the rows of one batch under one lease. Use it once."""
 
@@ -35,9 +46,7 @@ class RowScheduler:
         record: BatchRecord,
         part: FilePart,
         progress: BatchProgress,
-        *,
-        max_in_flight: int,
-        max_line_bytes: int,
+        bounds: BatchBounds,
     ) -> None:
         self._context = context
         self._lease = lease
@@ -45,8 +54,7 @@ class RowScheduler:
         self._record = record
         self._part = part
         self._progress = progress
-        self._max_in_flight = max_in_flight
-        self._max_line_bytes = max_line_bytes
+        self._bounds = bounds
         self._window = LineWindow(progress)
         # Earlier owners have begun no line from here on.
         self._known_until = progress.low_line + (SPAN_LINES if lease.claim.fence > 1 else 0)
@@ -84,7 +92,7 @@ class RowScheduler:
         return LineReader(
             self._storage.path_of(self._part),
             self._part.num_bytes,
-            self._max_line_bytes,
+            self._bounds.max_line_bytes,
             line=self._window.low_line,
             offset=self._window.low_offset,
         )
@@ -108,7 +116,7 @@ class RowScheduler:
 
     def _has_capacity(self) -> bool:
         return (
-            len(self._running) < self._max_in_flight
+            len(self._running) < self._bounds.max_in_flight
             and sum(self._running.values()) < MAX_BYTES_IN_FLIGHT
             and not self._window.is_full
         )
@@ -126,7 +134,7 @@ class RowScheduler:
 
     def _begin(self, line: Line) -> RowResult | None:
         try:
-            row = parse_row(line, self._record.endpoint, self._max_line_bytes)
+            row = parse_row(line, self._record.endpoint, self._bounds.max_line_bytes)
         except RowInvalid as invalid:
             raise BlobDamaged(f"a validated line has changed: {invalid}") from invalid
         job_id = row_job_id(self._record.batch_id, line.number)

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from api.batches.endpoints import Endpoint
 from api.batches.input import InputCheck, LineReader, RowInvalid
 from api.batches.lease import BatchLease, StopReason
-from api.batches.row import RowContext
-from api.batches.rows import RowScheduler
+from api.batches.row import Endpoint, RowContext
+from api.batches.rows import BatchBounds, RowScheduler
 from api.files.storage import BlobDamaged, BlobsUnavailable, FileStorage
 from api.generation.thread_pool import TextPool
 from api.jobs.service import JobService
@@ -42,16 +41,6 @@ UNWANTED_S = 30.0  # for which a batch whose files cannot be read here is left t
 CLOSE_S = 5.0  # for giving batches back at shutdown
 CHECK_LINES = 4096  # validated between heartbeats
 CHECK_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class BatchBounds:
-    """Limits of each batch that a frontend runs."""
-
-    lease_ms: int
-    max_rows: int
-    max_in_flight: int  # rows
-    max_line_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +122,7 @@ class BatchTask:
             record,
             part,
             progress,
-            max_in_flight=self._bounds.max_in_flight,
-            max_line_bytes=self._bounds.max_line_bytes,
+            self._bounds,
         )
         await scheduler.run()
 

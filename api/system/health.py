@@ -1,26 +1,201 @@
-"""GET /health, /ready, /metrics and /version: never wait for anything."""
+"""GET /health, /ready, /metrics and /version, and the state of the deployment that they show.
+
+The routes never wait: HealthMonitor reads the state from the store at an interval.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Annotated, Any
 
 from fastapi import APIRouter
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from api.generation.models import GenerationDep
+from api.dependencies import provided
+from api.generation.models import GenerationDep, ModelCatalog
 from api.http.caller import CallerDep
 from api.http.json_response import json_response
-from api.http.open_requests import OpenRequestsDep
+from api.http.open_requests import OpenRequests, OpenRequestsDep
 from api.http.openapi import FREE, KEYED, errors, statuses
-from api.metrics import MetricsDep
-from api.system.health_monitor import HealthDep
-from api.system.protocol import Health, Readiness, Version
+from api.jobs.disconnects import DisconnectTracker
+from api.jobs.event_stream import RelayCounts
+from api.metrics import MetricsDep, gauge, labelled, total
+from api.system.protocol import Health, HealthStatus, ModelLoad, Readiness, Version
+from shared.transport.ports.jobs import JobStore, TransportError
+from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
 
 router = APIRouter(tags=["Service"])
 
 _NOT_READY = "Requests are not accepted here now."
-
 _VERSION = version("penstock")
+
+MAX_AGE_S = 5.0  # a frontend with an older state is not ready
+
+
+class HealthMonitor:
+    """Keeps the last state of workers, queue and store. Empty until `refresh` has succeeded."""
+
+    def __init__(self, store: JobStore, registry: WorkerRegistry) -> None:
+        self._store = store
+        self._registry = registry
+        self.workers: Sequence[WorkerStatus] = ()
+        self.queue: QueueStats | None = None
+        self.redis_latency_s: float | None = None
+        self.reachable = False
+        self._taken_s: float | None = None
+
+    async def refresh(self) -> None:
+        """Reads the state. Raises TransportError; the old state stays, marked as unreachable."""
+        try:
+            latency_s = await self._store.ping()
+            workers = await self._registry.workers()
+            queue = await self._registry.queue_stats()
+        except TransportError:
+            self.reachable = False
+            raise
+        self.redis_latency_s, self.workers, self.queue = latency_s, workers, queue
+        self.reachable = True
+        self._taken_s = time.monotonic()
+
+    @property
+    def age_s(self) -> float | None:
+        return None if self._taken_s is None else time.monotonic() - self._taken_s
+
+    @property
+    def num_running(self) -> int:
+        """Returns the number of jobs in an engine's batch: in prefill or decoding."""
+        return sum(
+            _count(worker, "prefilling") + _count(worker, "active") for worker in self.workers
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Returns the number of jobs that wait in the queue or at a worker."""
+        queued = 0 if self.queue is None else self.queue.queued
+        return queued + sum(
+            _count(worker, "waiting") + _count(worker, "pending") for worker in self.workers
+        )
+
+    @property
+    def status(self) -> HealthStatus:
+        """Returns ok, stalled (an engine makes no steps), no_workers, or degraded (no store)."""
+        if not self.is_fresh:
+            return "degraded"
+        if any(worker.stalled for worker in self.workers):
+            return "stalled"
+        return "ok" if self.workers else "no_workers"
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the last refresh succeeded, at most MAX_AGE_S ago."""
+        return self.reachable and (self.age_s or 0.0) <= MAX_AGE_S
+
+    def models(self) -> dict[str, ModelLoad]:
+        """Returns the load of each announced model, by its name."""
+        queued = {} if self.queue is None else self.queue.queued_by_model
+        served = [model for worker in self.workers for model in worker.models]
+        return {
+            name: ModelLoad(waiting=queued.get(name, 0), workers=served.count(name))
+            for name in sorted({*queued, *served})
+        }
+
+    def report(self) -> Health:
+        """Returns the body of GET /health."""
+        return Health(
+            status=self.status,
+            running=self.num_running,
+            waiting=self.num_waiting,
+            models=self.models(),
+            queued_tokens=0 if self.queue is None else self.queue.queued_tokens,
+            redis={
+                "reachable": self.reachable,
+                "latency_ms": _milliseconds(self.redis_latency_s),
+            },
+            age_ms=_milliseconds(self.age_s),
+            workers=[_worker(worker) for worker in self.workers],
+        )
+
+
+def _worker(worker: WorkerStatus) -> dict[str, Any]:
+    counts = {
+        name: _count(worker, name)
+        for name in ("step", "waiting", "prefilling", "active", "pending")
+    }
+    others = {name: _plain(value) for name, value in worker.stats.items() if name not in counts}
+    return {
+        "id": worker.worker_id,
+        "status": "stalled" if worker.stalled else "draining" if worker.draining else "ok",
+        "models": worker.models,
+        **counts,
+        **others,
+        "beat_age_ms": _milliseconds(worker.heartbeat_age_s),
+    }
+
+
+def _count(worker: WorkerStatus, name: str) -> int:
+    value = worker.stats.get(name, 0)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _plain(value: float | str) -> float | int | str:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
+
+
+HealthDep = Annotated[HealthMonitor, provided(HealthMonitor)]
+
+
+@dataclass(frozen=True, eq=False)
+class StateCollector(Collector):
+    """Reads gauges and totals from the parts of a frontend at each scrape."""
+
+    health: HealthMonitor
+    catalog: ModelCatalog
+    requests: OpenRequests
+    disconnects: DisconnectTracker
+    relay: RelayCounts
+    cancels_by_request: Callable[[], int]
+
+    def collect(self) -> Iterable[Metric]:
+        health, queue, relay = self.health, self.health.queue, self.relay
+        yield gauge("penstock:num_requests_running", health.num_running)
+        yield gauge("penstock:num_requests_waiting", health.num_waiting)
+        depths = {model: load.waiting for model, load in health.models().items()}
+        yield labelled("penstock:queue_depth", depths)
+        yield gauge("penstock:queued_prompt_tokens", 0 if queue is None else queue.queued_tokens)
+        yield labelled("penstock:workers", self._workers())
+        failures = sum(float(w.stats.get("device_failures", 0)) for w in health.workers)
+        yield gauge("penstock:device_failures", failures)
+        yield gauge("penstock:models", len(self.catalog.known))
+        yield labelled("penstock:jobs_ended_total", {} if queue is None else queue.totals)
+        yield gauge("penstock:streams_open", len(self.requests))
+        yield total("penstock:relay_resyncs_total", relay.resyncs)
+        yield total("penstock:relay_gaps_total", relay.gaps)
+        yield total("penstock:relay_overlaps_total", relay.overlaps)
+        yield total("penstock:relay_idle_reads_total", relay.idle_reads)
+        yield total("penstock:relay_read_errors_total", relay.read_errors)
+        yield labelled(
+            "penstock:cancels_total",
+            {"disconnect": self.disconnects.num_cancelled, "request": self.cancels_by_request()},
+        )
+        yield gauge("penstock:cancels_pending", self.disconnects.num_pending)
+        yield gauge("penstock:redis_latency_seconds", health.redis_latency_s or 0.0)
+        yield gauge("penstock:redis_up", int(health.reachable))
+
+    def _workers(self) -> dict[str, int]:
+        """Returns the number of live workers by their status."""
+        workers = self.health.workers
+        stalled = sum(worker.stalled for worker in workers)
+        draining = sum(worker.draining and not worker.stalled for worker in workers)
+        return {"ok": len(workers) - stalled - draining, "draining": draining, "stalled": stalled}
 
 
 @router.get("/health", response_model=Health, responses=errors(KEYED), operation_id="health_get")

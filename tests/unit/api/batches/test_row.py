@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 import api.batches.row
-from api.batches.endpoints import Endpoint, make_endpoints
 from api.batches.input import Row
 from api.batches.lease import StopEvent
 from api.batches.protocol import ENDPOINT_PATHS
-from api.batches.row import RowContext, RowTask, halved_limits
+from api.batches.row import Endpoint, RowContext, RowTask, halved_limits, make_endpoints
 from api.dialects.completions.protocol import CompletionRequest
 from api.errors import ClientError, unavailable
 from api.generation.thread_pool import TextPool, request_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.batches.endpoints import make_endpoints
+from api.batches.row import make_endpoints
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.messages.protocol import MessageRequest

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.batches.service import BatchService
+from api.batches.routes import BatchService
 from api.files.service import FileService
 from api.http.open_requests import OpenRequests
 from api.main import create_app

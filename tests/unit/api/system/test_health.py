@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.system.health_monitor import HealthMonitor
+from api.system.health import HealthMonitor
 from shared.transport.ports.jobs import (
     TransportError,
 )
