@@ -68,7 +68,7 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; some 14 minut
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the documents; a minute
 	@$(BIN)/python -m tests.suite run \
-		'-n 2 $(FILES_AT_A_TIME) -p no:schemathesis tests/unit tests/arch/test_docs.py'
+		'-n 2 $(FILES_AT_A_TIME) tests/unit tests/arch/test_docs.py'
 
 .PHONY: test-packages
 test-packages: $(VENV)/.dev ## clean installs, agent frameworks, clients in Node; fetches packages

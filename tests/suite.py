@@ -156,9 +156,11 @@ class Pytest:
         options += ["-o", "junit_family=xunit1"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-q", *options, *arguments],
-            # torch makes a folder for compiled graphs when a part of it is imported.
+            # torch makes a folder for compiled graphs when a part of it is imported. Without
+            # bytecode each of many processes would compile what it imports.
             env={
                 **os.environ,
+                "PYTHONDONTWRITEBYTECODE": "",
                 "TMPDIR": str(folder),
                 "TORCHINDUCTOR_CACHE_DIR": str(self._written / "torchinductor"),
             },

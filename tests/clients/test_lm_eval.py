@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.lm_eval import evaluate, installed_harness
 from tests.support.redis_server import new_namespace
 from tests.support.service_processes import MODEL, service_processes
-from tools.demo_model.checkpoint import CHECKPOINT_DIR
 from tools.demo_model.questions import load_facts
+from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = pytest.mark.packages
 NUM_QUESTIONS = 8
@@ -30,7 +28,9 @@ def harness() -> Path:
 def base_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory, namespace = tmp_path_factory.mktemp("lm_eval"), new_namespace()
     settings = {"RUNNER": "model", "DEVICE": "cpu", "CPU_TIER": "reference", "DTYPE": "float32"}
-    with service_processes(redis_url, namespace, CHECKPOINT_DIR, directory, **settings) as frontend:
+    with service_processes(
+        redis_url, namespace, DEMO_CHECKPOINT, directory, **settings
+    ) as frontend:
         yield frontend.base_url
 
 
@@ -52,8 +52,12 @@ def questions() -> list[dict[str, object]]:
 
 def expected(asked: list[dict[str, object]]) -> list[list[float]]:
     """The log probability of each choice behind its question, by transformers' own forward."""
-    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT_DIR, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT_DIR)
+    # Seconds, which every process that collects this file would take.
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_CHECKPOINT)
     sums = []
     for row in asked:
         question, choices = row["question"], row["choices"]
@@ -75,7 +79,7 @@ def test_a_multiple_choice_task_is_scored_as_transformers_scores_it(
     asked = questions()
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
-    told = evaluate(harness, base_url, MODEL, CHECKPOINT_DIR, file, tmp_path)
+    told = evaluate(harness, base_url, MODEL, DEMO_CHECKPOINT, file, tmp_path)
     assert told["acc"] == 1.0
     for row, choices, sums in zip(asked, told["choices"], expected(asked), strict=True):
         assert [float(logprob) for logprob, _ in choices] == pytest.approx(sums, abs=2e-2)

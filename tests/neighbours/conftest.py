@@ -32,8 +32,9 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def echo_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """Everything at its default but for the keys and the runner, whose pace is known."""
-    env = {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_MS)}
+    """Everything at its default but for the keys, the runner, whose pace is known, and the length
+    of the queue, which a flood has to fill."""
+    env = {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_MS), "MAX_QUEUED_JOBS": "200"}
     yield from _launched(tmp_path_factory.mktemp("neighbours"), env)
 
 

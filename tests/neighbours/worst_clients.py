@@ -297,7 +297,7 @@ async def every_route(worst: Worst) -> None:
 
 async def waiting_streams(worst: Worst) -> None:
     """Hundreds of streams that wait in the queue behind one another."""
-    body = {"model": worst.model, "messages": QUESTION, "max_tokens": 32}
+    body = {"model": worst.model, "messages": QUESTION, "max_tokens": 16}
     await worst.at_once(250, lambda: worst.stream("/v1/chat/completions", body))
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from openai import OpenAI
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.messages import PROMPT_SLICE_TOKENS
 from tests.support.checkpoints import make_checkpoint
@@ -57,17 +55,22 @@ class Reference:
     """What transformers says of a text."""
 
     def __init__(self, checkpoint: Path) -> None:
+        # Seconds, which every process that collects this file would take.
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
         self.path = checkpoint
+        self._torch = torch
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
 
     def token_ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
 
-    def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
+    def logprobs(self, token_ids: Sequence[int]) -> Any:
         """[tokens, vocab]: the row of a token is of what comes behind it."""
-        with torch.inference_mode():
-            return self._model(torch.tensor([list(token_ids)])).logits[0].log_softmax(-1)
+        with self._torch.inference_mode():
+            return self._model(self._torch.tensor([list(token_ids)])).logits[0].log_softmax(-1)
 
 
 @pytest.fixture(scope="module")
