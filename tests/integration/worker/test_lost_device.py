@@ -22,7 +22,7 @@ from tests.support.faults.sitecustomize import ASSERT_TOKEN, DEVICE, MEMORY
 from worker.service import EXIT_GAVE_UP
 from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME
 
-NUM_JOBS = 200
+NUM_JOBS = 60
 MODEL = {"MODEL": DEMO_CHECKPOINT, "SERVED_MODEL_NAME": DEMO_MODEL_NAME, "RUNNER": "model"}
 
 
