@@ -15,9 +15,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import TextIO
-
-from shared.settings import LogFormat, LogLevel
 
 QUEUE_RECORDS = 10_000
 
@@ -28,6 +27,23 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
     "color_message",  # uvicorn's: the message once more, with terminal codes
 }
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+
+
+class LogLevel(StrEnum):
+    """The least severe record that is written."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+class LogFormat(StrEnum):
+    """AUTO is JSON inside a container and readable text elsewhere."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
 
 
 def in_container() -> bool:

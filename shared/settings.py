@@ -6,11 +6,12 @@ hands the object down. Variables have the fields' names in capitals, without a p
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shared.logs import LogFormat, LogLevel
 
 EXIT_BAD_SETTINGS = 2
 
@@ -25,23 +26,6 @@ _URL_SCHEMES = (
     "fake://",
 )
 _SECRET = frozenset({"REDIS_URL", "API_KEYS", "METRICS_KEY"})  # never repeated
-
-
-class LogLevel(StrEnum):
-    """The least severe record that is written."""
-
-    DEBUG = "DEBUG"
-    INFO = "INFO"
-    WARNING = "WARNING"
-    ERROR = "ERROR"
-
-
-class LogFormat(StrEnum):
-    """AUTO is JSON inside a container and readable text elsewhere."""
-
-    AUTO = "auto"
-    JSON = "json"
-    TEXT = "text"
 
 
 class SettingsError(ValueError):

@@ -31,6 +31,7 @@ def loaded_by(module: str) -> set[str]:
         ("worker.service", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
         ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
         ("worker.model.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
+        ("worker.engine_process.process", {"asyncio", "fastapi", "pydantic", "redis", "torch"}),
         ("shared.messages", {"torch", "pydantic", "redis", "asyncio"}),
         ("shared.launcher.main", {"torch", "api", "worker", "fastapi"}),
     ],

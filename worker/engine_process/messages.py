@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import msgspec
 
+from shared.logs import LogFormat, LogLevel
 from shared.messages import ErrorCode
-from shared.settings import LogFormat, LogLevel
 from worker.engine.config import EngineConfig
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shared.settings import LogFormat, LogLevel
+from shared.logs import LogFormat, LogLevel
 from worker.engine_process.messages import Configure, Shutdown, encode_frame
 from worker.settings import WorkerSettings
 

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shared.logs import DroppingQueueHandler, start_logs
-from shared.settings import LogFormat, LogLevel
+from shared.logs import DroppingQueueHandler, LogFormat, LogLevel, start_logs
 
 log = logging.getLogger("tests.logs")
 

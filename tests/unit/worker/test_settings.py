@@ -13,7 +13,8 @@ from typing import get_args
 
 import pytest
 
-from shared.settings import LogLevel, SettingsError, load_settings
+from shared.logs import LogLevel
+from shared.settings import SettingsError, load_settings
 from shared.text.tool_formats import ToolFormat
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
 from worker.engine_options import EngineOptions

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.settings import LogFormat, LogLevel
+from shared.logs import LogFormat, LogLevel
 from shared.transport.ports.queue import CrashCause
 from tests.unit.worker.fakes import until
 from tests.unit.worker.test_admission_estimator import ready
