@@ -39,7 +39,7 @@ class AccessMiddleware:
         *,
         monitoring_without_keys: bool,
     ) -> None:
-        """`stream_tokens` returns those of the running application, which are made at startup."""
+        """Gets the StreamTokens by a function: they are made when the application starts."""
         self._app = app
         self._ring = ring
         self._stream_tokens = stream_tokens

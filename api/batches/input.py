@@ -149,7 +149,7 @@ class LineReader:
 
     @property
     def sha256(self) -> str:
-        """Hex digest of everything read so far."""
+        """The hex digest of everything read so far."""
         return self._hash.hexdigest()
 
     def read(self, max_lines: int, max_bytes: int) -> list[Line]:
@@ -207,7 +207,7 @@ class InputCheck:
 
     @property
     def is_hopeless(self) -> bool:
-        """More lines would not change the outcome."""
+        """Whether more lines would not change the outcome."""
         return len(self.errors) >= MAX_ERRORS or self.num_rows > self._max_rows
 
     @property

@@ -66,7 +66,7 @@ class BatchService:
         limits: BatchLimits,
         output_life_s: int,
     ) -> None:
-        """`output_life_s`: how long output files are kept by default."""
+        """Keeps output files for `output_life_s` by default."""
         self._batches = batches
         self._storage = storage
         self._durable = durable

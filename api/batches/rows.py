@@ -238,7 +238,7 @@ class LineWindow:
 
     @property
     def done_bits(self) -> int:
-        """As in BatchProgress, including lines that an earlier owner has finished."""
+        """The bits of BatchProgress, including lines that an earlier owner has finished."""
         bits = self._known_bits >> (self.low_line - self._known_from)
         for place, begun in enumerate(self._begun.values()):
             if begun.is_done:

@@ -32,7 +32,7 @@ from shared.transport.ports.files import (
     NewFile,
     new_file_id,
 )
-from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.jobs import QueueFull, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class FileService:
         self._checking: asyncio.Task[None] | None = None
         self._num_uploads = 0
         self._removed: list[str] = []
+        self._unconfirmed: dict[str, str] = {}  # files that may have no record -> their tenants
         self._orphans_s = -ORPHANS_EVERY_S
 
     async def start(self) -> None:
@@ -129,10 +130,14 @@ class FileService:
             ) from None
 
     async def sweep(self) -> None:
-        """Removes the blobs of files that have expired or were deleted, and orphans."""
+        """Removes the blobs of files that have expired, were deleted or were not recorded."""
         await self.storage.check_directory()
         if not self.storage.is_available:
             return
+        for file_id, tenant in list(self._unconfirmed.items()):
+            if await self.index.get(file_id, tenant) is None:
+                await self.storage.remove([file_id])
+            del self._unconfirmed[file_id]
         while names := await self.index.sweep(self._removed, SWEEP_PAGE):
             removed = await self.storage.remove(names)
             self._removed = removed
@@ -175,6 +180,12 @@ class FileService:
         except FilesFull as error:
             await self.storage.remove([part.name])
             raise quota_exceeded(error.scope) from None
+        except QueueFull:  # Redis has no memory: there is no record
+            await self.storage.remove([part.name])
+            raise
+        except TransportError:
+            self._unconfirmed[file_id] = tenant
+            raise
 
     async def _put(self, new: NewFile) -> FileRecord:
         try:

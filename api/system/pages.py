@@ -40,7 +40,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
     )
 )
 
-# File names carry no version, so a browser asks each time and is answered 304 by the ETag.
+# File names carry no version, so a browser asks each time and is gets a 304 by the ETag.
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": CONTENT_SECURITY_POLICY,
@@ -59,8 +59,8 @@ class PageFile:
     media_type: str
     etag: str
 
-    def answer(self, request: Request) -> Response:
-        """200 with the content, or 304 when the browser has it already."""
+    def respond(self, request: Request) -> Response:
+        """Returns 200 with the content, or 304 when the browser has it already."""
         headers = {**HEADERS, "etag": self.etag}
         etags = request.headers.get("if-none-match", "")
         if etags == "*" or self.etag in (
@@ -71,7 +71,7 @@ class PageFile:
 
 
 def read_pages(directory: Path = STATIC) -> dict[str, PageFile]:
-    """The directory's files by name, of the kinds above. Raises RuntimeError when they grow."""
+    """Returns the directory's files by name. Raises RuntimeError for a large file or too many."""
     pages: dict[str, PageFile] = {}
     for path in sorted(directory.iterdir()):
         media_type = MEDIA_TYPES.get(path.suffix)
@@ -86,29 +86,29 @@ def read_pages(directory: Path = STATIC) -> dict[str, PageFile]:
 
 
 def pages_router(directory: Path = STATIC) -> APIRouter:
-    """GET and HEAD for /, /dashboard, /docs (also as /redoc) and /static/{name}."""
+    """Returns GET and HEAD of /, /dashboard, /docs (also as /redoc) and /static/{name}."""
     pages = read_pages(directory)
     router = APIRouter(include_in_schema=False)
     methods = ["GET", "HEAD"]
 
     @router.api_route("/", methods=methods)
     async def playground(request: Request) -> Response:
-        return pages["index.html"].answer(request)
+        return pages["index.html"].respond(request)
 
     @router.api_route("/dashboard", methods=methods)
     async def dashboard(request: Request) -> Response:
-        return pages["dashboard.html"].answer(request)
+        return pages["dashboard.html"].respond(request)
 
     @router.api_route("/docs", methods=methods)
     @router.api_route("/redoc", methods=methods)
     async def docs(request: Request) -> Response:
-        return pages["docs.html"].answer(request)
+        return pages["docs.html"].respond(request)
 
     @router.api_route("/static/{name}", methods=methods)
     async def static_file(name: str, request: Request) -> Response:
         page = pages.get(name)
         if page is None:
             raise HTTPException(404, "No such file.")
-        return page.answer(request)
+        return page.respond(request)
 
     return router

@@ -78,14 +78,14 @@ class RedisBatchStore:
                 if is_out_of_memory(error):
                     raise QueueFull("memory", MEMORY_RETRY_S) from error
                 raise
-        word = reply[0]
-        if word == b"FULL":
+        outcome = reply[0]
+        if outcome == b"FULL":
             raise BatchesFull(reply[1].decode())
-        if word != b"OK":
-            raise NoInput(reply[1].decode() if word == b"PURPOSE" else None)
+        if outcome != b"OK":
+            raise NoInput(reply[1].decode() if outcome == b"PURPOSE" else None)
         record = await self.get(batch.batch_id, batch.tenant)
         if record is None:
-            raise TransportError("a batch was gone as soon as it was made")
+            raise TransportError("the new batch does not exist")
         return record
 
     async def get(self, batch_id: str, tenant: str | None = None) -> BatchRecord | None:
@@ -132,7 +132,7 @@ class RedisBatchStore:
         status: BatchStatus | None = None,
         job_ids: Sequence[str] = (),
     ) -> Saved:
-        words: list[Argument] = [] if progress is None else list(_fields(progress))
+        args: list[Argument] = [] if progress is None else list(_fields(progress))
         with translated("batch_save"):
             reply = await self._scripts.call(
                 self._redis,
@@ -141,8 +141,8 @@ class RedisBatchStore:
                 claim.fence,
                 lease_ms,
                 status or "",
-                len(words) // 2,
-                *words,
+                len(args) // 2,
+                *args,
                 *job_ids,
             )
         if reply[0] != b"OK":
@@ -158,11 +158,11 @@ class RedisBatchStore:
             )
             if parts
         ]
-        words: list[Argument] = []
+        args: list[Argument] = []
         for field, ending, parts in files:
             num_bytes = sum(part.num_bytes for part in parts)
-            words += (field, output_file_id(claim.batch_id, ending))
-            words += (f"{claim.batch_id}_{ending}.jsonl", num_bytes, encode_parts(parts))
+            args += (field, output_file_id(claim.batch_id, ending))
+            args += (f"{claim.batch_id}_{ending}.jsonl", num_bytes, encode_parts(parts))
         with translated("batch_end"):
             reply = await self._scripts.call(
                 self._redis,
@@ -172,7 +172,7 @@ class RedisBatchStore:
                 end.status,
                 _encoder.encode([tuple(error) for error in end.errors]) if end.errors else "",
                 len(files),
-                *words,
+                *args,
                 *end.useless,
             )
         if reply[0] == b"FENCED" or reply[1] == b"gone":

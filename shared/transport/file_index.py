@@ -110,10 +110,10 @@ class RedisFileIndex:
         if not is_id(file_id, FILE_PREFIX):
             return False
         with translated("file_drop"):
-            (word,) = await self._scripts.call(self._redis, "file_drop", file_id, tenant)
-        if word == b"USED":
+            (outcome,) = await self._scripts.call(self._redis, "file_drop", file_id, tenant)
+        if outcome == b"USED":
             raise FileInUse(file_id)
-        return bool(word == b"OK")
+        return bool(outcome == b"OK")
 
     async def usage(self, tenant: str) -> FileUsage:
         with translated("file_usage"):
@@ -138,7 +138,7 @@ async def follow(
     *,
     oldest_first: bool = False,
 ) -> AsyncIterator[tuple[str, Fields]]:
-    """Ids of a sorted set that follow `after`, with their hashes; those without are left out.
+    """Yields the ids of a sorted set that follow `after`, with their hashes; skips those without.
 
     An `after` that is not in the set is followed by nothing.
     """

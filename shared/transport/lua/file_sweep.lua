@@ -1,7 +1,7 @@
--- file_sweep: forget files whose time has come, and say what is to be removed from the disk.
+-- file_sweep: forget files that have expired, and return what is to be removed from the disk.
 -- ARGV: 3 most files and most names in one call, then names that have been removed
--- Returns names of blobs that nothing refers to any more. They are named again until some caller says
---   that it has removed them; removing what is not there counts.
+-- Returns names of blobs that nothing refers to. They are returned again until a caller passes them as
+--   removed, which includes names that did not exist.
 --@include lib/common.lua
 --@include lib/files.lua
 for i = 4, #ARGV do redis.call('ZREM', P .. 'blobs_gone', ARGV[i]) end
@@ -11,7 +11,13 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'files', '-inf', whole(serv
   lost = lost or redis.call('EXISTS', P .. 'file:' .. id) == 0
   drop_file(id)
 end
-if lost then  -- a hash went before its sweep, and with it what to subtract: count anew
+if lost then  -- a hash expired before its sweep, and with it what to subtract: count again
+  for _, field in ipairs(redis.call('HKEYS', P .. 'files_bytes')) do
+    local mine = P .. 'files:' .. (string.match(field, '^of:(.*)$') or '')
+    for _, id in ipairs(redis.call('ZRANGE', mine, 0, -1)) do
+      if redis.call('EXISTS', P .. 'file:' .. id) == 0 then redis.call('ZREM', mine, id) end
+    end
+  end
   redis.call('DEL', P .. 'files_bytes')
   for _, id in ipairs(redis.call('ZRANGE', P .. 'files', 0, -1)) do
     local file = redis.call('HMGET', P .. 'file:' .. id, 'tenant', 'bytes', 'expires_ms')

@@ -70,7 +70,7 @@ class BatchProgress:
     """The progress of a batch, which a new owner resumes.
 
     Every line before `low_line` (the first is 1) is done, and `low_offset` is where it begins; bit
-    i of `done_bits` says that line `low_line + i` is done too. Done: its result is in the first
+    i of `done_bits` is set when line `low_line + i` is done too. Done: its result is in the first
     bytes of the parts, which are on disk.
     """
 
@@ -187,15 +187,15 @@ class BatchStore(Protocol):
         ...
 
     async def get(self, batch_id: str, tenant: str | None = None) -> BatchRecord | None:
-        """None: there is none, or it is not this tenant's (where one is given)."""
+        """Returns a batch; None for an unknown one, or for another tenant's where one is given."""
         ...
 
     async def list(self, tenant: str, after: str | None, limit: int) -> Sequence[BatchRecord]:
-        """Newest first, those that follow `after` (the id of a batch of this tenant)."""
+        """Returns batches, newest first, that follow `after` (the id of a batch of this tenant)."""
         ...
 
     async def cancel(self, batch_id: str, tenant: str) -> bool:
-        """Requests the end of a batch that has not ended. False: no such batch of this tenant."""
+        """Requests the end of a batch that has not ended. Returns whether the tenant has it."""
         ...
 
     async def claim(
@@ -213,7 +213,7 @@ class BatchStore(Protocol):
         status: BatchStatus | None = None,
         job_ids: Sequence[str] = (),
     ) -> Saved:
-        """Renews the lease (0: gives it back) and says how far the batch is; None: as before.
+        """Renews the lease (0: gives it back) and stores the progress; None: as before.
 
         `job_ids`: of rows whose results are saved with this. Raises LeaseLost.
         """

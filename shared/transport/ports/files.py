@@ -100,7 +100,7 @@ class FileIndex(Protocol):
         ...
 
     async def get(self, file_id: str, tenant: str) -> FileRecord | None:
-        """None: there is none, it has expired, or it is not this tenant's."""
+        """Returns a file; None for one that is unknown, has expired, or is another tenant's."""
         ...
 
     async def list(
@@ -110,11 +110,14 @@ class FileIndex(Protocol):
         ...
 
     async def drop(self, file_id: str, tenant: str) -> bool:
-        """False: there is none of this tenant. Raises FileInUse."""
+        """Deletes a file. Returns whether the tenant had it. Raises FileInUse."""
         ...
 
     async def usage(self, tenant: str) -> FileUsage: ...
     async def sweep(self, removed: Sequence[str], count: int) -> Sequence[str]:
-        """Forgets files that have expired. Names of at most `count` blobs to remove from the disk;
-        they are named again until they come back as `removed`."""
+        """Deletes files that have expired.
+
+        Returns at most `count` names of blobs to remove from the disk, at each call until they come
+        back as `removed`.
+        """
         ...

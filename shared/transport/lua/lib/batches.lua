@@ -1,6 +1,6 @@
 -- A batch's states: validating, in_progress, finalizing, completed; failed from validating; cancelling
 -- before cancelled; expired. One frontend at a time runs it, under a lease; `fence` counts the leases,
--- and who speaks under an older one is refused.
+-- and a call with an older one is refused.
 local BATCH_OVER = {completed = true, failed = true, expired = true, cancelled = true}
 
 local function set_status(key, status)

@@ -150,7 +150,7 @@ async def test_bytes_are_counted_anew_when_a_record_was_lost(transport: RedisTra
         return (await files.usage("default")).num_files == 1
 
     await until(swept)
-    assert (await files.usage("default")).num_bytes == 100
+    assert await files.usage("default") == FileUsage(1, 100, 1, 100)
     await assert_every_key_expires(redis, transport.keys.namespace)
 
 
