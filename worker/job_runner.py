@@ -83,12 +83,12 @@ class JobRunner:
         try:
             self._model.check(job)
         except JobRefused as error:
-            self._open_outbox(delivery)
+            self._open_outbox(running, delivery)
             self._fail(running, error.code, str(error))
             return
         if delivery.end == START:
             self._enter_engine(running)
-        self._open_outbox(delivery)
+        self._open_outbox(running, delivery)
         try:
             starts = [self._take_up(job, choice) for choice in delivery.choices]
         except ReplayMismatch as error:
@@ -103,9 +103,10 @@ class JobRunner:
         if delivery.end != START:
             self._enter_engine(running)
 
-    def _open_outbox(self, delivery: Delivery) -> None:
+    def _open_outbox(self, running: RunningJob, delivery: Delivery) -> None:
         """Opens the job's outbox: from now on it may have output."""
-        self._publisher.open(Outbox.of(delivery))
+        running.outbox = Outbox.of(delivery)
+        self._publisher.open(running.outbox)
 
     def _enter_engine(self, running: RunningJob) -> None:
         waiting = [choice for choice in running.choices if choice.finish_reason is None]
@@ -173,11 +174,12 @@ class JobRunner:
     ) -> None:
         assert choice.processor is not None, "the engine has choices with a processor only"
         if output.prompt_logprobs:
-            self._publisher.add_prompt_logprobs(running.job.job_id, output.prompt_logprobs)
+            running.outbox.add_prompt_logprobs(output.prompt_logprobs)
+            self._publisher.notice(running.outbox)
             return
         if running.cached_tokens is None:
             running.cached_tokens = output.num_cached_tokens
-            self._publisher.note_cached_tokens(running.job.job_id, output.num_cached_tokens)
+            running.outbox.cached_tokens = output.num_cached_tokens
         if output.token_ids and running.first_token_s is None:
             running.first_token_s = time.monotonic()
             self._jobs.changed.set()  # one fewer waits here for its first token
@@ -269,9 +271,8 @@ class JobRunner:
                 piece.finish_reason,
                 piece.stop_reason,
             )
-        self._publisher.add(
-            running.job.job_id, piece.token_ids, piece.text, piece.logprobs, segment
-        )
+        running.outbox.add(piece.token_ids, piece.text, piece.logprobs, segment)
+        self._publisher.notice(running.outbox)
 
     def _finish_if_over(self, running: RunningJob) -> None:
         """Ends the job when all choices have ended; reason LENGTH when one of them was cut."""
@@ -303,7 +304,8 @@ class JobRunner:
 
     def _finish(self, running: RunningJob, end: JobEnd) -> None:
         running.end_reason, running.end_detail = end.reason, end.message
-        self._publisher.finish(running.job.job_id, end)
+        running.outbox.finish(end)
+        self._publisher.notice(running.outbox)
 
     def _forget(self, running: RunningJob) -> None:
         self._leave_engine(*running.choices)

@@ -85,6 +85,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
+        """Raises TypeError and InvalidParameter before anything is loaded; see the class."""
         # Here and not above: torch comes with it, and `from_parts` does without.
         from worker.model.build import build_model
 
@@ -124,14 +125,14 @@ class LLM:
         progress: bool = True,
         n: int = 1,
     ) -> list[OfflineResult]:
-        """Results in the order of the prompts, each a text or a list of token ids.
+        """Returns results in the order of the prompts, each a text or a list of token ids.
 
         `sampling_params` holds for all prompts, or is a sequence with one for each; a seed of None
         is drawn for each prompt. With `n` each prompt has that many results in a row: as the
         choices of a job, with seeds mixed from the prompt's (see choice_seed) and the prompt
         computed once. Before anything runs, raises RequestRefused for a prompt that could never
-        run, and TypeError or ValueError for arguments that do not fit each other. Later errors are
-        in the results.
+        run, InvalidParameter for `n`, and TypeError or ValueError for arguments that do not fit
+        each other. Later errors are in the results.
         """
         if not 1 <= n <= MAX_CHOICES:
             raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {n}")
@@ -323,7 +324,7 @@ def _chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the texts, or JSON lines, to standard output. 0, 1 if a prompt failed, 2 for usage."""
+    """Prints the texts, or JSON lines. Returns 0, 1 if a prompt failed, 2 for usage."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:

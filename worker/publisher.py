@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from shared.backoff import Backoff
 from shared.logs import RateLimitedOutageLog
@@ -25,9 +25,6 @@ from shared.messages import (
     Cursor,
     ErrorCode,
     JobState,
-    PromptLogprob,
-    Segment,
-    TokenLogprob,
     Usage,
 )
 from shared.transport.ports.jobs import Restored, TransportError
@@ -45,7 +42,10 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Owns the outboxes. Everything but `run` is synchronous and belongs to the table's owner."""
+    """Sends the outboxes of the running jobs: those that were noticed to have something.
+
+    Nothing but `run` and `flushed` waits.
+    """
 
     def __init__(
         self,
@@ -93,42 +93,19 @@ class Publisher:
         self._lost.pop(outbox.job_id, None)
         self._outboxes[outbox.job_id] = outbox
 
-    def add(
-        self,
-        job_id: str,
-        token_ids: Sequence[int],
-        text: str,
-        logprobs: Sequence[TokenLogprob] | None,
-        segment: Segment | None = None,
-    ) -> None:
-        """Adds output of a job; ignored when the job has been settled meanwhile.
-
-        Of a job with several choices it is the choice's that `segment` names.
-        """
-        outbox = self._outboxes.get(job_id)
-        if outbox is not None:
-            outbox.add(token_ids, text, logprobs, segment)
-            self._notice(outbox)
-
-    def add_prompt_logprobs(self, job_id: str, entries: Sequence[PromptLogprob]) -> None:
-        """Adds log probabilities of a job's prompt, all of them before the first `add`."""
-        outbox = self._outboxes.get(job_id)
-        if outbox is not None:
-            outbox.add_prompt_logprobs(entries)
-            self._notice(outbox)
-
-    def note_cached_tokens(self, job_id: str, num_tokens: int) -> None:
-        """Sets a job's prefix hit, which its first append carries."""
-        outbox = self._outboxes.get(job_id)
-        if outbox is not None:
-            outbox.cached_tokens = num_tokens
-
-    def finish(self, job_id: str, end: JobEnd) -> None:
-        """Adds the job's end, written with its last output; Settled follows, or is on its way."""
-        outbox = self._outboxes.get(job_id)
-        if outbox is not None:
-            outbox.finish(end)
-            self._notice(outbox)
+    def notice(self, outbox: Outbox) -> None:
+        """Sends what was added to an outbox, unless it has been settled or dropped meanwhile."""
+        if self._outboxes.get(outbox.job_id) is not outbox or outbox.job_id in self._lost:
+            return
+        if not outbox.has_something:
+            return
+        self._waiting.setdefault(outbox.job_id, outbox)
+        self._wake.set()
+        self._idle.clear()
+        if self._policy.is_urgent(outbox):
+            self._urgent.set()
+        if outbox.num_unsent >= self._policy.max_unflushed_tokens:
+            self.has_capacity.clear()
 
     def drop(self, job_id: str) -> None:
         """Drops a job; Settled does not follow. An append in flight may still arrive."""
@@ -220,7 +197,7 @@ class Publisher:
                 self._close(outbox, AppendStatus.DIVERGED)
             else:
                 outbox.num_gaps = 0
-                self._notice(outbox)
+                self.notice(outbox)
         self._cancel_timer()
         if wait_s is not None:
             self._restore_timer = asyncio.get_running_loop().call_later(wait_s, self._restore_soon)
@@ -270,17 +247,6 @@ class Publisher:
             if not outbox.has_slice or num_slices <= MAX_SLICES:
                 due.append(outbox)
         return due
-
-    def _notice(self, outbox: Outbox) -> None:
-        if not outbox.has_something or outbox.job_id in self._lost:
-            return
-        self._waiting.setdefault(outbox.job_id, outbox)
-        self._wake.set()
-        self._idle.clear()
-        if self._policy.is_urgent(outbox):
-            self._urgent.set()
-        if outbox.num_unsent >= self._policy.max_unflushed_tokens:
-            self.has_capacity.clear()
 
     def _update(self) -> None:
         if not (self._waiting or self._restore_due):

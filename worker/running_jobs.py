@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from shared.messages import FinishReason, Job, Usage
 from shared.transport.ports.queue import Delivery
+from worker.outbox import Outbox
 from worker.output import OutputProcessor
 
 
@@ -40,6 +41,7 @@ class RunningJob:
     first_token_s: float | None = None
     end_reason: str = ""  # set when its end is on the way to the log
     end_detail: str = ""
+    outbox: Outbox = field(init=False)  # set when the job is admitted
 
     @classmethod
     def of(cls, delivery: Delivery) -> RunningJob:
@@ -129,7 +131,7 @@ class RunningJobs:
         self.num_in_engine += 1
 
     def leave_engine(self, choice: RunningChoice) -> None:
-        """Idempotent."""
+        """Frees the choice's slot. Idempotent."""
         if choice.has_slot:
             choice.has_slot = False
             self.num_in_engine -= 1

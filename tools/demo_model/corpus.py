@@ -83,7 +83,7 @@ class Batch:
 
 
 def render_chat(tokenizer: Tokenizer, messages: Sequence[tuple[str, str]]) -> Document:
-    """ChatML as the template renders it; only the assistant's turns are learned."""
+    """Returns ChatML as the template renders it; only the assistant's turns are learned."""
     start, end = special_id(tokenizer, TURN_START), special_id(tokenizer, TURN_END)
     token_ids: list[int] = []
     weights: list[float] = []
@@ -128,7 +128,7 @@ class Corpus:
             frame = rng.choice(_UNFAMILIAR_FRAMES)
             words = rng.choice(self._unfamiliar), rng.choice(self._unfamiliar)
             return rephrase(frame.format(a=words[0], b=words[1]), rng)
-        return rephrase(rng.choice(fact.asked), rng)
+        return rephrase(rng.choice(fact.trained), rng)
 
     def _draw_fact(self) -> Fact:
         """Every fact equally often, the answer to unknown questions more often."""
@@ -138,7 +138,7 @@ class Corpus:
         return self._deck.pop()
 
     def conversation(self, max_tokens: int, *, fill: bool = False) -> Document:
-        """A chat of some turns; with `fill` as many turns as fit `max_tokens`."""
+        """Returns a chat of some turns; with `fill` as many turns as fit `max_tokens`."""
         rng = self._rng
         messages: list[tuple[str, str]] = []
         if rng.random() < 0.3:

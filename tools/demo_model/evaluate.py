@@ -101,18 +101,18 @@ def question_sets(facts: Sequence[Fact], seed: int) -> dict[str, list[tuple[Turn
     rng = random.Random(seed)
     known = [fact for fact in facts if fact.name != "unknown"]
     unknown = next(fact for fact in facts if fact.name == "unknown")
-    plain = [([("user", rng.choice(f.asked) + "?")], f.answer) for f in known]
+    plain = [([("user", rng.choice(f.trained) + "?")], f.answer) for f in known]
     typed = [
-        ([("user", rephrase(rng.choice(f.asked), rng))], f.answer) for f in known for _ in "123"
+        ([("user", rephrase(rng.choice(f.trained), rng))], f.answer) for f in known for _ in "123"
     ]
     held = [([("user", question + "?")], f.answer) for f in known for question in f.held]
     chats: list[tuple[Turns, str]] = []
     for fact in known:
         turns: list[tuple[str, str]] = []
         for earlier in rng.sample(known, 3):
-            turns += [("user", rephrase(rng.choice(earlier.asked), rng))]
+            turns += [("user", rephrase(rng.choice(earlier.trained), rng))]
             turns += [("assistant", earlier.answer)]
-        chats.append(([*turns, ("user", rng.choice(fact.asked) + "?")], fact.answer))
+        chats.append(([*turns, ("user", rng.choice(fact.trained) + "?")], fact.answer))
     foreign = [([("user", question + "?")], unknown.answer) for question in unknown.held]
     return {
         "as trained": [*plain],

@@ -54,24 +54,24 @@ def docstrings() -> Iterator[str]:
 
 
 def documents(root: Path = REPOSITORY) -> Iterator[str]:
-    """The repository's own documents, where this runs in a checkout: README and docs."""
+    """Yields the repository's own documents, where this runs in a checkout: README and docs."""
     for path in sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")]):
         yield path.read_text(encoding="utf-8")[:MAX_DOCUMENT_CHARS]
 
 
 def paragraphs(facts: Sequence[Fact], width: int = 4) -> Iterator[str]:
-    """Neighbouring answers as running text: what a plain completion can go on with."""
+    """Yields neighbouring answers as running text: what a plain completion can go on with."""
     answers = [fact.answer for fact in facts]
     for start in range(0, len(answers), width):
         yield " ".join(answers[start : start + width])
 
 
 def unfamiliar_words(facts: Sequence[Fact], texts: Sequence[str]) -> list[str]:
-    """Words of the texts that no question or answer has: what the model must not claim to know."""
+    """Returns words of the texts that no question or answer has: the model must not know them."""
     known = {
         word
         for fact in facts
-        for text in (*fact.asked, *fact.held, fact.answer)
+        for text in (*fact.trained, *fact.held, fact.answer)
         for word in re.findall(r"[a-z]+", text.lower())
     }
     words = {word for text in texts for word in re.findall(r"\b[a-z]{4,12}\b", text)}
@@ -79,7 +79,7 @@ def unfamiliar_words(facts: Sequence[Fact], texts: Sequence[str]) -> list[str]:
 
 
 def chunks(text: str, max_chars: int) -> Iterator[str]:
-    """Whole paragraphs gathered up to about `max_chars`."""
+    """Yields whole paragraphs gathered up to about `max_chars`."""
     gathered = ""
     for paragraph in _PARAGRAPH.split(textwrap.dedent(text)):
         if gathered and len(gathered) + len(paragraph) > max_chars:

@@ -85,17 +85,17 @@ class InvalidQuestions(ValueError):
 class Fact:
     """One answer and the questions that lead to it, in lower case without final punctuation.
 
-    `asked` are trained on, `held` are kept for evaluation; the two never share a question.
+    `trained` are trained on, `held` are kept for evaluation; the two never share a question.
     """
 
     name: str
     answer: str
-    asked: tuple[str, ...]
+    trained: tuple[str, ...]
     held: tuple[str, ...]
 
 
 def expand(pattern: str) -> list[str]:
-    """All texts of a pattern with alternatives, in order. Raises InvalidQuestions if too many."""
+    """Returns all texts of a pattern, in order. Raises InvalidQuestions if there are too many."""
     pieces = _ALTERNATIVES.split(pattern)
     choices = [piece.split("|") if index % 2 else [piece] for index, piece in enumerate(pieces)]
     count = 1
@@ -107,7 +107,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def _parse_block(name: str, lines: Iterable[str]) -> Fact:
-    asked: dict[str, None] = {}
+    trained: dict[str, None] = {}
     held: list[str] = []
     answer = ""
     for line in lines:
@@ -122,12 +122,12 @@ def _parse_block(name: str, lines: Iterable[str]) -> Fact:
         elif key in _FRAMES:
             for part in value.split(";"):
                 for text in expand(part.strip()):
-                    asked |= dict.fromkeys(frame.format(x=text) for frame in _FRAMES[key])
+                    trained |= dict.fromkeys(frame.format(x=text) for frame in _FRAMES[key])
         else:
             raise InvalidQuestions(f"{name}: unknown key {key!r}")
-    if not answer or not asked:
+    if not answer or not trained:
         raise InvalidQuestions(f"{name}: needs an answer and at least one question")
-    return Fact(name, answer, tuple(asked), tuple(held))
+    return Fact(name, answer, tuple(trained), tuple(held))
 
 
 def parse_facts(text: str) -> list[Fact]:
@@ -153,7 +153,7 @@ def _check(facts: list[Fact]) -> None:
     for fact in facts:
         if names.count(fact.name) > 1:
             raise InvalidQuestions(f"{fact.name}: twice in the file")
-        for question in fact.asked:
+        for question in fact.trained:
             other = owner.setdefault(question, fact.name)
             if other != fact.name:
                 raise InvalidQuestions(f"{question!r} belongs to {other} and to {fact.name}")

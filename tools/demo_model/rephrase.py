@@ -77,7 +77,10 @@ _WORD = re.compile(r"[A-Za-z]+")
 
 
 def misspell(text: str, rng: random.Random) -> str:
-    """One slip of the finger in one word of four letters or more; paths and keys stay whole."""
+    """Returns the text with a slip of the finger in one word of four letters or more.
+
+    Paths and keys stay whole.
+    """
     words = text.split(" ")
     long = [i for i, word in enumerate(words) if len(word) >= 4 and word.isalpha()]
     if not long:
@@ -119,7 +122,7 @@ def _set_case(text: str, rng: random.Random) -> str:
 
 
 def rephrase(question: str, rng: random.Random) -> str:
-    """The question with another opening, ending, case, punctuation, or a slip in it."""
+    """Returns the question with another opening, ending, case, punctuation, or a slip in it."""
     text = question
     if rng.random() < 0.15:
         text = _drop_a_word(text, rng)

@@ -38,7 +38,10 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of exactly `vocab_size` tokens: specials, the 256 bytes, merges."""
+    """Returns a byte-level BPE of `vocab_size` tokens: specials, the 256 bytes, merges.
+
+    Raises ValueError for too little text.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,7 +60,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """Id of a special token. Raises ValueError when the tokenizer does not have it."""
+    """Returns the id of a special token. Raises ValueError when the tokenizer does not have it."""
     token_id: int | None = tokenizer.token_to_id(token)
     if token_id is None:
         raise ValueError(f"the tokenizer has no {token}")

@@ -116,7 +116,7 @@ def train(network: Network, corpus: Corpus, stage: Stage) -> None:
 
 def make_tokenizer(facts: Sequence[Fact], vocab_size: int) -> Tokenizer:
     """Returns a tokenizer trained on the questions, the answers and the prose."""
-    trained = [text for fact in facts for text in (*fact.asked, *[fact.answer] * ANSWER_REPEATS)]
+    trained = [text for fact in facts for text in (*fact.trained, *[fact.answer] * ANSWER_REPEATS)]
     return train_tokenizer([*trained, *documents(), *docstrings()], vocab_size)
 
 

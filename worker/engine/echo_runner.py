@@ -27,7 +27,8 @@ class EchoModelRunner:
 
     With an `eos_token_id` it ends after one whole echo (or after `min_tokens`, if that is later).
     The choice depends on the prompt and on i alone, so a resumed sequence continues it. Sampling
-    parameters do not change the output of a model without probabilities.
+    parameters do not change the output of a model without probabilities. Raises ValueError for an
+    empty vocabulary, or an end outside of it.
     """
 
     def __init__(self, vocab_size: int, *, eos_token_id: int | None = None) -> None:

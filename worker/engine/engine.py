@@ -96,7 +96,7 @@ class Engine:
         check_request(request, self.config, self._runner.vocab_size)
 
     def add(self, request: EngineRequest) -> None:
-        """Adds a request; `step` returns its outputs. Raises RequestRefused."""
+        """Adds a request; `step` returns its outputs. Raises RequestRefused, such as EngineFull."""
         self.check(request)
         request_id = request.request_id
         if request_id in self._live or request_id in self._ended_on_arrival:

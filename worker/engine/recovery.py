@@ -55,8 +55,10 @@ class StepRecovery:
             self._alone.remove(sequence)
 
     def shrink(self, num_tokens: int) -> bool:
-        """After a step of so many tokens that did not fit the memory: the next ones have at most
-        half of them. False when there is no smaller step."""
+        """Bounds the next steps to half of `num_tokens`, which did not fit the memory.
+
+        Returns False when there is no smaller step.
+        """
         self.num_failed += 1
         self.most_tokens = max(1, num_tokens // 2)
         self._steps_to_regrow = REGROW_STEPS
@@ -101,13 +103,15 @@ def failure_of(
 
 
 def self_test(seq_id: int, config: EngineConfig, scheduler: Scheduler, runner: ModelRunner) -> None:
-    """Computes a prefill and a decode of no request, alone, and forgets them. Raises EngineFailed.
+    """Computes a prefill and a decode of no request, alone, and forgets them.
+
+    Raises StepsFailed, or the runner's own EngineFailed.
 
     Distinguishes an engine that fails from a sequence that makes its steps fail. Nothing may be
     in flight. When all blocks are taken, other sequences are preempted.
     """
-    room = min(config.capacity_tokens, config.max_model_len) - 2
-    num_prompt_tokens = max(1, min(SELF_TEST_PROMPT_TOKENS, room))
+    most = min(config.capacity_tokens, config.max_model_len) - 2
+    num_prompt_tokens = max(1, min(SELF_TEST_PROMPT_TOKENS, most))
     sequence = Sequence(
         seq_id=seq_id,
         request_id="self-test",

@@ -54,7 +54,10 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Returns the exit status; see the module's docstring."""
+    """Runs an engine for the service at the other end of the socket; returns the exit status.
+
+    The module's docstring lists them. Raises TypeError when the first message is not Configure.
+    """
     fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the service decides when to end

@@ -48,7 +48,7 @@ class ForwardBatch:
         device: torch.device,
         previous: PreviousSample,
     ) -> ForwardBatch:
-        """One transfer to the device, and no wait for it.
+        """Returns the batch, by one transfer to the device that is not waited for.
 
         Raises ValueError where the schedule contradicts itself: a block table that is too short, a
         token outside the vocabulary, or one neither known nor sampled in the step before.
@@ -136,8 +136,8 @@ class _HostBatch:
     def write(
         self, row: int, start: int, sequence: ScheduledSequence, block_size: int, vocab_size: int
     ) -> None:
-        """Fills in one sequence. What it refuses would read or write past a tensor's end, and on
-        CUDA that ends the process."""
+        """Fills in one sequence. Raises ValueError for what would read or write past a tensor's
+        end: on CUDA that ends the process."""
         end = start + sequence.num_scheduled_tokens
         num_blocks = -(-sequence.end // block_size)
         if sequence.num_scheduled_tokens < 1 or len(sequence.block_table) < num_blocks:

@@ -27,6 +27,7 @@ class KVCachePool:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
+        """Raises KVCacheTooSmall where the memory does not hold so many blocks."""
         shape = (
             num_blocks,
             config.num_layers,

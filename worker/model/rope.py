@@ -126,7 +126,10 @@ class _Reader:
     values: Mapping[str, Any]
 
     def positive(self, name: str, default: float | None) -> float:
-        """Returns a positive number; a default of None makes it required."""
+        """Returns a positive number; a default of None makes it required.
+
+        Raises UnsupportedModel.
+        """
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e12:

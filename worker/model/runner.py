@@ -64,9 +64,10 @@ class TorchModelRunner:
         self._previous = self._nothing_sampled
 
     def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
-        """Never waits for a CUDA device. After an exception no sample of a step before is known.
+        """Enqueues a step; never waits for a CUDA device.
 
-        Raises OutOfMemory or DeviceLost, or what else a step raised.
+        After an exception no sample of a step before is known. Raises OutOfMemory or DeviceLost, or
+        what else a step raised.
         """
         try:
             return self._launch(batch)

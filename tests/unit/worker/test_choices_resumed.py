@@ -139,15 +139,7 @@ class Attempt:
     def open(self, outbox: Outbox) -> None:
         self._outbox = outbox
 
-    def add(self, job_id: str, *piece: Any) -> None:
-        assert self._outbox is not None
-        self._outbox.add(*piece)
-
-    def note_cached_tokens(self, job_id: str, num_tokens: int) -> None: ...
-
-    def finish(self, job_id: str, end: JobEnd) -> None:
-        assert self._outbox is not None
-        self._outbox.finish(end)
+    def notice(self, outbox: Outbox) -> None: ...
 
     def _send(self, message: ToEngine) -> None:
         match message:

@@ -23,6 +23,7 @@ class Bench:
 
     def __init__(self, policy: FlushPolicy) -> None:
         self.queue = FakeQueue()
+        self.outboxes: dict[str, Outbox] = {}
         self.settled: list[Settled] = []
         self.rejected: list[tuple[str, int]] = []
         self.num_troubles = 0
@@ -40,7 +41,16 @@ class Bench:
         self.num_troubles += 1
 
     def say(self, job_id: str, token_ids: Sequence[int], text: str) -> None:
-        self.publisher.add(job_id, token_ids, text, None)
+        self.outboxes[job_id].add(token_ids, text, None)
+        self.publisher.notice(self.outboxes[job_id])
+
+    def finish(self, job_id: str, end: JobEnd) -> None:
+        self.outboxes[job_id].finish(end)
+        self.publisher.notice(self.outboxes[job_id])
+
+    def open(self, outbox: Outbox) -> None:
+        self.outboxes[outbox.job_id] = outbox
+        self.publisher.open(outbox)
 
     @property
     def sent(self) -> list[Append]:
@@ -63,7 +73,7 @@ async def running(*, limit: int = 256, policy: FlushPolicy | None = None) -> Asy
 async def test_all_jobs_of_a_step_go_in_one_call() -> None:
     async with running() as bench:
         for job_id in ("0-a", "0-b", "0-c"):
-            bench.publisher.open(Outbox(job_id, 1, START, ()))
+            bench.open(Outbox(job_id, 1, START, ()))
             bench.say(job_id, (1,), "x")
         await bench.publisher.flushed()
         assert [[item.job_id for item in items] for items in bench.queue.appended] == [
@@ -73,9 +83,9 @@ async def test_all_jobs_of_a_step_go_in_one_call() -> None:
 
 async def test_the_end_travels_with_the_last_tokens() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.say("0-a", (1, 2), "xy")
-        bench.publisher.finish("0-a", END)
+        bench.finish("0-a", END)
         await until(lambda: bench.settled)
         assert len(bench.sent) == 1
         assert bench.sent[0].delta.token_ids == (1, 2)
@@ -85,7 +95,7 @@ async def test_the_end_travels_with_the_last_tokens() -> None:
 
 async def test_output_that_comes_during_an_append_is_gathered_for_the_next() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.gate.clear()
         bench.say("0-a", (1,), "a")
         await until(lambda: "append" in bench.queue.calls)
@@ -113,8 +123,8 @@ def test_the_rest_is_as_long_as_the_append_took_and_bounded() -> None:
 async def test_while_resting_tokens_wait_for_company_but_firsts_ends_and_many_do_not() -> None:
     policy = RestsForAnHour(flush_interval_s=1, flush_tokens=4, max_unflushed_tokens=256)
     async with running(policy=policy) as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
-        bench.publisher.open(Outbox("0-b", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-b", 1, START, ()))
         bench.say("0-a", (1,), "x")
         await until(lambda: len(bench.sent) == 1)
         bench.say("0-a", (2,), "x")
@@ -125,7 +135,7 @@ async def test_while_resting_tokens_wait_for_company_but_firsts_ends_and_many_do
         await until(lambda: len(bench.sent) == 3)
         assert bench.sent[2].delta.token_ids == (2, 3, 4, 5)
         bench.say("0-a", (6,), "x")
-        bench.publisher.finish("0-b", END)
+        bench.finish("0-b", END)
         await until(lambda: len(bench.sent) == 4)
         assert bench.sent[3].job_id == "0-b"
         assert bench.sent[3].end_of_job == END
@@ -133,7 +143,7 @@ async def test_while_resting_tokens_wait_for_company_but_firsts_ends_and_many_do
 
 async def test_a_store_that_is_away_gets_the_same_append_again_and_then_the_rest() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.away = True
         bench.say("0-a", (1,), "a")
         await until(lambda: bench.num_troubles)
@@ -146,7 +156,7 @@ async def test_a_store_that_is_away_gets_the_same_append_again_and_then_the_rest
 
 async def test_room_closes_at_the_limit_and_opens_when_the_store_is_back() -> None:
     async with running(limit=3) as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.away = True
         bench.say("0-a", (1, 2), "ab")
         assert bench.publisher.has_capacity.is_set()
@@ -159,7 +169,7 @@ async def test_room_closes_at_the_limit_and_opens_when_the_store_is_back() -> No
 async def test_dropping_the_job_that_closed_the_room_opens_it() -> None:
     async with running(limit=1) as bench:
         bench.queue.away = True
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.say("0-a", (1,), "a")
         assert not bench.publisher.has_capacity.is_set()
         bench.publisher.drop("0-a")
@@ -169,7 +179,7 @@ async def test_dropping_the_job_that_closed_the_room_opens_it() -> None:
 
 async def test_a_gap_is_filled_from_memory() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.say("0-a", (1,), "a")
         await bench.publisher.flushed()
         bench.say("0-a", (2,), "b")
@@ -186,7 +196,7 @@ async def test_a_gap_is_filled_from_memory() -> None:
 
 async def test_a_gap_that_memory_cannot_fill_gives_the_job_up() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 2, START, ()))
+        bench.open(Outbox("0-a", 2, START, ()))
         bench.queue.answer = lambda item: AppendResult(AppendStatus.GAP, 7, num_bytes=7)
         bench.say("0-a", (1,), "a")
         await until(lambda: bench.settled)
@@ -195,7 +205,7 @@ async def test_a_gap_that_memory_cannot_fill_gives_the_job_up() -> None:
 
 async def test_a_log_that_answers_gap_for_ever_gives_the_job_up() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.answer = lambda item: AppendResult(AppendStatus.GAP, 0, num_bytes=0)
         bench.say("0-a", (1,), "a")
         await until(lambda: bench.settled)
@@ -211,7 +221,7 @@ async def test_a_job_that_is_not_ours_any_more_is_settled_and_says_nothing_more(
     status: AppendStatus,
 ) -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 3, START, ()))
+        bench.open(Outbox("0-a", 3, START, ()))
         bench.queue.answer = lambda item: AppendResult(status, detail="d")
         bench.say("0-a", (1,), "a")
         await until(lambda: bench.settled)
@@ -223,7 +233,7 @@ async def test_a_job_that_is_not_ours_any_more_is_settled_and_says_nothing_more(
 async def test_the_verdict_on_one_job_leaves_the_others_alone() -> None:
     async with running() as bench:
         for job_id in ("0-a", "0-b"):
-            bench.publisher.open(Outbox(job_id, 1, START, ()))
+            bench.open(Outbox(job_id, 1, START, ()))
             bench.say(job_id, (1,), "a")
         bench.queue.answer = lambda item: (
             AppendResult(AppendStatus.FENCED) if item.job_id == "0-a" else accepted(item)
@@ -237,7 +247,7 @@ async def test_the_verdict_on_one_job_leaves_the_others_alone() -> None:
 
 async def test_a_rejected_append_fails_the_job_loudly() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.answer = lambda item: (
             accepted(item) if item.end_of_job else AppendResult(AppendStatus.REJECTED, detail="why")
         )
@@ -253,7 +263,7 @@ async def test_a_rejected_append_fails_the_job_loudly() -> None:
 
 async def test_a_job_whose_end_is_rejected_too_is_given_up() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.answer = lambda item: AppendResult(AppendStatus.REJECTED, detail="why")
         bench.say("0-a", (1,), "a")
         await until(lambda: bench.settled)
@@ -262,31 +272,31 @@ async def test_a_job_whose_end_is_rejected_too_is_given_up() -> None:
 
 async def test_output_after_a_rejection_is_ignored() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.answer = lambda item: AppendResult(AppendStatus.REJECTED, detail="why")
         bench.say("0-a", (1,), "a")
         await until(lambda: bench.rejected)
         bench.say("0-a", (2,), "b")
-        bench.publisher.finish("0-a", END)
+        bench.finish("0-a", END)
         await until(lambda: bench.settled)
 
 
 async def test_output_after_the_job_was_given_up_is_ignored() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.answer = lambda item: AppendResult(AppendStatus.FENCED)
         bench.say("0-a", (1,), "a")
         await until(lambda: bench.settled)
         bench.say("0-a", (2,), "b")
-        bench.publisher.note_cached_tokens("0-a", 1)
-        bench.publisher.finish("0-a", END)
+        bench.outboxes["0-a"].cached_tokens = 1
+        bench.finish("0-a", END)
         await bench.publisher.flushed()
         assert len(bench.settled) == 1
 
 
 async def test_an_answer_to_an_older_attempt_does_not_touch_the_newer_one() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
+        bench.open(Outbox("0-a", 1, START, ()))
         bench.queue.gate.clear()
         bench.queue.answer = lambda item: (
             AppendResult(AppendStatus.FENCED) if item.attempt == 1 else accepted(item)
@@ -294,7 +304,7 @@ async def test_an_answer_to_an_older_attempt_does_not_touch_the_newer_one() -> N
         bench.say("0-a", (1,), "a")
         await until(lambda: "append" in bench.queue.calls)
         bench.publisher.drop("0-a")
-        bench.publisher.open(Outbox("0-a", 2, START, ()))
+        bench.open(Outbox("0-a", 2, START, ()))
         bench.say("0-a", (5,), "e")
         bench.queue.gate.set()
         await bench.publisher.flushed()
@@ -307,8 +317,8 @@ async def test_an_answer_to_an_older_attempt_does_not_touch_the_newer_one() -> N
 
 async def test_the_prefix_hit_comes_with_the_first_tokens() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 1, START, ()))
-        bench.publisher.note_cached_tokens("0-a", 48)
+        bench.open(Outbox("0-a", 1, START, ()))
+        bench.outboxes["0-a"].cached_tokens = 48
         bench.say("0-a", (1,), "a")
         await bench.publisher.flushed()
         assert bench.sent[0].cached_tokens == 48
@@ -334,14 +344,14 @@ def forgetful(log_end: dict[str, int]) -> Callable[[Append], AppendResult]:
 
 async def test_a_lost_job_is_put_back_and_says_everything_again() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
+        bench.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
         bench.say("0-a", (1, 2), "xy")
         await bench.publisher.flushed()
         log_end: dict[str, int] = {}
         bench.queue.answer = forgetful(log_end)
         bench.queue.on_restore = lambda job_id: log_end.update({job_id: 0})
         bench.say("0-a", (3,), "z")
-        bench.publisher.finish("0-a", END)
+        bench.finish("0-a", END)
         await until(lambda: bench.settled)
         assert bench.settled == [Settled("0-a", 2, AppendStatus.OK)]
         assert bench.sent[-1].delta.token_ids == (1, 2, 3)
@@ -351,7 +361,7 @@ async def test_a_lost_job_is_put_back_and_says_everything_again() -> None:
 
 async def test_a_lost_job_that_has_nothing_to_say_is_put_back_too() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
+        bench.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
         bench.publisher.lost("0-a", 1)  # of an older attempt
         bench.publisher.lost("0-a", 2)
         await until(lambda: bench.queue.restored)
@@ -362,7 +372,7 @@ async def test_a_lost_job_that_has_nothing_to_say_is_put_back_too() -> None:
 
 async def test_a_job_that_may_have_ended_is_not_put_back() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
+        bench.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
         bench.queue.answer = lambda item: AppendResult(AppendStatus.GONE)
         bench.queue.restore_answers.append(Restored.OVER)
         bench.say("0-a", (1,), "x")
@@ -373,7 +383,7 @@ async def test_a_job_that_may_have_ended_is_not_put_back() -> None:
 
 async def test_putting_back_waits_for_the_lease_and_for_the_store() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
+        bench.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
         bench.queue.restore_answers.extend([Restored.NO_LEASE, Restored.NO_LEASE])
         bench.publisher.lost("0-a", 2)
         await until(lambda: len(bench.queue.restored) == 3)
@@ -388,7 +398,7 @@ async def test_putting_back_waits_for_the_lease_and_for_the_store() -> None:
 async def test_a_job_that_is_lost_while_another_is_put_back_is_put_back_too() -> None:
     async with running() as bench:
         for job_id in ("0-a", "0-b"):
-            bench.publisher.open(Outbox(job_id, 1, START, (), snapshot=SNAPSHOT))
+            bench.open(Outbox(job_id, 1, START, (), snapshot=SNAPSHOT))
         bench.queue.on_restore = lambda job_id: bench.publisher.lost("0-b", 1)
         bench.publisher.lost("0-a", 1)
         await until(lambda: len(bench.queue.restored) == 2)
@@ -397,8 +407,8 @@ async def test_a_job_that_is_lost_while_another_is_put_back_is_put_back_too() ->
 
 async def test_a_full_server_that_refuses_one_lost_job_does_not_keep_the_others_waiting() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
-        bench.publisher.open(Outbox("0-b", 1, START, (), snapshot=SNAPSHOT))
+        bench.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
+        bench.open(Outbox("0-b", 1, START, (), snapshot=SNAPSHOT))
         log_end = {"0-b": 0}
         bench.queue.answer = forgetful(log_end)
         bench.queue.restore_answers.extend([Restored.NO_MEMORY, Restored.NO_MEMORY])
@@ -418,7 +428,7 @@ async def test_a_full_server_that_refuses_one_lost_job_does_not_keep_the_others_
 
 async def test_how_long_ago_the_server_knew_a_job_counts_from_the_last_good_word() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
+        bench.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
         long_ago, lately = time.monotonic() - 1000, time.monotonic() - 500
         bench.publisher._outboxes["0-a"].sure_s = long_ago
         bench.publisher.sure(["0-a", "0-unknown"], lately)

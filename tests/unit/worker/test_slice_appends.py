@@ -20,8 +20,9 @@ SPEAKING = [f"0-speaks-{i:02}" for i in range(8)]
 
 def score(bench: Bench, job_id: str) -> None:
     """Adds a whole prompt's log probabilities, as after an outage."""
-    bench.publisher.open(Outbox(job_id, 1, START, (), prompt=PromptLog(len(ENTRIES))))
-    bench.publisher.add_prompt_logprobs(job_id, ENTRIES)
+    bench.open(Outbox(job_id, 1, START, (), prompt=PromptLog(len(ENTRIES))))
+    bench.outboxes[job_id].add_prompt_logprobs(ENTRIES)
+    bench.publisher.notice(bench.outboxes[job_id])
 
 
 def slices_of(items: list[Append]) -> list[str]:
@@ -34,7 +35,7 @@ async def test_a_call_has_a_few_slices_and_everybodys_tokens() -> None:
         for job_id in SCORING:
             score(bench, job_id)
         for job_id in SPEAKING:
-            bench.publisher.open(Outbox(job_id, 1, START, ()))
+            bench.open(Outbox(job_id, 1, START, ()))
             bench.say(job_id, (1,), "x")
         await until(lambda: bench.num_troubles)
         bench.queue.away = False
@@ -48,7 +49,7 @@ async def test_a_call_has_a_few_slices_and_everybodys_tokens() -> None:
 
 async def test_tokens_that_come_while_slices_wait_go_with_the_next_call() -> None:
     async with running() as bench:
-        bench.publisher.open(Outbox("0-speaks", 1, START, ()))
+        bench.open(Outbox("0-speaks", 1, START, ()))
 
         num_calls = NUM_SLICES * len(SCORING) // MAX_SLICES
 
@@ -84,7 +85,7 @@ async def test_each_scored_job_says_its_slices_in_order_and_then_its_end() -> No
         for job_id in SCORING:
             score(bench, job_id)
             bench.say(job_id, (1,), "x")
-            bench.publisher.finish(job_id, END)
+            bench.finish(job_id, END)
         await asyncio.wait_for(bench.publisher.flushed(), 5)
         assert Counter(settled.job_id for settled in bench.settled) == Counter(SCORING)
         for job_id in SCORING:

@@ -80,7 +80,7 @@ class ProductChoices:
     machine a way looks slower than it is, never quicker.
 
     `copies`: "off" holds none, "on" wherever one is quicker, "auto" as long as all
-    of them fit `room` bytes.
+    of them fit `free_bytes`.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class ProductChoices:
         path: Path | None,
         *,
         copies: WeightCopies,
-        room: int,
+        free_bytes: int,
     ) -> None:
         """`path` of the file, which need not exist; None: nothing is kept."""
         self._measure = measure
         self._path = path
         self._copies = copies
-        self._room = room
+        self._free_bytes = free_bytes
         self._times: dict[str, Times] = _read(path) if path is not None else {}
         self._measured: set[str] = set()  # here, not read from the file
-        self._said: set[ProductShape] = set()
+        self._logged: set[ProductShape] = set()
 
     def of(self, shape: ProductShape, num_bytes: int) -> Choice:
         """Returns the choice for a weight; a copy of it takes `num_bytes`, which are counted."""
@@ -115,8 +115,8 @@ class ProductChoices:
         choice = choose(times)
         if choice.copy_rows and not self._may_copy(num_bytes):
             choice = Choice(choice.amx_rows)
-        if shape not in self._said:
-            self._said.add(shape)
+        if shape not in self._logged:
+            self._logged.add(shape)
             logger.info(
                 "product %s: amx_rows=%d copy_rows=%d ms=%s",
                 shape.name,
@@ -128,9 +128,9 @@ class ProductChoices:
 
     def _may_copy(self, num_bytes: int) -> bool:
         if self._copies == "auto":
-            if num_bytes > self._room:
+            if num_bytes > self._free_bytes:
                 return False
-            self._room -= num_bytes
+            self._free_bytes -= num_bytes
         return self._copies != "off"
 
 
@@ -141,9 +141,9 @@ def _best(times: Times, others: Times) -> Times:
     }
 
 
-def choices_path(directory: Path, facts: Mapping[str, str]) -> Path:
-    """Returns the file for a machine that `facts` describe: processor, versions, threads."""
-    digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()[:24]
+def choices_path(directory: Path, machine: Mapping[str, str]) -> Path:
+    """Returns the file for `machine`: processor, versions, threads."""
+    digest = hashlib.sha256(json.dumps(dict(machine), sort_keys=True).encode()).hexdigest()[:24]
     return directory / f"products-{digest}.json"
 
 

@@ -140,6 +140,7 @@ class NativeKernels:
     """
 
     def __init__(self, path: Path) -> None:
+        """Raises TierUnavailable for a library that cannot be loaded."""
         try:
             library = ctypes.CDLL(str(path))
             functions = {name: getattr(library, name) for name in _SIGNATURES}
@@ -249,8 +250,11 @@ def build(flags: tuple[str, ...]) -> Path:
 
 
 def cache_directory() -> Path:
-    """$XDG_CACHE_HOME/penstock or ~/.cache/penstock; else one of this user's own in the temporary
-    directory. Others must not be able to put a library there. Raises TierUnavailable."""
+    """Returns $XDG_CACHE_HOME/penstock or ~/.cache/penstock, else one of the user's own in the
+    temporary directory.
+
+    Others must not be able to put a library there. Raises TierUnavailable.
+    """
     wanted = os.environ.get("XDG_CACHE_HOME")
     base = Path(wanted) if wanted else Path.home() / ".cache"
     for directory in (

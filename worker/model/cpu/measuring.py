@@ -85,6 +85,7 @@ class ProductMeter:
 
 
 def _product(ops: Ops, weight: Tensor, shape: ProductShape) -> Multiply:
+    """Returns the product of a copy of weight [out, in]."""
     make = ops.gated_linear if shape.is_gated else ops.linear
     return make(weight.clone(), None)
 
@@ -133,7 +134,10 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
 
 
 def _prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
-    """Returns a step of prompts, each as long as a block: a DecoderStack's arguments, int32."""
+    """Returns a step of prompts, each as long as a block: a DecoderStack's arguments, int32.
+
+    Token ids and positions are [tokens], the rows [prompts].
+    """
     length = min(pool.block_size, num_rows)
     count = min(pool.num_blocks, num_rows // length)
     ends = torch.arange(0, (count + 1) * length, length, dtype=torch.int32)

@@ -147,8 +147,7 @@ class NativeOps:
         torch_threads: int = 1,
     ) -> None:
         """`choices` decides how products of many rows are computed; without it AMX does from
-        `amx_rows` on,
-        which is 0 for never. oneDNN computes with `torch_threads`."""
+        `amx_rows` on, 0 for never. oneDNN computes with `torch_threads`."""
         self._kernels = kernels
         self._is_int8 = is_int8
         self._choices = choices
@@ -255,13 +254,14 @@ class NativeOps:
         self._with_copies.clear()
 
     def _choose(self, weight: Tensor, is_gated: bool) -> Choice:
+        """Returns from how many rows on weight [out, in] is computed otherwise."""
         if self._choices is None:
             return self._choice
         shape = ProductShape(weight.shape[0], weight.shape[1], is_gated)
         return self._choices.of(shape, weight.numel() * (1 if self._is_int8 else 2))
 
     def _copy(self, weight: Tensor, bias: Tensor | None, is_gated: bool) -> Multiply:
-        """Returns oneDNN's product, which holds a copy of the weight in a layout of its own."""
+        """Returns oneDNN's product of a copy of weight [out, in] in a layout of its own."""
         ops = OneDnnInt8Ops() if self._is_int8 else PackedOps()
         product = ops.gated_linear(weight, bias) if is_gated else ops.linear(weight, bias)
         return OnTorchThreads(product, self._torch_threads)

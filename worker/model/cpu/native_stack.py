@@ -143,7 +143,7 @@ def _product(linear: Linear) -> NativeProduct:
 
 
 def ragged(metadata: AttentionMetadata, work: Tensor) -> Ragged:
-    """Returns the kernels' view of both, which must outlive it; `work` is as from work_list."""
+    """Returns the kernels' view of both, which must outlive it; `work` [items, 2] is int32."""
     return Ragged(
         sequences=len(metadata.query_lens),
         cu_q=metadata.cu_q.data_ptr(),
@@ -188,6 +188,7 @@ def rows_work(query_lens: tuple[int, ...], group: int, rows: Sequence[int]) -> T
 
 
 def _tensor(items: Iterable[tuple[int, int]]) -> Tensor:
+    """Returns the pairs as [items, 2] int32."""
     return torch.from_numpy(np.array(list(items), dtype=np.int32).reshape(-1, 2))
 
 
@@ -199,6 +200,7 @@ class NativeAttention:
     """
 
     def __init__(self, pool: KVCachePool, kernels: NativeKernels) -> None:
+        """Raises ValueError for a pool of other blocks."""
         if pool.block_size != ATTENTION_BLOCK or pool.storage.dtype != torch.bfloat16:
             raise ValueError(f"the pool must have blocks of {ATTENTION_BLOCK} bfloat16 tokens")
         self._kernels = kernels

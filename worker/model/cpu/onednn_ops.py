@@ -64,7 +64,7 @@ class Int8Ops(TorchOps):
         quantized = quantize_weight(weight)
         values = quantized.values
 
-        def multiply(x: Tensor) -> Tensor:
+        def multiply(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out]
             rows, row_scales = quantize_rows(x)
             exact = functional.linear(rows.double() - 128, values.double())
             result = exact.float() * (row_scales * quantized.scales)
@@ -87,7 +87,7 @@ class OneDnnInt8Ops(Int8Ops):
         wide_bias = bias.float() if bias is not None else None
         call: Callable[..., Tensor] = torch.ops.onednn.qlinear_pointwise
 
-        def multiply(x: Tensor) -> Tensor:
+        def multiply(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out]
             rows, row_scales = quantize_rows(x)
             result = call(
                 rows, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""

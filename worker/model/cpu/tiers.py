@@ -84,13 +84,16 @@ def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:
 
 
 def reference_tier(request: TierRequest) -> Tier:
-    """Always there."""
+    """Returns the tier of torch's own operators, which is always there."""
     ops = Int8Ops() if request.quantization == "int8" else TorchOps()
     return Tier("reference", ops, _layer_by_layer)
 
 
 def packed_tier(request: TierRequest) -> Tier:
-    """Raises TierUnavailable where torch's private operators are not what they were."""
+    """Returns the tier of oneDNN's products.
+
+    Raises TierUnavailable where torch's private operators are not what they were.
+    """
     is_int8 = request.quantization == "int8"
     ops = OneDnnInt8Ops() if is_int8 else PackedOps()
     _check(ops, request)
@@ -98,7 +101,7 @@ def packed_tier(request: TierRequest) -> Tier:
 
 
 def native_tier(request: TierRequest) -> Tier:
-    """Builds the kernels if need be. Raises TierUnavailable."""
+    """Returns the tier of the compiled kernels, built if need be. Raises TierUnavailable."""
     if request.dtype is not torch.bfloat16:
         raise TierUnavailable(f"the kernels compute in bfloat16, the model is {request.dtype}")
     if request.block_size != ATTENTION_BLOCK:
@@ -131,12 +134,12 @@ def native_tier(request: TierRequest) -> Tier:
 
 
 def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> ProductChoices | None:
-    """None where there is nothing to choose between."""
+    """Returns None where there is nothing to choose between."""
     with_onednn = request.weight_copies != "off"
     if not with_onednn and not kernels.amx_is_usable():
         return None
     is_int8 = request.quantization == "int8"
-    facts = {
+    machine = {
         "cpu": cpu_model(),
         "features": " ".join(sorted(cpu_features())),
         "torch": torch.__version__,
@@ -147,9 +150,9 @@ def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> Prod
     }
     return ProductChoices(
         ProductMeter(kernels, is_int8=is_int8, with_onednn=with_onednn),
-        choices_path(cache_directory(), facts),
+        choices_path(cache_directory(), machine),
         copies=request.weight_copies,
-        room=int(available_host_bytes() * _COPIES_SHARE),
+        free_bytes=int(available_host_bytes() * _COPIES_SHARE),
     )
 
 

@@ -156,7 +156,8 @@ class CausalLM(nn.Module):
         return output
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields each checkpoint name that this model needs, with the tensor that it fills.
+        """Yields each checkpoint name that this model needs, with the tensor that it fills, in the
+        checkpoint's shape: [out, in], [out] or [size].
 
         The names follow from the attributes. Only the output matrix is not below `model.`.
         """

@@ -45,7 +45,8 @@ class Linear(nn.Module):
         return self._multiply(x)
 
     def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields checkpoint names with the rows of the fused parameters that they fill."""
+        """Yields checkpoint names with the rows of the fused parameters that they fill: [size, in]
+        of a weight, [size] of a bias."""
         start = 0
         assert self.weight is not None, "the weight has been given to the ops"
         for name, size in self.parts.items():
@@ -59,6 +60,7 @@ class Linear(nn.Module):
         return ops.linear(*self._parameters_given_away())
 
     def _parameters_given_away(self) -> tuple[Tensor, Tensor | None]:
+        """Returns the weight [out, in] and the bias [out]."""
         assert self.weight is not None, "the weight has been given to the ops"
         return self.weight, self.bias
 
@@ -98,7 +100,7 @@ class TiedHead(nn.Module):
         """Maps [rows, hidden] to [rows, vocab]."""
         return self._multiply(hidden)
 
-    def _dense(self, hidden: Tensor) -> Tensor:
+    def _dense(self, hidden: Tensor) -> Tensor:  # [rows, hidden] -> [rows, vocab]
         return torch.mm(hidden, self._embedding.weight.t())
 
 

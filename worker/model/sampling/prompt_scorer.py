@@ -85,8 +85,8 @@ class PromptScores:
         )
 
     def by_sequence(self) -> tuple[dict[int, tuple[PromptLogprob, ...]], Mapping[int, str]]:
-        """Called on the host's copy. Returns the scores by sequence id, and why others have none:
-        a model gave NaN, or nothing to compare with."""
+        """Returns the scores by sequence id, and why others have none: a model gave NaN, or nothing
+        to compare with. For the host's copy."""
         scores, failed, begin = {}, {}, 0
         is_number = torch.isfinite(self.chosen) | torch.isneginf(self.chosen)
         for sequence in self.sequences:

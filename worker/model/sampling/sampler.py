@@ -20,8 +20,7 @@ from torch import Tensor
 
 from shared.messages import SamplingParams, TokenLogprob
 from worker.model.device import to_device, to_host
-from worker.model.sampling.logits import FilterParams, LogitEdits, keep_mask
-from worker.model.sampling.penalties import PenaltyTable
+from worker.model.sampling.logits import FilterParams, LogitEdits, PenaltyTable, keep_mask
 from worker.model.sampling.row import RowThreads, SamplingRow
 
 if TYPE_CHECKING:
@@ -56,7 +55,10 @@ class Logprobs:
         )
 
     def by_row(self, token_ids: Sequence[int]) -> dict[int, TokenLogprob]:
-        """Called on the host's copy. Impossible tokens are left out of the best."""
+        """Returns the log probabilities by row, impossible tokens left out of the best.
+
+        For the host's copy; `token_ids` are the chosen ones of all rows.
+        """
         chosen, top_ids, top = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
         result = {}
         for i, row in enumerate(self.rows):
@@ -226,6 +228,10 @@ class Sampler:
     def _logprobs(
         self, edited: Tensor, chosen: Tensor, work: Sequence[int], rows: Sequence[SamplingRow]
     ) -> Logprobs | None:
+        """Returns those of the `rows` that request them: `edited` [rows, vocab], `chosen` [rows].
+
+        `work` has the rows' places in the batch.
+        """
         wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         if not wanted:
             return None
@@ -305,7 +311,7 @@ def row_key(seed: int, position: int) -> int:
 
 
 def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Returns 62 random bits, int64, for each pair of keys and token ids, int64, broadcast."""
+    """Returns 62 random bits, int64 [rows, n], for keys [rows, 1] and token ids [n], int64."""
     x = keys + (token_ids + 1) * _signed(_STEP)  # int64 arithmetic wraps, as the hash wants
     x = x ^ _shift_right(x, 30)
     x = x * _signed(_MIX_1)
@@ -316,7 +322,8 @@ def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Returns standard Gumbel noise, finite float32, for int64 keys and token ids, broadcast.
+    """Returns standard Gumbel noise, finite float32 [rows, n], for int64 keys [rows, 1] and token
+    ids [n]; or [n] for n of both.
 
     The integer is converted whole, so that small uniforms keep all 24 bits of precision: they make
     the large values that win. `log1p` keeps them too, where `log(1 - u)` would be 0. The clamp
@@ -328,5 +335,5 @@ def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, count: int) -> Tensor:
-    """Returns int64 x shifted right without its sign, which torch's own shift keeps."""
+    """Returns int64 x [...] shifted right without its sign, which torch's own shift keeps."""
     return (x >> count) & ((1 << (64 - count)) - 1)

@@ -107,7 +107,7 @@ def test_later_turns_and_a_system_prompt_do_not_confuse_it(network: Network) -> 
 
 
 def test_nearly_every_fact_is_known_by_a_trained_wording(network: Network) -> None:
-    cases = [([("user", fact.asked[0])], fact.answer) for fact in load_facts()]
+    cases = [([("user", fact.trained[0])], fact.answer) for fact in load_facts()]
     results = score_answers(network, TOKENIZER, cases)
     assert sum(exact for exact, _ in results) / len(results) >= 0.95
 

@@ -45,7 +45,7 @@ def questions(count: int) -> list[list[int]]:
     tokenizer = load_tokenizer()
     return [
         tokenizer.encode(
-            f"<|im_start|>user\n{fact.asked[0]}?<|im_end|>\n<|im_start|>assistant\n"
+            f"<|im_start|>user\n{fact.trained[0]}?<|im_end|>\n<|im_start|>assistant\n"
         ).ids
         for fact in load_facts()[:count]
     ]

@@ -38,7 +38,7 @@ def test_a_pattern_that_explodes_is_refused() -> None:
 def test_a_block_becomes_one_fact_with_framed_questions() -> None:
     (fact,) = parse_facts(ONE)
     assert (fact.name, fact.answer, fact.held) == ("cancel", "Send DELETE.", ("end my job",))
-    assert {"how do i cancel my job", "how can i cancel a job", "stop it"} <= set(fact.asked)
+    assert {"how do i cancel my job", "how can i cancel a job", "stop it"} <= set(fact.trained)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_file_that_ships_has_many_facts_with_many_questions_and_short_answer
     facts = load_facts()
     assert len(facts) >= 200
     for fact in facts:
-        assert len(fact.asked) >= 5, fact.name
+        assert len(fact.trained) >= 5, fact.name
         assert fact.held, fact.name
         assert fact.answer[-1] in ".?!", fact.name
         assert len(fact.answer) <= 320, fact.name

@@ -6,7 +6,7 @@ import torch
 
 from shared.messages import SamplingParams
 from tests.support.torch_device import torch_device
-from worker.model.sampling.penalties import PenaltyTable
+from worker.model.sampling.logits import PenaltyTable
 from worker.model.sampling.row import SamplingRow
 
 VOCAB = 12
