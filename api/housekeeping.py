@@ -112,7 +112,7 @@ async def _repeat(name: str, interval_s: float, work: Callable[[], Awaitable[obj
                 await work()
             outage.succeeded()
         except (TransportError, TimeoutError) as error:
-            outage.failed(reason=str(error))
+            outage.failed(reason=str(error) or type(error).__name__)
         except Exception as error:
             log.exception(failing)
             outage.failed(reason=repr(error))

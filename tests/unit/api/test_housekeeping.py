@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.housekeeping import Housekeeping
+from api.housekeeping import Housekeeping, _repeat
 from api.jobs.disconnects import ATTACH_ROUNDS, DisconnectTracker
 from shared.messages import JobState, OnDisconnect
 from shared.transport.ports.jobs import TransportError
@@ -124,3 +124,50 @@ async def test_after_a_round_that_failed_all_readers_attach() -> None:
     store.is_away = False
     await disconnects.attach_some()
     assert len(store.attached) == 8
+
+
+class FailsThenWorks:
+    """Fails `num_failures` times with `error`, then succeeds."""
+
+    def __init__(self, error: Exception, num_failures: int) -> None:
+        self.error = error
+        self.num_failures = num_failures
+        self.num_calls = 0
+
+    async def __call__(self) -> None:
+        self.num_calls += 1
+        if self.num_calls <= self.num_failures:
+            raise self.error
+
+
+async def rounds_of(work: FailsThenWorks, num_rounds: int) -> None:
+    task = asyncio.create_task(_repeat("reap", 0.0, work))
+    try:
+        async with asyncio.timeout(5):
+            while work.num_calls < num_rounds:
+                await asyncio.sleep(0)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("error", [TransportError("away"), TimeoutError()])
+async def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "api.housekeeping")
+    await rounds_of(FailsThenWorks(error, 3), 6)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "housekeeping fails: reap"),
+        ("INFO", "housekeeping succeeds again: reap"),
+    ]
+    assert caplog.records[1].outage_s >= 0  # type: ignore[attr-defined]
+
+
+async def test_an_unexpected_error_is_logged_with_its_traceback_and_the_rounds_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "api.housekeeping")
+    await rounds_of(FailsThenWorks(KeyError("x"), 2), 4)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING", "ERROR", "INFO"]
+    assert all(record.exc_info for record in caplog.records if record.levelname == "ERROR")
