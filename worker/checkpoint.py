@@ -43,7 +43,7 @@ class LoadedModel:
     def load(
         cls, checkpoint: Checkpoint, ready: EngineReady, settings: WorkerSettings
     ) -> LoadedModel:
-        """Reads the checkpoint's text files. Raises ValueError or OSError with a sentence."""
+        """Reads the checkpoint's text files. Raises TextInvalid, or OSError."""
         card, blobs = card_from_checkpoint(
             checkpoint.path,
             name=checkpoint.name,

@@ -233,12 +233,13 @@ class WorkerService:
     async def _drain_beside(self, others: Sequence[asyncio.Task[None]]) -> list[RunningJob]:
         """Drains, unless one of the tasks that it relies on fails."""
         draining = asyncio.create_task(self._drain(), name="drain")
+        releasing = asyncio.create_task(self._release_lost(), name="release")
         try:
-            await first_of(draining, *others)
-            _raise_the_first(*others)
+            await first_of(draining, releasing, *others)
+            _raise_the_first(releasing, *others)
             return draining.result()
         finally:
-            await cancel_and_wait(draining)
+            await cancel_and_wait(draining, releasing)
 
     async def _on_death(self, cause: CrashCause) -> None:
         """Hands the engine's jobs back to the queue with their tokens; any worker continues them.
@@ -255,6 +256,19 @@ class WorkerService:
             # The store still assigns them to this worker: reconciling takes them up again.
             log.warning("jobs could not be handed back", extra={"error": str(error)})
         self._intake.suspect()
+
+    async def _release_lost(self) -> None:
+        """Releases, until cancelled, jobs that this worker has claimed and does not run.
+
+        The last pull may have claimed them without a reply, or their logs differ from this worker's
+        copies. While this worker has a lease, no other one may take them.
+        """
+        while True:
+            try:
+                await self._release(await self._queue.reconcile(self.worker_id, self._jobs.ids))
+            except TransportError as error:
+                log.debug("lost deliveries could not be released", extra={"error": str(error)})
+            await asyncio.sleep(self._settings.reconcile_interval_s)
 
     async def _release(self, jobs: Sequence[RunningJob | Delivery]) -> None:
         for item in jobs:
@@ -288,11 +302,8 @@ class WorkerService:
         self._heartbeat.draining = True
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
         with contextlib.suppress(TransportError, TimeoutError):
-            async with asyncio.timeout(HAND_BACK_S):
-                # Others learn it from this heartbeat; without it, from the next.
-                await self._heartbeat.send()
-                # Jobs that the last pull claimed without a reply: no other worker may take them.
-                await self._release(await self._queue.reconcile(self.worker_id, self._jobs.ids))
+            # Others learn it from this heartbeat; without it, from the next.
+            await asyncio.wait_for(self._heartbeat.send(), HAND_BACK_S)
         while len(self._jobs) and not self._stop_now.is_set():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:

@@ -30,13 +30,13 @@ async def _check() -> Sequence[str]:
     return []
 
 
-async def test_a_job_whose_delivery_was_lost_is_released_when_the_drain_begins() -> None:
+async def test_jobs_that_do_not_run_are_released_during_the_drain() -> None:
     settings = WorkerSettings(
         redis_url="fake://",
         runner="echo",
         echo_step_ms=100,
         drain_timeout_s=60,
-        reconcile_interval_s=60,
+        reconcile_interval_s=0.1,
     )
     queue = LosesReplies()
     checkpoint = find_checkpoint("", "m")
@@ -47,10 +47,12 @@ async def test_a_job_whose_delivery_was_lost_is_released_when_the_drain_begins()
         await until(lambda: queue.lost and queue.appended, 30.0)
         service.stop()
         await until(lambda: queue.released == [("0-lost", 1)])
+        queue.lost.append(Delivery(make_job("0-diverged"), 2))  # found during the drain
+        await until(lambda: queue.released == [("0-lost", 1), ("0-diverged", 2)])
         assert not running.done()  # the other job may finish
         service.stop()
         assert await asyncio.wait_for(running, 10) == 0
-        assert queue.released == [("0-lost", 1), ("0-runs", 1)]
+        assert queue.released == [("0-lost", 1), ("0-diverged", 2), ("0-runs", 1)]
     finally:
         running.cancel()
         await asyncio.wait([running])

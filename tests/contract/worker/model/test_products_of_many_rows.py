@@ -155,7 +155,7 @@ def test_a_model_with_copies_of_its_weights_computes_the_same_model(
     monkeypatch.setattr(choices, "ROWS", (8, 16))
     monkeypatch.setattr(choices, "LEAST_BYTES", 0)
     pays = ProductChoices(
-        lambda shape: {AVX: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", room=0
+        lambda shape: {AVX: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", free_bytes=0
     )
     monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
     monkeypatch.setattr(tiers, "is_quicker", lambda *arguments: True)
@@ -182,7 +182,7 @@ def test_copies_are_dropped_where_whole_steps_gain_nothing_by_them(
         return False
 
     pays = ProductChoices(
-        lambda shape: {AVX: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", room=0
+        lambda shape: {AVX: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", free_bytes=0
     )
     monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
     monkeypatch.setattr(tiers, "is_quicker", is_quicker)
