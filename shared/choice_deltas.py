@@ -1,10 +1,13 @@
-"""Deltas divided by choice."""
+"""Deltas divided by choice, and what identifies their tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from shared.messages import Delta, FinishReason, TokenLogprob
+from shared.messages import Delta, FinishReason, Segment, TokenLogprob
+
+_CHOICE_SHIFT = 32  # token ids are below 2**31
 
 
 class ChoiceDelta(NamedTuple):
@@ -62,3 +65,35 @@ def choice_deltas(delta: Delta) -> tuple[ChoiceDelta, ...]:
             )
         parts[part.choice] = part
     return tuple(parts.values())
+
+
+def sums_of(segments: Iterable[Segment]) -> tuple[int, int]:
+    """Returns the tokens and the bytes of all segments."""
+    tokens = num_bytes = 0
+    for segment in segments:
+        tokens += segment.num_tokens
+        num_bytes += segment.num_bytes
+    return tokens, num_bytes
+
+
+def chain_links(token_ids: Sequence[int], segments: Sequence[Segment] | None) -> Sequence[int]:
+    """Returns the items of a log's hash chain: each token with its choice.
+
+    The links of choice 0 are its tokens. Equal tokens of other choices are other links, so two
+    histories that divide the same tokens otherwise never have one chain.
+    """
+    if segments is None:
+        return token_ids
+    return tuple(_links(token_ids, segments))
+
+
+def _links(token_ids: Sequence[int], segments: Sequence[Segment]) -> Iterator[int]:
+    first = 0
+    for segment in segments:
+        own = token_ids[first : first + segment.num_tokens]
+        if segment.choice:
+            place = segment.choice << _CHOICE_SHIFT
+            yield from (place + token_id for token_id in own)
+        else:
+            yield from own
+        first += segment.num_tokens

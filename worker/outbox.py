@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from shared.choice_deltas import segment_deltas
+from shared.choice_deltas import chain_links, segment_deltas
 from shared.messages import (
     PROMPT_SLICE_TOKENS,
     START,
@@ -21,8 +21,9 @@ from shared.messages import (
     TokenLogprob,
     num_slices_of,
 )
+from shared.prompt_logprobs import encode_prompt_logprobs
 from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd, JobSnapshot
-from shared.transport.wire import chain_hash, chain_links, encode_prompt_logprobs
+from shared.transport.wire import chain_hash
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
 MAX_PIECES = 128  # kept apart in one append; beyond that, neighbours are joined

@@ -26,8 +26,8 @@ from shared.messages import (
     TokenLogprob,
     num_slices_of,
 )
+from shared.prompt_logprobs import decode_prompt_logprobs
 from shared.text.base import Tokenizer
-from shared.transport.wire import decode_prompt_logprobs
 
 LOWEST = -9999.0  # JSON has no infinity
 

@@ -68,28 +68,21 @@ def streamed(statuses: Iterable[int], model: type[BaseModel] = Error) -> Describ
     return {200: _EVENTS, **errors(statuses, model)}
 
 
-def parameters(*described: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `openapi_extra` of a route that reads these parameters itself."""
-    return {"parameters": list(described)}
+def parameter(name: str, place: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
+    """Returns the `openapi_extra` of a route with a parameter that something before it reads;
+    `place`: "query" or "header"."""
+    return {
+        "parameters": [
+            {"name": name, "in": place, "schema": dict(schema), "description": description}
+        ]
+    }
 
 
-def query(name: str, schema: Mapping[str, Any], why: str = "") -> dict[str, Any]:
-    """Describes a parameter of the query string."""
-    about = {"description": why} if why else {}
-    return {"name": name, "in": "query", "schema": dict(schema), **about}
-
-
-def header(name: str, schema: Mapping[str, Any], why: str) -> dict[str, Any]:
-    """Describes a header."""
-    return {"name": name, "in": "header", "schema": dict(schema), "description": why}
-
-
-IDEMPOTENT = parameters(
-    header(
-        "idempotency-key",
-        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
-        "The same request under the same key is the same job, running or finished.",
-    )
+IDEMPOTENT = parameter(
+    "idempotency-key",
+    "header",
+    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+    "The same request under the same key is the same job, running or finished.",
 )
 
 

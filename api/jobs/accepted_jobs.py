@@ -11,11 +11,12 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from shared.messages import TERMINAL_STATES, Idempotency, Job, JobState
+import msgspec
+
+from shared.messages import TERMINAL_STATES, Job, JobState
 from shared.transport.ports.jobs import TOMBSTONE_MS, JobStore, QueueFull, Restored
-from shared.transport.wire import decode_job, encode_job
 
 log = logging.getLogger(__name__)
 
@@ -25,28 +26,16 @@ PAGE = 100  # jobs looked at in a round; one comes each second
 DURABLE_S = 3.0  # what is older is on the disk of a server with `appendfsync everysec`
 PATIENCE_S = 3.0  # for the worker that runs the job: it puts it back together with its log
 MAX_BLIND_S = TOMBSTONE_MS / 1000 / 2  # then it may have ended unseen
+_decoder = msgspec.json.Decoder(Job)
 
 
 @dataclass(slots=True)
 class _Accepted:
-    request: bytes
-    request_record: str
-    idempotency: Idempotency | None
+    job: bytes  # JSON: much smaller than its tuple of prompt tokens
     accepted_s: float
     due_s: float  # its deadline
     seen_s: float  # when the server had it last
     missing_s: float | None = None  # since when it does not
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.request) + len(self.request_record)
-
-    def job(self) -> Job:
-        return replace(
-            decode_job(self.request),
-            request_record=self.request_record,
-            idempotency=self.idempotency,
-        )
 
 
 class AcceptedJobs:
@@ -65,16 +54,14 @@ class AcceptedJobs:
         """Remembers a job that the server has just accepted."""
         now_s = self._clock()
         accepted = _Accepted(
-            request=encode_job(job),
-            request_record=job.request_record,
-            idempotency=job.idempotency,
+            job=msgspec.json.encode(job),
             accepted_s=now_s,
             due_s=now_s + job.timeout_ms / 1000,
             seen_s=now_s,
         )
         self._forget(job.job_id)
         self._jobs[job.job_id] = accepted
-        self._num_bytes += accepted.num_bytes
+        self._num_bytes += len(accepted.job)
         while len(self._jobs) > MAX_JOBS or self._num_bytes > MAX_BYTES:
             self._forget(next(iter(self._jobs)))
 
@@ -111,7 +98,7 @@ class AcceptedJobs:
             return
         left_ms = round((accepted.due_s - self._clock()) * 1000)
         try:
-            restored = await self._store.submit_again(accepted.job(), left_ms)
+            restored = await self._store.submit_again(_decoder.decode(accepted.job), left_ms)
         except QueueFull:  # of memory
             return
         if restored is Restored.RESTORED:
@@ -124,4 +111,4 @@ class AcceptedJobs:
     def _forget(self, job_id: str) -> None:
         accepted = self._jobs.pop(job_id, None)
         if accepted is not None:
-            self._num_bytes -= accepted.num_bytes
+            self._num_bytes -= len(accepted.job)

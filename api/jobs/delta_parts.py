@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from shared.choice_deltas import ChoiceDelta, segment_deltas
+from shared.choice_deltas import ChoiceDelta, segment_deltas, sums_of
 from shared.messages import START, Cursor, Delta, Segment
-from shared.transport.wire import sums_of
 
 FEW_EVENTS = 8  # that may wait for a reader that keeps up
 MANY_TOKENS = 128  # of a delta that is encoded in one go

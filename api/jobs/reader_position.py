@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shared.choice_deltas import ChoiceDelta
+from shared.choice_deltas import ChoiceDelta, chain_links
 from shared.messages import MAX_CHOICES, START, Cursor, Delta, Segment
-from shared.transport.wire import chain_links
 
 MAX_TOKENS = 1024
 MAX_BYTES = 16_384

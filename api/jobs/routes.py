@@ -12,7 +12,7 @@ from api.auth.stream_tokens import StreamTokensDep
 from api.dependencies import provided
 from api.errors import MAX_ECHO_CHARS, ClientError, dead_letter_not_found, job_not_found
 from api.http.caller import Caller, CallerDep
-from api.http.openapi import NAMED, STORE, errors, parameters, query, streamed
+from api.http.openapi import NAMED, STORE, errors, parameter, streamed
 from api.http.pagination import Absent
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import (
@@ -92,8 +92,8 @@ async def _resume_point(
     "/v1/jobs/{name}/stream",
     response_class=Response,
     responses=streamed(NAMED) | {204: {"description": "The job has ended and all of it was read."}},
-    openapi_extra=parameters(
-        query("token", {"type": "string"}, "In place of a key: of `stream-token`.")
+    openapi_extra=parameter(
+        "token", "query", {"type": "string"}, "In place of a key: of `stream-token`."
     ),
 )
 async def stream_job(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -27,7 +27,6 @@ from shared.messages import (
     Job,
     JobEvent,
     JobState,
-    PromptLogprob,
     PromptSlice,
     Segment,
     Started,
@@ -41,9 +40,6 @@ _NULL = b"null"  # how minus infinity is written
 _logprobs_decoder = msgspec.json.Decoder(tuple[TokenLogprob, ...])
 _nullable_decoder = msgspec.json.Decoder(
     tuple[tuple[int, float | None, tuple[tuple[int, float | None], ...]], ...]
-)
-_prompt_decoder = msgspec.json.Decoder(
-    list[tuple[int, float | None, int, tuple[tuple[int, float | None], ...]]]
 )
 
 
@@ -74,21 +70,6 @@ def decode_logprobs(text: bytes) -> tuple[TokenLogprob, ...] | None:
         )
         for token_id, logprob, top in _nullable_decoder.decode(text)
     )
-
-
-def encode_prompt_logprobs(entries: Sequence[PromptLogprob]) -> bytes:
-    """Returns JSON as `encode_logprobs`, each with its rank behind its log probability."""
-    return msgspec.json.encode(entries)
-
-
-def decode_prompt_logprobs(text: bytes) -> list[PromptLogprob]:
-    """Raises ValueError for what is not a list of entries."""
-    return [
-        PromptLogprob(
-            token_id, _number(logprob), rank, tuple((other, _number(value)) for other, value in top)
-        )
-        for token_id, logprob, rank, top in _prompt_decoder.decode(text)
-    ]
 
 
 def _number(logprob: float | None) -> float:
@@ -221,8 +202,6 @@ def lost_output(end: Finished | Failed) -> Failed:
 
 _decoder = msgspec.json.Decoder(tuple[Segment, ...])
 
-_CHOICE_SHIFT = 32  # token ids are below 2**31
-
 
 def encode_segments(segments: Sequence[Segment] | None) -> str:
     """Returns segments as described above; '' for None."""
@@ -238,38 +217,6 @@ def encode_segments(segments: Sequence[Segment] | None) -> str:
 def decode_segments(text: bytes) -> tuple[Segment, ...] | None:
     """Raises ValueError for what is not a list of segments."""
     return _decoder.decode(text) if text else None
-
-
-def sums_of(segments: Iterable[Segment]) -> tuple[int, int]:
-    """Returns the tokens and the bytes of all segments."""
-    tokens = num_bytes = 0
-    for segment in segments:
-        tokens += segment.num_tokens
-        num_bytes += segment.num_bytes
-    return tokens, num_bytes
-
-
-def chain_links(token_ids: Sequence[int], segments: Sequence[Segment] | None) -> Sequence[int]:
-    """Returns the items of a log's hash chain: each token with its choice.
-
-    The links of choice 0 are its tokens. Equal tokens of other choices are other links, so two
-    histories that divide the same tokens otherwise never have one chain.
-    """
-    if segments is None:
-        return token_ids
-    return tuple(_links(token_ids, segments))
-
-
-def _links(token_ids: Sequence[int], segments: Sequence[Segment]) -> Iterator[int]:
-    first = 0
-    for segment in segments:
-        own = token_ids[first : first + segment.num_tokens]
-        if segment.choice:
-            place = segment.choice << _CHOICE_SHIFT
-            yield from (place + token_id for token_id in own)
-        else:
-            yield from own
-        first += segment.num_tokens
 
 
 def _without_tail(segment: Segment) -> tuple[object, ...]:

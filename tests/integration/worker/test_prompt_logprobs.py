@@ -15,8 +15,8 @@ from shared.messages import (
     PromptSlice,
     num_slices_of,
 )
+from shared.prompt_logprobs import decode_prompt_logprobs
 from shared.transport.connect import RedisTransport
-from shared.transport.wire import decode_prompt_logprobs
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.worker_process import Frontend, echo, until
 from tests.support.checkpoints import make_checkpoint

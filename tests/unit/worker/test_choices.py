@@ -7,10 +7,10 @@ from collections import defaultdict
 
 import pytest
 
-from shared.choice_deltas import ChoiceDelta, choice_deltas
+from shared.choice_deltas import ChoiceDelta, chain_links, choice_deltas
 from shared.messages import Cursor, ErrorCode, FinishReason, JobState, Segment
 from shared.transport.ports.queue import Delivery
-from shared.transport.wire import chain_hash, chain_links
+from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, make_job
 from tests.unit.worker.runner_bench import Bench
 from worker.engine_process.messages import AddChoices, AddRequest, CancelRequest, RequestRejected

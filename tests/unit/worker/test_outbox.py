@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from shared.choice_deltas import chain_links
 from shared.messages import (
     START,
     Cursor,
@@ -11,7 +12,7 @@ from shared.messages import (
     Usage,
 )
 from shared.transport.ports.queue import JobEnd
-from shared.transport.wire import chain_hash, chain_links
+from shared.transport.wire import chain_hash
 from worker.outbox import MAX_APPEND_TOKENS, MAX_PIECES, Outbox
 
 END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import PROMPT_SLICE_TOKENS, START, PromptLogprob, PromptSlice
+from shared.prompt_logprobs import decode_prompt_logprobs
 from shared.transport.ports.queue import Append
-from shared.transport.wire import decode_prompt_logprobs
 from tests.unit.worker.test_outbox import END
 from worker.outbox import Outbox, PromptLog
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from shared.choice_deltas import chain_links
 from shared.keys import new_job_id
 from shared.messages import (
     START,
@@ -28,7 +29,7 @@ from shared.transport.ports.bus import RESYNC
 from shared.transport.ports.jobs import AdmissionLimits, Submitted
 from shared.transport.ports.queue import Append, AppendResult, Delivery, JobEnd, WorkerReport
 from shared.transport.scripts import Scripts
-from shared.transport.wire import chain_hash, chain_links
+from shared.transport.wire import chain_hash
 
 MODEL = "org/tiny:1"
 LIMITS = AdmissionLimits()

@@ -7,7 +7,7 @@ import pytest
 from api.jobs import accepted_jobs
 from api.jobs.accepted_jobs import DURABLE_S, MAX_BLIND_S, PAGE, PATIENCE_S, AcceptedJobs
 from shared.keys import new_job_id
-from shared.messages import Idempotency, Job, JobState, OnDisconnect, SamplingParams
+from shared.messages import Durability, Idempotency, Job, JobState, OnDisconnect, SamplingParams
 from shared.transport.ports.jobs import QueueFull, Restored
 
 
@@ -64,7 +64,9 @@ class Bench:
 async def test_a_lost_job_is_queued_again_as_it_was_with_what_is_left_of_its_time() -> None:
     bench = Bench()
     key = Idempotency(key="k", body="b")
-    job = bench.accept(request_record="{}", idempotency=key, retain_ms=5)
+    job = bench.accept(
+        request_record="{}", idempotency=key, retain_ms=5, durability=Durability.FSYNC
+    )
     await bench.look()
     bench.store.found.clear()
     await bench.look()

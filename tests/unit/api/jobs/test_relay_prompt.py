@@ -19,9 +19,9 @@ from shared.messages import (
     PromptSlice,
     Usage,
 )
+from shared.prompt_logprobs import encode_prompt_logprobs
 from shared.transport.ports.bus import RESYNC
 from shared.transport.ports.jobs import Submitted
-from shared.transport.wire import encode_prompt_logprobs
 from tests.unit.api.jobs.relay_fakes import FakeBus, FakeStore, finished_after, log_of, record_of
 from tests.unit.api.jobs.test_relay import read_to_end, relay_over
 

@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.choice_deltas import ChoiceDelta, choice_deltas, segment_deltas
+from shared.choice_deltas import ChoiceDelta, chain_links, choice_deltas, segment_deltas, sums_of
 from shared.messages import START, Cursor, Delta, FinishReason, Segment, TokenLogprob
 from shared.transport.wire import (
     chain_hash,
-    chain_links,
     decode_entry,
     decode_frame,
     decode_segments,
     encode_logprobs,
     encode_segments,
     encode_token_ids,
-    sums_of,
 )
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
