@@ -26,7 +26,10 @@ def loaded_by(module: str) -> set[str]:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("api.main", {"torch", "safetensors", "triton", "transformers", "numpy", "worker"}),
+        (
+            "api.main",
+            {"torch", "safetensors", "triton", "transformers", "numpy", "jinja2", "worker"},
+        ),
         ("worker.main", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
         ("worker.service", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
         ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
