@@ -56,6 +56,7 @@ class CommandPool:
         self._all: list[AbstractConnection] = []
 
     async def execute_command(self, *words: Word) -> Any:
+        """Returns the reply to one command. Raises RedisError, also for an error reply."""
         (reply,) = await self.exchange(words)
         if isinstance(reply, ResponseError):
             raise reply

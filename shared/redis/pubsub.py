@@ -96,6 +96,7 @@ class Subscriber:
             self._task = asyncio.create_task(self._supervise(), name="redis-subscriber")
 
     async def aclose(self) -> None:
+        """Closes the connection. Raises what had ended the reading task, if it was a fault."""
         task, self._task = self._task, None
         if task is None:
             return

@@ -29,7 +29,10 @@ class Tokenizer(Protocol):
 
     vocab_size: int
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids. Raises InvalidParameter("prompt") for a lone surrogate."""
+        ...
+
     def least_tokens(self, text: str) -> int:
         """Returns a lower bound of the tokens that `encode` would return, at little cost."""
         ...
@@ -38,7 +41,10 @@ class Tokenizer(Protocol):
         """Returns the whole text at once: what a Detokenizer's pushes and flush return together."""
         ...
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Returns a detokenizer of one sequence, at its beginning."""
+        ...
+
     def token_text(self, token_id: int) -> str:
         """Returns one token as text, special tokens included (for logprobs and /tokenize)."""
         ...

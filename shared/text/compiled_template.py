@@ -90,6 +90,7 @@ class _NamedTemplate:
         self.traits = _probe(functools.partial(self._try, budget))
 
     def render(self, variables: Mapping[str, Any], budget: WorkBudget) -> str:
+        """Returns the text. Raises InvalidParameter("messages") where the template refuses."""
         context = {"documents": None, **self._special_tokens, **variables}
         context[BUDGET] = budget.step
         parts: list[str] = []

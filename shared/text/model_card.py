@@ -42,6 +42,7 @@ class ModelCard:
     structured_output: bool = False  # whether its worker can keep outputs to a grammar
 
     def to_json(self) -> bytes:
+        """Returns the card as it is announced."""
         return msgspec.json.encode(self)
 
     @classmethod

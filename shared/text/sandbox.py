@@ -49,6 +49,7 @@ class WorkBudget:
         self._deadline_s = time.thread_time() + max_cpu_seconds
 
     def step(self) -> None:
+        """Counts a step. Raises TooMuchWork beyond the bounds."""
         self._steps_left -= 1
         late = (
             self._steps_left % _STEPS_PER_CLOCK_LOOK == 0 and time.thread_time() > self._deadline_s
