@@ -11,7 +11,6 @@ import os
 import re
 import time
 import uuid
-from dataclasses import dataclass
 
 NAMESPACE = "penstock"
 NUM_LANES = 8
@@ -20,26 +19,32 @@ GROUP = "w"
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
-    """Key names of one deployment, e.g. `penstock:{p0}:job:<id>`."""
+    """Names of a deployment's keys and channels, such as `penstock:{p0}:job:<id>` (WIRE.md)."""
 
-    namespace: str = NAMESPACE
-
-    def __post_init__(self) -> None:
-        if not _NAMESPACE.fullmatch(self.namespace):
+    def __init__(self, namespace: str = NAMESPACE) -> None:
+        """Raises ValueError for a namespace that would break the hash tag."""
+        if not _NAMESPACE.fullmatch(namespace):
             raise ValueError(
-                f"a namespace has 1 to 64 letters, digits, '_', '.' or '-': {self.namespace[:80]!r}"
+                f"a namespace has 1 to 64 letters, digits, '_', '.' or '-': {namespace[:80]!r}"
             )
-
-    @property
-    def prefix(self) -> str:
-        return f"{self.namespace}:{{p0}}:"
-
-    @property
-    def meta(self) -> str:
-        """Schema version and birth of the deployment; the one key without the hash tag."""
-        return f"{self.namespace}:meta"
+        self.namespace = namespace
+        self.meta = f"{namespace}:meta"  # schema version and birth; the one key without the tag
+        self.prefix = prefix = f"{namespace}:{{p0}}:"
+        self.files = f"{prefix}files"
+        self.files_bytes = f"{prefix}files_bytes"
+        self.blobs_gone = f"{prefix}blobs_gone"  # files to be removed from the disk
+        self.batches_open = f"{prefix}batches_open"
+        self.live = f"{prefix}live"
+        self.queued_deadlines = f"{prefix}unbegun"  # of jobs that were never claimed
+        self.workers = f"{prefix}workers"
+        self.absent = f"{prefix}absent"  # never written: see Scripts
+        self.stat = f"{prefix}stat"
+        self.pulse = f"{prefix}pulse"
+        self.dead_letters = f"{prefix}dlq"
+        self.models = f"{prefix}models"
+        self.models_seen = f"{prefix}models_seen"
+        self.models_kept = f"{prefix}models_kept"
 
     def queue(self, model: str, lane: int) -> str:
         if not 0 <= lane < NUM_LANES:
@@ -113,26 +118,6 @@ class Keys:
     def batches_of(self, tenant: str) -> str:
         return f"{self.prefix}batches:{tenant}"
 
-    @property
-    def files(self) -> str:
-        return f"{self.prefix}files"
-
-    @property
-    def files_bytes(self) -> str:
-        return f"{self.prefix}files_bytes"
-
-    @property
-    def blobs_gone(self) -> str:
-        return f"{self.prefix}blobs_gone"
-
-    @property
-    def batches_open(self) -> str:
-        return f"{self.prefix}batches_open"
-
-    @property
-    def live(self) -> str:
-        return f"{self.prefix}live"
-
     def listed(self, state: str, tenant: str | None = None) -> str:
         """Returns the index of "queued" or "running" jobs: of all tenants, or of one."""
         return f"{self.prefix}{state}" + ("" if tenant is None else f":tenant:{tenant}")
@@ -140,46 +125,8 @@ class Keys:
     def queued_for(self, model: str) -> str:
         return f"{self.prefix}queued:model:{model}"
 
-    @property
-    def queued_deadlines(self) -> str:
-        """Jobs that were never claimed, by their queue deadline."""
-        return f"{self.prefix}unbegun"
-
-    @property
-    def workers(self) -> str:
-        return f"{self.prefix}workers"
-
-    @property
-    def absent(self) -> str:
-        """A key that is never written: see Scripts."""
-        return f"{self.prefix}absent"
-
-    @property
-    def stat(self) -> str:
-        return f"{self.prefix}stat"
-
-    @property
-    def pulse(self) -> str:
-        return f"{self.prefix}pulse"
-
     def dead_letter(self, job_id: str) -> str:
         return f"{self.prefix}dead:{job_id}"
-
-    @property
-    def dead_letters(self) -> str:
-        return f"{self.prefix}dlq"
-
-    @property
-    def models(self) -> str:
-        return f"{self.prefix}models"
-
-    @property
-    def models_seen(self) -> str:
-        return f"{self.prefix}models_seen"
-
-    @property
-    def models_kept(self) -> str:
-        return f"{self.prefix}models_kept"
 
 
 # Job ids: "0-<uuid7>". Any process derives every key of a job from its id alone.

@@ -12,19 +12,11 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.logs import LogFormat, LogLevel
+from shared.redis.url import SCHEMES
 
 EXIT_BAD_SETTINGS = 2
 
-_URL_SCHEMES = (
-    "redis://",
-    "rediss://",
-    "unix://",
-    "redis+sentinel://",
-    "rediss+sentinel://",
-    "redis+cluster://",
-    "rediss+cluster://",
-    "fake://",
-)
+_URL_SCHEMES = tuple(f"{scheme}://" for scheme in SCHEMES)
 _SECRET = frozenset({"REDIS_URL", "API_KEYS", "METRICS_KEY"})  # never repeated
 
 

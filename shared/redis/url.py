@@ -47,7 +47,7 @@ class ServerKind(StrEnum):
     CLUSTER = "cluster"
 
 
-_KINDS = {
+SCHEMES = {
     "redis": ServerKind.SINGLE,
     "rediss": ServerKind.SINGLE,
     "unix": ServerKind.SINGLE,
@@ -83,12 +83,12 @@ def scheme_of(url: str) -> str:
             "REDIS_URL must begin with redis://, rediss://, unix:// or fake://, "
             "for example redis://localhost:6379/0."
         )
-    if scheme not in _KINDS:
+    if scheme not in SCHEMES:
         raise UnsupportedUrl(
             f"REDIS_URL: {scheme}:// is not a supported scheme; use redis://, rediss://, "
             "unix://, redis+sentinel://, redis+cluster:// (or either with rediss) or fake://."
         )
-    if _KINDS[scheme] in (ServerKind.SENTINEL, ServerKind.CLUSTER):
+    if SCHEMES[scheme] in (ServerKind.SENTINEL, ServerKind.CLUSTER):
         parse_deployment(url)
         return scheme
     try:
@@ -104,7 +104,7 @@ def scheme_of(url: str) -> str:
 
 def kind_of(url: str) -> ServerKind:
     """Returns the kind of server. Raises UnsupportedUrl."""
-    return _KINDS[scheme_of(url)]
+    return SCHEMES[scheme_of(url)]
 
 
 def parse_deployment(url: str) -> Deployment:
@@ -113,7 +113,7 @@ def parse_deployment(url: str) -> Deployment:
     Raises UnsupportedUrl with a sentence.
     """
     scheme, _, rest = url.partition("://")
-    kind = _KINDS[scheme.lower()]
+    kind = SCHEMES[scheme.lower()]
     # By hand: the standard library knows no list of hosts.
     rest, _, query = rest.partition("?")
     if "#" in rest + query:
