@@ -169,24 +169,24 @@ def test_a_process_that_was_killed_from_outside_is_replaced(processes: Rendering
 def test_what_ends_processes_from_outside_is_no_fault_of_the_template(
     processes: RenderingProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = rendering._Process.ask
+    render = rendering._Process.render
     with monkeypatch.context() as patched:
 
         def killed(process: rendering._Process, *request: Any) -> Any:
             os.kill(process.pid, signal.SIGKILL)
-            return ask(process, *request)
+            return render(process, *request)
 
-        patched.setattr(rendering._Process, "ask", killed)
+        patched.setattr(rendering._Process, "render", killed)
         with pytest.raises(RenderingUnavailable, match="killed"):
             JinjaChatTemplate(ORDINARY, {}, processes=processes)
     with monkeypatch.context() as patched:
 
         def stopped(process: rendering._Process, *request: Any) -> Any:
             os.kill(process.pid, signal.SIGSTOP)
-            return ask(process, *request)
+            return render(process, *request)
 
         patched.setattr(rendering, "MAX_WALL_SECONDS", 0.2)
-        patched.setattr(rendering._Process, "ask", stopped)
+        patched.setattr(rendering._Process, "render", stopped)
         with pytest.raises(RenderingUnavailable, match="still"):
             JinjaChatTemplate(ORDINARY, {}, processes=processes)
     assert JinjaChatTemplate(ORDINARY, {}, processes=processes).render(HI) == "[hi]"
