@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
 from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState
 from shared.transport.ports.queue import AppendResult, AppendStatus, Delivery
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job, until
 from tests.unit.worker.runner_bench import Bench
-from worker.engine_process.messages import AddRequest, CancelRequest, RequestRejected
+from worker.engine_process.messages import AddChoices, AddRequest, CancelRequest, RequestRejected
 
 
 async def test_a_job_goes_to_the_engine_and_its_output_to_the_log() -> None:
@@ -200,3 +203,70 @@ async def test_room_counts_what_is_in_the_engine_and_is_bounded_by_what_waits_fo
     bench.publisher.drop("0-0")
     await bench.log_of("0-1")
     await until(lambda: bench.jobs.free_slots > 0)
+
+
+def _admitted(bench: Bench) -> None:
+    bench.admit(make_job())
+
+
+def _generating(bench: Bench) -> None:
+    bench.says(bench.admit(make_job()), b"h")
+
+
+def _resumed(bench: Bench) -> None:
+    bench.admit(make_job(), attempt=2, logged="abc")
+
+
+def _choices_wait_for_the_prompt(bench: Bench) -> None:
+    bench.admit(make_job(num_choices=3))
+
+
+def _one_choice_has_ended(bench: Bench) -> None:
+    bench.says(bench.admit(make_job(num_choices=3)), [EOS], FinishReason.STOP)
+
+
+def _its_end_is_on_the_way(bench: Bench) -> None:
+    bench.says(bench.admit(make_job()), [EOS], FinishReason.STOP)
+
+
+def _refused(bench: Bench) -> None:
+    bench.admit(make_job(prompt=()))
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        _admitted,
+        _generating,
+        _resumed,
+        _choices_wait_for_the_prompt,
+        _one_choice_has_ended,
+        _its_end_is_on_the_way,
+        _refused,
+    ],
+)
+async def test_a_cancel_leaves_nothing_behind_in_any_state(reach: Callable[[Bench], None]) -> None:
+    bench = Bench()
+    reach(bench)
+    added = {
+        message.request.request_id for message in bench.sent if isinstance(message, AddRequest)
+    }
+    for message in bench.sent:
+        if isinstance(message, AddChoices):
+            added |= {request.request_id for request in message.requests()}
+    ended = {
+        choice.request_id
+        for running in bench.jobs
+        for choice in running.choices
+        if choice.was_sent and not choice.has_slot
+    }
+    bench.runner.cancel("0-a", None, "cancelled")
+    assert (len(bench.jobs), bench.jobs.num_in_engine) == (0, 0)
+    cancelled = [m.request_id for m in bench.sent if isinstance(m, CancelRequest)]
+    assert sorted(cancelled) == sorted(added - ended)  # each that the engine runs, once
+    for request_id in added:
+        bench.says(request_id, b"late")
+    await asyncio.wait_for(bench.publisher.flushed(), 1)
+    assert bench.queue.appended == []
+    bench.runner.cancel("0-a", None, "cancelled")  # again, by the next heartbeat
+    assert [m.request_id for m in bench.sent if isinstance(m, CancelRequest)] == cancelled
