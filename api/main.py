@@ -13,9 +13,8 @@ from api.auth.access import AccessMiddleware
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.batches import routes as batches
-from api.batches.row import make_endpoints
-from api.batches.rows import BatchBounds
-from api.batches.runner import BatchRunner, RunContext
+from api.batches.row import BatchBounds, RunContext, make_endpoints
+from api.batches.runner import BatchRunner
 from api.dependencies import part_in
 from api.dialects.chat import routes as chat
 from api.dialects.completions import routes as completions

@@ -9,7 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from api.errors import MAX_ECHO_CHARS
-from api.generation.protocol import DurabilityLevel, RequestModel, ResponseModel
+from api.generation.protocol import (
+    CachedTokens,
+    DurabilityLevel,
+    ReasoningTokens,
+    RequestModel,
+    ResponseModel,
+)
 from api.http.pagination import ListPage, PageQuery
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import BatchError, BatchRecord, BatchStatus
@@ -99,19 +105,11 @@ class BatchCounts(ResponseModel):
     failed: Count
 
 
-class BatchInputDetails(ResponseModel):
-    cached_tokens: Count
-
-
-class BatchOutputDetails(ResponseModel):
-    reasoning_tokens: Count
-
-
 class BatchUsage(ResponseModel):
     input_tokens: Count
-    input_tokens_details: BatchInputDetails
+    input_tokens_details: CachedTokens
     output_tokens: Count
-    output_tokens_details: BatchOutputDetails
+    output_tokens_details: ReasoningTokens
     total_tokens: Count
 
 
@@ -170,9 +168,9 @@ class BatchObject(ResponseModel):
             ),
             usage=BatchUsage(
                 input_tokens=usage.prompt_tokens,
-                input_tokens_details=BatchInputDetails(cached_tokens=usage.cached_tokens),
+                input_tokens_details=CachedTokens(cached_tokens=usage.cached_tokens),
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=BatchOutputDetails(reasoning_tokens=0),
+                output_tokens_details=ReasoningTokens(reasoning_tokens=0),
                 total_tokens=usage.total_tokens,
             ),
             metadata=None if record.metadata is None else dict(record.metadata),

@@ -34,7 +34,7 @@ def output_pieces(
     `ignored` names the ignored parameters, as the header of an HTTP response does.
     """
     response = _response(200, request_id, body, ignored)
-    yield from json_pieces(_payload(custom_id, job_id, response, None))
+    yield from json_pieces(_payload(custom_id, job_id, response))
     yield b"\n"
 
 
@@ -43,13 +43,14 @@ def error_line(
 ) -> bytes:
     """Returns the error line of a row that failed. `ignored` as in `output_pieces`."""
     response = _response(error.status, request_id, error.body(), ignored)
-    return _line(custom_id, job_id, response, None)
+    return json_bytes(_payload(custom_id, job_id, response)) + b"\n"
 
 
 def expiry_line(custom_id: str, job_id: str) -> bytes:
     """Returns the error line of a row that did not run before the batch expired."""
     message = "This request could not be executed before the completion window expired."
-    return _line(custom_id, job_id, None, {"code": "batch_expired", "message": message})
+    error = {"code": "batch_expired", "message": message}
+    return json_bytes(_payload(custom_id, job_id, None, error)) + b"\n"
 
 
 def _response(status: int, request_id: str, body: Any, ignored: str | None) -> dict[str, Any]:
@@ -57,11 +58,7 @@ def _response(status: int, request_id: str, body: Any, ignored: str | None) -> d
     return {"status_code": status, "request_id": request_id, **headers, "body": body}
 
 
-def _line(custom_id: str, job_id: str, response: Any, error: Any) -> bytes:
-    return json_bytes(_payload(custom_id, job_id, response, error)) + b"\n"
-
-
-def _payload(custom_id: str, job_id: str, response: Any, error: Any) -> dict[str, Any]:
+def _payload(custom_id: str, job_id: str, response: Any, error: Any = None) -> dict[str, Any]:
     return {
         "id": f"batch_req_{job_id}",
         "custom_id": custom_id,

@@ -12,12 +12,12 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 from api.batches.input import Row
-from api.batches.lease import StopEvent, StopReason
+from api.batches.lease import BatchLease, StopReason
 from api.batches.results import RowResult, error_line, expiry_line, output_pieces
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import prepare_chat
@@ -34,6 +34,7 @@ from api.errors import (
     job_failed,
     unsupported,
 )
+from api.files.storage import FileStorage
 from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.logprobs import ScoredPrompt
 from api.generation.models import GenerationService
@@ -59,6 +60,8 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
+from shared.transport.ports.batches import BatchStore
+from shared.transport.ports.files import FileIndex
 from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Restored, TransportError
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ LANE = NUM_LANES - 1  # behind every interactive job
 STOP_CHECK_S = 1.0
 FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 5.0
+MAX_PREPARING = 2  # rows of all batches that are tokenized at once
 MAX_JOBS = 3  # of one row, where the store loses them
 _LOST = frozenset({ErrorCode.JOB_LOST, ErrorCode.STREAM_DIVERGED})
 
@@ -113,18 +117,42 @@ def make_endpoints(
 
 
 @dataclass(frozen=True, slots=True)
-class RowContext:
-    """What the rows of one batch share while one frontend runs them."""
+class BatchBounds:
+    """Limits of each batch that a frontend runs."""
+
+    lease_ms: int
+    max_rows: int
+    max_in_flight: int  # rows
+    max_line_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The parts of a frontend that its batches share."""
 
     jobs: JobService
     pool: TextPool
+    batches: BatchStore
+    index: FileIndex
+    storage: FileStorage
+    endpoints: Mapping[str, Endpoint]  # by path
+    bounds: BatchBounds
     refuse_unused_members: bool
+    preparing: asyncio.Semaphore = field(  # bounds the threads that tokenize prompts
+        default_factory=lambda: asyncio.Semaphore(MAX_PREPARING)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What the rows of one batch share while one frontend runs them."""
+
+    run: RunContext
     endpoint: Endpoint
     tenant: str
-    stop: StopEvent
-    submitting: asyncio.Lock  # one row at a time waits for the queue, in the file's order
-    preparing: asyncio.Semaphore  # bounds the threads that tokenize prompts for batches
-    time_left_ms: Callable[[], int]  # until the batch expires
+    lease: BatchLease
+    # One row at a time waits for the queue, in the file's order.
+    submitting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class RowTask:
@@ -177,7 +205,7 @@ class RowTask:
                 line = output_pieces(
                     self._row.custom_id, self._job_id, self._request_id, body, self._ignored
                 )
-                text = await self._context.jobs.slices.joined(line)
+                text = await self._context.run.jobs.slices.joined(line)
                 return RowResult(self._line, self._job_id, text, True, end.usage)
             if end.code not in _LOST or num_jobs == MAX_JOBS:
                 return self._failed(end)
@@ -195,21 +223,21 @@ class RowTask:
         caller = Caller(self._request_id, self._job_id, client_id, context.tenant)
         while True:
             try:
-                async with context.preparing:
+                async with context.run.preparing:
                     request_bytes.set(len(self._row.body))  # `prepare` adds earlier turns to it
                     request = await self._parse()
                     return await context.endpoint.prepare(caller, request)
             except (UnavailableError, TransportError):
-                if context.stop.reason is not None and not self._may_exist:
+                if context.lease.stop.reason is not None and not self._may_exist:
                     return None
-                if await context.stop.wait(backoff.next_s()):
+                if await context.lease.stop.wait(backoff.next_s()):
                     return None
 
     async def _parse(self) -> Any:
         """Returns the row's request. Raises ApiError, InvalidParameter."""
-        ignored = IgnoredMembers(refuse=self._context.refuse_unused_members)
+        ignored = IgnoredMembers(refuse=self._context.run.refuse_unused_members)
         try:
-            return await self._context.pool.run(
+            return await self._context.run.pool.run(
                 self._context.endpoint.parse, self._row.body, ignored
             )
         finally:
@@ -236,10 +264,10 @@ class RowTask:
                 if isinstance(event, Delta):
                     prepared.timing.token_came()
                     parts = split_long(event)
-                    await self._context.jobs.slices.run(map(prepared.formatter.collect, parts))
+                    await self._context.run.jobs.slices.run(map(prepared.formatter.collect, parts))
                 elif event is not None:
                     return event
-                if self._context.stop.reason is not None and not is_cancelled:
+                if self._context.lease.stop.reason is not None and not is_cancelled:
                     is_cancelled = await self._cancel() is not None
         finally:
             await stream.aclose()
@@ -260,18 +288,18 @@ class RowTask:
 
         async def submit() -> None:
             prepared.timing.submitted_s = time.monotonic()
-            job = dataclasses.replace(row, timeout_ms=max(1, context.time_left_ms()))
-            limits = context.jobs.admission.limits_of(job.tenant)
+            job = dataclasses.replace(row, timeout_ms=max(1, context.lease.time_left_ms()))
+            limits = context.run.jobs.admission.limits_of(job.tenant)
             limits = halved_limits(limits, len(job.prompt_token_ids))
-            await context.jobs.store.submit(job, limits, "")
+            await context.run.jobs.store.submit(job, limits, "")
 
         async def resubmit() -> Restored:
-            return await context.jobs.store.submit_again(row, context.time_left_ms())
+            return await context.run.jobs.store.submit_again(row, context.lease.time_left_ms())
 
         async with context.submitting:
-            while context.stop.reason is None:
+            while context.lease.stop.reason is None:
                 try:
-                    return await context.jobs.relay.open(
+                    return await context.run.jobs.relay.open(
                         self._job_id, START, submit, resubmit, prepared.prompt
                     )
                 except QueueFull as full:
@@ -279,7 +307,7 @@ class RowTask:
                 except TransportError:
                     delay_s = backoff.next_s()
                     self._may_exist = True  # the store may have run a submit whose reply was lost
-                await context.stop.wait(delay_s)
+                await context.lease.stop.wait(delay_s)
         if not self._may_exist or await self._cancel() is False:
             return None
         return await self._open(START, prepared.prompt)
@@ -289,26 +317,26 @@ class RowTask:
         backoff = _backoff()
         while True:
             try:
-                return await self._context.jobs.relay.open(self._job_id, after, prompt=prompt)
+                return await self._context.run.jobs.relay.open(self._job_id, after, prompt=prompt)
             except TransportError:
                 await backoff.wait()
 
     async def _cancel(self) -> bool | None:
         """Cancels the job. Returns whether it exists; None while the store is away."""
         try:
-            result = await self._context.jobs.store.cancel(self._job_id, ErrorCode.CANCELLED)
+            result = await self._context.run.jobs.store.cancel(self._job_id, ErrorCode.CANCELLED)
         except TransportError:
             return None
         return result is not None
 
     def _stopped(self) -> RowResult:
         """Returns the result of a row that has none when the batch stops."""
-        if self._context.stop.reason is StopReason.EXPIRE:
+        if self._context.lease.stop.reason is StopReason.EXPIRE:
             return self.expired()
         return RowResult(self._line, self._job_id)
 
     def _failed(self, end: Failed) -> RowResult:
-        if self._context.stop.reason is not None and end.state is JobState.CANCELLED:
+        if self._context.lease.stop.reason is not None and end.state is JobState.CANCELLED:
             return self._stopped()
         if end.state is JobState.EXPIRED:  # the job's deadline is the batch's
             return self.expired()

@@ -6,13 +6,12 @@ import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from api.batches.input import Line, LineReader, RowInvalid, parse_row
-from api.batches.lease import BatchLease, StopReason
+from api.batches.lease import StopReason
 from api.batches.results import ResultFile, RowResult
 from api.batches.row import RowContext, RowTask
-from api.files.storage import BlobDamaged, FileStorage
+from api.files.storage import BlobDamaged
 from shared.messages import Usage
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.batches import BatchProgress, BatchRecord, row_job_id
@@ -25,36 +24,24 @@ MAX_RESULTS = 1024  # written at once
 CLOSE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchBounds:
-    """Limits of each batch that a frontend runs."""
-
-    lease_ms: int
-    max_rows: int
-    max_in_flight: int  # rows
-    max_line_bytes: int
-
-
 class RowScheduler:
     """Runs the rows of one batch under one lease. Use it once."""
 
     def __init__(
         self,
         context: RowContext,
-        lease: BatchLease,
-        storage: FileStorage,
         record: BatchRecord,
         part: FilePart,
         progress: BatchProgress,
-        bounds: BatchBounds,
     ) -> None:
+        lease, storage = context.lease, context.run.storage
         self._context = context
         self._lease = lease
         self._storage = storage
         self._record = record
         self._part = part
         self._progress = progress
-        self._bounds = bounds
+        self._bounds = context.run.bounds
         self._window = LineWindow(progress)
         # Earlier owners have begun no line from here on.
         self._known_until = progress.low_line + (SPAN_LINES if lease.claim.fence > 1 else 0)
@@ -181,7 +168,7 @@ class RowScheduler:
         )
         job_ids = [result.job_id for result in results if result.job_id is not None]
         await self._lease.save(self._progress, job_ids=job_ids)
-        counter = self._context.jobs.metrics.batch_rows
+        counter = self._context.run.jobs.metrics.batch_rows
         counter.labels("completed").inc(len(completed))
         counter.labels("failed").inc(len(failed))
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from api.batches.input import InputCheck, LineReader, RowInvalid
 from api.batches.lease import BatchLease, StopReason
-from api.batches.row import Endpoint, RowContext
-from api.batches.rows import BatchBounds, RowScheduler
-from api.files.storage import BlobDamaged, BlobsUnavailable, FileStorage
-from api.generation.thread_pool import TextPool
-from api.jobs.service import JobService
+from api.batches.row import RowContext, RunContext
+from api.batches.rows import RowScheduler
+from api.files.storage import BlobDamaged, BlobsUnavailable
 from shared.logs import RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.batches import (
@@ -27,35 +24,18 @@ from shared.transport.ports.batches import (
     BatchProgress,
     BatchRecord,
     BatchStatus,
-    BatchStore,
     LeaseLost,
 )
-from shared.transport.ports.files import FileIndex, FilePart
+from shared.transport.ports.files import FilePart
 from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
 CLAIM_EVERY_S = 1.0
-MAX_PREPARING = 2  # rows of all batches that are tokenized at once
 UNWANTED_S = 30.0  # for which a batch whose files cannot be read here is left to other frontends
 CLOSE_S = 5.0  # for giving batches back at shutdown
 CHECK_LINES = 4096  # validated between heartbeats
 CHECK_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """The parts of a frontend that its batches share."""
-
-    jobs: JobService
-    pool: TextPool
-    batches: BatchStore
-    index: FileIndex
-    storage: FileStorage
-    endpoints: Mapping[str, Endpoint]  # by path
-    bounds: BatchBounds
-    refuse_unused_members: bool
-    preparing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PREPARING))
 
 
 class BatchTask:
@@ -101,30 +81,9 @@ class BatchTask:
         if not record.progress.total:
             progress = await self._validate(record, part)
         if progress is not None:
-            await self._schedule(record, part, progress)
-
-    async def _schedule(self, record: BatchRecord, part: FilePart, progress: BatchProgress) -> None:
-        context = RowContext(
-            jobs=self._context.jobs,
-            pool=self._context.pool,
-            refuse_unused_members=self._context.refuse_unused_members,
-            endpoint=self._context.endpoints[record.endpoint],
-            tenant=record.tenant,
-            stop=self._lease.stop,
-            submitting=asyncio.Lock(),
-            preparing=self._context.preparing,
-            time_left_ms=self._lease.time_left_ms,
-        )
-        scheduler = RowScheduler(
-            context,
-            self._lease,
-            self._storage,
-            record,
-            part,
-            progress,
-            self._bounds,
-        )
-        await scheduler.run()
+            endpoint = self._context.endpoints[record.endpoint]
+            rows = RowContext(self._context, endpoint, record.tenant, lease)
+            await RowScheduler(rows, record, part, progress).run()
 
     async def _validate(self, record: BatchRecord, part: FilePart) -> BatchProgress | None:
         """Reads the input and saves the batch as in progress; None: it ended, or was given back."""

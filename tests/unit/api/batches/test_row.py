@@ -36,17 +36,10 @@ async def test_each_try_counts_the_row_and_its_earlier_turns_once(
         raise ClientError("enough")
 
     pool = TextPool(threads=1, max_waiting_bytes=2**20)
-    context = RowContext(
-        jobs=SimpleNamespace(),  # type: ignore[arg-type]
-        pool=pool,
-        refuse_unused_members=False,
-        endpoint=Endpoint("completion", CompletionRequest, prepare),
-        tenant="default",
-        stop=StopEvent(),
-        submitting=asyncio.Lock(),
-        preparing=asyncio.Semaphore(1),
-        time_left_ms=lambda: 1000,
-    )
+    run = SimpleNamespace(pool=pool, refuse_unused_members=False, preparing=asyncio.Semaphore(1))
+    endpoint = Endpoint("completion", CompletionRequest, prepare)
+    lease = SimpleNamespace(stop=StopEvent())
+    context = RowContext(run, endpoint, "default", lease)  # type: ignore[arg-type]
     row = Row("r", body, "m")
     job_id = "0-0198c0de-0000-7000-8000-000000000001"
     try:
