@@ -72,7 +72,7 @@ class SentEvents:
             for part in self._parts(piece):
                 yield from self._events_of_part(part)
 
-    def ending(self, end: Finished | Failed) -> Iterator[bytes]:
+    def ending(self, end: Finished | Failed, *, is_small: bool) -> Iterator[bytes]:
         """Yields the events of what is held back, then those of the end, which may be as long as
         the whole output: a response's repeat it."""
         if self._batched is not None:
@@ -84,7 +84,7 @@ class SentEvents:
         # What the formatter holds back is in one of the last events: no cut between them.
         is_one, events = is_finished and self._choices.has_pending, []
         for payload in self._last_payloads(end):
-            for event in whole_events(self.framing, payload):
+            for event in self._encoded(payload, is_small=is_small):
                 if event:
                     self._last_encoded = payload
                 if event and is_one:
@@ -93,6 +93,9 @@ class SentEvents:
         if is_one:
             self._choices.include_all()
             yield b"".join(events)
+
+    def _encoded(self, payload: Any, *, is_small: bool) -> Iterable[bytes]:
+        return (self.framing.event(payload),) if is_small else whole_events(self.framing, payload)
 
     def failed(self, error: ApiError) -> bytes:
         return self.framing.event(self._formatter.failed(error, self._last_sent))

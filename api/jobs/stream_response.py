@@ -109,8 +109,8 @@ class EventEncoder(Protocol):
         """Yields the events that a delta completes; so many further events wait to be read."""
         ...
 
-    def ending(self, end: Finished | Failed) -> Iterator[bytes]:
-        """Yields the last events."""
+    def ending(self, end: Finished | Failed, *, is_small: bool) -> Iterator[bytes]:
+        """Yields the last events. One that is small is encoded in one go."""
         ...
 
     def failed(self, error: ApiError) -> bytes:
@@ -183,7 +183,7 @@ class EventStreamBody:
             await self._writer.keep_alive(send)  # tokens arrive and are held back
 
     async def _end(self, end: Finished | Failed, is_small: bool, send: Send) -> None:
-        events, last = self._encoder.ending(end), b""
+        events, last = self._encoder.ending(end, is_small=is_small), b""
         if is_small:
             last = b"".join(events)
         else:

@@ -68,7 +68,7 @@ class TailEvents:
                 should_retry=False,
             ) from error
 
-    def ending(self, end: Finished | Failed) -> Iterator[bytes]:
+    def ending(self, end: Finished | Failed, *, is_small: bool) -> Iterator[bytes]:
         """Yields the last event; its tokens are those that stand for no text.
 
         Of a job with several choices `finish_reason` is `length` when one of them was cut.

@@ -7,7 +7,7 @@ from api.dialects.generate.protocol import GenerateRequest
 from api.generation.formatter import Timing
 from api.generation.logprobs import PromptLogprobs, scored_prompt
 from api.generation.models import GenerationService
-from api.generation.prompt import prompt_token_ids
+from api.generation.prompt import is_short_prompt, prompt_token_ids
 from api.generation.sampling import (
     ContextBudget,
     ResponseSize,
@@ -48,8 +48,11 @@ async def prepare_generate(
 ) -> Prepared:
     """Returns the job of a request and its formatter. Raises ApiError and InvalidParameter."""
     model = await generation.models.only(params.model)
-    _sampling(generation, params, model.budget())  # before the prompt is read
-    token_ids = await generation.pool.run(prompt_token_ids, model, params.prompt)
+    if is_short_prompt(params.prompt):
+        token_ids = prompt_token_ids(model, params.prompt)
+    else:
+        _sampling(generation, params, model.budget())  # errors come before the long work
+        token_ids = await generation.pool.run(prompt_token_ids, model, params.prompt)
     budget = model.budget(len(token_ids))
     budget.check_prompt("prompt")
     job = new_job(
