@@ -95,7 +95,8 @@ arch: $(VENV)/.dev ## the import rules and the freshness of generated docs
 CHAOS_ARGS ?= --streams 10000
 .PHONY: chaos
 chaos: $(VENV)/.dev ## the long searches; thousands of streams under random faults; the seed is printed
-	@$(BIN)/python -m pytest -q -n 2 -m long tests/sim
+	@PENSTOCK_EXAMPLES=10 $(BIN)/python -m pytest -q -n 2 -m 'long or hypothesis' --timeout 3600 \
+		tests/sim tests/contract tests/unit
 	@$(BIN)/python -m tests.chaos.long $(CHAOS_ARGS)
 
 .PHONY: smoke

@@ -9,6 +9,12 @@ from collections.abc import Iterator
 import httpcore2
 import httpx._transports.default
 import pytest
+from hypothesis import settings
+
+from tests.support.examples import examples
+
+settings.register_profile("penstock", max_examples=examples(50))
+settings.load_profile("penstock")
 
 # Tensors in tests are tiny. With more threads, torch's threads spin while they wait for one another
 # and for those of other test processes: the model's tests take four times the processor time. What

@@ -87,7 +87,7 @@ def lark_ambiguous(num: int) -> Grammar:
     return lark_grammar("start: " + ' "a"*' * num, "p")
 
 
-SIZES = (50, 400, 500, 600, 1000, 1500, 2500, 4000)
+SIZES = (50, 400, 600, 1500, 4000)
 MAKERS = (
     optional_properties,
     behind_a_path,

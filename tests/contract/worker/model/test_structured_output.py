@@ -25,13 +25,14 @@ from shared.text.json_schema import FORMATS
 from shared.text.tokenizer import FastTokenizer
 from tests.support.checkpoints import IM_END, IM_START, make_checkpoint
 from tests.support.engine_run import Generated, generate, new_engine
+from tests.support.examples import examples
 from tests.support.json_schemas import random_schema
 from tests.support.torch_device import torch_device
 from worker.engine.engine import Engine
 from worker.engine_options import EngineOptions
 from worker.model.build import BuiltModel, build_model
 
-NUM_SCHEMAS = 220
+NUM_SCHEMAS = examples(100)
 MAX_TOKENS = 300
 # A small model of a larger vocabulary: what is tested is the masks.
 TINY = {

@@ -23,6 +23,7 @@ from shared.messages import (
     Usage,
 )
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
+from tests.support.examples import examples
 from tests.unit.api.dialects.as_sent import as_sent
 from tests.unit.api.dialects.letter_tokenizer import LetterTokenizer
 
@@ -219,7 +220,7 @@ def turns(draw: st.DrawFn) -> tuple[str, list[int]]:
     return text, cuts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(turn=turns())
 def test_a_stream_put_together_is_the_whole_answer(turn: tuple[str, list[int]]) -> None:
     text, cuts = turn

@@ -24,6 +24,7 @@ from shared.messages import (
 )
 from shared.transport.ports.bus import RESYNC
 from shared.transport.ports.jobs import QueueFull, Restored, Submitted, TransportError
+from tests.support.examples import examples
 from tests.unit.api.jobs.relay_fakes import (
     FakeBus,
     FakeStore,
@@ -469,7 +470,7 @@ TEXTS = st.lists(st.text("aé€😀", max_size=4), min_size=1, max_size=12)
 
 
 @given(texts=TEXTS, data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_whatever_the_bus_loses_repeats_or_reorders_the_text_is_whole(
     texts: list[str], data: st.DataObject
 ) -> None:

@@ -23,6 +23,7 @@ from api.output_parsers.events import (
 from api.output_parsers.formats import hermes_calls, llama3_json_calls, plain_text, reasoning_first
 from api.output_parsers.parser import FormatParser, OutputParser, PlainParser, merged
 from api.output_parsers.tool_calls import CallableTools
+from tests.support.examples import examples
 
 TOOLS = ("get_weather", "f")
 
@@ -285,7 +286,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cut=cut_texts())
 def test_cutting_the_text_differently_changes_nothing(
     name: str, cut: tuple[str, list[str]]
@@ -304,7 +305,7 @@ def test_cutting_the_text_differently_changes_nothing(
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(cut=cut_texts())
 def test_what_is_not_part_of_a_call_is_not_lost(name: str, cut: tuple[str, list[str]]) -> None:
     text, pieces = cut
@@ -325,7 +326,7 @@ def _solid(text: str) -> str:
     return "".join(text.split())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     arguments=st.dictionaries(
         st.text(max_size=5),

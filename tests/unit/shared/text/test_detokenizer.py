@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from shared.text.tokenizer import FastTokenizer
+from tests.support.examples import examples
 from tests.unit.shared.text.vocabularies import ALL, BYTE_FALLBACK, EXACT, SENTENCES, saved
 
 TEXTS = st.one_of(
@@ -65,7 +66,7 @@ def streamed(kind: str, ids: list[int], cuts: list[int], *, skip: bool) -> str:
 
 
 @pytest.mark.parametrize("kind", ALL)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(30))
 @given(data=st.data())
 def test_any_split_of_any_ids_streams_what_decode_gives(kind: str, data: st.DataObject) -> None:
     ids = data.draw(id_lists(kind))
@@ -75,7 +76,7 @@ def test_any_split_of_any_ids_streams_what_decode_gives(kind: str, data: st.Data
 
 
 @pytest.mark.parametrize("kind", EXACT)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(40))
 @given(data=st.data())
 def test_decode_is_the_librarys_for_random_ids(kind: str, data: st.DataObject) -> None:
     ids = data.draw(id_lists(kind))
@@ -85,7 +86,7 @@ def test_decode_is_the_librarys_for_random_ids(kind: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("kind", BYTE_FALLBACK)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(50))
 @given(data=st.data())
 def test_byte_fallback_keeps_each_good_character_and_marks_each_maximal_bad_part(
     kind: str, data: st.DataObject
@@ -108,7 +109,7 @@ def test_byte_fallback_keeps_each_good_character_and_marks_each_maximal_bad_part
 
 
 @pytest.mark.parametrize("kind", ALL)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(30))
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 40), max_size=20))
 def test_text_streams_as_the_library_decodes_it(kind: str, text: str, cuts: list[int]) -> None:
     ids = ours(kind).encode(text)
@@ -118,7 +119,7 @@ def test_text_streams_as_the_library_decodes_it(kind: str, text: str, cuts: list
         assert streamed(kind, ids, cuts, skip=skip) == whole
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.binary(max_size=30), cuts=st.lists(st.integers(0, 30), max_size=10))
 def test_random_bytes_become_what_python_makes_of_them(data: bytes, cuts: list[int]) -> None:
     expected = data.decode("utf-8", "replace")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.text.detokenizer import StopStringMatcher
+from tests.support.examples import examples
 
 STOPS = st.lists(st.text("ab🎉", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
 
@@ -27,7 +28,7 @@ def held_by_definition(text: str, stops: tuple[str, ...]) -> int:
     return max((size for size in range(1, len(text) + 1) if text[-size:] in starts), default=0)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(150))
 @given(text=st.text("ab🎉", max_size=30), stops=STOPS, cuts=st.lists(st.integers(0, 30)))
 def test_every_split_gives_what_a_search_of_the_whole_text_gives(
     text: str, stops: tuple[str, ...], cuts: list[int]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import SamplingParams
+from tests.support.examples import examples
 from tests.support.sampling_exact import exact_distribution
 from worker.model.sampling import logits as filters
 from worker.model.sampling.logits import FilterParams, keep_mask
@@ -43,7 +44,7 @@ def params_of(rows: list[tuple[int, int, float, float, float, bool]], vocab: int
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(rows=st.lists(ROW, min_size=1, max_size=4), vocab=st.sampled_from([1, 2, 30, 300]))
 def test_what_stays_is_a_definite_head_of_the_row(
     rows: list[tuple[int, int, float, float, float, bool]], vocab: int
@@ -61,7 +62,7 @@ def test_what_stays_is_a_definite_head_of_the_row(
         assert abs(count - expected) <= 1
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(rows=st.lists(ROW, min_size=1, max_size=4))
 def test_looking_into_a_window_first_changes_nothing(
     rows: list[tuple[int, int, float, float, float, bool]],
@@ -79,7 +80,7 @@ def test_looking_into_a_window_first_changes_nothing(
     assert torch.equal(whole, narrow)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(rows=st.lists(ROW, min_size=2, max_size=4))
 def test_a_row_keeps_the_same_alone_and_among_others(
     rows: list[tuple[int, int, float, float, float, bool]],
@@ -90,7 +91,7 @@ def test_a_row_keeps_the_same_alone_and_among_others(
         assert torch.equal(keep_mask(scores[i : i + 1], params_of([row], 300))[0], together[i])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(row=ROW)
 def test_looser_parameters_keep_at_least_as_much(
     row: tuple[int, int, float, float, float, bool],
