@@ -161,7 +161,7 @@ class Walk:
             self.jobs[job.job_id] = job
             self.touched.add(job.job_id)
 
-    async def _drop_letter(self) -> None:
+    async def _drop_dead_letter(self) -> None:
         letters = await self.mirrors.everywhere(lambda target: target.letters())
         if letters:
             gone = self.rng.choice(letters)
@@ -183,7 +183,7 @@ class Walk:
             reader = self._reader()
             await self.mirrors.everywhere(lambda target: target.store.detach(job_id, reader))
 
-    async def _beat_frontend(self) -> None:
+    async def _frontend_heartbeat(self) -> None:
         frontend = self.rng.choice(FRONTENDS)
         self.dead_frontends.discard(frontend)
         await self.mirrors.everywhere(

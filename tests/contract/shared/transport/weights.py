@@ -13,7 +13,7 @@ WEIGHTS = {
     "crash": 2,
     "suspect": 1,
     "requeue": 1,
-    "drop_letter": 1,
+    "drop_dead_letter": 1,
     "recover": 8,
     "recover_after_outage": 1,
     "reconcile": 4,
