@@ -1,4 +1,14 @@
-"""KeyRing: the API keys of the environment and of a file, which is read again when it changes."""
+"""KeyRing: the API keys of the environment and of a file, which is read again when it changes.
+
+Each line is a hashed key with its tenant:
+
+    sha256:<64 hex digits> tenant=acme name=laptop requests_per_minute=60 tokens_per_minute=100000
+
+Fields after the digest: `tenant` (required), `name` (for logs), the limits of LIMITS, and the flags
+`operator` (sees the jobs of all tenants) and `disabled`. `#` begins a comment. Limits are the
+tenant's, whichever of its lines has them. A key has 256 random bits, so a plain hash of it may be
+public; a password would need a slow one.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +29,39 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_KEY_CHARS = 512  # of a presented key
+PREFIX = "sk-penstock-"
+KEY_BYTES = 32
+DIGEST_KIND = "sha256:"
+MAX_KEYS = 10_000
+MAX_LIMIT = 10**10
+# Field of a line -> member of AdmissionLimits.
+LIMITS = {
+    "requests_per_minute": "requests_per_minute",
+    "tokens_per_minute": "tokens_per_minute",
+    "max_jobs": "max_jobs_per_tenant",
+    "max_queued_jobs": "max_queued_jobs_per_tenant",
+    "max_queued_tokens": "max_queued_tokens_per_tenant",
+}
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,10}")
+
+
+class KeysInvalid(SettingsError):
+    """Keys cannot be used. The message names the line and repeats nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as its line describes it."""
+
+    digest: str  # "sha256:<hex>"
+    tenant: str
+    name: str = ""
+    is_operator: bool = False
+    is_disabled: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)  # by the members of AdmissionLimits
 
 
 class KeyRing:
@@ -103,51 +146,8 @@ class KeyRing:
             raise KeysInvalid(f"API_KEYS_FILE {path} is not UTF-8.") from None
 
 
-# API keys as an operator writes them: one per line, hashed, each with its tenant.
-#
-#     sha256:<64 hex digits> tenant=acme name=laptop requests_per_minute=60 tokens_per_minute=100000
-#
-# Fields after the digest: `tenant` (required), `name` (for logs), the limits below, and the flags
-# `operator` (sees the jobs of all tenants) and `disabled`. `#` begins a comment. Limits are the
-# tenant's, whichever of its lines has them. A key has 256 random bits, so a plain hash of it may be
-# public; a password would need a slow one.
-
-PREFIX = "sk-penstock-"
-KEY_BYTES = 32
-DIGEST_KIND = "sha256:"
-MAX_KEYS = 10_000
-MAX_LIMIT = 10**10
-# Field of a line -> member of AdmissionLimits.
-LIMITS = {
-    "requests_per_minute": "requests_per_minute",
-    "tokens_per_minute": "tokens_per_minute",
-    "max_jobs": "max_jobs_per_tenant",
-    "max_queued_jobs": "max_queued_jobs_per_tenant",
-    "max_queued_tokens": "max_queued_tokens_per_tenant",
-}
-
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
-_NUMBER = re.compile(r"[1-9][0-9]{0,10}")
-
-
-class KeysInvalid(SettingsError):
-    """Keys cannot be used. The message names the line and repeats nothing of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """One line."""
-
-    digest: str  # "sha256:<hex>"
-    tenant: str
-    name: str = ""
-    is_operator: bool = False
-    is_disabled: bool = False
-    limits: Mapping[str, int] = field(default_factory=dict)  # by the members of AdmissionLimits
-
-
 def new_key() -> str:
+    """Returns a new random key."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
