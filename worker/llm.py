@@ -49,14 +49,7 @@ Prompt = str | Sequence[int]
 NOT_OF_LLM = {"checkpoint", "runner", "echo_step_ms"}  # fields of EngineOptions
 
 # Reported at a shell as one line: the message alone explains the error.
-_SENTENCES = (
-    CheckpointNotFound,
-    InvalidParameter,
-    ModelError,
-    OSError,
-    RequestRefused,
-    TextInvalid,
-)
+_EXPECTED = (CheckpointNotFound, InvalidParameter, ModelError, OSError, RequestRefused, TextInvalid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         llm = LLM(arguments.model, **options)
         progress = not arguments.no_progress
         results = llm.generate(prompts, sampling, progress=progress, n=arguments.n)
-    except _SENTENCES as error:
+    except _EXPECTED as error:
         parser.error(str(error))
     for i, result in enumerate(results):
         prompt = prompts[i // arguments.n]
