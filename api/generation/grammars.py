@@ -172,7 +172,7 @@ class ReasoningRule:
 
 
 def can_bound(token_id: TokenId) -> bool:
-    """Returns whether a budget can be kept: its markers are tokens, which can be forced."""
+    """Whether a budget can be kept: the markers are tokens, which can be forced at any place."""
     return token_id(THINK_OPEN) is not None and token_id(THINK_CLOSE) is not None
 
 
@@ -183,7 +183,7 @@ def tool_grammar(
     token_id: TokenId,
     answer: Grammar | None = None,
 ) -> Grammar:
-    """Returns the grammar of texts with the calls that `use` allows alone, behind any reasoning.
+    """A text in which no calls occur but those that `use` allows, behind reasoning if any.
 
     Each has the name of a callable tool, and arguments that its schema allows. Where the model must
     call, the text is calls alone. Else it is calls alone or an `answer`, or, where any answer will
@@ -207,7 +207,7 @@ def answer_grammar(answer: Grammar, reasoning: ReasoningRule, token_id: TokenId)
 
 
 def any_grammar(reasoning: ReasoningRule, token_id: TokenId) -> Grammar:
-    """Returns the grammar of reasoning within its budget, and then any tokens at all.
+    """Reasoning within its budget, and then any tokens at all.
 
     Without reasoning at its start the text has no opening marker anywhere.
     """
@@ -250,7 +250,7 @@ class _Writer:
         self._answer: str | None = None  # a grammar of its own
 
     def grammar(self, reasoning: ReasoningRule, body: str) -> Grammar:
-        """Returns the grammar. `body`: what follows the reasoning; a choice in it binds last."""
+        """`body`: what follows the reasoning; a choice in it binds last."""
         first = self._first(reasoning)
         rules = {"start": f"{first} ({body})" if first else body, **self._rules}
         text = "".join(f"{name}: {rule}\n" for name, rule in rules.items())
@@ -260,7 +260,7 @@ class _Writer:
         return Grammar(GrammarKind.LARK, text)
 
     def answer(self, answer: Grammar) -> str:
-        """Returns the name under which it is part of this grammar."""
+        """The name under which it is part of this grammar."""
         if answer.kind is GrammarKind.LARK:
             self._answer = answer.text
             return f"@{_ANSWER}"
@@ -269,12 +269,12 @@ class _Writer:
         return self.rule("answer", f"%json {answer.text}")
 
     def rule(self, name: str, body: str) -> str:
-        """Returns its name; an upper case one is for what is one expression to the lexer."""
+        """Its name; an upper case one is for what is one expression to the lexer."""
         self._rules[name] = body
         return name
 
     def token(self, text: str) -> str | None:
-        """Returns a token by its number, which matches it whether it is special or not."""
+        """A token by its number, which is how it is matched whether it is special or not."""
         token_id = self._token_id(text)
         return None if token_id is None else f"<[{token_id}]>"
 
@@ -282,12 +282,12 @@ class _Writer:
         return self.token(text) or json.dumps(text)
 
     def without(self, marker: str) -> str:
-        """Returns any text in which the marker does not occur, not even spelled out."""
+        """Any text in which the marker does not occur, not even spelled out."""
         having = f"/{_ANYTHING}{_escaped(marker)}{_ANYTHING}/"
         return self.rule(f"NO_{_plain(marker)}", f"/{_ANYTHING}/ & ~{having}")
 
     def up_to(self, marker: str) -> str:
-        """Returns any text, and then the marker for the first time."""
+        """Any text, and then the marker for the first time."""
         token = self.token(marker)
         if token is not None:
             return f"{self.without(marker)} {token}"
@@ -296,7 +296,7 @@ class _Writer:
         return name
 
     def calls(self, use: ToolUse, arguments: str) -> str:
-        """Returns the object of a call of one of the tools."""
+        """The object of a call of one of the tools."""
         names = [
             self.rule(f"tool_{index}", _call(tool, arguments))
             for index, tool in enumerate(use.callable)
@@ -304,7 +304,7 @@ class _Writer:
         return self.rule("tool", " | ".join(names))
 
     def reasoning(self, rule: ReasoningRule) -> str:
-        """Returns the reasoning, from behind the opening marker to behind the closing one."""
+        """From behind the opening marker to behind the closing one."""
         if rule.budget is None:
             return self.rule("reasoning", rf"{self.up_to(THINK_CLOSE)} /\n{{0,2}}/")
         self.rule(f"thoughts[max_tokens={rule.budget}]", self.without(THINK_CLOSE))
@@ -323,10 +323,8 @@ def _call(tool: Tool, arguments: str) -> str:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """Returns the schema of the arguments, without what cannot be enforced.
-
-    Raises InvalidParameter for that where the tool is strict.
-    """
+    """Of the arguments. What cannot be enforced of it is refused by name where the tool is strict,
+    and left out where it is not."""
     is_lenient = not tool.strict
     schema = arguments_schema(tool.parameters)
     walked = grammar_schema(schema, tool.schema_param, lenient=is_lenient)

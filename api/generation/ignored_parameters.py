@@ -57,7 +57,7 @@ def _is_cache_options(value: object) -> bool:
 
 
 def _keeps_all(value: object) -> bool:
-    """Returns whether there is one edit, which clears no thinking."""
+    """One edit, which clears no thinking."""
     return any(
         value == {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
         for keep in ("all", {"type": "all"})
@@ -81,7 +81,7 @@ class UnusedMember(NamedTuple):
     dialects: tuple[str, ...]
     values: Values
     why: str
-    is_reported: bool = True  # reported as ignored; False for defaults
+    is_told: bool = True  # reported as ignored; False for defaults
 
 
 _SAME = "the default"
@@ -211,7 +211,7 @@ _ROWS = _by_dialect()
 
 
 def rows_of(dialect: str) -> Mapping[str, Rows]:
-    """Returns the rows of a dialect by the top-level member that they are about."""
+    """The rows of a dialect by the top-level member that they are about."""
     return _ROWS.get(dialect, {})
 
 
@@ -227,7 +227,7 @@ class IgnoredMembers:
 
     @property
     def text(self) -> str | None:
-        """Returns the value of the header `x-penstock-ignored`; None: nothing was ignored."""
+        """The value of the header `x-penstock-ignored`; None: nothing was ignored."""
         return ", ".join(self.names) or None
 
     def rest(self, rows: Rows, name: str, value: Any) -> Any | None:
@@ -258,7 +258,7 @@ class IgnoredMembers:
         return kept
 
     def _take(self, row: UnusedMember, at: str) -> None:
-        if not row.is_reported:
+        if not row.is_told:
             return
         if self._refuse:
             raise unsupported(at, f"it changes nothing here ({row.why})")
@@ -322,7 +322,7 @@ _OTHERWISE = "only values that change nothing are accepted"
 def without_unused(
     body: Mapping[str, Any], kind: str, known: frozenset[str], ignored: IgnoredMembers
 ) -> dict[str, Any]:
-    """Returns `body` without nulls and without what changes nothing.
+    """`body` without nulls and without what changes nothing.
 
     Raises InvalidParameter (code unsupported_parameter) for every other member that is not in
     `known`, and for what would be ignored where that is refused.

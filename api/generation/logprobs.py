@@ -260,7 +260,7 @@ class PromptLogprobs:
             yield None if entry is None else self._item(entry, texts)
 
     def _item(self, entry: PromptLogprob, texts: dict[int, str]) -> dict[str, Any]:
-        """Returns the prompt's own token, then the most likely ones, best first."""
+        """The prompt's own token first, then the most likely ones, best first."""
         ranked = {entry.token_id: (entry.rank, entry.logprob)}
         for rank, (token_id, logprob) in enumerate(entry.top[: self.num_top], 1):
             ranked.setdefault(token_id, (rank, logprob))
@@ -360,13 +360,13 @@ class ScoredPrompt:
         return len(self._slices) == self.num_slices
 
     def take(self, part: PromptSlice) -> None:
-        """Adds the next slice; one that is here already changes nothing."""
+        """The next slice; one that is here already changes nothing."""
         if part.index == len(self._slices) < self.num_slices:
             self._slices.append(part.entries)
 
     @property
     def num_parts(self) -> int:
-        """Returns the number of parts: slices, the first with the prompt's first token as well."""
+        """A part is a slice; the first has the prompt's first token as well."""
         return max(1, self.num_slices)
 
     def tokens(self, part: int) -> Sequence[int]:
@@ -390,7 +390,7 @@ class ScoredPrompt:
 
 
 def scored_prompt(job: Job) -> ScoredPrompt | None:
-    """Returns a place for the log probabilities of a job's prompt; None: none are requested."""
+    """Returns a place for the log probabilities of a job's prompt; None: it asks for none."""
     if job.sampling.prompt_logprobs is None:
         return None
     return ScoredPrompt(job.prompt_token_ids)

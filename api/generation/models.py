@@ -51,7 +51,7 @@ class ServedModel:
 
     @property
     def context_tokens(self) -> int:
-        """Returns the most tokens of prompt and output that the model and its KV cache hold."""
+        """The most tokens of prompt and answer that the model and its worker's KV cache hold."""
         capacity = self.card.kv_capacity_tokens or self.card.max_model_len
         return min(self.card.max_model_len, capacity)
 
@@ -93,7 +93,7 @@ class ModelCatalog:
 
     @property
     def known(self) -> Mapping[str, ServedModel]:
-        """Returns the models that a request can name, by name."""
+        """The models that a request can name, by name."""
         return self._known
 
     async def keep(self) -> None:
@@ -155,7 +155,7 @@ class ModelCatalog:
         return candidates[0]
 
     async def of_card(self, card: ModelCard) -> ServedModel:
-        """Returns the model of a card that was kept, also when no worker serves it now.
+        """The model of a card that was kept, also when no worker serves it now.
 
         Raises TransportError, UnavailableError (503) when its text cannot be loaded now, and
         TextInvalid when its files are no longer stored.

@@ -24,12 +24,7 @@ from api.generation.models import ServedModel
 from api.generation.tools import ToolUse
 from api.ids import random_seed
 from api.output_parsers.formats import THINK_CLOSE, THINK_OPEN
-from api.output_parsers.parser import (
-    OutputParserFactory,
-    ParserConfig,
-    Thinking,
-    thinking_after,
-)
+from api.output_parsers.parser import OutputParserFactory, Thinking, thinking_after
 from shared.messages import Grammar, InvalidParameter
 from shared.text.tool_formats import (
     ReasoningFormat,
@@ -83,10 +78,7 @@ def check_text_fits(model: ServedModel, text: str, param: str) -> None:
 def chat_token_ids(
     model: ServedModel, text: str, add_special_tokens: bool = False
 ) -> tuple[int, ...]:
-    """Returns the ids of what `chat_text` made, which has its own special tokens.
-
-    Raises InvalidParameter.
-    """
+    """What `chat_text` made. A template writes its own special tokens. Raises InvalidParameter."""
     return _encoded(model, text, "messages", add_special_tokens)
 
 
@@ -97,9 +89,7 @@ def prompt_token_ids(
     *,
     must_fit: bool = True,
 ) -> tuple[int, ...]:
-    """Returns the ids of text, token ids, or a list with exactly one of these.
-
-    `must_fit`: into the model's context.
+    """Text, token ids, or a list with exactly one of these. `must_fit`: into the model's context.
 
     Raises InvalidParameter.
     """
@@ -124,10 +114,8 @@ class EncodedPrompt:
 def encoded_prompts(
     model: ServedModel, prompt: Prompt, with_text: bool
 ) -> tuple[EncodedPrompt, ...]:
-    """Returns one prompt or a list of them, in order. `with_text`: token ids are also decoded.
-
-    Raises InvalidParameter.
-    """
+    """Of one prompt or a list of them, in their order; `with_text`: token ids are also
+    decoded to text. Raises InvalidParameter."""
     encoded = []
     for param, part in each_prompt(prompt):
         if isinstance(part, str):
@@ -141,20 +129,16 @@ def encoded_prompts(
 
 
 def is_short_prompt(prompt: Prompt) -> bool:
-    """Returns whether a prompt takes less time than its way to a thread and back.
-
-    It is one short text, or token ids, which are only compared.
-    """
+    """Read in less time than it takes to hand it to a thread and back: one short text, or token
+    ids, which are only compared."""
     if isinstance(prompt, str):
         return len(prompt) <= QUICK_CHARS
     return len(prompt) <= QUICK_IDS and all(isinstance(part, int) for part in prompt)
 
 
 def each_prompt(prompt: Prompt) -> tuple[tuple[str, str | list[int]], ...]:
-    """Returns the prompts that a `prompt` stands for, each behind its param.
-
-    Raises InvalidParameter.
-    """
+    """The prompts that a `prompt` stands for, each with the member's name in front. Raises
+    InvalidParameter."""
     if isinstance(prompt, str):
         return (("prompt", prompt),)
     if not prompt:
@@ -251,16 +235,17 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
         thinking = thinking_within(chat.messages, reasoning_format)
     else:
         thinking = thinking_after(text, reasoning_format)
-    config = ParserConfig(
+    reading = OutputParserFactory(
         tool_format=tool_format,
-        names=tuple(tool.name for tool in use.callable),
+        names=frozenset(tool.name for tool in use.callable),
         reasoning_format=reasoning_format,
         thinking=thinking,
+        seed=chat.call_id_seed or random_seed(),
     )
     return PreparedPrompt(
         token_ids=chat_token_ids(model, text),
         grammar=_grammar(model, use, tool_format, _reasoning(model, chat, thinking), chat.output),
-        new_parser=OutputParserFactory(config, chat.call_id_seed or random_seed()),
+        new_parser=reading,
         counts_reasoning=reasoning_format is not None,
     )
 
@@ -281,13 +266,13 @@ def _prompt(
 
 
 def _reasoning(model: ServedModel, chat: ChatInput, thinking: Thinking) -> ReasoningRule:
-    """Returns the rule, without a budget that the model's output cannot be kept to."""
+    """A budget that the model's output cannot be kept to is none."""
     is_bound = model.card.structured_output and can_bound(model.text.tokenizer.token_id)
     return ReasoningRule(thinking, chat.thinking_budget if is_bound else None)
 
 
 def _variables(model: ServedModel, chat: ChatInput) -> dict[str, Any]:
-    """Returns what the template is given beside messages and tools. Raises InvalidParameter."""
+    """What the template is given beside messages and tools."""
     variables = dict(chat.chat_template_kwargs)
     effort = chat.reasoning_effort
     if effort is None:
@@ -313,10 +298,7 @@ def _grammar(
     reasoning: ReasoningRule,
     answer: RequestedGrammar | None,
 ) -> Grammar | None:
-    """Returns the grammar of the whole turn. Calls stay possible beside a structured output.
-
-    Raises InvalidParameter.
-    """
+    """Of the whole turn. Calls that a model may make stay possible beside a structured answer."""
     if answer is not None:
         check_grammar(model, answer)
     has_calls = use.is_enforced or (answer is not None and bool(use.callable))
@@ -378,14 +360,14 @@ def continued_text(
 def thinking_within(
     messages: Sequence[Mapping[str, Any]], reasoning_format: ReasoningFormat | None
 ) -> Thinking:
-    """Returns whether the text that is continued has opened its reasoning and not closed it."""
+    """Whether the text that is continued has opened its reasoning and not closed it."""
     text = last_text(messages)
     is_open = text.rfind(THINK_OPEN) > text.rfind(THINK_CLOSE)
     return Thinking.OPEN if is_open and reasoning_format is not None else Thinking.NO
 
 
 def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text of the last message; of one in parts, that of its last part."""
+    """The text of the last message; of one in parts, that of its last part."""
     content = messages[-1]["content"] if messages else ""
     return content if isinstance(content, str) else str(content[-1]["text"])
 

@@ -255,14 +255,14 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
 
     @property
     def is_structured(self) -> bool:
-        """Returns whether a parameter may keep the output to a grammar."""
+        """Whether a parameter may keep the output to a grammar."""
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         members = (self.response_format, self.structured_outputs, *guided)
         return any(member is not None for member in members)
 
     @property
     def include_usage(self) -> bool:
-        """Returns whether a stream ends with an event of its usage."""
+        """Whether a stream ends with an event of its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
@@ -284,24 +284,21 @@ _TIERS = {"auto": 0, "default": 0, "flex": FLEX_LANE}
 
 
 def job_lane(request: TierFields) -> int:
-    """Returns the lane of `priority` (0, the default, is the first) or of `service_tier`.
-
-    Raises InvalidParameter.
-    """
+    """By `priority` (0, the default, goes first) or `service_tier`. Raises InvalidParameter."""
     tier, priority = request.service_tier, request.priority
     if tier is not None and tier not in _TIERS:
         raise unsupported("service_tier", f"the tiers are {', '.join(_TIERS)}")
     if priority is None:
         return _TIERS[tier or "auto"]
     if not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidParameter("priority", f"must be between 0 (the highest) and {MAX_PRIORITY}")
+        raise InvalidParameter("priority", f"must be between 0 (goes first) and {MAX_PRIORITY}")
     if tier == "flex":
         raise InvalidParameter("priority", "excludes the service tier 'flex'")
     return priority
 
 
 def served_tier(request: TierFields) -> str | None:
-    """Returns the tier that a response names; None where the request names none."""
+    """What an answer says of its tier; None where the request says nothing of it."""
     if request.service_tier is None:
         return None
     return "flex" if request.service_tier == "flex" else "default"

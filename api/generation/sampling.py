@@ -142,12 +142,11 @@ def with_defaults(
 
 
 def resolved_seed(requested: int | None) -> int:
-    """Returns a seed, so that every attempt on every worker continues the same stream."""
+    # Resolved here, so that every attempt on every worker continues the same stream.
     return secrets.randbits(63) if requested is None else requested
 
 
 def stop_strings(requested: str | list[str]) -> tuple[str, ...]:
-    """Returns the stop strings. Raises InvalidParameter for too many."""
     stops = (requested,) if isinstance(requested, str) else tuple(requested)
     if len(stops) > MAX_STOPS:
         raise InvalidParameter("stop", f"at most {MAX_STOPS} stop strings")
@@ -155,7 +154,6 @@ def stop_strings(requested: str | list[str]) -> tuple[str, ...]:
 
 
 def stop_token_ids(param: str, requested: list[int], budget: ContextBudget) -> tuple[int, ...]:
-    """Returns the ids. Raises InvalidParameter for one that the model does not have."""
     if requested and not 0 <= min(requested) <= max(requested) < budget.vocab_size:
         raise InvalidParameter(param, f"token ids are between 0 and {budget.vocab_size - 1}")
     return tuple(requested)
@@ -221,7 +219,7 @@ class ResponseSize:
 
     @property
     def token_bytes(self) -> int:
-        """Returns the bytes of each token of each choice."""
+        """Of each token of each choice."""
         num_bytes = TOKEN_BYTES + (TOKEN_ID_BYTES if self.has_token_ids else 0)
         num_alternatives = self.logprobs[1]
         if num_alternatives is not None:
@@ -271,7 +269,7 @@ def prompt_logprobs_bytes(num_tokens: int, num_top: int | None) -> int:
 
 
 def is_small_response(job: Job, end: Finished | Failed) -> bool:
-    """Returns whether the response of such a job, with its prompt in each choice, has few bytes."""
+    """Whether the answer of such a job, with its prompt in each choice, has few bytes."""
     alternatives = job.sampling.logprobs
     token_bytes = TOKEN_BYTES + TOKEN_ID_BYTES
     entry_bytes = 0 if alternatives is None else (1 + alternatives) * CHAT_ENTRY_BYTES

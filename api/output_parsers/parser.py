@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
-
-import msgspec
 
 from api.ids import call_id, random_seed
 from api.output_parsers.events import (
@@ -38,17 +36,17 @@ class OutputParser(Protocol):
 
     @property
     def has_calls(self) -> bool:
-        """Returns whether a tool call has begun."""
+        """Whether a tool call has begun."""
         ...
 
     @property
     def reasoning_bytes(self) -> int:
-        """Returns how many UTF-8 bytes of the raw text are reasoning so far, markers included."""
+        """UTF-8 bytes of the raw text that are reasoning so far, markers included."""
         ...
 
     @property
     def spans(self) -> TextSpans | None:
-        """Returns the ranges of raw text that are text of the output; None: all of it."""
+        """The ranges of raw text that are text of the answer; None: all of it."""
         ...
 
     def push(self, text: str) -> Sequence[OutputEvent]:
@@ -131,6 +129,7 @@ def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 
 NewParser = Callable[[], OutputParser]
 
+
 CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = {
     ToolFormat.HERMES: hermes_calls,
     ToolFormat.LLAMA3_JSON: llama3_json_calls,
@@ -155,39 +154,32 @@ def thinking_after(prompt: str, reasoning_format: ReasoningFormat | None) -> Thi
     return Thinking.NO if end.endswith(THINK_CLOSE) else Thinking.MAYBE
 
 
-class ParserConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a parser must know of a request and its model. `names`: the tools that may be called;
-    calls of others are text."""
-
-    tool_format: ToolFormat | None = None
-    names: tuple[str, ...] = ()
-    reasoning_format: ReasoningFormat | None = None
-    thinking: Thinking = Thinking.NO
-
-
 @dataclass(slots=True)
 class OutputParserFactory:
     """A NewParser: called once for each choice, in their order.
 
-    `seed`: the ids of the calls derive from it; the same seed gives the same ids.
+    `names`: the tools that may be called; calls of others are text. `seed`: the ids of the calls
+    derive from it; the same seed gives the same ids.
     """
 
-    config: ParserConfig
+    tool_format: ToolFormat | None = None
+    names: Collection[str] = ()
+    reasoning_format: ReasoningFormat | None = None
+    thinking: Thinking = Thinking.NO
     seed: str = field(default_factory=random_seed)
     _choices: itertools.count[int] = field(default_factory=itertools.count)
 
     def __call__(self) -> OutputParser:
-        choice, config = next(self._choices), self.config
-        if config.reasoning_format is None and not (config.tool_format and config.names):
+        choice = next(self._choices)
+        if self.reasoning_format is None and not (self.tool_format and self.names):
             return PlainParser()
-        tools = CallableTools(config.names, lambda call: call_id(self.seed, choice, call))
-        return FormatParser(lambda source: _read(source, tools, config))
+        tools = CallableTools(self.names, lambda call: call_id(self.seed, choice, call))
+        return FormatParser(lambda source: self._read(source, tools))
 
-
-def _read(source: Source, tools: CallableTools, config: ParserConfig) -> Reading:
-    if config.reasoning_format is ReasoningFormat.THINK:
-        yield from reasoning_first(source, is_open=config.thinking is Thinking.OPEN)
-    if not tools.names or config.tool_format is None:
-        yield from plain_text(source)
-    else:
-        yield from CALL_PARSERS[config.tool_format](source, tools)
+    def _read(self, source: Source, tools: CallableTools) -> Reading:
+        if self.reasoning_format is ReasoningFormat.THINK:
+            yield from reasoning_first(source, is_open=self.thinking is Thinking.OPEN)
+        if not tools.names or self.tool_format is None:
+            yield from plain_text(source)
+        else:
+            yield from CALL_PARSERS[self.tool_format](source, tools)

@@ -50,7 +50,7 @@ def completion_sampling(request: CompletionRequest, budget: ContextBudget) -> Sa
 
 
 def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
-    """Returns how many choices are run for each prompt. Raises InvalidParameter."""
+    """How many choices are run for each prompt. Raises InvalidParameter."""
     n, best_of = request.n, request.best_of
     if not 1 <= n <= MAX_CHOICES:
         raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}")
@@ -82,10 +82,8 @@ class PreparedCompletion:
 async def prepare_completion(
     generation: GenerationService, caller: Caller, completion: CompletionRequest
 ) -> Prepared:
-    """Returns the one job of a row of a batch and its formatter.
-
-    Raises ApiError and InvalidParameter.
-    """
+    """Everything but the answer, for a row of a batch: one job. Raises ApiError and
+    InvalidParameter."""
     prepared = await prepare_completions(generation, caller, completion)
     if len(prepared.jobs) > 1:
         raise unsupported("prompt", "a row of a batch has one prompt")
@@ -96,7 +94,7 @@ async def prepare_completion(
 async def prepare_completions(
     generation: GenerationService, caller: Caller, completion: CompletionRequest
 ) -> PreparedCompletion:
-    """Returns the jobs of a request and their formatter. Raises ApiError and InvalidParameter."""
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
     model = await generation.models.require(completion.model)
     is_at_once = is_short_prompt(completion.prompt) and not completion.echo
     best_of = check_choices(completion)
@@ -141,7 +139,7 @@ async def prepare_completions(
     ]
     jobs = (first, *others)
     timing = Timing()
-    context = ResponseContext(
+    facts = ResponseContext(
         id=caller.request_id,
         model=model.card.name,
         created_s=now_s(),
@@ -154,7 +152,7 @@ async def prepare_completions(
     )
     scored = tuple(prompt for prompt in map(scored_prompt, jobs) if prompt is not None)
     shape = _shape(completion, best_of, prompts, jobs, scored)
-    formatter = CompletionFormatter(context, model.text.tokenizer, shape)
+    formatter = CompletionFormatter(facts, model.text.tokenizer, shape)
     return PreparedCompletion(jobs, formatter, timing, scored)
 
 
@@ -180,7 +178,7 @@ def _fitted(
     num_prompts: int = 1,
     repeated: tuple[str, int] = ("echo", 0),
 ) -> SamplingParams:
-    """Returns the sampling of one of so many prompts, for a response within its bound.
+    """The sampling of one of so many prompts, for an answer within its bound.
 
     `repeated`: the member that requests the prompts in the answer, and their bytes in it.
     """

@@ -62,31 +62,31 @@ PARAM_NAMES = {
 async def prepare_message(
     generation: GenerationService, caller: Caller, params: MessageRequest
 ) -> Prepared:
-    """Returns the job of a request and its formatter. Raises ApiError and InvalidParameter."""
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
     model = await generation.models.require(params.model)
     _sampling(generation, params, model.budget())  # before the prompt is read
-    prompt = await generation.pool.run(message_prompt, model, params, caller.request_id)
-    budget = model.budget(len(prompt.token_ids))
+    plan = await generation.pool.run(message_prompt, model, params, caller.request_id)
+    budget = model.budget(len(plan.token_ids))
     budget.check_prompt("messages")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=MessageFormatter.kind,
-        token_ids=prompt.token_ids,
-        sampling=replace(_sampling(generation, params, budget), grammar=prompt.grammar),
+        token_ids=plan.token_ids,
+        sampling=replace(_sampling(generation, params, budget), grammar=plan.grammar),
         on_disconnect=params.on_disconnect,
         queue_timeout_s=params.queue_timeout,
         durability=params.durability,
     )
-    context = MessageContext(
+    facts = MessageContext(
         id=caller.request_id,
         model=model.card.name,
-        prompt_tokens=len(prompt.token_ids),
+        prompt_tokens=len(plan.token_ids),
         is_cut_by_context=is_cut_by_context(params, budget),
     )
-    tokenizer = model.text.tokenizer if prompt.counts_reasoning else None
-    return Prepared(job, MessageFormatter(context, prompt.new_parser, tokenizer))
+    tokenizer = model.text.tokenizer if plan.counts_reasoning else None
+    return Prepared(job, MessageFormatter(facts, plan.new_parser, tokenizer))
 
 
 def _sampling(
@@ -134,7 +134,7 @@ def message_sampling(request: MessageRequest, budget: ContextBudget) -> Sampling
 
 
 def is_cut_by_context(request: MessageRequest, budget: ContextBudget) -> bool:
-    """Returns whether an output that ends by its length ends because the context is full."""
+    """Whether an answer that ends by its length ends there because the context is full."""
     return request.max_tokens > budget.left
 
 
@@ -349,7 +349,7 @@ def _thinking_budget(request: CountTokensRequest) -> int | None:
 
 
 def _is_continued(request: CountTokensRequest) -> bool:
-    """Returns whether the last message begins the output. Raises InvalidParameter."""
+    """Whether the last message is the beginning of the answer. Raises InvalidParameter."""
     if not request.messages or not isinstance(request.messages[-1], AssistantMessage):
         return False
     param = f"messages.{len(request.messages) - 1}.content"
@@ -371,6 +371,6 @@ def _is_continued(request: CountTokensRequest) -> bool:
 
 
 def _effort(request: CountTokensRequest) -> str | None:
-    """Returns the effort by its name in chat completions, whose most is `xhigh`."""
+    """The other dialect's most is `xhigh`."""
     effort = None if request.output_config is None else request.output_config.effort
     return "xhigh" if effort == "max" else effort

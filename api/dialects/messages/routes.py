@@ -56,5 +56,5 @@ async def create_message(
 async def count_tokens(params: CountTokensRequest, generation: GenerationDep) -> Response:
     """How many tokens the prompt of such a message would have; nothing is queued."""
     model = await generation.models.require(params.model)
-    prompt = await generation.pool.run(partial(message_prompt, must_fit=False), model, params, "")
-    return json_response({"input_tokens": len(prompt.token_ids)})
+    plan = await generation.pool.run(partial(message_prompt, must_fit=False), model, params, "")
+    return json_response({"input_tokens": len(plan.token_ids)})

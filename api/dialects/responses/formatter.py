@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from api.dialects.responses.record import StoredRequest, response_payload
+from api.dialects.responses.record import ResponseFacts, response_payload
 from api.errors import ApiError, job_failed
 from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
@@ -19,13 +19,12 @@ from api.generation.logprobs import ChatEntryForm
 from api.http.sse import TYPED
 from api.ids import public_id
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.parser import OutputParserFactory
 from shared.messages import Delta, ErrorCode, Failed, Finished, FinishReason, JobState, Usage
 from shared.text.base import Tokenizer
 
 Payload = dict[str, Any]
 
-# Errors of a reader: the response did not end with them.
+# A reader's own troubles: the response did not end so.
 READERS_ERRORS = frozenset({ErrorCode.STREAM_DIVERGED, ErrorCode.JOB_LOST})
 
 _INVALID_PROMPT = frozenset({ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.KV_CAPACITY_EXCEEDED})
@@ -43,7 +42,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
 
     def __init__(
         self,
-        request: StoredRequest,
+        facts: ResponseFacts,
         job_id: str,
         tokenizer: Tokenizer,
         starting_after: int | None = None,
@@ -51,10 +50,10 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         """`starting_after`: the number of the last event that the reader has already."""
         self._num_events = 0  # made so far
         self._num_known = 0 if starting_after is None else starting_after + 1
-        self._request = request
+        self._facts = facts
         self._id = public_id(self.kind, job_id)
         options = ReaderOptions(
-            new_parser=OutputParserFactory(request.parser, job_id),
+            new_parser=lambda: facts.reading.parser(job_id),
             tokenizer=tokenizer,
             form=ChatEntryForm(tokenizer),
             counts_reasoning=True,
@@ -62,7 +61,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         )
         super().__init__(ChoiceReader(options))
         self._output = ResponseOutput(job_id)
-        self._has_begun = not request.background
+        self._has_begun = not facts.background
 
     def opening(self) -> Sequence[Payload]:
         waiting = ("queued", "in_progress")[self._has_begun]
@@ -101,7 +100,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         return self._error_event(error, self._last_number(last_sent))
 
     def resume_hint(self, last_sent: Any) -> str | None:
-        if not self._request.store:
+        if not self._facts.store:
             return None
         url, number = f"GET /v1/responses/{self._id}?stream=true", self._last_number(last_sent)
         if number >= 0:
@@ -183,7 +182,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         item_status: str = "in_progress",
     ) -> Payload:
         return response_payload(
-            self._request,
+            self._facts,
             self._id,
             status,
             output=self._output.items(item_status),
@@ -204,7 +203,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
 
 
 def _error_of(end: Failed) -> Payload:
-    """Returns an error with a code that OpenAI's typed clients know; `type` has the job's code."""
+    """OpenAI's few codes, which typed clients know; ours is the `type`."""
     return {
         "code": "invalid_prompt" if end.code in _INVALID_PROMPT else "server_error",
         "message": end.message or f"The job ended as {end.state.value}: {end.code}.",
@@ -229,7 +228,7 @@ class OpenItem:
         self.logprobs: Logprobs = []
 
     def payload(self, status: str) -> Payload:
-        """Returns the item as it is now."""
+        """The item as it stands."""
         item: Payload = {"id": self.id, "type": self.kind, "status": status, **self.members}
         if self.kind == "function_call":
             return {**item, "arguments": "".join(self.texts)}
@@ -247,7 +246,7 @@ class OpenItem:
         return item
 
     def part(self) -> Payload:
-        """Returns the one part of its content."""
+        """The one part of its content."""
         text = "".join(self.texts)
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
@@ -272,7 +271,7 @@ class ResponseOutput:
         self._open: OpenItem | None = None
 
     def items(self, status: str) -> list[Payload]:
-        """Returns all items; `status` is that of the one that is open."""
+        """All items; `status` is that of the one that is open."""
         is_open = [] if self._open is None else [self._open.payload(status)]
         return [*self._done, *is_open]
 
@@ -302,7 +301,7 @@ class ResponseOutput:
             self._open.logprobs += logprobs
 
     def _in(self, kind: str) -> Iterator[Payload]:
-        """Opens an item of this kind, unless one is open; yields the events of that."""
+        """An open item of this kind."""
         if self._open is not None and self._open.kind == kind:
             return
         yield from self._close("completed")

@@ -153,7 +153,7 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
 
 
 def check_request(request: ResponseRequest) -> None:
-    """Raises InvalidParameter for what is wrong whatever the model is."""
+    """What is wrong whatever the model is. Raises InvalidParameter."""
     _check_stream(request)
     _check_include(request)
     _check_metadata(request.metadata)
@@ -182,7 +182,7 @@ def _check_include(request: ResponseRequest) -> None:
 
 
 def check_includes(include: list[str]) -> None:
-    """Raises InvalidParameter: only log probabilities are ever left out of a response."""
+    """Only log probabilities are ever left out of an answer. Raises InvalidParameter."""
     for index, name in enumerate(include):
         if name != LOGPROBS:
             raise unsupported(f"include.{index}", f"'{name[:MAX_ECHO_CHARS]}' is not served")

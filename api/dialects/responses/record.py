@@ -1,6 +1,6 @@
-"""StoredRequest: what must be known, beside a job's log, to make its response again.
+"""ResponseFacts: all that must be known, beside a job's log, to tell its answer again.
 
-It is stored with the job, as JSON. A response object is made of it and of the log.
+They are kept with the job, as JSON. A response object is made of them and of what the log says.
 """
 
 from __future__ import annotations
@@ -12,14 +12,43 @@ import msgspec
 from api.dialects.responses.items import Item
 from api.dialects.responses.protocol import FunctionTool, ResponseRequest
 from api.generation.protocol import RequestModel, ResponseFormatText, served_tier
-from api.output_parsers.parser import ParserConfig
+from api.output_parsers.parser import OutputParser, OutputParserFactory, Thinking
 from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, SamplingParams
 from shared.text.model_card import ModelCard
+from shared.text.tool_formats import ReasoningFormat, ToolFormat
 
 Payload = dict[str, Any]
 
 
-class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReadingFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the answer's text is read: the plain members of a OutputParserFactory."""
+
+    tool_format: ToolFormat | None = None
+    names: tuple[str, ...] = ()
+    reasoning_format: ReasoningFormat | None = None
+    thinking: Thinking = Thinking.NO
+
+    @classmethod
+    def of(cls, reading: OutputParserFactory) -> ReadingFacts:
+        return cls(
+            tool_format=reading.tool_format,
+            names=tuple(sorted(reading.names)),
+            reasoning_format=reading.reasoning_format,
+            thinking=reading.thinking,
+        )
+
+    def parser(self, job_id: str) -> OutputParser:
+        """Reads the answer of this job; the ids of its calls are made from the job's."""
+        return OutputParserFactory(
+            tool_format=self.tool_format,
+            names=self.names,
+            reasoning_format=self.reasoning_format,
+            thinking=self.thinking,
+            seed=job_id,
+        )()
+
+
+class ResponseFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of a request that its response repeats or needs.
 
     `card` is of the model that answers: what it was called, and by which files its tokens are read.
@@ -28,7 +57,7 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     created_s: int
     card: ModelCard
-    parser: ParserConfig = msgspec.field(name="reading")
+    reading: ReadingFacts
     input: list[Item]
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
@@ -51,19 +80,19 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     service_tier: str = "default"
 
 
-def stored_request(
+def facts_of(
     request: ResponseRequest,
     card: ModelCard,
-    parser: ParserConfig,
+    reading: OutputParserFactory,
     items: list[Item],
     created_s: int,
     sampling: SamplingParams,
-) -> StoredRequest:
-    """Returns what is stored. `items`: the request's own, as kept; `sampling`: its job's."""
-    return StoredRequest(
+) -> ResponseFacts:
+    """`items` are the request's own, as they are kept; `sampling` is what its job has."""
+    return ResponseFacts(
         created_s=created_s,
         card=card,
-        parser=parser,
+        reading=ReadingFacts.of(reading),
         input=items,
         tools=[_shown_tool(tool) for tool in request.tools],
         tool_choice=_payload(request.tool_choice),
@@ -87,9 +116,9 @@ def stored_request(
     )
 
 
-def encode_request(request: StoredRequest) -> str:
-    """Returns the JSON of a request. Raises InvalidParameter when it is too large to be stored."""
-    encoded = msgspec.json.encode(request)
+def encode_facts(facts: ResponseFacts) -> str:
+    """Raises InvalidParameter when they are too large to be kept."""
+    encoded = msgspec.json.encode(facts)
     if len(encoded) > MAX_REQUEST_RECORD_BYTES:
         raise InvalidParameter(
             "input",
@@ -99,13 +128,13 @@ def encode_request(request: StoredRequest) -> str:
     return encoded.decode()
 
 
-def decode_request(text: str) -> StoredRequest:
-    """Returns a request of its JSON. Raises ValueError for anything else."""
-    return msgspec.json.decode(text, type=StoredRequest)
+def decode_facts(text: str) -> ResponseFacts:
+    """Raises ValueError for what is no response's facts."""
+    return msgspec.json.decode(text, type=ResponseFacts)
 
 
 def response_payload(
-    request: StoredRequest,
+    facts: ResponseFacts,
     response_id: str,
     status: str,
     *,
@@ -114,37 +143,37 @@ def response_payload(
     error: Payload | None = None,
     incomplete: str | None = None,
 ) -> Payload:
-    """Returns OpenAI's response object. `incomplete`: the reason of an incomplete one."""
+    """OpenAI's response object. `incomplete`: the reason of an incomplete one."""
     return {
         "id": response_id,
         "object": "response",
-        "created_at": request.created_s,
+        "created_at": facts.created_s,
         "status": status,
-        "background": request.background,
+        "background": facts.background,
         "error": error,
         "incomplete_details": None if incomplete is None else {"reason": incomplete},
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
+        "instructions": facts.instructions,
+        "max_output_tokens": facts.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": request.metadata,
-        "model": request.card.name,
+        "metadata": facts.metadata,
+        "model": facts.card.name,
         "output": output,
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "previous_response_id": request.previous_response_id,
-        "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": request.reasoning_effort, "summary": None},
-        "safety_identifier": request.safety_identifier,
-        "service_tier": request.service_tier,
-        "store": request.store,
-        "temperature": request.temperature,
-        "text": {"format": request.text_format},
-        "tool_choice": request.tool_choice,
-        "tools": request.tools,
-        "top_logprobs": request.top_logprobs or 0,
-        "top_p": request.top_p,
+        "parallel_tool_calls": facts.parallel_tool_calls,
+        "previous_response_id": facts.previous_response_id,
+        "prompt_cache_key": facts.prompt_cache_key,
+        "reasoning": {"effort": facts.reasoning_effort, "summary": None},
+        "safety_identifier": facts.safety_identifier,
+        "service_tier": facts.service_tier,
+        "store": facts.store,
+        "temperature": facts.temperature,
+        "text": {"format": facts.text_format},
+        "tool_choice": facts.tool_choice,
+        "tools": facts.tools,
+        "top_logprobs": facts.top_logprobs or 0,
+        "top_p": facts.top_p,
         "truncation": "disabled",
         "usage": usage,
-        "user": request.user,
+        "user": facts.user,
     }
 
 

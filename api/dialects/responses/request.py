@@ -16,7 +16,7 @@ from api.dialects.responses.protocol import (
     ToolChoiceFunction,
     check_request,
 )
-from api.dialects.responses.record import encode_request, stored_request
+from api.dialects.responses.record import encode_facts, facts_of
 from api.dialects.responses.store import ResponseStore
 from api.errors import unsupported
 from api.generation.grammars import RequestedGrammar, object_output, schema_output
@@ -131,7 +131,10 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
 
 
 def check_calls(earlier: Sequence[Item], items: Sequence[Item]) -> None:
-    """Raises InvalidParameter for an output that has no call before it."""
+    """Every output needs a call before it, in `earlier` or in the request itself.
+
+    Raises InvalidParameter.
+    """
     call_ids = set(_call_ids(earlier))
     for index, item in enumerate(items):
         if item["type"] == "function_call":
@@ -189,7 +192,7 @@ def _message(item: Item, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _content(content: str | Sequence[Item]) -> str | list[dict[str, str]]:
-    """Returns text, or text parts where there are several."""
+    """Text, or text parts where there are several."""
     if isinstance(content, str):
         return content
     texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in content]
@@ -212,34 +215,32 @@ def response_sampling(request: ResponseRequest, budget: ContextBudget) -> Sampli
 async def prepare_response(
     generation: GenerationService, responses: ResponseStore, caller: Caller, params: ResponseRequest
 ) -> tuple[Job, ResponseFormatter]:
-    """Returns the job of a request and its formatter. Raises ApiError and InvalidParameter."""
+    """Everything but the answer. Raises ApiError and InvalidParameter."""
     check_request(params)
     model = await generation.models.require(params.model)
     _sampling(generation, params, model.budget())  # before the prompt is read
     lane = job_lane(params)
     assert caller.job_id is not None, "this route makes jobs"
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
-    items, prompt = await generation.pool.run(_prompt, model, params, earlier, caller.job_id)
-    budget = model.budget(len(prompt.token_ids))
+    items, plan = await generation.pool.run(_planned, model, params, earlier, caller.job_id)
+    budget = model.budget(len(plan.token_ids))
     budget.check_prompt("input")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=ResponseFormatter.kind,
-        token_ids=prompt.token_ids,
-        sampling=replace(_sampling(generation, params, budget), grammar=prompt.grammar),
+        token_ids=plan.token_ids,
+        sampling=replace(_sampling(generation, params, budget), grammar=plan.grammar),
         on_disconnect=OnDisconnect.CONTINUE if params.background else OnDisconnect.CANCEL,
         queue_timeout_s=params.queue_timeout,
         durability=params.durability,
         lane=lane,
     )
-    stored = stored_request(
-        params, model.card, prompt.new_parser.config, items, now_s(), job.sampling
-    )
+    facts = facts_of(params, model.card, plan.new_parser, items, now_s(), job.sampling)
     if params.store:
-        job = replace(job, request_record=encode_request(stored), retain_ms=responses.retain_ms)
-    return job, ResponseFormatter(stored, job.job_id, model.text.tokenizer)
+        job = replace(job, request_record=encode_facts(facts), retain_ms=responses.retain_ms)
+    return job, ResponseFormatter(facts, job.job_id, model.text.tokenizer)
 
 
 def _sampling(
@@ -253,7 +254,7 @@ def _sampling(
     return size.fitted(sampling, generation.max_response_bytes)
 
 
-def _prompt(
+def _planned(
     model: ServedModel, params: ResponseRequest, earlier: Sequence[Item], job_id: str
 ) -> tuple[list[Item], PreparedPrompt]:
     """Returns the request's items, and what the whole conversation needs from the model.

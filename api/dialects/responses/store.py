@@ -12,7 +12,7 @@ import msgspec
 from api.dependencies import provided
 from api.dialects.responses.formatter import READERS_ERRORS, ResponseFormatter
 from api.dialects.responses.items import Item
-from api.dialects.responses.record import StoredRequest, decode_request
+from api.dialects.responses.record import ResponseFacts, decode_facts
 from api.errors import MAX_ECHO_CHARS, ClientError
 from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
@@ -37,7 +37,7 @@ class StoredResponse:
 
     name: str  # as the caller wrote it
     record: JobRecord
-    request: StoredRequest
+    facts: ResponseFacts
 
     @property
     def job_id(self) -> str:
@@ -74,11 +74,9 @@ class ResponseStore:
         if text is None:  # its request had `store: false`
             raise response_not_found(name)
         try:
-            return StoredResponse(name, record, decode_request(text))
+            return StoredResponse(name, record, decode_facts(text))
         except ValueError as error:
-            log.error(
-                "request record unreadable", extra={"job_id": record.job_id, "reason": str(error)}
-            )
+            log.error("facts unreadable", extra={"job_id": record.job_id, "reason": str(error)})
             raise response_not_found(name) from error
 
     async def open(
@@ -86,13 +84,11 @@ class ResponseStore:
     ) -> ResponseFormatter:
         """Returns a formatter at the start of the response. Raises as `find`."""
         try:
-            model = await self._models.of_card(stored.request.card)
+            model = await self._models.of_card(stored.facts.card)
         except TextInvalid as error:  # no worker has announced the model for a day
             log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
             raise response_not_found(stored.name) from error
-        return ResponseFormatter(
-            stored.request, stored.job_id, model.text.tokenizer, starting_after
-        )
+        return ResponseFormatter(stored.facts, stored.job_id, model.text.tokenizer, starting_after)
 
     async def read(self, stored: StoredResponse, *, text_only: bool = False) -> ReadResponse:
         """Returns the response object as it is now. Raises as `find`.
@@ -143,7 +139,7 @@ class ResponseStore:
         return [item for items in reversed(turns) for item in items]
 
     async def _turn(self, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
-        """Returns a response's items (input and output), its job's id, and the id before it."""
+        """A response's input and output items, its job's id, and the id of the one before it."""
         try:
             stored = await self.find(tenant, name)
             read = await self.read(stored, text_only=True)
@@ -169,15 +165,15 @@ class ResponseStore:
                 param=PARAM,
             )
         return (
-            [*stored.request.input, *read.payload["output"]],
+            [*stored.facts.input, *read.payload["output"]],
             stored.job_id,
-            stored.request.previous_response_id,
+            stored.facts.previous_response_id,
         )
 
     async def _collect(
         self, job_id: str, formatter: ResponseFormatter, *, text_only: bool
     ) -> Finished | Failed | None:
-        """Reads the log into the formatter; returns the job's end, if it has ended."""
+        """Reads the log into the formatter; the job's end, if it has ended."""
         cursor = START
         while True:
             events = await self._jobs.read_log(job_id, cursor, PAGE_EVENTS)
@@ -204,7 +200,6 @@ class ResponseStore:
 
 
 def response_not_found(name: str) -> ClientError:
-    """Returns a 404, also for other tenants' responses, to hide their existence."""
     return ClientError(
         f"Response with id '{name[:MAX_ECHO_CHARS]}' not found: it never existed, was not stored, "
         "or is no longer kept.",

@@ -21,7 +21,7 @@ from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_processes import REPOSITORY, process
 
-WORK_S = 24.0  # of the largest text here; twice what an end may take
+WORK_S = 16.0  # of the largest text here; twice what an end may take
 ABSENT = "unix:///nonexistent/penstock.sock"
 
 

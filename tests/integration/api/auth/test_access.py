@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 from httpx_sse import connect_sse
 
 from api.auth.keys import digest_of, new_key
+from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     MODEL,
@@ -25,6 +25,8 @@ from tests.support.running_service import (
 )
 from tests.support.scripted_worker import Script
 from tests.support.table import table
+
+anthropic = lazy_import("anthropic")
 
 ACME, OTHER, OPERATOR, DISABLED, FEW, ONE, LITTLE = (new_key() for _ in range(7))
 LINES = "\n".join(

@@ -10,15 +10,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 
 from api.auth.keys import digest_of, new_key
+from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service
 from tests.support.scripted_worker import Script
+
+anthropic = lazy_import("anthropic")
 
 LIMITS = {
     "three": "requests_per_minute=3",

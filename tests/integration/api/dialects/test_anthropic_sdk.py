@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
 
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
+from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     MODEL,
@@ -22,6 +21,8 @@ from tests.support.running_service import (
     wait_until,
 )
 
+anthropic = lazy_import("anthropic")
+
 QUESTION: Any = [{"role": "user", "content": "The keeper counts to sixty, héllo 😀."}]
 ASKED: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 24}
 # The worker repeats the prompt: as the template writes it, without its special tokens.
@@ -29,8 +30,8 @@ ECHOED = "user\nThe keeper counts to sixty, héllo 😀."
 
 
 @pytest.fixture
-def client(service: RunningService) -> Iterator[Anthropic]:
-    with Anthropic(base_url=service.base_url, api_key="none", max_retries=0) as made:
+def client(service: RunningService) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=service.base_url, api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -38,7 +39,7 @@ def blocks_of(message: anthropic.types.Message) -> list[dict[str, object]]:
     return [block.to_dict() for block in message.content]
 
 
-def test_a_message_and_its_stream_say_the_same(client: Anthropic) -> None:
+def test_a_message_and_its_stream_say_the_same(client: anthropic.Anthropic) -> None:
     whole = client.messages.create(**ASKED)
     assert whole.id.startswith("msg_")
     assert (whole.type, whole.role, whole.model) == ("message", "assistant", MODEL)
@@ -56,7 +57,7 @@ def test_a_message_and_its_stream_say_the_same(client: Anthropic) -> None:
     assert final.id != whole.id
 
 
-def test_the_events_of_a_stream_come_in_their_order(client: Anthropic) -> None:
+def test_the_events_of_a_stream_come_in_their_order(client: anthropic.Anthropic) -> None:
     kinds = [event.type for event in client.messages.create(**ASKED, stream=True)]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -64,7 +65,9 @@ def test_the_events_of_a_stream_come_in_their_order(client: Anthropic) -> None:
 
 
 async def test_the_async_client_streams_too(service: RunningService) -> None:
-    async with AsyncAnthropic(base_url=service.base_url, api_key="none", max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(
+        base_url=service.base_url, api_key="none", max_retries=0
+    ) as client:
         whole = await client.messages.create(**ASKED)
         async with client.messages.stream(**ASKED) as stream:
             texts = [text async for text in stream.text_stream]
@@ -73,12 +76,12 @@ async def test_the_async_client_streams_too(service: RunningService) -> None:
     assert blocks_of(final) == blocks_of(whole)
 
 
-def test_the_beta_client_finds_the_same_route(client: Anthropic) -> None:
+def test_the_beta_client_finds_the_same_route(client: anthropic.Anthropic) -> None:
     answer = client.beta.messages.create(**ASKED, betas=["context-1m-2025-08-07"])
     assert answer.content == client.beta.messages.create(**ASKED).content
 
 
-def test_stop_sequences_end_the_text_and_are_named(client: Anthropic) -> None:
+def test_stop_sequences_end_the_text_and_are_named(client: anthropic.Anthropic) -> None:
     asked = {**ASKED, "stop_sequences": ["nothing", " counts"]}
     whole = client.messages.create(**asked)
     with client.messages.stream(**asked) as stream:
@@ -90,13 +93,15 @@ def test_stop_sequences_end_the_text_and_are_named(client: Anthropic) -> None:
         assert block.text == ECHOED.partition(" counts")[0]
 
 
-def test_an_answer_ends_at_the_model_s_end_token_or_at_its_limit(client: Anthropic) -> None:
+def test_an_answer_ends_at_the_model_s_end_token_or_at_its_limit(
+    client: anthropic.Anthropic,
+) -> None:
     assert client.messages.create(**ASKED).stop_reason == "max_tokens"
     assert client.messages.create(**{**ASKED, "max_tokens": 200}).stop_reason == "end_turn"
 
 
 def test_more_tokens_than_the_context_holds_end_with_the_context(
-    client: Anthropic,
+    client: anthropic.Anthropic,
     service: RunningService,
 ) -> None:
     service.script.tokens_per_step = 64
@@ -108,7 +113,7 @@ def test_more_tokens_than_the_context_holds_end_with_the_context(
     assert answer.usage.input_tokens + answer.usage.output_tokens <= context_tokens
 
 
-def test_a_conversation_goes_back_as_the_sdk_gave_it(client: Anthropic) -> None:
+def test_a_conversation_goes_back_as_the_sdk_gave_it(client: anthropic.Anthropic) -> None:
     first = client.messages.create(**ASKED)
     with client.messages.stream(**ASKED) as stream:
         streamed = stream.get_final_message()
@@ -126,13 +131,15 @@ def test_a_conversation_goes_back_as_the_sdk_gave_it(client: Anthropic) -> None:
         assert again.usage.input_tokens > first.usage.input_tokens
 
 
-def test_tokens_are_counted_as_the_prompt_has_them(client: Anthropic) -> None:
+def test_tokens_are_counted_as_the_prompt_has_them(client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=QUESTION, system="Be brief.")
     used = client.messages.create(**ASKED, system="Be brief.").usage
     assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
 
 
-def test_pings_keep_a_stream_alive_that_waits(client: Anthropic, service: RunningService) -> None:
+def test_pings_keep_a_stream_alive_that_waits(
+    client: anthropic.Anthropic, service: RunningService
+) -> None:
     service.script.pulls = False
     wait_until(lambda: service.worker.is_parked, "the worker's attention")
     body = {**ASKED, "stream": True}
@@ -150,7 +157,9 @@ def test_pings_keep_a_stream_alive_that_waits(client: Anthropic, service: Runnin
         assert stream.get_final_message().stop_reason == "max_tokens"
 
 
-def test_the_same_request_under_the_same_key_is_the_same_message(client: Anthropic) -> None:
+def test_the_same_request_under_the_same_key_is_the_same_message(
+    client: anthropic.Anthropic,
+) -> None:
     headers = {"Idempotency-Key": "messages-once"}
     first = client.messages.create(**ASKED, extra_headers=headers)
     again = client.messages.create(**ASKED, extra_headers=headers)
@@ -163,7 +172,9 @@ def test_the_same_request_under_the_same_key_is_the_same_message(client: Anthrop
     assert caught.value.error_code == "idempotency_key_reuse"
 
 
-def test_leaving_a_stream_cancels_the_job(client: Anthropic, service: RunningService) -> None:
+def test_leaving_a_stream_cancels_the_job(
+    client: anthropic.Anthropic, service: RunningService
+) -> None:
     service.script.step_s = 0.05
     with client.messages.stream(**{**ASKED, "max_tokens": 400}) as stream:
         assert next(iter(stream.text_stream))
@@ -177,7 +188,7 @@ def test_leaving_a_stream_cancels_the_job(client: Anthropic, service: RunningSer
 # --- errors ---
 
 
-def test_refusals_become_the_sdk_s_own_exceptions(client: Anthropic) -> None:
+def test_refusals_become_the_sdk_s_own_exceptions(client: anthropic.Anthropic) -> None:
     endless: Any = {"type": "endless"}
     with pytest.raises(anthropic.BadRequestError) as refused:
         client.messages.create(**ASKED, thinking=endless)
@@ -209,7 +220,7 @@ def test_refusals_become_the_sdk_s_own_exceptions(client: Anthropic) -> None:
         )
 
 
-def test_a_stream_is_refused_before_it_begins(client: Anthropic) -> None:
+def test_a_stream_is_refused_before_it_begins(client: anthropic.Anthropic) -> None:
     with (
         pytest.raises(anthropic.BadRequestError),
         client.messages.stream(**{**ASKED, "max_tokens": 0}),
@@ -218,7 +229,7 @@ def test_a_stream_is_refused_before_it_begins(client: Anthropic) -> None:
 
 
 def test_a_job_that_fails_is_an_api_error_whole_and_streamed(
-    client: Anthropic,
+    client: anthropic.Anthropic,
     service: RunningService,
 ) -> None:
     service.script.stop_after = 3
@@ -271,7 +282,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
     limits = {"max_queued_jobs": 1, "max_queue_share_per_tenant": 1, "max_body_bytes": 4096}
     with (
         running_service(redis_url, new_namespace(), checkpoint, **limits) as small,
-        Anthropic(base_url=small.base_url, api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=small.base_url, api_key="none", max_retries=0) as client,
     ):
         with pytest.raises(anthropic.ContentTooLargeError) as large:
             client.messages.create(**ASKED, system="x" * 8000)
@@ -287,14 +298,14 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
             assert int(full.value.response.headers["retry-after"]) >= 1
     with (
         running_frontend(redis_url, new_namespace()) as alone,
-        Anthropic(base_url=alone.base_url, api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=alone.base_url, api_key="none", max_retries=0) as client,
         pytest.raises(anthropic.OverloadedError),
     ):
         client.messages.create(**ASKED)
     limits = {"max_queued_jobs_per_tenant": 1}
     with (
         running_service(redis_url, new_namespace(), checkpoint, **limits) as small,
-        Anthropic(base_url=small.base_url, api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=small.base_url, api_key="none", max_retries=0) as client,
     ):
         small.script.pulls = False
         wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")
@@ -307,7 +318,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
 
 
 def test_an_internal_error_is_an_api_error(
-    client: Anthropic,
+    client: anthropic.Anthropic,
     service: RunningService,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -325,7 +336,7 @@ def test_an_internal_error_is_an_api_error(
 
 
 def test_models_are_listed_in_the_dialect_of_the_request(
-    client: Anthropic, service: RunningService
+    client: anthropic.Anthropic, service: RunningService
 ) -> None:
     (model,) = client.models.list(limit=5)
     assert (model.id, model.type, model.lifecycle) == (MODEL, "model", "active")

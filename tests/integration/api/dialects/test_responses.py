@@ -493,36 +493,6 @@ def test_the_job_behind_it_is_found_by_the_same_id(
     assert named.headers["x-request-id"] == answer.id
 
 
-@pytest.mark.parametrize(
-    ("members", "param"),
-    [
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"max_tool_calls": 0}, "max_tool_calls"),
-        ({"truncation": "middle"}, "truncation"),
-        ({"service_tier": "priority"}, "service_tier"),
-        ({"extra_body": {"priority": 9}}, "priority"),
-        ({"text": {"verbosity": "any"}}, "text.verbosity"),
-        ({"include": ["everything"]}, "include.0"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"background": True, "store": False}, "background"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type"),
-        ({"input": []}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": 5000}, "max_output_tokens"),
-        ({"temperature": 3}, "temperature"),
-        ({"extra_body": {"n": 2}}, "n"),
-        ({"extra_body": {"messages": []}}, "messages"),
-    ],
-)
-def test_what_is_not_served_is_a_400_that_names_it(
-    client: OpenAI, members: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        create(client, **members)
-    assert refused.value.param == param
-
-
 def test_errors_have_the_codes_that_clients_branch_on(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as too_long:
         create(client, input="abc " * 3000)

@@ -281,34 +281,6 @@ def test_token_ids_are_shown_choice_by_choice(client: OpenAI) -> None:
     assert [token_ids[index] for index in range(6)] == [extra["token_ids"] for extra in shown]
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": 2, "best_of": 1}, "best_of"),
-        ({"best_of": 129}, "best_of"),
-        ({"best_of": 2, "stream": True}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
-        ({"prompt": ["a"] * 65}, "prompt"),
-        ({"prompt": ["a"] * 33, "n": 4}, "prompt"),
-        ({"prompt": ["a"] * 33, "best_of": 4}, "prompt"),
-        ({"prompt": ["a", [1]]}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt"),
-        ({"prompt": ["a", ""]}, "prompt.1"),
-        ({"prompt": [[1], [10**6]]}, "prompt.1"),
-        ({"prompt": []}, "prompt"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name(
-    base_url: str, body: dict[str, Any], param: str
-) -> None:
-    asked = {"model": MODEL, "prompt": "a"} | body
-    answer = httpx.post(f"{base_url}/v1/completions", json=asked, timeout=60)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-
-
 def test_chat_has_as_many_answers_as_one_job_may_have(base_url: str) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "n": 129}
     answer = httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60)

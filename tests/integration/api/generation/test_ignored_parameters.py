@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
-from anthropic import Anthropic
 from openai import OpenAI
 
+from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import (
     MODEL,
@@ -19,6 +18,8 @@ from tests.support.running_service import (
     make_tiny_checkpoint,
     running_service,
 )
+
+anthropic = lazy_import("anthropic")
 
 HEADER = "x-penstock-ignored"
 # As Codex, openai-agents and pydantic-ai build a request for a model that they do not know.
@@ -133,11 +134,11 @@ def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
             "mcp_servers": [],
         },
     }
-    with Anthropic(base_url=lenient, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=lenient, api_key="none", max_retries=0) as client:
         raw = client.messages.with_raw_response.create(**asked)
         assert ordered(raw.headers[HEADER]) == ["context_management", "metadata"]
     with (
-        Anthropic(base_url=strict, api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=strict, api_key="none", max_retries=0) as client,
         pytest.raises(anthropic.BadRequestError, match=r"context_management|metadata"),
     ):
         client.messages.create(**asked)

@@ -12,11 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.integration.api.chat_service import ENFORCED, chat_service
+from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
+
+anthropic = lazy_import("anthropic")
 
 GATE = {
     "type": "object",
@@ -124,7 +126,7 @@ def test_a_message_calls_a_named_tool_once(base_url: str) -> None:
         {"type": "tool", "name": "depth"},
         {"type": "any", "disable_parallel_tool_use": True},
     ]
-    with Anthropic(base_url=base_url, api_key="none", max_retries=0) as made:
+    with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as made:
         for choice in choices:
             for _ in SEEDS:
                 message = made.messages.create(

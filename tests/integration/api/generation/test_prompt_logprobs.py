@@ -324,29 +324,3 @@ def test_rows_of_a_batch_are_scored(base_url: str, reference: Reference) -> None
         assert done.output_file_id is not None
         line = json.loads(client.files.content(done.output_file_id).text)
     check_echo(reference, line["response"]["body"]["choices"][0], LONG, 1, num_out=0)
-
-
-@pytest.mark.parametrize(
-    ("path", "members", "param"),
-    [
-        ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 6}, "logprobs"),
-        ("/v1/completions", {"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
-        ("/v1/completions", {"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs"),
-        ("/v1/completions", {"prompt": "a", "prompt_logprobs": 1, "stream": True},
-         "prompt_logprobs"),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens"),
-        ("/v1/completions", {"prompt": "a", "echo": True, "max_tokens": -1}, "max_tokens"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}],
-         "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}],
-         "max_tokens": 0}, "max_tokens"),
-        ("/generate", {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
-        ("/generate", {"prompt": "a", "prompt_logprobs": 99, "stream": False}, "prompt_logprobs"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_had_is_refused_by_name(
-    base_url: str, path: str, members: dict[str, Any], param: str
-) -> None:
-    body = {**members, "model": MODEL}
-    error = httpx.post(f"{base_url}{path}", json=body).json()["error"]
-    assert error["param"] == param

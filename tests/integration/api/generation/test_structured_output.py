@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from jsonschema import Draft202012Validator
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 from pydantic import BaseModel, Field
-from redis import Redis
 
 from tests.integration.api.chat_service import ECHO_HERMES, ENFORCED, chat_service
+from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
+
+jsonschema = lazy_import("jsonschema")
 
 PERSON = {
     "type": "object",
@@ -62,7 +63,8 @@ def client(base_url: str) -> Iterator[OpenAI]:
 
 
 def is_person(text: str) -> bool:
-    validator = Draft202012Validator(PERSON, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    draft = jsonschema.Draft202012Validator
+    validator = draft(PERSON, format_checker=draft.FORMAT_CHECKER)
     return bool(validator.is_valid(json.loads(text)))
 
 
@@ -147,53 +149,6 @@ def test_log_probabilities_are_of_the_allowed_tokens(client: OpenAI) -> None:
     assert told is not None
     for entry in told.content or []:
         assert all(top.token and top.token in "on off" for top in entry.top_logprobs)
-
-
-@pytest.mark.parametrize(
-    ("members", "param", "words"),
-    [
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-            "response_format.json_schema.name",
-            "Missing",
-        ),
-        (
-            {"response_format": {**FORMAT, "json_schema": {"name": "x", "schema": {"not": {}}}}},
-            "response_format.json_schema.schema",
-            "'not'",
-        ),
-        ({"guided_json": {"$ref": "#/nowhere"}}, "guided_json", "does not exist"),
-        ({"guided_regex": "(?<=a)b"}, "guided_regex", "look-around"),
-        ({"guided_grammar": "start: nothing"}, "guided_grammar", "nothing"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex"),
-    ],
-)
-def test_what_cannot_be_compiled_is_refused_before_anything_is_queued(
-    redis_url: str,  # noqa: F811
-    client: OpenAI,
-    members: dict[str, Any],
-    param: str,
-    words: str,
-) -> None:
-    def jobs() -> set[bytes]:
-        with Redis.from_url(redis_url) as redis:
-            return set(redis.scan_iter("*}:job:*", count=1000))
-
-    client.chat.completions.create(**ASKED, extra_body={"guided_choice": ["x"]})
-    before = jobs()
-    assert before
-    with pytest.raises(BadRequestError) as refused:
-        client.chat.completions.create(**ASKED, extra_body=members)
-    assert refused.value.param == param
-    assert words in refused.value.message
-    assert jobs() <= before
-
-
-def test_structured_output_is_refused_where_no_worker_supports_it(client: OpenAI) -> None:
-    for members in ({"response_format": FORMAT}, {"extra_body": {"guided_regex": "a"}}):
-        with pytest.raises(BadRequestError) as refused:
-            client.chat.completions.create(**{**ASKED, "model": ECHO_HERMES, **members})
-        assert refused.value.code == "structured_output_not_supported"
 
 
 def test_responses_keep_to_their_text_format(client: OpenAI) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
-import jsonschema
 import openai
 import pytest
 from openai import OpenAI
@@ -22,8 +21,10 @@ from tests.integration.api.chat_service import (
     hermes_call,
     saying,
 )
+from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
-from tests.support.table import table
+
+jsonschema = lazy_import("jsonschema")
 
 CITY = {
     "type": "object",
@@ -390,84 +391,6 @@ def test_beside_a_structured_answer_calls_stay_possible(client: OpenAI) -> None:
             said = call.function.arguments  # type: ignore[union-attr]
         jsonschema.validate(json.loads(said or ""), CITY)
     assert num_ended
-
-
-@table(
-    ("members", "param"),
-    [
-        ({"tools": [5]}, "tools.0"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"tools": [TOOLS[1], TOOLS[1]]}, "tools.1.function.name"),
-        ({"tools": [TOOLS[1]] * 129}, "tools"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
-            "tools.0.function.parameters",
-        ),
-        (
-            {
-                "tools": [
-                    {"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}
-                ]
-            },
-            "tools.0.function.parameters.type",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "strict": "yes"}}]},
-            "tools.0.function.strict",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]},
-            "tools.0.function.x",
-        ),
-        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "tool_choice.type"),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rm"}}},
-            "tool_choice.function.name",
-        ),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"functions": [{"name": "a"}]}, "functions"),
-        ({"function_call": {"name": "a"}}, "function_call"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
-        (
-            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "nobody"}]},
-            "messages.0.tool_call_id",
-        ),
-        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages.0.role"),
-        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {
-                                "id": "a",
-                                "type": "function",
-                                "function": {"name": "f", "arguments": {}},
-                            }
-                        ],
-                    }
-                ]
-            },
-            "messages.0.tool_calls.0.function.arguments",
-        ),
-        ({"messages": [{"role": "assistant"}]}, "messages.0.content"),
-        ({"priority": -1}, "priority"),
-        ({"priority": 7}, "priority"),
-        ({"service_tier": "priority"}, "service_tier"),
-        ({"service_tier": "flex", "priority": 1}, "priority"),
-    ],
-)
-def test_what_is_wrong_is_refused_by_name(
-    base_url: str, members: dict[str, Any], param: str
-) -> None:
-    assert refused(base_url, **members)[0] == param
 
 
 def test_times_are_reported_on_request(base_url: str) -> None:

@@ -16,7 +16,6 @@ from tests.support.running_service import (
     running_service,
     wait_until,
 )
-from tests.support.table import table
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
@@ -38,123 +37,6 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert body["error"]["message"]
     assert body["error"]["type"]
     return dict(body["error"])
-
-
-BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
-    ({"messages": None}, "messages", MISSING),
-    ({"messages": []}, "messages", None),
-    ({"messages": "hi"}, "messages", None),
-    ({"messages": [1]}, "messages.0", None),
-    ({"messages": [{"content": "hi"}]}, "messages.0.role", MISSING),
-    ({"messages": [{"role": 7, "content": "hi"}]}, "messages.0.role", None),
-    ({"messages": [*MESSAGES, {"role": "robot", "content": "x"}]}, "messages.1.role", None),
-    (
-        {"messages": [{"role": "tool", "content": "x"}]},
-        "messages.0.tool_call_id",
-        "missing_required_parameter",
-    ),
-    ({"messages": [{"role": "user"}]}, "messages.0.content", MISSING),
-    ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content", None),
-    ({"messages": [{"role": "user", "content": []}]}, "messages.0.content", None),
-    ({"messages": [{"role": "user", "content": [1]}]}, "messages.0.content.0", None),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages.0.content.0.type",
-        UNSUPPORTED,
-    ),
-    ({"messages": [{**MESSAGES[0], "tool_calls": [{}]}]}, "messages.0.tool_calls", UNSUPPORTED),
-    ({"model": 7}, "model", None),
-    ({"model": None}, "model", MISSING),
-    ({"temperature": -0.1}, "temperature", None),
-    ({"temperature": "hot"}, "temperature", None),
-    ({"temperature": True}, "temperature", None),
-    ({"top_p": 1.1}, "top_p", None),
-    ({"presence_penalty": 3}, "presence_penalty", None),
-    ({"frequency_penalty": -3}, "frequency_penalty", None),
-    ({"max_tokens": 0}, "max_tokens", None),
-    ({"max_tokens": 1.5}, "max_tokens", None),
-    ({"max_tokens": 10**30}, "max_tokens", TOO_LONG),
-    ({"max_completion_tokens": 0}, "max_completion_tokens", None),
-    ({"stop": ["a"] * 5}, "stop", None),
-    ({"stop": [""]}, "stop", None),
-    ({"stop": 7}, "stop", None),
-    ({"seed": 2**70}, "seed", None),
-    ({"logit_bias": {"a": 1}}, "logit_bias", None),
-    ({"logit_bias": {"9999999": 1}}, "logit_bias", None),
-    ({"logit_bias": {"1": 101}}, "logit_bias", None),
-    ({"logit_bias": {"1": "x"}}, "logit_bias", None),
-    ({"top_logprobs": 2}, "top_logprobs", None),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", None),
-    ({"stop_token_ids": [10**6]}, "stop_token_ids", None),
-    ({"stop_token_ids": [-1]}, "stop_token_ids", None),
-    ({"min_tokens": 5}, "min_tokens", None),
-    ({"min_p": 2}, "min_p", None),
-    ({"top_k": -2}, "top_k", None),
-    ({"repetition_penalty": 0}, "repetition_penalty", None),
-    ({"on_disconnect": "explode"}, "on_disconnect", None),
-    ({"stream_options": {"include_usage": True}}, "stream_options", None),
-    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", UNSUPPORTED),
-    ({"stream": "yes"}, "stream", None),
-    ({"n": 0}, "n", None),
-    ({"n": 129}, "n", None),
-    ({"tools": [{"type": "function"}]}, "tools.0.function", MISSING),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        "tools",
-        "tools_not_supported",
-    ),
-    ({"functions": [{}]}, "functions", UNSUPPORTED),
-    ({"response_format": {"type": "json_object"}}, "response_format", NO_STRUCTURE),
-    ({"audio": {}}, "audio", UNSUPPORTED),
-    ({"store": "yes"}, "store", UNSUPPORTED),
-    ({"service_tier": "priority"}, "service_tier", UNSUPPORTED),
-    ({"reasoning_effort": "high"}, "reasoning_effort", UNSUPPORTED),
-    ({"frobnicate": 1}, "frobnicate", UNSUPPORTED),
-    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", None),
-]
-
-
-@table(("members", "param", "code"), BAD_CHATS)
-def test_a_bad_chat_is_a_400_that_names_the_member(
-    client: httpx.Client, members: dict[str, Any], param: str, code: str | None
-) -> None:
-    error = error_of(client.post("/v1/chat/completions", json={**CHAT, **members}), 400)
-    assert (error["param"], error["code"]) == (param, code)
-    assert error["type"] == "invalid_request_error"
-    streamed = {**CHAT, "stream": True, **members}
-    if "stream_options" not in members and "stream" not in members:
-        again = error_of(client.post("/v1/chat/completions", json=streamed), 400)
-        assert again == error  # refused before the stream begins, and alike
-
-
-@table(
-    ("members", "param", "code"),
-    [
-        ({"prompt": None}, "prompt", MISSING),
-        ({"prompt": ""}, "prompt", None),
-        ({"prompt": []}, "prompt", None),
-        ({"prompt": ["a", ""]}, "prompt.1", None),
-        ({"prompt": ["a", [2]]}, "prompt", None),
-        ({"prompt": ["a"] * 65}, "prompt", None),
-        ({"prompt": [1, "a"]}, "prompt", None),
-        ({"prompt": [10**6]}, "prompt", None),
-        ({"prompt": [[-1]]}, "prompt.0", None),
-        ({"prompt": [True]}, "prompt.0", None),
-        ({"prompt": {"a": 1}}, "prompt", None),
-        ({"prompt": [1] * 600}, "prompt", TOO_LONG),
-        ({"max_tokens": 600}, "max_tokens", TOO_LONG),
-        ({"logprobs": 6}, "logprobs", None),
-        ({"logprobs": True}, "logprobs", None),
-        ({"n": 2, "best_of": 1}, "best_of", None),
-        ({"suffix": "x"}, "suffix", UNSUPPORTED),
-        ({"messages": MESSAGES}, "messages", UNSUPPORTED),
-    ],
-)
-def test_a_bad_completion_is_a_400_that_names_the_member(
-    client: httpx.Client, members: dict[str, Any], param: str, code: str | None
-) -> None:
-    error = error_of(client.post("/v1/completions", json={**COMPLETION, **members}), 400)
-    assert (error["param"], error["code"]) == (param, code)
 
 
 def test_parameters_without_effect_are_accepted(client: httpx.Client) -> None:
@@ -364,7 +246,7 @@ def test_an_internal_error_is_a_500_with_everything_an_error_has(
     def broken() -> dict[str, Any]:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(service.app.state.services.health, "payload", broken)
+    monkeypatch.setattr(service.app.state.services.health, "report", broken)
     origin = "http://localhost:3000"
     answer = httpx.get(f"{service.base_url}/health", headers={"origin": origin})
     assert error_of(answer, 500)["type"] == "server_error"

@@ -74,12 +74,6 @@ def test_a_stream_begins_when_it_is_accepted_so(client: httpx.Client) -> None:
         assert answer.read().endswith(b"data: [DONE]\n\n")
 
 
-def test_an_unknown_durability_is_refused_by_name(client: httpx.Client) -> None:
-    answer = client.post("/generate", json={**BODIES["/generate"], "durability": "maybe"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "durability"
-
-
 @pytest.mark.parametrize("path", BODIES)
 def test_while_replicas_are_away_a_request_for_them_is_to_be_repeated_and_makes_no_job(
     client: httpx.Client, path: str

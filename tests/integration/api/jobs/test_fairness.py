@@ -31,21 +31,27 @@ def keyed(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
         yield service
 
 
-async def test_one_tenant_or_two_that_flood_the_queue_do_not_lock_out_another(
+def test_one_tenant_or_two_that_flood_the_queue_do_not_lock_out_another(
     keyed: RunningService,
 ) -> None:
+    asyncio.run_coroutine_threadsafe(flood_in_turn(keyed), keyed.loop).result(120)
+
+
+async def flood_in_turn(keyed: RunningService) -> None:
+    """On the service's loop, without sockets: a thousand requests are a matter of admission."""
     gate = asyncio.Semaphore(32)
 
-    async def ask(client: httpx.AsyncClient, key: str) -> httpx.Response:
+    async def send(client: httpx.AsyncClient, key: str) -> httpx.Response:
         async with gate:
             return await client.post(
                 "/v1/responses", json=BODY, headers={"authorization": f"Bearer {key}"}
             )
 
     async def flood(client: httpx.AsyncClient, key: str, count: int) -> list[httpx.Response]:
-        return await asyncio.gather(*(ask(client, key) for _ in range(count)))
+        return await asyncio.gather(*(send(client, key) for _ in range(count)))
 
-    async with httpx.AsyncClient(base_url=keyed.base_url, timeout=60) as client:
+    transport = httpx.ASGITransport(keyed.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         acme = await flood(client, ACME, 1100)
         assert Counter(answer.status_code for answer in acme) == {200: 750, 429: 350}
         refused = next(answer for answer in acme if answer.status_code == 429)

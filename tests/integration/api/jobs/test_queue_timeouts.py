@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.running_service import MODEL, RunningService, wait_until
 from tests.support.service_fixtures import module_service
-from tests.support.table import table
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -70,17 +69,6 @@ def test_a_stream_that_waited_in_vain_ends_with_the_error(
     *_, last, done = [line for line in answer.text.splitlines() if line.startswith("data: ")]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "queue_timeout"
     assert done == "data: [DONE]"
-
-
-@table("path", BODIES)
-@table("value", [0, 0.09, -1, 86_401, "5", True, [1]])
-def test_a_value_out_of_bounds_is_a_400_that_names_it(
-    client: httpx.Client, path: str, value: object
-) -> None:
-    answer = client.post(path, json={**BODIES[path], "queue_timeout": value})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error.get("details", error)["param"] == "queue_timeout"
 
 
 def test_the_default_timeout_holds_where_a_request_has_none_and_a_client_waits(

@@ -6,15 +6,17 @@ import asyncio
 import json
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 
 from tests.bench.load_client import completions, new_session
 from tests.bench.workloads import Seen, Work
+from tests.support.lazy_import import lazy_import
 from tests.support.running_service import MODEL, RunningService
 from tests.support.sse_readers import by_blank_lines, by_lines
+
+anthropic = lazy_import("anthropic")
 
 USER = [{"role": "user", "content": "one two three"}]
 ASKED = {"model": MODEL, "max_tokens": 12, "stream": True}

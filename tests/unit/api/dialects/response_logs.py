@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from api.dialects.responses.formatter import ResponseFormatter
-from api.dialects.responses.record import StoredRequest
-from api.output_parsers.parser import ParserConfig, Thinking
+from api.dialects.responses.record import ReadingFacts, ResponseFacts
+from api.output_parsers.parser import Thinking
 from shared.messages import (
     START,
     Cursor,
@@ -59,11 +59,11 @@ def tokens(*pieces: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def stored_request(**changes: Any) -> StoredRequest:
+def facts(**changes: Any) -> ResponseFacts:
     fields: dict[str, Any] = {
         "created_s": 7,
         "card": CARD,
-        "parser": PLAIN,
+        "reading": PLAIN,
         "input": [],
         "tools": [],
         "tool_choice": "auto",
@@ -74,11 +74,11 @@ def stored_request(**changes: Any) -> StoredRequest:
         "store": True,
         "parallel_tool_calls": True,
     }
-    return StoredRequest(**(fields | changes))
+    return ResponseFacts(**(fields | changes))
 
 
-PLAIN = ParserConfig()
-TURNS = ParserConfig(  # reasoning, then text and calls of the tool `get`
+PLAIN = ReadingFacts()
+TURNS = ReadingFacts(  # reasoning, then text and calls of the tool `get`
     tool_format=ToolFormat.HERMES,
     names=("get",),
     reasoning_format=ReasoningFormat.THINK,
@@ -86,8 +86,8 @@ TURNS = ParserConfig(  # reasoning, then text and calls of the tool `get`
 )
 
 
-def response_formatter(parser: ParserConfig = PLAIN, **changes: Any) -> ResponseFormatter:
-    return ResponseFormatter(stored_request(parser=parser, **changes), JOB_ID, TOKENIZER)
+def dialect(reading: ReadingFacts = PLAIN, **changes: Any) -> ResponseFormatter:
+    return ResponseFormatter(facts(reading=reading, **changes), JOB_ID, TOKENIZER)
 
 
 def log_of(
