@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from api.errors import missing_parameter, unsupported
+from api.generation.protocol import MAX_ENTRIES
 from shared.messages import InvalidParameter
 
 MAX_MESSAGES = 10_000
@@ -116,18 +117,28 @@ class PartCount:
     def add(self, value: object, *members: str) -> None:
         """Adds the parts in the lists that an object has under these names.
 
-        Raises InvalidParameter when there are more than MAX_PARTS.
+        Raises InvalidParameter when there are more than MAX_PARTS, and for an object with more than
+        MAX_ENTRIES members: pydantic describes each one that is unknown, deep in the conversation.
         """
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             return
+        self._check_size(value)
         for member in members:
             parts = value.get(member)
-            if isinstance(parts, list):
-                self._count += len(parts)
-        if self._count > MAX_PARTS:
-            raise InvalidParameter(
-                self._param, f"must have at most {MAX_PARTS} content parts and calls in all"
-            )
+            if not isinstance(parts, list):
+                continue
+            self._count += len(parts)
+            if self._count > MAX_PARTS:
+                raise InvalidParameter(
+                    self._param, f"must have at most {MAX_PARTS} content parts and calls in all"
+                )
+            for part in parts:
+                if isinstance(part, dict):
+                    self._check_size(part)
+
+    def _check_size(self, value: dict[str, Any]) -> None:
+        if len(value) > MAX_ENTRIES:
+            raise InvalidParameter(self._param, f"an object has at most {MAX_ENTRIES} members")
 
 
 def _present_members(messages: object) -> object:
@@ -140,6 +151,9 @@ def _present_members(messages: object) -> object:
     count = PartCount("messages")
     for message in messages:
         count.add(message, "content", "tool_calls")
+        if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list):
+            for call in calls:
+                count.add(call.get("function") if isinstance(call, dict) else None)
     return [_present(message, index) for index, message in enumerate(messages)]
 
 

@@ -14,6 +14,7 @@ from api.dialects.messages.protocol import MessageRequest
 from api.dialects.messages.request import chat_input
 from api.dialects.responses.protocol import ResponseRequest
 from api.generation.messages import MAX_PARTS
+from api.generation.protocol import MAX_ENTRIES
 from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
 
@@ -86,6 +87,30 @@ def test_more_parts_than_the_bound_are_refused_by_name(
     with pytest.raises(InvalidParameter, match="content parts") as refused:
         read(MAX_PARTS + 1)
     assert refused.value.param == param
+
+
+MANY = {f"x{index}": 1 for index in range(MAX_ENTRIES + 1)}
+PART = {"type": "text", "text": "a", **MANY}
+CALL = {"id": "c", "function": {"name": "f", "arguments": "{}", **MANY}}
+
+
+@pytest.mark.parametrize(
+    ("read", "messages"),
+    [
+        (chat_request, [{"role": "user", "content": "a", **MANY}]),
+        (chat_request, [{"role": "user", "content": [PART]}]),
+        (chat_request, [{"role": "assistant", "tool_calls": [CALL]}]),
+        (message_request, [{"role": "user", "content": "a", **MANY}]),
+        (message_request, [{"role": "user", "content": [PART]}]),
+    ],
+)
+def test_the_members_of_one_object_are_bounded(
+    read: Callable[[list[dict[str, Any]]], object], messages: list[dict[str, Any]]
+) -> None:
+    """Errors of as many unknown members would hold the loop for a tenth of a second."""
+    with pytest.raises(InvalidParameter, match="members") as refused:
+        read(messages)
+    assert refused.value.param == "messages"
 
 
 def test_the_blocks_of_a_system_prompt_are_bounded() -> None:
