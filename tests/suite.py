@@ -217,13 +217,13 @@ def main() -> int:
     all_tests.add_argument("--beside")
     all_tests.add_argument("arguments", nargs="+")
     actions.add_parser("failed")
-    asked = parser.parse_args()
-    if asked.action == "failed":
+    parsed = parser.parse_args()
+    if parsed.action == "failed":
         return _run_failed()
-    marks = ["-m", asked.marks] if asked.marks else []
+    marks = ["-m", parsed.marks] if parsed.marks else []
     outcome = run(
-        [[*marks, *shlex.split(arguments)] for arguments in asked.arguments],
-        [*marks, *shlex.split(asked.beside)] if asked.beside else None,
+        [[*marks, *shlex.split(arguments)] for arguments in parsed.arguments],
+        [*marks, *shlex.split(parsed.beside)] if parsed.beside else None,
     )
     FAILED.parent.mkdir(exist_ok=True)
     # Where more went wrong than tests, running some of them again would show nothing.

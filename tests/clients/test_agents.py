@@ -42,12 +42,12 @@ def langgraph(demo_url: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ALL)
 def test_pydantic_ai_runs_a_tool_and_ends(pydantic_ai: dict[str, Any], kind: str) -> None:
     whole, streamed = outcome(pydantic_ai, f"loop_{kind}"), outcome(pydantic_ai, f"stream_{kind}")
-    for told in (whole, streamed):
-        check_calls(told["called"], 1)
-        assert told["asked"] == told["called"]
-        assert told["returned"] == [LEVEL]
-        assert told["requests"] == 2
-        check_tokens(told["tokens"])
+    for result in (whole, streamed):
+        check_calls(result["called"], 1)
+        assert result["asked"] == result["called"]
+        assert result["returned"] == [LEVEL]
+        assert result["requests"] == 2
+        check_tokens(result["tokens"])
     assert streamed.pop("pieces") > 5
     assert streamed == whole
     assert whole["output"]
@@ -67,18 +67,18 @@ def test_pydantic_ai_has_events_while_it_streams(pydantic_ai: dict[str, Any], ki
 @pytest.mark.parametrize("way", ["tool_output", "native_output"])
 @pytest.mark.parametrize("kind", ALL)
 def test_pydantic_ai_gets_a_typed_answer(pydantic_ai: dict[str, Any], kind: str, way: str) -> None:
-    told = outcome(pydantic_ai, f"{way}_{kind}")
-    check_reading(told["whole"])
-    assert told["streamed"] == told["whole"]
-    assert told["requests"] == 1
+    result = outcome(pydantic_ai, f"{way}_{kind}")
+    check_reading(result["whole"])
+    assert result["streamed"] == result["whole"]
+    assert result["requests"] == 1
 
 
 @pytest.mark.parametrize("kind", OPENAI)
 def test_pydantic_ai_runs_two_calls_of_a_turn(pydantic_ai: dict[str, Any], kind: str) -> None:
-    told = outcome(pydantic_ai, f"two_calls_{kind}")
-    check_calls(told["called"], 2)
-    assert told["returned"] == [LEVEL] * 2
-    assert told["requests"] == 2
+    result = outcome(pydantic_ai, f"two_calls_{kind}")
+    check_calls(result["called"], 2)
+    assert result["returned"] == [LEVEL] * 2
+    assert result["requests"] == 2
 
 
 @pytest.mark.parametrize("case", ["loop", "named", "stream"])
@@ -86,23 +86,23 @@ def test_pydantic_ai_runs_two_calls_of_a_turn(pydantic_ai: dict[str, Any], kind:
 def test_openai_agents_run_a_tool_and_end(
     openai_agents: dict[str, Any], kind: str, case: str
 ) -> None:
-    told = outcome(openai_agents, f"{case}_{kind}")
-    check_calls(told["called"], 1)
-    assert told["items"] == ["tool_call_item", "tool_call_output_item", "message_output_item"]
-    assert told["returned"] == [LEVEL]
-    assert told["requests"] == 2
-    check_tokens(told["tokens"])
-    assert told["output"]
+    result = outcome(openai_agents, f"{case}_{kind}")
+    check_calls(result["called"], 1)
+    assert result["items"] == ["tool_call_item", "tool_call_output_item", "message_output_item"]
+    assert result["returned"] == [LEVEL]
+    assert result["requests"] == 2
+    check_tokens(result["tokens"])
+    assert result["output"]
     if case == "stream":
-        assert told["text"] == told["output"]
-        assert "response.function_call_arguments.delta" in told["raw"]
+        assert result["text"] == result["output"]
+        assert "response.function_call_arguments.delta" in result["raw"]
 
 
 @pytest.mark.parametrize("kind", OPENAI)
 def test_openai_agents_run_two_calls_of_a_turn(openai_agents: dict[str, Any], kind: str) -> None:
-    told = outcome(openai_agents, f"two_calls_{kind}")
-    check_calls(told["called"], 2)
-    assert told["returned"] == [LEVEL] * 2
+    result = outcome(openai_agents, f"two_calls_{kind}")
+    check_calls(result["called"], 2)
+    assert result["returned"] == [LEVEL] * 2
 
 
 @pytest.mark.parametrize("kind", OPENAI)
@@ -112,44 +112,44 @@ def test_openai_agents_get_a_typed_answer(openai_agents: dict[str, Any], kind: s
 
 @pytest.mark.parametrize("kind", OPENAI)
 def test_openai_agents_hand_over(openai_agents: dict[str, Any], kind: str) -> None:
-    told = outcome(openai_agents, f"handoff_{kind}")
-    assert told["last"] == "expert"
-    assert told["items"] == ["handoff_call_item", "handoff_output_item", "message_output_item"]
+    result = outcome(openai_agents, f"handoff_{kind}")
+    assert result["last"] == "expert"
+    assert result["items"] == ["handoff_call_item", "handoff_output_item", "message_output_item"]
 
 
 @pytest.mark.parametrize("case", ["session_chat", "session_responses", "chained"])
 def test_openai_agents_go_on_from_an_earlier_run(openai_agents: dict[str, Any], case: str) -> None:
     """From what they kept themselves, and from what the service did (`previous_response_id`)."""
-    told = outcome(openai_agents, case)
-    check_calls(told["called"], 2)
-    assert told["requests"] == 2
-    assert told["tokens"][0] > outcome(openai_agents, "loop_chat")["tokens"][0]
+    result = outcome(openai_agents, case)
+    check_calls(result["called"], 2)
+    assert result["requests"] == 2
+    assert result["tokens"][0] > outcome(openai_agents, "loop_chat")["tokens"][0]
 
 
 def test_openai_agents_may_say_what_changes_nothing(openai_agents: dict[str, Any]) -> None:
-    told = outcome(openai_agents, "as_agents_set_it")
-    check_calls(told["called"], 1)
-    assert told["requests"] == 2
+    result = outcome(openai_agents, "as_agents_set_it")
+    check_calls(result["called"], 1)
+    assert result["requests"] == 2
 
 
 @pytest.mark.parametrize("case", ["loop", "loop_by_default", "stream"])
 def test_smolagents_run_a_tool_and_answer(smolagents: dict[str, Any], case: str) -> None:
-    told = outcome(smolagents, case)
-    check_calls(told["called"], 1)
-    assert told["output"] in ("deep", "shallow")
-    check_tokens(told["tokens"])
+    result = outcome(smolagents, case)
+    check_calls(result["called"], 1)
+    assert result["output"] in ("deep", "shallow")
+    check_tokens(result["tokens"])
     if case == "stream":
-        assert told["pieces"] > 5
+        assert result["pieces"] > 5
     else:
-        assert told["returned"] == [LEVEL, told["output"]]
-        assert (told["state"], told["errors"]) == ("success", [])
+        assert result["returned"] == [LEVEL, result["output"]]
+        assert (result["state"], result["errors"]) == ("success", [])
 
 
 def test_smolagents_run_two_calls_of_a_turn(smolagents: dict[str, Any]) -> None:
-    told = outcome(smolagents, "two_calls")
-    check_calls(told["called"], 2)
-    assert told["returned"] == [f"{LEVEL}\n{LEVEL}", told["output"]]
-    assert (told["state"], told["errors"]) == ("success", [])
+    result = outcome(smolagents, "two_calls")
+    check_calls(result["called"], 2)
+    assert result["returned"] == [f"{LEVEL}\n{LEVEL}", result["output"]]
+    assert (result["state"], result["errors"]) == ("success", [])
 
 
 def test_smolagents_get_a_typed_answer(smolagents: dict[str, Any]) -> None:
@@ -171,10 +171,10 @@ def test_langgraph_runs_a_tool_and_ends(langgraph: dict[str, Any], kind: str) ->
 
 @pytest.mark.parametrize("kind", OPENAI)
 def test_langgraph_runs_two_calls_of_a_turn(langgraph: dict[str, Any], kind: str) -> None:
-    told = outcome(langgraph, f"two_calls_{kind}")
-    check_calls(told["called"], 2)
-    assert told["roles"] == ["human", "ai", "tool", "tool", "ai"]
-    assert told["returned"] == [LEVEL] * 2
+    result = outcome(langgraph, f"two_calls_{kind}")
+    check_calls(result["called"], 2)
+    assert result["roles"] == ["human", "ai", "tool", "tool", "ai"]
+    assert result["returned"] == [LEVEL] * 2
 
 
 @pytest.mark.parametrize("way", ["schema", "call"])
@@ -184,23 +184,23 @@ def test_langchain_gets_a_typed_answer(langgraph: dict[str, Any], kind: str, way
 
 
 def test_langgraph_ends_with_a_typed_answer(langgraph: dict[str, Any]) -> None:
-    told = outcome(langgraph, "response_format")
-    check_calls(told["called"], 1)
-    check_reading(told["typed"])
+    result = outcome(langgraph, "response_format")
+    check_calls(result["called"], 1)
+    check_reading(result["typed"])
 
 
 def test_langgraph_goes_on_in_a_thread(langgraph: dict[str, Any]) -> None:
-    told = outcome(langgraph, "remembered")
-    check_calls(told["called"], 2)
-    assert told["roles"] == ["human", "ai", "tool", "ai"] * 2
+    result = outcome(langgraph, "remembered")
+    check_calls(result["called"], 2)
+    assert result["roles"] == ["human", "ai", "tool", "ai"] * 2
 
 
 def test_a_graph_of_langgraph_branches_after_its_loop(langgraph: dict[str, Any]) -> None:
-    told = outcome(langgraph, "graph")
-    check_calls(told["called"], 1)
-    assert told["roles"] == ["human", "ai", "tool", "ai"]
-    assert len(told["readings"]) == 2
-    for reading in told["readings"]:
+    result = outcome(langgraph, "graph")
+    check_calls(result["called"], 1)
+    assert result["roles"] == ["human", "ai", "tool", "ai"]
+    assert len(result["readings"]) == 2
+    for reading in result["readings"]:
         check_reading(reading)
 
 

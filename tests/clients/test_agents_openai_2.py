@@ -25,32 +25,32 @@ def instructor(demo_url: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", ["loop", "stream"])
 def test_llama_index_runs_a_tool_and_ends(llama_index: dict[str, Any], case: str) -> None:
-    told = outcome(llama_index, case)
-    check_calls(told["called"], 1)
-    assert told["returned"] == [LEVEL]
-    assert told["output"]
+    result = outcome(llama_index, case)
+    check_calls(result["called"], 1)
+    assert result["returned"] == [LEVEL]
+    assert result["output"]
     if case == "stream":
-        assert told["streamed"] == told["output"]
-        assert told["pieces"] > 5
+        assert result["streamed"] == result["output"]
+        assert result["pieces"] > 5
 
 
 def test_llama_index_runs_two_calls_of_a_turn(llama_index: dict[str, Any]) -> None:
-    told = outcome(llama_index, "two_calls")
-    check_calls(told["called"], 2)
-    assert told["returned"] == [LEVEL] * 2
-    assert told["output"]
+    result = outcome(llama_index, "two_calls")
+    check_calls(result["called"], 2)
+    assert result["returned"] == [LEVEL] * 2
+    assert result["output"]
 
 
 def test_llama_index_goes_on_in_a_context(llama_index: dict[str, Any]) -> None:
-    told = outcome(llama_index, "remembered")
-    check_calls(told["called"], 2)
-    assert told["output"]
+    result = outcome(llama_index, "remembered")
+    check_calls(result["called"], 2)
+    assert result["output"]
 
 
 def test_a_workflow_of_llama_index_ends_with_a_typed_answer(llama_index: dict[str, Any]) -> None:
-    told = outcome(llama_index, "workflow")
-    check_calls(told["called"], 1)
-    check_reading(told["typed"])
+    result = outcome(llama_index, "workflow")
+    check_calls(result["called"], 1)
+    check_reading(result["typed"])
 
 
 @pytest.mark.parametrize("way", ["schema", "call"])
@@ -61,16 +61,16 @@ def test_llama_index_gets_a_typed_answer(llama_index: dict[str, Any], way: str) 
 @pytest.mark.parametrize("mode", ["default", "tools_strict", "json_schema"])
 def test_instructor_gets_a_typed_answer(instructor: dict[str, Any], mode: str) -> None:
     """By default it names the function that has to be called, and takes one call."""
-    told = outcome(instructor, mode)
-    check_reading(told["whole"])
-    assert 0 < told["tokens"] < 100
+    result = outcome(instructor, mode)
+    check_reading(result["whole"])
+    assert 0 < result["tokens"] < 100
 
 
 def test_instructor_sees_the_answer_fill_up(instructor: dict[str, Any]) -> None:
-    told = outcome(instructor, "partial")
-    assert told["first"] == {"gate": None, "unit": None, "level": None}
-    check_reading(told["whole"])
-    assert told["pieces"] > 5
+    result = outcome(instructor, "partial")
+    assert result["first"] == {"gate": None, "unit": None, "level": None}
+    check_reading(result["whole"])
+    assert result["pieces"] > 5
 
 
 def test_instructor_takes_several_calls_of_a_turn(instructor: dict[str, Any]) -> None:

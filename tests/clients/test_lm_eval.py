@@ -79,9 +79,9 @@ def test_a_multiple_choice_task_is_scored_as_transformers_scores_it(
     asked = questions()
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
-    told = evaluate(harness, base_url, MODEL, DEMO_CHECKPOINT, file, tmp_path)
-    assert told["acc"] == 1.0
-    for row, choices, sums in zip(asked, told["choices"], expected(asked), strict=True):
+    result = evaluate(harness, base_url, MODEL, DEMO_CHECKPOINT, file, tmp_path)
+    assert result["acc"] == 1.0
+    for row, choices, sums in zip(asked, result["choices"], expected(asked), strict=True):
         assert [float(logprob) for logprob, _ in choices] == pytest.approx(sums, abs=2e-2)
         is_greedy = [str(greedy) == "True" for _, greedy in choices]
         assert is_greedy == [index == row["answer"] for index in range(4)]

@@ -40,17 +40,17 @@ def test_a_stream_is_the_whole_answer_in_pieces(service: RunningService) -> None
 
 
 def test_the_stream_helper_and_the_older_route(service: RunningService) -> None:
-    told = says(service, "helper")
-    assert told["seen"] == told["content"] != ""
-    assert told["id"].startswith("chatcmpl-")
-    told = says(service, "completions", max_tokens=9)
-    assert told["streamed"] == told["whole"] != ""
+    result = says(service, "helper")
+    assert result["seen"] == result["content"] != ""
+    assert result["id"].startswith("chatcmpl-")
+    result = says(service, "completions", max_tokens=9)
+    assert result["streamed"] == result["whole"] != ""
 
 
 def test_responses_and_models(service: RunningService) -> None:
-    told = says(service, "responses", **{"max_tokens": 20})
-    assert told["streamed"] == told["whole"] != ""
-    assert told["numbers"] == list(range(len(told["numbers"])))
+    result = says(service, "responses", **{"max_tokens": 20})
+    assert result["streamed"] == result["whole"] != ""
+    assert result["numbers"] == list(range(len(result["numbers"])))
     assert says(service, "models") == {"ids": [MODEL], "retrieved": MODEL}
 
 
@@ -59,9 +59,9 @@ def test_breaking_out_of_the_loop_cancels_the_job(service: RunningService) -> No
     with NodeProgram(
         "openai_cases", service.base_url, "breaks", MODEL, json.dumps(LONG)
     ) as program:
-        told = program.heard()
-        assert told["chunks"] == 4
-        url = f"{service.base_url}/v1/jobs/{told['id']}"
+        result = program.heard()
+        assert result["chunks"] == 4
+        url = f"{service.base_url}/v1/jobs/{result['id']}"
         wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", 60)
         program.cue()
     wait_until(lambda: not service.worker.jobs, "the worker to drop it")
@@ -97,11 +97,11 @@ def test_an_abort_cancels_the_job_wherever_it_is(
         wait_until(is_there, f"a job that is in {state}", 60)
         name = job_of(service)["id"]
         program.cue()
-        told = program.heard()
+        result = program.heard()
         if form == "whole":
-            assert told["error"]["class"] == "APIUserAbortError"
+            assert result["error"]["class"] == "APIUserAbortError"
         else:
-            assert told["error"] is None  # the loop just ends
+            assert result["error"] is None  # the loop just ends
         url = f"{service.base_url}/v1/jobs/{name}"
         wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", 60)
         program.cue()
@@ -111,19 +111,19 @@ def test_an_abort_cancels_the_job_wherever_it_is(
 
 
 def test_errors_become_the_sdk_s_own(service: RunningService) -> None:
-    told = says(service, "errors")
-    bad = told["bad"]
+    result = says(service, "errors")
+    bad = result["bad"]
     assert (bad["class"], bad["status"], bad["param"]) == ("BadRequestError", 400, "temperature")
     assert bad["type"] == "invalid_request_error"
     assert bad["requestID"].startswith("chatcmpl-")
-    assert {**told["badStream"], "requestID": ""} == {**bad, "requestID": ""}
-    assert told["isBad"]
-    assert (told["unknown"]["class"], told["unknown"]["code"]) == (
+    assert {**result["badStream"], "requestID": ""} == {**bad, "requestID": ""}
+    assert result["isBad"]
+    assert (result["unknown"]["class"], result["unknown"]["code"]) == (
         "NotFoundError",
         "model_not_found",
     )
-    assert told["long"]["code"] == "context_length_exceeded"
-    assert told["nowhere"]["code"] == "not_found"
+    assert result["long"]["code"] == "context_length_exceeded"
+    assert result["nowhere"]["code"] == "not_found"
 
 
 def test_a_job_that_fails_is_raised_streamed_and_whole(service: RunningService) -> None:
@@ -131,22 +131,22 @@ def test_a_job_that_fails_is_raised_streamed_and_whole(service: RunningService) 
     service.script.end = JobEnd(
         JobState.FAILED, ErrorCode.ENGINE_ERROR, Usage(5, 3), message="the step failed"
     )
-    told = says(service, "fails")
-    assert told["chunks"] >= 2
-    assert told["streamed"]["class"] == "APIError"
-    assert told["streamed"]["code"] == "engine_error"
-    assert "the step failed" in told["streamed"]["message"]
-    assert (told["whole"]["class"], told["whole"]["status"]) == ("InternalServerError", 500)
+    result = says(service, "fails")
+    assert result["chunks"] >= 2
+    assert result["streamed"]["class"] == "APIError"
+    assert result["streamed"]["code"] == "engine_error"
+    assert "the step failed" in result["streamed"]["message"]
+    assert (result["whole"]["class"], result["whole"]["status"]) == ("InternalServerError", 500)
 
 
 def test_the_ai_sdk_generates_and_streams(service: RunningService) -> None:
-    told = node_says("ai_cases", service.base_url, "text", MODEL)
-    assert told["text"] == told["whole"] != ""
-    assert len(set(told["reasons"])) == 1
-    assert told["usage"][0] == told["usage"][1] > 0
-    told = node_says("ai_cases", service.base_url, "errors", MODEL)
-    assert (told["name"], told["status"]) == ("AI_APICallError", 404)
-    assert "nobody" in told["message"]
+    result = node_says("ai_cases", service.base_url, "text", MODEL)
+    assert result["text"] == result["whole"] != ""
+    assert len(set(result["reasons"])) == 1
+    assert result["usage"][0] == result["usage"][1] > 0
+    result = node_says("ai_cases", service.base_url, "errors", MODEL)
+    assert (result["name"], result["status"]) == ("AI_APICallError", 404)
+    assert "nobody" in result["message"]
 
 
 def test_the_ai_sdk_s_abort_cancels_the_job(service: RunningService) -> None:

@@ -15,7 +15,7 @@ PROVIDERS = ["compatible", "chat", "responses", "anthropic"]
 
 
 @pytest.fixture(scope="module")
-def told(demo_url: str) -> dict[str, dict[str, Any]]:
+def result(demo_url: str) -> dict[str, dict[str, Any]]:
     """What each provider's cases tell."""
     return {name: node_says("ai_agent_cases", demo_url, name, DEMO) for name in PROVIDERS}
 
@@ -23,9 +23,9 @@ def told(demo_url: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("case", ["agent", "agentStreams", "generates", "streams"])
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_an_agent_runs_a_tool_and_ends(
-    told: dict[str, dict[str, Any]], provider: str, case: str
+    result: dict[str, dict[str, Any]], provider: str, case: str
 ) -> None:
-    found = outcome(told[provider], case)
+    found = outcome(result[provider], case)
     check_calls(found["called"], 1)
     assert found["asked"] == found["called"]
     assert found["returned"] == [LEVEL]
@@ -38,29 +38,31 @@ def test_an_agent_runs_a_tool_and_ends(
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_streams_end_without_an_error(told: dict[str, dict[str, Any]], provider: str) -> None:
-    assert outcome(told[provider], "streams")["errors"] == []
+def test_streams_end_without_an_error(result: dict[str, dict[str, Any]], provider: str) -> None:
+    assert outcome(result[provider], "streams")["errors"] == []
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_tool_that_is_named_is_called_once(
-    told: dict[str, dict[str, Any]], provider: str
+    result: dict[str, dict[str, Any]], provider: str
 ) -> None:
-    found = outcome(told[provider], "named")
+    found = outcome(result[provider], "named")
     check_calls(found["called"], 1)
     assert found["returned"] == [LEVEL]
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_objects_are_generated_and_streamed(told: dict[str, dict[str, Any]], provider: str) -> None:
-    found = outcome(told[provider], "object")
+def test_objects_are_generated_and_streamed(
+    result: dict[str, dict[str, Any]], provider: str
+) -> None:
+    found = outcome(result[provider], "object")
     check_reading(found["whole"])
     assert found["streamed"] == found["whole"]
     assert found["pieces"] > 1
-    check_reading(outcome(told[provider], "output"))
+    check_reading(outcome(result[provider], "output"))
 
 
-def test_two_calls_of_a_turn_are_run(told: dict[str, dict[str, Any]]) -> None:
-    found = outcome(told["compatible"], "twoCalls")
+def test_two_calls_of_a_turn_are_run(result: dict[str, dict[str, Any]]) -> None:
+    found = outcome(result["compatible"], "twoCalls")
     check_calls(found["called"], 2)
     assert found["returned"] == [LEVEL] * 2

@@ -1,4 +1,4 @@
-"""Tools, by OpenAI's SDK for Node and the AI SDK, from a model that says what it is told to."""
+"""Tools, by the SDK of OpenAI for Node and the AI SDK, from a model that repeats its prompt."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def says(base_url: str, case: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_sdk_s_loop_runs_a_tool(base_url: str, stream: bool) -> None:
-    told = says(base_url, "run_tools", stream=stream)
-    assert told["called"][0] == {"gate": 3}
-    assert told["roles"][:4] == ["system", "user", "assistant", "tool"]
+    result = says(base_url, "run_tools", stream=stream)
+    assert result["called"][0] == {"gate": 3}
+    assert result["roles"][:4] == ["system", "user", "assistant", "tool"]
 
 
 def test_deltas_of_a_call_add_up(base_url: str) -> None:
-    told = says(base_url, "tool_deltas")
-    (call,) = told["calls"].values()
+    result = says(base_url, "tool_deltas")
+    (call,) = result["calls"].values()
     assert call["name"] == "depth"
     assert json.loads(call["arguments"]) == {"gate": 3}
-    assert told["finish"] == "tool_calls"
+    assert result["finish"] == "tool_calls"
 
 
 def test_the_ai_sdk_runs_a_tool(base_url: str) -> None:
-    told = node_says("ai_cases", base_url, "tools", ECHO_HERMES, CALL + STOP)
-    assert told["first"] == [["depth", {"gate": 3}]]
-    assert told["steps"] == 2
-    assert told["called"][0] == {"gate": 3}
-    assert {"tool-input-start", "tool-call", "tool-result"} <= set(told["kinds"])
+    result = node_says("ai_cases", base_url, "tools", ECHO_HERMES, CALL + STOP)
+    assert result["first"] == [["depth", {"gate": 3}]]
+    assert result["steps"] == 2
+    assert result["called"][0] == {"gate": 3}
+    assert {"tool-input-start", "tool-call", "tool-result"} <= set(result["kinds"])

@@ -74,7 +74,7 @@ class Curl:
         self._reader.start()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "".join(self.lines)
 
     def _read(self) -> None:
@@ -130,12 +130,12 @@ def test_tokens_come_through_a_proxy_as_they_are_made(
 ) -> None:
     service.script.stop_after = 8
     with curl(f"{proxy.base_url}/v1/chat/completions", CHAT) as client:
-        wait_until(lambda: len(text_of(client.said)) >= 5, "the first text", PATIENCE_S)
-        assert "[DONE]" not in client.said
+        wait_until(lambda: len(text_of(client.output)) >= 5, "the first text", PATIENCE_S)
+        assert "[DONE]" not in client.output
         service.script.stop_after = None
         assert client.wait() == 0
-    assert client.said.endswith("data: [DONE]\n\n")
-    assert text_of(client.said) == whole_text(service)
+    assert client.output.endswith("data: [DONE]\n\n")
+    assert text_of(client.output) == whole_text(service)
 
 
 @pytest.mark.parametrize("path", KEPT_ALIVE)
@@ -146,11 +146,11 @@ def test_a_stream_outlasts_the_proxy_s_patience_in_the_queue(
     body, sign = KEPT_ALIVE[path]
     enough = int(READ_TIMEOUT_S / KEEPALIVE_S) + 2
     with curl(f"{proxy.base_url}{path}", body) as client:
-        wait_until(lambda: client.said.count(sign) >= enough, "signs of life", PATIENCE_S)
+        wait_until(lambda: client.output.count(sign) >= enough, "signs of life", PATIENCE_S)
         service.script.pulls = True
         assert client.wait() == 0
-    assert client.said.rstrip().endswith(("data: [DONE]", '{"type":"message_stop"}'))
-    assert "error" not in client.said
+    assert client.output.rstrip().endswith(("data: [DONE]", '{"type":"message_stop"}'))
+    assert "error" not in client.output
 
 
 def test_a_whole_answer_that_waits_as_long_is_given_up_and_cancelled(
@@ -163,7 +163,7 @@ def test_a_whole_answer_that_waits_as_long_is_given_up_and_cancelled(
         wait_until(lambda: queued_job(service), "the job", PATIENCE_S)
         name = queued_job(service)
         assert client.wait() == 0
-    assert client.said == "504"
+    assert client.output == "504"
     job = f"{service.base_url}/v1/jobs/{name}"
     wait_until(lambda: httpx.get(job).json()["status"] == "cancelled", "the cancel", PATIENCE_S)
 
@@ -177,9 +177,9 @@ def test_a_client_that_leaves_the_proxy_leaves_its_job(
     service.script.step_s = 0.05
     body = {**CHAT, "max_tokens": 400}
     with curl(f"{proxy.base_url}/v1/chat/completions", body) as client:
-        wait_until(lambda: '"role":"assistant"' in client.said, "the first chunk", PATIENCE_S)
+        wait_until(lambda: '"role":"assistant"' in client.output, "the first chunk", PATIENCE_S)
         if state == "decode":
-            wait_until(lambda: text_of(client.said), "text", PATIENCE_S)
+            wait_until(lambda: text_of(client.output), "text", PATIENCE_S)
         first = next(line for line in client.lines if line.startswith("data: {"))
         name = json.loads(first[6:])["id"]
     job = f"{service.base_url}/v1/jobs/{name}"
@@ -194,22 +194,22 @@ def test_errors_come_through_with_their_bodies_and_headers(
     url = f"{proxy.base_url}/v1/chat/completions"
     with curl(url, {**CHAT, "model": "nobody"}, "-i") as client:
         assert client.wait() == 0
-    head, _, body = client.said.partition("\n\n")
+    head, _, body = client.output.partition("\n\n")
     assert head.startswith("HTTP/1.1 404")
     assert "x-request-id: chatcmpl-" in head.lower()
     assert json.loads(body)["error"]["code"] == "model_not_found"
     with curl(f"{proxy.base_url}/v1/messages", {**MESSAGES, "max_tokens": 0}) as client:
         assert client.wait() == 0
-    assert json.loads(client.said)["error"]["type"] == "invalid_request_error"
+    assert json.loads(client.output)["error"]["type"] == "invalid_request_error"
 
 
 def test_a_stream_over_http_2(service: RunningService, proxy: Proxy) -> None:
     url = f"{proxy.http2_url}/v1/chat/completions"
     with curl(url, CHAT, "--http2-prior-knowledge", "-i") as client:
         assert client.wait() == 0
-    assert client.said.startswith("HTTP/2 200")
-    assert text_of(client.said) == whole_text(service)
-    assert client.said.endswith("data: [DONE]\n\n")
+    assert client.output.startswith("HTTP/2 200")
+    assert text_of(client.output) == whole_text(service)
+    assert client.output.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("through", ["proxy", "nothing"])
@@ -217,7 +217,7 @@ def test_a_stream_over_http_1_0(service: RunningService, proxy: Proxy, through: 
     base_url = proxy.base_url if through == "proxy" else service.base_url
     with curl(f"{base_url}/v1/chat/completions", CHAT, "--http1.0", "-i") as client:
         assert client.wait() == 0
-    head = client.said.partition("\n\n")[0].lower()
+    head = client.output.partition("\n\n")[0].lower()
     assert "transfer-encoding" not in head
     assert "connection: close" in head
-    assert text_of(client.said) == whole_text(service)
+    assert text_of(client.output) == whole_text(service)

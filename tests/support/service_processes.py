@@ -27,7 +27,7 @@ class Process:
 
     def __init__(self, redis: str, namespace: str, **settings: str) -> None:
         self.base_url = ""
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "api"],
             cwd=REPOSITORY,
@@ -47,10 +47,10 @@ class Process:
 
     def started(self) -> bool:
         """Whether it said which port the system gave it."""
-        found = re.search(r"running on (http://[0-9.:]+)", "".join(self.said))
+        found = re.search(r"running on (http://[0-9.:]+)", "".join(self.lines))
         if found:
             self.base_url = found[1]
-        assert found or self.popen.poll() is None, "".join(self.said)
+        assert found or self.popen.poll() is None, "".join(self.lines)
         return bool(found)
 
     def end(self) -> None:
@@ -64,7 +64,7 @@ class Process:
     def _read(self) -> None:
         assert self.popen.stderr is not None
         for line in self.popen.stderr:
-            self.said.append(line)
+            self.lines.append(line)
 
     def answers(self, path: str, status: int) -> bool:
         try:

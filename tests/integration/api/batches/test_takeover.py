@@ -189,7 +189,7 @@ def test_a_frontend_that_was_taken_for_dead_writes_nothing_that_counts(
         first.popen.send_signal(signal.SIGCONT)  # and speaks under its old fence
         service.script.step_s = 0.0
         completed(client, batch_id)
-        wait_until(lambda: "batch lost" in "".join(first.said), "the first to notice", LIMIT_S)
+        wait_until(lambda: "batch lost" in "".join(first.lines), "the first to notice", LIMIT_S)
     assert answers(client, batch_id) == expected
 
 
@@ -288,6 +288,6 @@ def test_a_frontend_without_the_files_reports_it_and_leaves_batches_alone(
             assert answer.http_response.status_code == 200
             with pytest.raises(Exception, match="missing or damaged"):
                 other.files.content(file_id)
-        wait_until(lambda: "cannot be run here" in "".join(blind.said), "its look", LIMIT_S)
+        wait_until(lambda: "cannot be run here" in "".join(blind.lines), "its look", LIMIT_S)
         with runner(service, files_dir):
             completed(client, batch_id)
