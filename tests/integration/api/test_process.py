@@ -110,20 +110,20 @@ def test_a_text_thread_at_work_does_not_hold_up_the_end(
     tokenizer.encode("ab " * 100_000)
     text = "ab " * round(100_000 * WORK_S / (time.monotonic() - begin))
     settings = scripted.settings
-    asked: list[str] = []
+    params: list[str] = []
 
-    def ask(base_url: str) -> None:
+    def send(base_url: str) -> None:
         try:
             answer = httpx.post(
                 f"{base_url}/tokenize", json={"model": MODEL, "prompt": text}, timeout=120
             )
-            asked.append(f"answered {answer.status_code}")
+            params.append(f"answered {answer.status_code}")
         except httpx.TransportError:
-            asked.append("cut off")
+            params.append("cut off")
 
     with process(settings.redis_url, settings.namespace, MAX_BODY_BYTES=str(2**27)) as frontend:
         wait_until(lambda: frontend.answers("/ready", 200), "readiness", 60)
-        thread = threading.Thread(target=ask, args=(frontend.base_url,))
+        thread = threading.Thread(target=send, args=(frontend.base_url,))
         thread.start()
         time.sleep(1.5)  # until its thread is at it
         frontend.popen.send_signal(signal.SIGTERM)
@@ -131,8 +131,8 @@ def test_a_text_thread_at_work_does_not_hold_up_the_end(
         assert frontend.popen.wait(120) == 0
         end_s = time.monotonic() - begin
         thread.join()
-    assert len(asked) == 1
-    assert "answered 200" not in asked, "it ended before it was asked to: nothing was shown"
+    assert len(params) == 1
+    assert "answered 200" not in params, "it ended before it was asked to: nothing was shown"
     assert end_s < WORK_S / 2
 
 

@@ -72,7 +72,7 @@ def acme(keyed: RunningService) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def nobody(keyed: RunningService) -> Iterator[httpx.Client]:
+def anonymous(keyed: RunningService) -> Iterator[httpx.Client]:
     with client_of(keyed, None) as client:
         yield client
 
@@ -117,9 +117,9 @@ def generated(client: httpx.Client, **more: Any) -> str:
     ],
 )
 def test_a_request_without_a_known_key_is_refused(
-    nobody: httpx.Client, method: str, path: str, headers: dict[str, str]
+    anonymous: httpx.Client, method: str, path: str, headers: dict[str, str]
 ) -> None:
-    answer = nobody.request(method, path, headers=headers)
+    answer = anonymous.request(method, path, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
     assert answer.headers["x-should-retry"] == "false"
@@ -129,38 +129,38 @@ def test_a_request_without_a_known_key_is_refused(
 
 
 @pytest.mark.parametrize("path", FREE)
-def test_the_services_own_pages_need_no_key(nobody: httpx.Client, path: str) -> None:
-    assert nobody.get(path).status_code == 200
+def test_the_services_own_pages_need_no_key(anonymous: httpx.Client, path: str) -> None:
+    assert anonymous.get(path).status_code == 200
 
 
-def test_metrics_have_a_key_of_their_own(nobody: httpx.Client, acme: httpx.Client) -> None:
+def test_metrics_have_a_key_of_their_own(anonymous: httpx.Client, acme: httpx.Client) -> None:
     assert acme.get("/metrics").status_code == 401
     headers = {"authorization": f"Bearer {METRICS_KEY}"}
-    assert nobody.get("/metrics", headers=headers).status_code == 200
-    assert nobody.get("/v1/models", headers=headers).status_code == 401
+    assert anonymous.get("/metrics", headers=headers).status_code == 200
+    assert anonymous.get("/v1/models", headers=headers).status_code == 401
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_health_without_a_key_is_for_probes_alone(
-    nobody: httpx.Client, acme: httpx.Client, method: str
+    anonymous: httpx.Client, acme: httpx.Client, method: str
 ) -> None:
-    assert nobody.request(method, "/health").status_code == 200
+    assert anonymous.request(method, "/health").status_code == 200
     assert acme.request(method, "/health").status_code == 200
-    assert nobody.get("/health").json() == {"status": "ok"}
+    assert anonymous.get("/health").json() == {"status": "ok"}
     assert acme.get("/health").json()["workers"][0]["id"] == "w-scripted"
     for headers in ({"x-api-key": "wrong"}, {"authorization": f"Bearer {METRICS_KEY}"}):
-        assert nobody.request(method, "/health", headers=headers).status_code == 401
-    disabled = nobody.request(method, "/health", headers={"x-api-key": DISABLED})
+        assert anonymous.request(method, "/health", headers=headers).status_code == 401
+    disabled = anonymous.request(method, "/health", headers={"x-api-key": DISABLED})
     assert disabled.status_code == 403
 
 
 def test_metrics_without_a_key_of_their_own_have_the_others(redis_url: str) -> None:
     with (
         running_frontend(redis_url, new_namespace(), api_keys=LINES) as closed,
-        client_of(closed, None) as nobody,
+        client_of(closed, None) as anonymous,
         client_of(closed, ACME) as acme,
     ):
-        refused = nobody.get("/metrics")
+        refused = anonymous.get("/metrics")
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
         assert acme.get("/metrics").status_code == 200
 
@@ -175,25 +175,27 @@ def test_monitoring_may_be_opened(redis_url: str, metrics_key: str) -> None:
             metrics_key=metrics_key,
             monitoring_without_keys=True,
         ) as opened,
-        client_of(opened, None) as nobody,
+        client_of(opened, None) as anonymous,
     ):
-        assert nobody.get("/health").json()["workers"] == []
-        assert nobody.get("/metrics").status_code == (401 if metrics_key else 200)
-        assert nobody.get("/v1/models").status_code == 401
+        assert anonymous.get("/health").json()["workers"] == []
+        assert anonymous.get("/metrics").status_code == (401 if metrics_key else 200)
+        assert anonymous.get("/v1/models").status_code == 401
 
 
-def test_with_keys_any_origin_and_any_host_may_come(nobody: httpx.Client) -> None:
+def test_with_keys_any_origin_and_any_host_may_come(anonymous: httpx.Client) -> None:
     """A page of a foreign site has no key, and its browser keeps none for it."""
     headers = {"host": "penstock.example", "origin": "https://app.example"}
-    assert nobody.get("/ready", headers=headers).status_code == 200
-    asked = nobody.get("/v1/models", headers=headers | {"x-api-key": ACME})
-    assert asked.status_code == 200
-    assert asked.headers["access-control-allow-origin"] == "*"
+    assert anonymous.get("/ready", headers=headers).status_code == 200
+    params = anonymous.get("/v1/models", headers=headers | {"x-api-key": ACME})
+    assert params.status_code == 200
+    assert params.headers["access-control-allow-origin"] == "*"
 
 
-def test_a_key_comes_as_either_header(keyed: RunningService, nobody: httpx.Client) -> None:
-    assert nobody.get("/v1/models", headers={"x-api-key": ACME}).status_code == 200
-    assert nobody.get("/v1/models", headers={"authorization": f"bearer {ACME}"}).status_code == 200
+def test_a_key_comes_as_either_header(keyed: RunningService, anonymous: httpx.Client) -> None:
+    assert anonymous.get("/v1/models", headers={"x-api-key": ACME}).status_code == 200
+    assert (
+        anonymous.get("/v1/models", headers={"authorization": f"bearer {ACME}"}).status_code == 200
+    )
     with openai.OpenAI(base_url=f"{keyed.base_url}/v1", api_key=ACME) as sdk:
         assert [model.id for model in sdk.models.list()] == [MODEL]
     with (
@@ -201,18 +203,18 @@ def test_a_key_comes_as_either_header(keyed: RunningService, nobody: httpx.Clien
         pytest.raises(openai.AuthenticationError),
     ):
         sdk.models.list()
-    ask: dict[str, Any] = {
+    send: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": 4,
         "messages": [{"role": "user", "content": "water"}],
     }
     with anthropic.Anthropic(base_url=keyed.base_url, api_key=ACME) as theirs:
-        assert theirs.messages.create(**ask).usage.output_tokens > 0
+        assert theirs.messages.create(**send).usage.output_tokens > 0
     with (
         anthropic.Anthropic(base_url=keyed.base_url, api_key="wrong") as theirs,
         pytest.raises(anthropic.AuthenticationError),
     ):
-        theirs.messages.create(**ask)
+        theirs.messages.create(**send)
 
 
 def test_a_disabled_key_is_forbidden(keyed: RunningService) -> None:
@@ -223,15 +225,15 @@ def test_a_disabled_key_is_forbidden(keyed: RunningService) -> None:
 
 
 def test_a_preflight_needs_no_key_and_a_browser_may_read_the_refusal(
-    nobody: httpx.Client,
+    anonymous: httpx.Client,
 ) -> None:
-    asked = {
+    params = {
         "origin": "https://example.org",
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,x-api-key",
     }
-    assert nobody.options("/v1/chat/completions", headers=asked).status_code == 200
-    refused = nobody.get("/v1/models", headers={"origin": "https://example.org"})
+    assert anonymous.options("/v1/chat/completions", headers=params).status_code == 200
+    refused = anonymous.get("/v1/models", headers={"origin": "https://example.org"})
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "*"
 
@@ -258,15 +260,15 @@ def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.C
 
 
 def test_a_token_opens_one_stream_for_a_client_that_cannot_send_a_key(
-    acme: httpx.Client, nobody: httpx.Client
+    acme: httpx.Client, anonymous: httpx.Client
 ) -> None:
     name, another = generated(acme), generated(acme)
     made = acme.post(f"/v1/jobs/{name}/stream-token").json()
     assert 0 < made["expires_at"] - time.time() <= 601
-    with connect_sse(nobody, "GET", made["url"]) as source:
+    with connect_sse(anonymous, "GET", made["url"]) as source:
         *_, last = [event for event in source.iter_sse() if event.data != "[DONE]"]
     assert json.loads(last.data)["done"]
-    gone = nobody.get(made["url"], headers={"last-event-id": last.id})
+    gone = anonymous.get(made["url"], headers={"last-event-id": last.id})
     assert gone.status_code == 204  # as an EventSource comes back
     token = made["token"]
     ends, mac, tenant = token.split(".")
@@ -281,8 +283,8 @@ def test_a_token_opens_one_stream_for_a_client_that_cannot_send_a_key(
         f"/v1/jobs/{name}/stream?token=1.é.acme",
         f"/v1/jobs/{name}/stream?token={'9' * 300}.x.acme",
     ):
-        assert nobody.get(path).status_code == 401, path
-    assert nobody.delete(f"/v1/jobs/{name}/stream?token={token}").status_code == 401
+        assert anonymous.get(path).status_code == 401, path
+    assert anonymous.delete(f"/v1/jobs/{name}/stream?token={token}").status_code == 401
 
 
 def test_requests_in_a_minute_are_counted_for_the_tenant(

@@ -93,13 +93,13 @@ def test_what_remains_counts_down_to_the_refusal(limited: RunningService) -> Non
     with client_of(limited, "three") as client:
         answers = [client.post("/generate", json=PROMPT) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-    told = [rate_limits(answer.headers) for answer in answers]
-    assert [said["x-ratelimit-remaining-requests"] for said in told] == ["2", "1", "0", "0"]
-    assert {said["x-ratelimit-limit-requests"] for said in told} == {"3"}
-    resets = [seconds_of(said["x-ratelimit-reset-requests"]) for said in told]
+    received = [rate_limits(answer.headers) for answer in answers]
+    assert [output["x-ratelimit-remaining-requests"] for output in received] == ["2", "1", "0", "0"]
+    assert {output["x-ratelimit-limit-requests"] for output in received} == {"3"}
+    resets = [seconds_of(output["x-ratelimit-reset-requests"]) for output in received]
     assert 0 < resets[0] < resets[1] < resets[2] <= 60
     assert 40 < resets[3] <= resets[2]
-    assert all(len(said) == 3 for said in told), "tokens have no limit"
+    assert all(len(output) == 3 for output in received), "tokens have no limit"
 
 
 def test_a_request_after_the_reset_is_accepted_and_none_before(limited: RunningService) -> None:
@@ -149,19 +149,19 @@ def test_every_route_has_the_headers_on_responses_and_streams(
         body = {**ROUTES[path], "stream": streamed}
         answer = stack.enter_context(client.stream("POST", path, json=body))
         assert answer.status_code == 200
-        said = rate_limits(answer.headers)
-        assert len(said) == 6
+        output = rate_limits(answer.headers)
+        assert len(output) == 6
         if path == "/v1/messages":
-            assert said["anthropic-ratelimit-requests-limit"] == "100"
-            assert int(said["anthropic-ratelimit-requests-remaining"]) < 100
-            assert said["anthropic-ratelimit-tokens-limit"] == "100000"
-            assert 90_000 < int(said["anthropic-ratelimit-tokens-remaining"]) < 100_000
+            assert output["anthropic-ratelimit-requests-limit"] == "100"
+            assert int(output["anthropic-ratelimit-requests-remaining"]) < 100
+            assert output["anthropic-ratelimit-tokens-limit"] == "100000"
+            assert 90_000 < int(output["anthropic-ratelimit-tokens-remaining"]) < 100_000
         else:
-            assert said["x-ratelimit-limit-requests"] == "100"
-            assert int(said["x-ratelimit-remaining-requests"]) < 100
-            assert said["x-ratelimit-limit-tokens"] == "100000"
-            assert 90_000 < int(said["x-ratelimit-remaining-tokens"]) < 100_000
-            assert 0 < seconds_of(said["x-ratelimit-reset-tokens"]) < 10
+            assert output["x-ratelimit-limit-requests"] == "100"
+            assert int(output["x-ratelimit-remaining-requests"]) < 100
+            assert output["x-ratelimit-limit-tokens"] == "100000"
+            assert 90_000 < int(output["x-ratelimit-remaining-tokens"]) < 100_000
+            assert 0 < seconds_of(output["x-ratelimit-reset-tokens"]) < 10
 
 
 def test_a_response_in_the_background_has_the_headers(limited: RunningService) -> None:
@@ -239,9 +239,9 @@ def test_anthropics_sdk_reads_them_in_its_own_names(limited: RunningService) -> 
         with pytest.raises(anthropic.RateLimitError) as refused:
             sdk.messages.create(**ASK)
     for headers in (raw.headers, refused.value.response.headers):
-        said = rate_limits(headers)
-        assert all(name.startswith("anthropic-ratelimit-") for name in said)
-        assert said["anthropic-ratelimit-requests-limit"] == "1"
-        assert said["anthropic-ratelimit-requests-remaining"] == "0"
-        reset = datetime.fromisoformat(said["anthropic-ratelimit-requests-reset"])
+        output = rate_limits(headers)
+        assert all(name.startswith("anthropic-ratelimit-") for name in output)
+        assert output["anthropic-ratelimit-requests-limit"] == "1"
+        assert output["anthropic-ratelimit-requests-remaining"] == "0"
+        reset = datetime.fromisoformat(output["anthropic-ratelimit-requests-reset"])
         assert 40 < (reset - before).total_seconds() < 75

@@ -30,8 +30,8 @@ client = openai_client
 
 
 def row(custom_id: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
-    asked = {"model": MODEL, "prompt": f"row {custom_id} ", "max_tokens": 8, "seed": 1}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": asked | body}
+    params = {"model": MODEL, "prompt": f"row {custom_id} ", "max_tokens": 8, "seed": 1}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": params | body}
 
 
 def lines_of(*rows: dict[str, Any] | bytes) -> bytes:
@@ -43,8 +43,8 @@ def upload(client: OpenAI, content: bytes) -> str:
 
 
 def begin(client: OpenAI, *rows: dict[str, Any] | bytes, **more: Any) -> Batch:
-    asked: dict[str, Any] = {"endpoint": "/v1/completions", "completion_window": "24h"}
-    return client.batches.create(input_file_id=upload(client, lines_of(*rows)), **(asked | more))
+    params: dict[str, Any] = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    return client.batches.create(input_file_id=upload(client, lines_of(*rows)), **(params | more))
 
 
 def ended(client: OpenAI, batch_id: str) -> Batch:
@@ -106,8 +106,8 @@ def test_rows_of_chat_and_responses_are_checked_as_their_routes_are(client: Open
     body = content(client, batch.output_file_id)["a"]["response"]["body"]
     assert body["object"] == "chat.completion"
     assert body["id"].startswith("chatcmpl-")
-    asked = {"model": MODEL, "input": "héllo", "max_output_tokens": 5}
-    response = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": asked}
+    params = {"model": MODEL, "input": "héllo", "max_output_tokens": 5}
+    response = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": params}
     batch = ended(client, begin(client, response, endpoint="/v1/responses").id)
     body = content(client, batch.output_file_id)["a"]["response"]["body"]
     assert body["object"] == "response"
@@ -157,12 +157,12 @@ def test_a_row_lists_its_ignored_members(client: OpenAI) -> None:
     rows = [response("agent", **sent), response("plain"), response("hot", temperature=9, **sent)]
     batch = ended(client, begin(client, *rows, endpoint="/v1/responses").id)
     raw = client.responses.with_raw_response.create(**rows[0]["body"])
-    told = set(raw.headers["x-penstock-ignored"].split(", "))
-    assert told == {"truncation", "include"}
+    received = set(raw.headers["x-penstock-ignored"].split(", "))
+    assert received == {"truncation", "include"}
     answered = content(client, batch.output_file_id)
     for line in (answered["agent"], content(client, batch.error_file_id)["hot"]):
         assert list(line["response"]["headers"]) == ["x-penstock-ignored"]
-        assert set(line["response"]["headers"]["x-penstock-ignored"].split(", ")) == told
+        assert set(line["response"]["headers"]["x-penstock-ignored"].split(", ")) == received
     assert set(answered["plain"]["response"]) == {"status_code", "request_id", "body"}
     for line in answered.values():
         made = Response.model_validate(line["response"]["body"])
@@ -421,9 +421,9 @@ def test_interactive_requests_run_before_a_batch(client: OpenAI, service: Runnin
     wait_until(lambda: waiting() == 8, "the batch's rows to wait", LIMIT_S)
     with ExitStack() as stack:
         for _ in range(4):
-            asked = {"prompt": "me first", "max_tokens": 4}
+            params = {"prompt": "me first", "max_tokens": 4}
             stack.enter_context(
-                httpx.stream("POST", f"{base}/generate", json=asked, timeout=LIMIT_S)
+                httpx.stream("POST", f"{base}/generate", json=params, timeout=LIMIT_S)
             )
         wait_until(lambda: waiting() == 12, "the requests to wait", LIMIT_S)
         service.script.pulls = True

@@ -91,14 +91,14 @@ def answers(client: OpenAI, batch_id: str) -> dict[str, Any]:
         for file_id in (batch.output_file_id, batch.error_file_id)
         for line in client.files.content(file_id or "").text.splitlines()
     ]
-    said = {}
+    output = {}
     for line in lines:
         body = line["response"]["body"]
         for name in ("id", "created"):
             body.pop(name, None)
-        said[line["custom_id"]] = (line["response"]["status_code"], body)
-    assert len(said) == len(lines) == NUM_ROWS
-    return said
+        output[line["custom_id"]] = (line["response"]["status_code"], body)
+    assert len(output) == len(lines) == NUM_ROWS
+    return output
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +212,8 @@ def test_a_batch_leaves_half_of_the_queue_to_interactive_requests(
         wait_until(lambda: waiting() == 3, "half of the queue", LIMIT_S)
         body = {"prompt": "me too", "max_tokens": 2}
         for _ in range(3):
-            asked = httpx.stream("POST", f"{frontend.base_url}/generate", json=body, timeout=60)
-            assert stack.enter_context(asked).status_code == 200
+            params = httpx.stream("POST", f"{frontend.base_url}/generate", json=body, timeout=60)
+            assert stack.enter_context(params).status_code == 200
         assert httpx.post(f"{frontend.base_url}/generate", json=body).status_code == 503
         service.script.pulls = True
         completed(client, batch_id)

@@ -24,7 +24,7 @@ from tests.support.running_service import (
 anthropic = lazy_import("anthropic")
 
 QUESTION: Any = [{"role": "user", "content": "The keeper counts to sixty, héllo 😀."}]
-ASKED: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 24}
+PARAMS: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 24}
 # The worker repeats the prompt: as the template writes it, without its special tokens.
 ECHOED = "user\nThe keeper counts to sixty, héllo 😀."
 
@@ -40,14 +40,14 @@ def blocks_of(message: anthropic.types.Message) -> list[dict[str, object]]:
 
 
 def test_a_message_and_its_stream_say_the_same(client: anthropic.Anthropic) -> None:
-    whole = client.messages.create(**ASKED)
+    whole = client.messages.create(**PARAMS)
     assert whole.id.startswith("msg_")
     assert (whole.type, whole.role, whole.model) == ("message", "assistant", MODEL)
     assert whole._request_id == whole.id
     (block,) = whole.content
     assert block.type == "text"
     assert block.text
-    with client.messages.stream(**ASKED) as stream:
+    with client.messages.stream(**PARAMS) as stream:
         assert "".join(stream.text_stream) == block.text
         final = stream.get_final_message()
     assert blocks_of(final) == blocks_of(whole)
@@ -58,7 +58,7 @@ def test_a_message_and_its_stream_say_the_same(client: anthropic.Anthropic) -> N
 
 
 def test_the_events_of_a_stream_come_in_their_order(client: anthropic.Anthropic) -> None:
-    kinds = [event.type for event in client.messages.create(**ASKED, stream=True)]
+    kinds = [event.type for event in client.messages.create(**PARAMS, stream=True)]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert set(kinds[2:-3]) == {"content_block_delta"}
@@ -68,8 +68,8 @@ async def test_the_async_client_streams_too(service: RunningService) -> None:
     async with anthropic.AsyncAnthropic(
         base_url=service.base_url, api_key="none", max_retries=0
     ) as client:
-        whole = await client.messages.create(**ASKED)
-        async with client.messages.stream(**ASKED) as stream:
+        whole = await client.messages.create(**PARAMS)
+        async with client.messages.stream(**PARAMS) as stream:
             texts = [text async for text in stream.text_stream]
             final = await stream.get_final_message()
     assert len(texts) > 1
@@ -77,14 +77,14 @@ async def test_the_async_client_streams_too(service: RunningService) -> None:
 
 
 def test_the_beta_client_finds_the_same_route(client: anthropic.Anthropic) -> None:
-    answer = client.beta.messages.create(**ASKED, betas=["context-1m-2025-08-07"])
-    assert answer.content == client.beta.messages.create(**ASKED).content
+    answer = client.beta.messages.create(**PARAMS, betas=["context-1m-2025-08-07"])
+    assert answer.content == client.beta.messages.create(**PARAMS).content
 
 
 def test_stop_sequences_end_the_text_and_are_named(client: anthropic.Anthropic) -> None:
-    asked = {**ASKED, "stop_sequences": ["nothing", " counts"]}
-    whole = client.messages.create(**asked)
-    with client.messages.stream(**asked) as stream:
+    params = {**PARAMS, "stop_sequences": ["nothing", " counts"]}
+    whole = client.messages.create(**params)
+    with client.messages.stream(**params) as stream:
         final = stream.get_final_message()
     for message in (whole, final):
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " counts")
@@ -96,8 +96,8 @@ def test_stop_sequences_end_the_text_and_are_named(client: anthropic.Anthropic) 
 def test_an_answer_ends_at_the_model_s_end_token_or_at_its_limit(
     client: anthropic.Anthropic,
 ) -> None:
-    assert client.messages.create(**ASKED).stop_reason == "max_tokens"
-    assert client.messages.create(**{**ASKED, "max_tokens": 200}).stop_reason == "end_turn"
+    assert client.messages.create(**PARAMS).stop_reason == "max_tokens"
+    assert client.messages.create(**{**PARAMS, "max_tokens": 200}).stop_reason == "end_turn"
 
 
 def test_more_tokens_than_the_context_holds_end_with_the_context(
@@ -114,8 +114,8 @@ def test_more_tokens_than_the_context_holds_end_with_the_context(
 
 
 def test_a_conversation_goes_back_as_the_sdk_gave_it(client: anthropic.Anthropic) -> None:
-    first = client.messages.create(**ASKED)
-    with client.messages.stream(**ASKED) as stream:
+    first = client.messages.create(**PARAMS)
+    with client.messages.stream(**PARAMS) as stream:
         streamed = stream.get_final_message()
     for answer in (first, streamed):
         messages = [*QUESTION, answer.to_param(), {"role": "user", "content": "And then?"}]
@@ -133,7 +133,7 @@ def test_a_conversation_goes_back_as_the_sdk_gave_it(client: anthropic.Anthropic
 
 def test_tokens_are_counted_as_the_prompt_has_them(client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=QUESTION, system="Be brief.")
-    used = client.messages.create(**ASKED, system="Be brief.").usage
+    used = client.messages.create(**PARAMS, system="Be brief.").usage
     assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
 
 
@@ -142,7 +142,7 @@ def test_pings_keep_a_stream_alive_that_waits(
 ) -> None:
     service.script.pulls = False
     wait_until(lambda: service.worker.is_parked, "the worker's attention")
-    body = {**ASKED, "stream": True}
+    body = {**PARAMS, "stream": True}
     with httpx.stream("POST", f"{service.base_url}/v1/messages", json=body, timeout=20) as answer:
         received = b""
         for piece in answer.iter_raw():
@@ -153,7 +153,7 @@ def test_pings_keep_a_stream_alive_that_waits(
                 break
     assert received.startswith(b"event: message_start\n")
     service.script.step_s = 0.25  # the SDK skips them, wherever they come
-    with client.messages.stream(**{**ASKED, "max_tokens": 3}) as stream:
+    with client.messages.stream(**{**PARAMS, "max_tokens": 3}) as stream:
         assert stream.get_final_message().stop_reason == "max_tokens"
 
 
@@ -161,14 +161,14 @@ def test_the_same_request_under_the_same_key_is_the_same_message(
     client: anthropic.Anthropic,
 ) -> None:
     headers = {"Idempotency-Key": "messages-once"}
-    first = client.messages.create(**ASKED, extra_headers=headers)
-    again = client.messages.create(**ASKED, extra_headers=headers)
+    first = client.messages.create(**PARAMS, extra_headers=headers)
+    again = client.messages.create(**PARAMS, extra_headers=headers)
     assert again.id == first.id == again._request_id
     assert blocks_of(again) == blocks_of(first)
-    with client.messages.stream(**ASKED, extra_headers={"Idempotency-Key": "once-more"}) as stream:
+    with client.messages.stream(**PARAMS, extra_headers={"Idempotency-Key": "once-more"}) as stream:
         assert stream.get_final_message().id == stream.response.headers["request-id"]
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**ASKED, system="other", extra_headers=headers)
+        client.messages.create(**PARAMS, system="other", extra_headers=headers)
     assert caught.value.error_code == "idempotency_key_reuse"
 
 
@@ -176,7 +176,7 @@ def test_leaving_a_stream_cancels_the_job(
     client: anthropic.Anthropic, service: RunningService
 ) -> None:
     service.script.step_s = 0.05
-    with client.messages.stream(**{**ASKED, "max_tokens": 400}) as stream:
+    with client.messages.stream(**{**PARAMS, "max_tokens": 400}) as stream:
         assert next(iter(stream.text_stream))
         name = stream.current_message_snapshot.id
     job = f"{service.base_url}/v1/jobs/{name}"
@@ -191,7 +191,7 @@ def test_leaving_a_stream_cancels_the_job(
 def test_refusals_become_the_sdk_s_own_exceptions(client: anthropic.Anthropic) -> None:
     endless: Any = {"type": "endless"}
     with pytest.raises(anthropic.BadRequestError) as refused:
-        client.messages.create(**ASKED, thinking=endless)
+        client.messages.create(**PARAMS, thinking=endless)
     error = refused.value
     assert error.type == "invalid_request_error"
     assert "'thinking.type'" in (error.api_message or "")
@@ -202,15 +202,15 @@ def test_refusals_become_the_sdk_s_own_exceptions(client: anthropic.Anthropic) -
     assert error.request_id.startswith("msg_")
     assert error.body["request_id"] == error.request_id
     with pytest.raises(anthropic.NotFoundError) as unknown:
-        client.messages.create(**{**ASKED, "model": "nobody"})
+        client.messages.create(**{**PARAMS, "model": "nobody"})
     assert (unknown.value.type, unknown.value.error_code) == ("not_found_error", "model_not_found")
     with pytest.raises(anthropic.BadRequestError) as long:
         client.messages.create(
-            **{**ASKED, "messages": [{"role": "user", "content": "abc " * 3000}]}
+            **{**PARAMS, "messages": [{"role": "user", "content": "abc " * 3000}]}
         )
     assert long.value.error_code == "context_length_exceeded"
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
-        client.messages.create(**ASKED, extra_body={"temperature": 1.5})
+        client.messages.create(**PARAMS, extra_body={"temperature": 1.5})
     with pytest.raises(anthropic.BadRequestError, match="tool_use_id"):
         client.messages.count_tokens(
             model=MODEL,
@@ -223,7 +223,7 @@ def test_refusals_become_the_sdk_s_own_exceptions(client: anthropic.Anthropic) -
 def test_a_stream_is_refused_before_it_begins(client: anthropic.Anthropic) -> None:
     with (
         pytest.raises(anthropic.BadRequestError),
-        client.messages.stream(**{**ASKED, "max_tokens": 0}),
+        client.messages.stream(**{**PARAMS, "max_tokens": 0}),
     ):
         pass
 
@@ -237,11 +237,11 @@ def test_a_job_that_fails_is_an_api_error_whole_and_streamed(
         JobState.FAILED, ErrorCode.ENGINE_ERROR, Usage(5, 3), message="the step failed"
     )
     with pytest.raises(anthropic.InternalServerError) as whole:
-        client.messages.create(**ASKED)
+        client.messages.create(**PARAMS)
     assert (whole.value.type, whole.value.api_message) == ("api_error", "the step failed")
     assert whole.value.error_code == "engine_error"
     seen: list[str] = []
-    events = client.messages.create(**ASKED, stream=True)
+    events = client.messages.create(**PARAMS, stream=True)
     with pytest.raises(anthropic.APIStatusError, match="the step failed"):
         seen.extend(event.type for event in events)
     assert seen[0] == "message_start"
@@ -285,14 +285,14 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
         anthropic.Anthropic(base_url=small.base_url, api_key="none", max_retries=0) as client,
     ):
         with pytest.raises(anthropic.ContentTooLargeError) as large:
-            client.messages.create(**ASKED, system="x" * 8000)
+            client.messages.create(**PARAMS, system="x" * 8000)
         assert large.value.type == "invalid_request_error"
         small.script.pulls = False
         wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")
-        body = {**ASKED, "stream": True}
+        body = {**PARAMS, "stream": True}
         with httpx.stream("POST", f"{small.base_url}/v1/messages", json=body):
             with pytest.raises(anthropic.OverloadedError) as full:
-                client.messages.create(**ASKED)
+                client.messages.create(**PARAMS)
             assert full.value.status_code == 529
             assert full.value.type == "overloaded_error"
             assert int(full.value.response.headers["retry-after"]) >= 1
@@ -301,7 +301,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
         anthropic.Anthropic(base_url=alone.base_url, api_key="none", max_retries=0) as client,
         pytest.raises(anthropic.OverloadedError),
     ):
-        client.messages.create(**ASKED)
+        client.messages.create(**PARAMS)
     limits = {"max_queued_jobs_per_tenant": 1}
     with (
         running_service(redis_url, new_namespace(), checkpoint, **limits) as small,
@@ -313,7 +313,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
             httpx.stream("POST", f"{small.base_url}/v1/messages", json=body),
             pytest.raises(anthropic.RateLimitError) as limited,
         ):
-            client.messages.create(**ASKED)
+            client.messages.create(**PARAMS)
         assert limited.value.type == "rate_limit_error"
 
 
@@ -327,7 +327,7 @@ def test_an_internal_error_is_an_api_error(
 
     monkeypatch.setattr(service.app.state.services.catalog, "require", broken)
     with pytest.raises(anthropic.InternalServerError) as caught:
-        client.messages.create(**ASKED)
+        client.messages.create(**PARAMS)
     assert caught.value.type == "api_error"
     assert "secret" not in json.dumps(caught.value.body)
 
@@ -352,18 +352,18 @@ def test_models_are_listed_in_the_dialect_of_the_request(
 
 
 def test_a_browser_may_send_the_dialect_s_headers(service: RunningService) -> None:
-    asked = "anthropic-version,anthropic-beta,anthropic-dangerous-direct-browser-access,x-api-key"
+    params = "anthropic-version,anthropic-beta,anthropic-dangerous-direct-browser-access,x-api-key"
     answer = httpx.options(
         f"{service.base_url}/v1/messages",
         headers={
             "origin": "http://localhost:3000",
             "access-control-request-method": "POST",
-            "access-control-request-headers": asked,
+            "access-control-request-headers": params,
         },
     )
     listed = answer.headers["access-control-allow-headers"].split(",")
     allowed = {name.strip() for name in listed}
-    assert set(asked.split(",")) <= allowed
+    assert set(params.split(",")) <= allowed
     url, origin = f"{service.base_url}/v1/messages", "http://localhost:3000"
     refused = httpx.post(url, content=b"", headers={"origin": origin})
     assert refused.headers["access-control-allow-origin"] == origin

@@ -37,7 +37,7 @@ TOOLS: Any = [
 ALWAYS_THE_SAME = {"temperature": 0}
 FIRST = '{"gate": 1}'
 QUESTION: Any = [{"role": "user", "content": "How deep is it at the first gate?"}]
-ASKED: Any = {
+PARAMS: Any = {
     "model": ECHO_HERMES,
     "max_tokens": 500,
     "messages": QUESTION,
@@ -68,15 +68,15 @@ def plain(message: anthropic.types.Message) -> list[dict[str, Any]]:
 
 
 def test_calls_are_blocks_whole_and_streamed(client: anthropic.Anthropic) -> None:
-    said = f"I look.\n{hermes_call('depth', FIRST)}\n{hermes_call('now', '{}')}"
-    whole = client.messages.create(**ASKED, system=said + STOP, tools=TOOLS)
+    output = f"I look.\n{hermes_call('depth', FIRST)}\n{hermes_call('now', '{}')}"
+    whole = client.messages.create(**PARAMS, system=output + STOP, tools=TOOLS)
     assert plain(whole) == [
         {"type": "text", "text": "I look."},
         {"type": "tool_use", "name": "depth", "input": {"gate": 1}},
         {"type": "tool_use", "name": "now", "input": {}},
     ]
     assert (whole.stop_reason, whole.stop_sequence) == ("stop_sequence", STOP)
-    with client.messages.stream(**ASKED, system=said + STOP, tools=TOOLS) as stream:
+    with client.messages.stream(**PARAMS, system=output + STOP, tools=TOOLS) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_message()
     assert plain(final) == plain(whole)
@@ -88,8 +88,8 @@ def test_calls_are_blocks_whole_and_streamed(client: anthropic.Anthropic) -> Non
 
 
 def test_a_call_and_its_result_go_back_into_the_prompt(client: anthropic.Anthropic) -> None:
-    said = hermes_call("depth", FIRST)
-    first = client.messages.create(**ASKED, system=said + STOP, tools=TOOLS)
+    output = hermes_call("depth", FIRST)
+    first = client.messages.create(**PARAMS, system=output + STOP, tools=TOOLS)
     (call,) = first.content
     assert call.type == "tool_use"
     results: list[Any] = [
@@ -105,7 +105,7 @@ def test_a_call_and_its_result_go_back_into_the_prompt(client: anthropic.Anthrop
     for result in results:
         messages = [*QUESTION, first.to_param(), {"role": "user", "content": [result]}]
         second = client.messages.create(
-            **{**ASKED, "messages": messages}, system=f"Seven metres.{STOP}", tools=TOOLS
+            **{**PARAMS, "messages": messages}, system=f"Seven metres.{STOP}", tools=TOOLS
         )
         assert plain(second) == [{"type": "text", "text": "Seven metres."}]
         counts.append(second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0))
@@ -114,7 +114,7 @@ def test_a_call_and_its_result_go_back_into_the_prompt(client: anthropic.Anthrop
 
 
 def test_the_sdk_s_own_loop_runs_a_tool(client: anthropic.Anthropic) -> None:
-    asked: list[int] = []
+    params: list[int] = []
 
     @anthropic.beta_tool
     def depth(gate: Literal[1, 2, 3]) -> str:
@@ -123,7 +123,7 @@ def test_the_sdk_s_own_loop_runs_a_tool(client: anthropic.Anthropic) -> None:
         Args:
             gate: The number of the gate.
         """
-        asked.append(gate)
+        params.append(gate)
         return "seven metres"
 
     runner = client.beta.messages.tool_runner(
@@ -138,15 +138,15 @@ def test_the_sdk_s_own_loop_runs_a_tool(client: anthropic.Anthropic) -> None:
     )
     messages = list(runner)
     assert [message.stop_reason for message in messages] == ["tool_use"] * 2, messages
-    assert asked
-    assert set(asked) <= {1, 2, 3}
+    assert params
+    assert set(params) <= {1, 2, 3}
 
 
 def test_a_thread_is_refused_with_the_code_that_the_sdk_falls_back_on(
     client: anthropic.Anthropic,
 ) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.beta.messages.create(**ASKED, extra_body={"thread": {"type": "create"}})
+        client.beta.messages.create(**PARAMS, extra_body={"thread": {"type": "create"}})
     assert type(caught.value) is anthropic.types.ThreadUnsupportedRequestError
     body: Any = caught.value.body
     assert body["error"]["details"] == {
@@ -184,7 +184,7 @@ def test_the_sdk_s_own_loop_streams(client: anthropic.Anthropic) -> None:
 def test_an_answer_continues_the_text_that_the_caller_began(client: anthropic.Anthropic) -> None:
     """The echoing model says its prompt again: up to the last text, and no further."""
     begun: Any = {"role": "assistant", "content": "It is ("}
-    echo = {**ASKED, "stop_sequences": [], "max_tokens": 200}
+    echo = {**PARAMS, "stop_sequences": [], "max_tokens": 200}
     whole = client.messages.create(**{**echo, "messages": [*QUESTION, begun]})
     (block,) = whole.content
     assert block.type == "text"
@@ -193,66 +193,68 @@ def test_an_answer_continues_the_text_that_the_caller_began(client: anthropic.An
     with client.messages.stream(**{**echo, "messages": [*QUESTION, begun]}) as stream:
         assert "".join(stream.text_stream) == block.text
     parts = {"role": "assistant", "content": [{"type": "text", "text": "It is ("}]}
-    asked: Any = {"model": ECHO_HERMES, "messages": [*QUESTION, parts]}
-    assert client.messages.count_tokens(**asked).input_tokens == whole.usage.input_tokens
+    params: Any = {"model": ECHO_HERMES, "messages": [*QUESTION, parts]}
+    assert client.messages.count_tokens(**params).input_tokens == whole.usage.input_tokens
     with pytest.raises(anthropic.BadRequestError, match="white space"):
-        client.messages.create(**{**ASKED, "messages": [*QUESTION, {**begun, "content": "It is "}]})
+        client.messages.create(
+            **{**PARAMS, "messages": [*QUESTION, {**begun, "content": "It is "}]}
+        )
 
 
 def test_a_budget_ends_the_thinking(client: anthropic.Anthropic) -> None:
     """The computing model is a random one: it would think to the end of its tokens."""
     begun: Any = {"role": "assistant", "content": "<think>\nThe gate"}
-    asked: Any = {
+    params: Any = {
         "model": ENFORCED,
         "max_tokens": 60,
         "messages": [*QUESTION, begun],
         "extra_body": ALWAYS_THE_SAME,
     }
-    free = client.messages.create(**asked, thinking={"type": "adaptive"})
+    free = client.messages.create(**params, thinking={"type": "adaptive"})
     assert [block.type for block in free.content] == ["thinking"]
-    bound = client.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 9})
+    bound = client.messages.create(**params, thinking={"type": "enabled", "budget_tokens": 9})
     assert [block.type for block in bound.content] == ["thinking", "text"]
     assert bound.usage.output_tokens_details is not None
     assert bound.usage.output_tokens_details.thinking_tokens == 10  # with the marker
     with pytest.raises(anthropic.BadRequestError, match="budget_tokens"):
-        client.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 60})
+        client.messages.create(**params, thinking={"type": "enabled", "budget_tokens": 60})
 
 
 def test_a_model_that_cannot_be_kept_to_a_budget_thinks_as_it_likes(
     client: anthropic.Anthropic,
 ) -> None:
-    said = "<think>\nI count to sixty.\n</think>\n\nSixty."
+    output = "<think>\nI count to sixty.\n</think>\n\nSixty."
     thinking: Any = {"type": "enabled", "budget_tokens": 1}
-    message = client.messages.create(**ASKED, system=said + STOP, thinking=thinking)
+    message = client.messages.create(**PARAMS, system=output + STOP, thinking=thinking)
     assert plain(message)[0]["thinking"] == "I count to sixty."
 
 
 def test_a_call_that_is_cut_off_stops_with_max_tokens(client: anthropic.Anthropic) -> None:
-    said = hermes_call("depth", FIRST)
-    asked = {**ASKED, "max_tokens": 30, "system": said + STOP, "tools": TOOLS}
-    whole = client.messages.create(**asked)
+    output = hermes_call("depth", FIRST)
+    params = {**PARAMS, "max_tokens": 30, "system": output + STOP, "tools": TOOLS}
+    whole = client.messages.create(**params)
     assert whole.stop_reason == "max_tokens"
     assert all(block.type != "tool_use" for block in whole.content)
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**params) as stream:
         assert stream.get_final_message().stop_reason == "max_tokens"
 
 
 def test_thinking_is_a_block_of_its_own(client: anthropic.Anthropic) -> None:
-    said = "<think>\nI count to sixty.\n</think>\n\nSixty."
-    whole = client.messages.create(**ASKED, system=said + STOP)
+    output = "<think>\nI count to sixty.\n</think>\n\nSixty."
+    whole = client.messages.create(**PARAMS, system=output + STOP)
     assert plain(whole) == [
         {"type": "thinking", "thinking": "I count to sixty.", "signature": ""},
         {"type": "text", "text": "Sixty."},
     ]
     assert whole.usage.output_tokens_details is not None
     assert 0 < whole.usage.output_tokens_details.thinking_tokens < whole.usage.output_tokens
-    with client.messages.stream(**ASKED, system=said + STOP) as stream:
+    with client.messages.stream(**PARAMS, system=output + STOP) as stream:
         assert "".join(e.thinking for e in stream if e.type == "thinking") == "I count to sixty."
         final = stream.get_final_message()
     assert plain(final) == plain(whole)
     assert final.usage.output_tokens_details == whole.usage.output_tokens_details
     again = client.messages.create(
-        **{**ASKED, "messages": [*QUESTION, whole.to_param(), *QUESTION]}, system=f"Yes.{STOP}"
+        **{**PARAMS, "messages": [*QUESTION, whole.to_param(), *QUESTION]}, system=f"Yes.{STOP}"
     )
     assert plain(again) == [{"type": "text", "text": "Yes."}]
 
@@ -289,7 +291,7 @@ class Reading(BaseModel):
 
 
 def test_an_answer_keeps_to_a_schema(client: anthropic.Anthropic) -> None:
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": ENFORCED,
         "max_tokens": 400,
         "messages": QUESTION,
@@ -297,21 +299,21 @@ def test_an_answer_keeps_to_a_schema(client: anthropic.Anthropic) -> None:
         "output_format": Reading,
         "extra_body": ALWAYS_THE_SAME,
     }
-    whole = client.messages.parse(**asked)
+    whole = client.messages.parse(**params)
     assert isinstance(whole.parsed_output, Reading)
     assert whole.stop_reason == "end_turn"
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**params) as stream:
         final = stream.get_final_message()
     assert final.parsed_output == whole.parsed_output
     bad: Any = {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}
-    del asked["output_format"]
+    del params["output_format"]
     with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
-        client.messages.create(**asked, output_config=bad)
+        client.messages.create(**params, output_config=bad)
 
 
 def test_tools_may_be_there_and_not_be_called(client: anthropic.Anthropic) -> None:
-    said = hermes_call("now", "{}")
+    output = hermes_call("now", "{}")
     message = client.messages.create(
-        **ASKED, system=said + STOP, tools=TOOLS, tool_choice={"type": "none"}
+        **PARAMS, system=output + STOP, tools=TOOLS, tool_choice={"type": "none"}
     )
-    assert plain(message) == [{"type": "text", "text": said}]
+    assert plain(message) == [{"type": "text", "text": output}]

@@ -55,13 +55,13 @@ def langchain(base_url: str, model: str = ECHO_HERMES, **options: Any) -> Any:
     )
 
 
-def says(text: str) -> list[Any]:
+def conversation(text: str) -> list[Any]:
     return [("system", text + STOP), ("human", "Go on.")]
 
 
 def test_langchain_streams_text_and_usage(base_url: str) -> None:
     whole: Any = None
-    for chunk in langchain(base_url).stream(says("The gate is open, héllo 😀.")):
+    for chunk in langchain(base_url).stream(conversation("The gate is open, héllo 😀.")):
         assert chunk.type == "AIMessageChunk"
         whole = chunk if whole is None else whole + chunk
     assert whole is not None
@@ -74,7 +74,9 @@ def test_langchain_streams_text_and_usage(base_url: str) -> None:
 async def test_langchain_has_events_while_it_streams(base_url: str) -> None:
     texts = [
         event["data"]["chunk"].content
-        async for event in langchain(base_url).astream_events(says("The gate."), version="v2")
+        async for event in langchain(base_url).astream_events(
+            conversation("The gate."), version="v2"
+        )
         if event["event"] == "on_chat_model_stream"
     ]
     assert "".join(texts) == "The gate."
@@ -82,19 +84,19 @@ async def test_langchain_has_events_while_it_streams(base_url: str) -> None:
 
 def test_langchain_binds_tools_and_sends_their_results(base_url: str) -> None:
     model = langchain(base_url).bind_tools([get_weather])
-    first = model.invoke(says(f"I look.\n{CALL}"))
+    first = model.invoke(conversation(f"I look.\n{CALL}"))
     assert first.content == "I look."
     (call,) = first.tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Oslo"})
     whole: Any = None
-    for chunk in model.stream(says(f"I look.\n{CALL}\n{CALL}")):
+    for chunk in model.stream(conversation(f"I look.\n{CALL}\n{CALL}")):
         assert chunk.type == "AIMessageChunk"
         whole = chunk if whole is None else whole + chunk
     assert whole is not None
     assert [call["args"] for call in whole.tool_calls] == [{"city": "Oslo"}] * 2
     assert whole.response_metadata["finish_reason"] == "tool_calls"
     result = {"role": "tool", "content": "sun", "tool_call_id": call["id"]}
-    last = model.invoke([*says("Sunny."), first, result])
+    last = model.invoke([*conversation("Sunny."), first, result])
     assert last.content == "Sunny."
 
 
@@ -124,7 +126,7 @@ def test_langchain_gets_structured_output(base_url: str, method: Any) -> None:
 
 def test_the_sdk_parses_structured_output(base_url: str) -> None:
     with OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-        asked: Any = {
+        params: Any = {
             "model": ENFORCED,
             "messages": [{"role": "user", "content": "Weather?"}],
             "response_format": get_weather,
@@ -132,8 +134,8 @@ def test_the_sdk_parses_structured_output(base_url: str) -> None:
             "seed": 4,
             "reasoning_effort": "none",
         }
-        parsed = client.chat.completions.parse(**asked).choices[0].message.parsed
-        with client.chat.completions.stream(**asked) as helped:
+        parsed = client.chat.completions.parse(**params).choices[0].message.parsed
+        with client.chat.completions.stream(**params) as helped:
             streamed = helped.get_final_completion().choices[0].message.parsed
     assert isinstance(parsed, get_weather)
     assert streamed == parsed
@@ -155,10 +157,10 @@ async def test_the_asynchronous_sdk_streams_calls(base_url: str) -> None:
         whole = await client.chat.completions.create(
             model=ECHO_HERMES, messages=saying(thought), tools=[tool], stop=STOP
         )
-    for said in (message, whole.choices[0].message):
-        assert (said.model_extra or {})["reasoning_content"] == "Hm."
-        assert said.tool_calls is not None
-        assert said.tool_calls[0].function.arguments == OSLO  # type: ignore[union-attr]
+    for output in (message, whole.choices[0].message):
+        assert (output.model_extra or {})["reasoning_content"] == "Hm."
+        assert output.tool_calls is not None
+        assert output.tool_calls[0].function.arguments == OSLO  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +177,7 @@ def litellm() -> Any:
 
 @pytest.mark.filterwarnings("ignore")  # its own, of its models
 def test_litellm_streams_and_calls_tools(base_url: str, litellm: Any) -> None:
-    asked = {
+    params = {
         "model": f"hosted_vllm/{ECHO_HERMES}",
         "api_base": base_url,
         "api_key": "none",
@@ -189,11 +191,11 @@ def test_litellm_streams_and_calls_tools(base_url: str, litellm: Any) -> None:
         ],
         "num_retries": 0,
     }
-    whole = litellm.completion(**asked).choices[0]
+    whole = litellm.completion(**params).choices[0]
     assert whole.finish_reason == "tool_calls"
     assert whole.message.content == "I look."
     assert json.loads(whole.message.tool_calls[0].function.arguments) == {"city": "Oslo"}
-    chunks = list(litellm.completion(**asked, stream=True, stream_options={"include_usage": True}))
+    chunks = list(litellm.completion(**params, stream=True, stream_options={"include_usage": True}))
     built = litellm.stream_chunk_builder(chunks).choices[0]
     assert built.message.content == "I look."
     assert built.message.tool_calls[0].function.name == "get_weather"

@@ -45,8 +45,8 @@ def other(other_url: str) -> Iterator[OpenAI]:
 
 
 def create(client: OpenAI, **members: Any) -> Any:
-    asked = {"model": MODEL, "input": INPUT, "max_output_tokens": 40, "extra_body": GO_ON}
-    return client.responses.create(**(asked | members))
+    params = {"model": MODEL, "input": INPUT, "max_output_tokens": 40, "extra_body": GO_ON}
+    return client.responses.create(**(params | members))
 
 
 def until_ended(client: OpenAI, response_id: str) -> Response:
@@ -103,9 +103,9 @@ def test_a_whole_answer_is_the_streamed_one_and_the_stored_one(
 
 
 def test_the_stream_helper_builds_the_response(client: OpenAI) -> None:
-    with client.responses.stream(model=MODEL, input="abc") as told:
-        kinds = {event.type for event in told}
-        final = told.get_final_response()
+    with client.responses.stream(model=MODEL, input="abc") as received:
+        kinds = {event.type for event in received}
+        final = received.get_final_response()
     assert {"response.output_text.delta", "response.output_text.done"} <= kinds
     assert final.status == "completed"
     assert final.output_text == "user\nabc"
@@ -122,11 +122,11 @@ def test_keepalives_come_while_it_waits_and_the_sdk_reads_over_them(
         lines = answer.iter_lines()
         assert next(lines) == "event: response.created"
         assert any(line == ": ka" for line in lines)
-    with client.responses.stream(model=MODEL, input="abc") as told:
-        assert next(told).type == "response.created"
+    with client.responses.stream(model=MODEL, input="abc") as received:
+        assert next(received).type == "response.created"
         wait_until(lambda: service.worker.jobs, "the worker to have it")
         service.script.starts = True
-        assert told.get_final_response().output_text == "user\nabc"
+        assert received.get_final_response().output_text == "user\nabc"
 
 
 def test_a_response_in_the_background_is_made_without_a_reader_and_read_anywhere(
@@ -162,8 +162,8 @@ def test_a_stream_that_breaks_off_goes_on_at_another_frontend(
 ) -> None:
     service.script.stop_after = 9
     head: list[dict[str, Any]] = []
-    with create(client, background=True, stream=True) as told:
-        for event in told:
+    with create(client, background=True, stream=True) as received:
+        for event in received:
             head.append(event.to_dict())
             if len(head) == 8:
                 break
@@ -189,14 +189,14 @@ def test_a_stream_that_its_frontend_ends_names_where_to_resume(
     is_tail: bool,
 ) -> None:
     service.script.stop_after = 5
-    told = create(client, background=True, stream=True)
-    first = next(told)
+    received = create(client, background=True, stream=True)
+    first = next(received)
     if is_tail:
-        told.close()
-        told = client.responses.retrieve(first.response.id, stream=True, starting_after=0)
-    events = [first.to_dict(), *(next(told).to_dict() for _ in range(5))]
+        received.close()
+        received = client.responses.retrieve(first.response.id, stream=True, starting_after=0)
+    events = [first.to_dict(), *(next(received).to_dict() for _ in range(5))]
     service.loop.call_soon_threadsafe(service.app.state.open_requests.cut_all)
-    *heard, error = [*events, *(event.to_dict() for event in told)]
+    *heard, error = [*events, *(event.to_dict() for event in received)]
     assert (error["type"], error["code"]) == ("error", "frontend_draining")
     assert error["sequence_number"] == heard[-1]["sequence_number"]
     where = f"?stream=true&starting_after={error['sequence_number']} goes on from here."
@@ -213,10 +213,10 @@ def test_a_tail_that_ends_early_claims_nothing_back(
     """Its reader has more than the tail has counted by then."""
     service.script.pulls = False
     begun = create(client, background=True)
-    told = client.responses.retrieve(begun.id, stream=True, starting_after=20)
+    received = client.responses.retrieve(begun.id, stream=True, starting_after=20)
     wait_until(lambda: len(service.app.state.open_requests) == 1, "the tail")
     service.loop.call_soon_threadsafe(service.app.state.open_requests.cut_all)
-    (error,) = [event.to_dict() for event in told]
+    (error,) = [event.to_dict() for event in received]
     assert (error["type"], error["sequence_number"]) == ("error", 20)
     assert "starting_after=20 goes on" in error["message"]
     client.responses.cancel(begun.id)
@@ -227,10 +227,10 @@ def test_the_stream_helper_takes_up_a_response_by_its_id(
     other: OpenAI,
 ) -> None:
     begun = client.responses.create(model=MODEL, input="abc", background=True)
-    with other.responses.stream(response_id=begun.id, starting_after=3) as told:
-        numbers = [event.sequence_number for event in told]
+    with other.responses.stream(response_id=begun.id, starting_after=3) as received:
+        numbers = [event.sequence_number for event in received]
         assert numbers[0] == 4
-        assert told.get_final_response().output_text == "user\nabc"
+        assert received.get_final_response().output_text == "user\nabc"
 
 
 def test_a_plain_stream_that_is_left_is_cancelled_and_one_in_the_background_is_not(
@@ -240,8 +240,8 @@ def test_a_plain_stream_that_is_left_is_cancelled_and_one_in_the_background_is_n
     service.script.stop_after = 3
     ids = []
     for background in (False, True):
-        with create(client, stream=True, background=background) as told:
-            ids.append(next(told).response.id)
+        with create(client, stream=True, background=background) as received:
+            ids.append(next(received).response.id)
     left = until_ended(client, ids[0])
     assert left.status == "cancelled"
     assert left.error is None
@@ -351,17 +351,17 @@ def test_a_conversation_goes_on_from_the_response_before(
         for delivery in service.worker.seen
     ]
 
-    def said(role: str, text: str) -> str:
+    def output(role: str, text: str) -> str:
         return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
     assert first.output_text == "system\nEcho."
-    own = said("user", "abc") + said("assistant", first.output_text) + said("user", "de")
+    own = output("user", "abc") + output("assistant", first.output_text) + output("user", "de")
     assert prompts[1] == own + "<|im_start|>assistant\n"
     assert prompts[2] == (
-        said("system", "Now!")
+        output("system", "Now!")
         + own
-        + said("assistant", second.output_text)
-        + said("user", "f")
+        + output("assistant", second.output_text)
+        + output("user", "f")
         + "<|im_start|>assistant\n"
     )
     listed = client.responses.input_items.list(third.id)
@@ -450,13 +450,13 @@ def test_a_job_that_fails_ends_its_stream_and_its_status_with_the_error(
 
 
 def test_logprobs_spell_the_text(client: OpenAI, other_url: str) -> None:
-    asked = {
+    params = {
         "input": "abc",
         "include": ["message.output_text.logprobs"],
         "top_logprobs": 2,
         "extra_body": None,
     }
-    streamed = list(create(client, stream=True, **asked))
+    streamed = list(create(client, stream=True, **params))
     (item,) = streamed[-1].response.output
 
     def spelled(logprobs: Any) -> str:
@@ -537,9 +537,9 @@ async def test_the_async_client_does_the_same(service: RunningService, other_url
     ):
         whole = await client.responses.create(model=MODEL, input="abc")
         assert whole.output_text == "user\nabc"
-        async with client.responses.stream(model=MODEL, input="abc") as told:
-            events = [event async for event in told]
-            final = await told.get_final_response()
+        async with client.responses.stream(model=MODEL, input="abc") as received:
+            events = [event async for event in received]
+            final = await received.get_final_response()
         assert final.output_text == whole.output_text
         assert [event.sequence_number for event in events] == list(range(len(events)))
         begun = await client.responses.create(model=MODEL, input="abc", background=True)
@@ -557,9 +557,9 @@ def test_items_are_read_on_the_threads_of_the_text_pool(
 ) -> None:
     readers: list[str] = []
 
-    def read(asked: Any, job_id: str) -> Any:
+    def read(params: Any, job_id: str) -> Any:
         readers.append(threading.current_thread().name)
-        return input_items(asked, job_id)
+        return input_items(params, job_id)
 
     monkeypatch.setattr(responses, "input_items", read)
     create(client, input=[{"role": "user", "content": "water"}] * 3)

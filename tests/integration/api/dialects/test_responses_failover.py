@@ -102,7 +102,7 @@ def clients(deployment: Deployment) -> Iterator[list[OpenAI]]:
 def test_live_resumed_and_late_readers_see_the_same_events_though_the_worker_dies(
     deployment: Deployment, clients: list[OpenAI], tmp_path: Path
 ) -> None:
-    asked: Any = {
+    params: Any = {
         "model": MODEL,
         "input": "the gate and the wheel 😀 é",
         "max_output_tokens": 120,
@@ -114,11 +114,11 @@ def test_live_resumed_and_late_readers_see_the_same_events_though_the_worker_die
     faults = {**throttle.env, "PYTHONPATH": str(FAULTS)}
     with deployment.worker("first", **faults) as first:
         deployment.until_ready(1)
-        undisturbed = list(clients[0].responses.create(**asked))
+        undisturbed = list(clients[0].responses.create(**params))
         throttle.apply(after_tokens=15, step_s=5.0)
-        live = clients[0].responses.create(**asked)
-        told = [next(live).to_dict() for _ in range(12)]
-        response_id = told[0]["response"]["id"]
+        live = clients[0].responses.create(**params)
+        received = [next(live).to_dict() for _ in range(12)]
+        response_id = received[0]["response"]["id"]
         with deployment.worker("second"):
             resumed = clients[1].responses.retrieve(response_id, stream=True, starting_after=7)
             resumed_told = [next(resumed).to_dict()]
@@ -126,25 +126,25 @@ def test_live_resumed_and_late_readers_see_the_same_events_though_the_worker_die
             assert clients[1].responses.retrieve(response_id).status == "in_progress"
             first.kill()
             throttle.release()
-            told += [event.to_dict() for event in live]
+            received += [event.to_dict() for event in live]
             resumed_told += [event.to_dict() for event in resumed]
             job = httpx.get(f"{deployment.urls[1]}/v1/jobs/{response_id}").json()
             assert job["attempt"] >= 2
         late = clients[1].responses.retrieve(response_id, stream=True)
         late_told = [event.to_dict() for event in late]
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    assert told == late_told
-    assert told[8:] == resumed_told
-    assert told[-1]["type"] == "response.incomplete"
-    assert len(told) == len(undisturbed)
+    assert [event["sequence_number"] for event in received] == list(range(len(received)))
+    assert received == late_told
+    assert received[8:] == resumed_told
+    assert received[-1]["type"] == "response.incomplete"
+    assert len(received) == len(undisturbed)
     whole = undisturbed[-1].response
-    assert told[-1]["response"]["output"][0]["content"] == [
+    assert received[-1]["response"]["output"][0]["content"] == [
         part.to_dict() for part in whole.output[0].content
     ]
     # Nobody serves the model any more, and the response is still there.
     wait_until(lambda: deployment.workers() == 0, "no worker", LIMIT_S)
     kept = clients[1].responses.retrieve(response_id)
-    assert kept.to_dict() == told[-1]["response"]
+    assert kept.to_dict() == received[-1]["response"]
 
 
 def test_a_response_in_the_background_goes_on_when_its_frontend_is_killed(
@@ -158,7 +158,7 @@ def test_a_response_in_the_background_goes_on_when_its_frontend_is_killed(
         deployment.until_ready(1)
         wait_until(partial(_is_ready, doomed.base_url), "readiness", LIMIT_S)
         throttle.apply(after_tokens=8, step_s=5.0)
-        told: list[dict[str, Any]] = []
+        received: list[dict[str, Any]] = []
 
         def read_until_it_dies() -> None:
             with OpenAI(base_url=f"{doomed.base_url}/v1", api_key="none", max_retries=0) as client:
@@ -166,33 +166,33 @@ def test_a_response_in_the_background_goes_on_when_its_frontend_is_killed(
                     model=MODEL, input="abc", background=True, stream=True, max_output_tokens=30
                 )
                 for event in stream:
-                    told.append(event.to_dict())
-                    if len(told) == 8:
+                    received.append(event.to_dict())
+                    if len(received) == 8:
                         doomed.popen.kill()
 
         with pytest.raises(openai.APIConnectionError):
             read_until_it_dies()
         throttle.release()
-        response_id, number = told[0]["response"]["id"], told[-1]["sequence_number"]
+        response_id, number = received[0]["response"]["id"], received[-1]["sequence_number"]
         rest = clients[0].responses.retrieve(response_id, stream=True, starting_after=number)
-        told += [event.to_dict() for event in rest]
+        received += [event.to_dict() for event in rest]
         late = clients[1].responses.retrieve(response_id, stream=True)
-        assert told == [event.to_dict() for event in late]
-        assert told[-1]["response"]["usage"]["output_tokens"] == 30
+        assert received == [event.to_dict() for event in late]
+        assert received[-1]["response"]["usage"]["output_tokens"] == 30
 
 
 def test_a_call_of_a_tool_goes_there_and_back(
     deployment: Deployment, clients: list[OpenAI]
 ) -> None:
     arguments = '{"number": 4}'
-    said = f'<tool_call>{{"name": "gate", "arguments": {arguments}}}</tool_call>'
+    output = f'<tool_call>{{"name": "gate", "arguments": {arguments}}}</tool_call>'
     with deployment.worker("tools"):
         deployment.until_ready(1)
         with clients[0].responses.stream(
-            model=MODEL, input=said, tools=[TOOL], extra_body={"stop_token_ids": [END_OF_TURN]}
-        ) as told:
-            kinds = [event.type for event in told]
-            first = told.get_final_response()
+            model=MODEL, input=output, tools=[TOOL], extra_body={"stop_token_ids": [END_OF_TURN]}
+        ) as received:
+            kinds = [event.type for event in received]
+            first = received.get_final_response()
         assert "response.function_call_arguments.delta" in kinds
         assert "response.function_call_arguments.done" in kinds
         message, call = first.output
@@ -214,6 +214,6 @@ def test_a_call_of_a_tool_goes_there_and_back(
             max_output_tokens=300,
             extra_body={"ignore_eos": True},
         )
-        # The echo of its prompt: what was asked, the turn with the call, what the tool said.
-        turns = (f"user\n{said}", f"assistant\nuser{said}", "tool\nit is open")
+        # The echo of its prompt: the user's turn, the turn with the call, the result of the tool.
+        turns = (f"user\n{output}", f"assistant\nuser{output}", "tool\nit is open")
         assert second.output_text.startswith("\n".join(turns))

@@ -268,14 +268,14 @@ def test_each_prompt_of_a_list_is_answered_as_if_it_came_alone(
 
 
 def test_token_ids_are_shown_choice_by_choice(client: OpenAI) -> None:
-    asked = SAMPLED | {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
-    whole = client.completions.create(prompt=PROMPTS, n=2, **asked)
+    params = SAMPLED | {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    whole = client.completions.create(prompt=PROMPTS, n=2, **params)
     shown = [choice.model_extra or {} for choice in whole.choices]
     assert all(len(extra["token_ids"]) == 20 for extra in shown)
     prompts = [extra["prompt_token_ids"] for extra in shown]
     assert prompts[0] == prompts[1] != prompts[2]
     token_ids: dict[int, list[int]] = defaultdict(list)
-    for chunk in client.completions.create(prompt=PROMPTS, n=2, stream=True, **asked):
+    for chunk in client.completions.create(prompt=PROMPTS, n=2, stream=True, **params):
         for choice in chunk.choices:
             token_ids[choice.index] += (choice.model_extra or {})["token_ids"]
     assert [token_ids[index] for index in range(6)] == [extra["token_ids"] for extra in shown]
@@ -361,7 +361,7 @@ def tail_events(text: str) -> list[tuple[str, Any]]:
     return events
 
 
-def told(events: Iterable[tuple[str, Any]]) -> dict[int, tuple[str, list[int], list[str]]]:
+def received(events: Iterable[tuple[str, Any]]) -> dict[int, tuple[str, list[int], list[str]]]:
     found: dict[int, tuple[str, list[int], list[str]]] = {}
     for _, event in events:
         if "index" in event:
@@ -377,16 +377,16 @@ def test_the_jobs_own_stream_has_its_choices_from_any_event_on(
     whole = client.completions.create(prompt=PROMPT, n=3, **SAMPLED)
     url = f"{base_url}/v1/jobs/{whole.id}/stream"
     events = tail_events(httpx.get(url, timeout=60).text)
-    assert {index: text for index, (text, _, _) in told(events).items()} == {
+    assert {index: text for index, (text, _, _) in received(events).items()} == {
         choice.index: choice.text for choice in whole.choices
     }
-    assert all(ends == ["length"] for _, _, ends in told(events).values())
+    assert all(ends == ["length"] for _, _, ends in received(events).values())
     last = events[-1][1]
     assert (last["done"], last["finish_reason"]) == (True, "length")
     assert len({event_id for event_id, _ in events}) == len(events)
     for at, (event_id, _) in itertools.islice(enumerate(events), 0, len(events) - 1, 7):
         rest = httpx.get(url, headers={"Last-Event-ID": event_id}, timeout=60).text
-        assert told(tail_events(rest)) == told(events[at + 1 :])
+        assert received(tail_events(rest)) == received(events[at + 1 :])
 
 
 def test_a_reader_that_has_more_of_a_choice_gets_the_rest_of_each(

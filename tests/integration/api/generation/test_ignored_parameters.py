@@ -40,7 +40,7 @@ IGNORED = "include, reasoning.summary, text.verbosity, truncation"
 
 
 @pytest.fixture(scope="module")
-def stages(
+def services(
     redis_url: str,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[RunningService, RunningService]]:
@@ -56,13 +56,13 @@ def stages(
 
 
 @pytest.fixture(scope="module")
-def lenient(stages: tuple[RunningService, RunningService]) -> str:
-    return stages[0].base_url
+def lenient(services: tuple[RunningService, RunningService]) -> str:
+    return services[0].base_url
 
 
 @pytest.fixture(scope="module")
-def strict(stages: tuple[RunningService, RunningService]) -> str:
-    return stages[1].base_url
+def strict(services: tuple[RunningService, RunningService]) -> str:
+    return services[1].base_url
 
 
 def post(base_url: str, route: str, **members: Any) -> httpx.Response:
@@ -123,7 +123,7 @@ def test_an_error_reports_them_too(lenient: str) -> None:
 
 
 def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": 3,
         "messages": [{"role": "user", "content": "hi"}],
@@ -135,13 +135,13 @@ def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
         },
     }
     with anthropic.Anthropic(base_url=lenient, api_key="none", max_retries=0) as client:
-        raw = client.messages.with_raw_response.create(**asked)
+        raw = client.messages.with_raw_response.create(**params)
         assert ordered(raw.headers[HEADER]) == ["context_management", "metadata"]
     with (
         anthropic.Anthropic(base_url=strict, api_key="none", max_retries=0) as client,
         pytest.raises(anthropic.BadRequestError, match=r"context_management|metadata"),
     ):
-        client.messages.create(**asked)
+        client.messages.create(**params)
 
 
 @pytest.mark.parametrize(

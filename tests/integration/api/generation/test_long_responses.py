@@ -58,11 +58,11 @@ def test_a_long_chat_answer_comes_in_chunks_and_is_its_stream(
 def test_a_long_completion_comes_in_chunks_and_is_its_stream(
     client: httpx.Client, service: RunningService
 ) -> None:
-    asked = {"model": MODEL, "prompt": ["water", "fire", "air"], "logprobs": 5, **LONG}
-    whole = client.post("/v1/completions", json=asked)
+    params = {"model": MODEL, "prompt": ["water", "fire", "air"], "logprobs": 5, **LONG}
+    whole = client.post("/v1/completions", json=params)
     assert whole.status_code == 200, whole.text[:500]
     assert "content-length" not in whole.headers
-    stream = client.post("/v1/completions", json={**asked, "stream": True})
+    stream = client.post("/v1/completions", json={**params, "stream": True})
     for choice in whole.json()["choices"]:
         parts = [
             part
@@ -81,7 +81,7 @@ def test_a_long_completion_comes_in_chunks_and_is_its_stream(
 def test_a_long_response_is_the_same_whole_streamed_stored_and_replayed(
     client: httpx.Client,
 ) -> None:
-    asked = {
+    params = {
         "model": MODEL,
         "input": "water",
         "include": ["message.output_text.logprobs"],
@@ -89,12 +89,12 @@ def test_a_long_response_is_the_same_whole_streamed_stored_and_replayed(
         "max_output_tokens": 400,
         "ignore_eos": True,
     }
-    whole = client.post("/v1/responses", json=asked)
+    whole = client.post("/v1/responses", json=params)
     assert whole.status_code == 200, whole.text[:500]
     assert "content-length" not in whole.headers
     stored = client.get(f"/v1/responses/{whole.json()['id']}")
     assert stored.json() == whole.json()
-    stream = client.post("/v1/responses", json={**asked, "stream": True})
+    stream = client.post("/v1/responses", json={**params, "stream": True})
     last = events_of(stream)[-1]["response"]
     again = client.get(f"/v1/responses/{last['id']}", params={"stream": "true"})
     assert events_of(again) == events_of(stream)
@@ -105,14 +105,14 @@ def test_a_long_response_is_the_same_whole_streamed_stored_and_replayed(
 
 
 def test_a_short_answer_has_its_length(client: httpx.Client) -> None:
-    for path, asked in (
+    for path, params in (
         ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "max_tokens": 4}),
         ("/v1/completions", {"prompt": "water", "max_tokens": 4}),
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
         ("/v1/responses", {"input": "water", "max_output_tokens": 4}),
         ("/generate", {"prompt": "water", "max_tokens": 4, "stream": False}),
     ):
-        answer = client.post(path, json={"model": MODEL, **asked})
+        answer = client.post(path, json={"model": MODEL, **params})
         assert answer.status_code == 200, answer.text
         assert int(answer.headers["content-length"]) == len(answer.content)
 

@@ -49,7 +49,7 @@ def client(base_url: str) -> Iterator[OpenAI]:
         yield made
 
 
-def ask(client: OpenAI, choice: Any, seed: int, **members: Any) -> Any:
+def send(client: OpenAI, choice: Any, seed: int, **members: Any) -> Any:
     return client.chat.completions.create(
         model=ENFORCED,
         messages=[USER],
@@ -66,7 +66,7 @@ def ask(client: OpenAI, choice: Any, seed: int, **members: Any) -> Any:
 @pytest.mark.parametrize("members", [{}, {"parallel_tool_calls": True}], ids=["left-out", "true"])
 def test_chat_calls_a_named_function_once(client: OpenAI, members: dict[str, Any]) -> None:
     for seed in SEEDS:
-        (choice,) = ask(client, NAMED, seed, **members).choices
+        (choice,) = send(client, NAMED, seed, **members).choices
         (call,) = choice.message.tool_calls
         assert call.function.name == "depth"
         assert json.loads(call.function.arguments)["gate"] in ("north", "south")
@@ -74,8 +74,8 @@ def test_chat_calls_a_named_function_once(client: OpenAI, members: dict[str, Any
 
 
 def test_a_stream_has_the_same_one_call(client: OpenAI) -> None:
-    whole = ask(client, NAMED, 1).choices[0]
-    chunks = list(ask(client, NAMED, 1, stream=True))
+    whole = send(client, NAMED, 1).choices[0]
+    chunks = list(send(client, NAMED, 1, stream=True))
     calls = [
         call
         for chunk in chunks
@@ -83,27 +83,27 @@ def test_a_stream_has_the_same_one_call(client: OpenAI) -> None:
         for call in choice.delta.tool_calls or []
     ]
     assert {call.index for call in calls} == {0}
-    said = "".join(call.function.arguments for call in calls)
-    assert said == whole.message.tool_calls[0].function.arguments
+    output = "".join(call.function.arguments for call in calls)
+    assert output == whole.message.tool_calls[0].function.arguments
     assert chunks[-1].choices[0].finish_reason == whole.finish_reason
 
 
 def test_a_required_call_may_be_several_unless_that_is_excluded(client: OpenAI) -> None:
     for seed in SEEDS:
-        several = ask(client, "required", seed).choices[0].message.tool_calls
+        several = send(client, "required", seed).choices[0].message.tool_calls
         assert len(several) > 1
-        one = ask(client, "required", seed, parallel_tool_calls=False).choices[0]
+        one = send(client, "required", seed, parallel_tool_calls=False).choices[0]
         assert len(one.message.tool_calls) == 1
         assert one.finish_reason == "tool_calls"
 
 
 def test_each_choice_calls_it_once(client: OpenAI) -> None:
-    answer = ask(client, NAMED, 5, n=3)
+    answer = send(client, NAMED, 5, n=3)
     assert [len(choice.message.tool_calls) for choice in answer.choices] == [1, 1, 1]
 
 
 def test_a_response_calls_a_named_function_once(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": ENFORCED,
         "input": "How deep is it?",
         "tools": [{"type": "function", **function} for function in FUNCTIONS],
@@ -112,11 +112,11 @@ def test_a_response_calls_a_named_function_once(client: OpenAI) -> None:
         "extra_body": {**GOES_ON, "seed": 2},
     }
     named = {"type": "function", "name": "depth"}
-    once = client.responses.create(**asked, tool_choice=named, parallel_tool_calls=True)
+    once = client.responses.create(**params, tool_choice=named, parallel_tool_calls=True)
     assert [(item.type, once.status) for item in once.output] == [("function_call", "completed")]
-    several = client.responses.create(**asked, tool_choice="required")
+    several = client.responses.create(**params, tool_choice="required")
     assert [item.type for item in several.output[:2]] == ["function_call"] * 2
-    one = client.responses.create(**asked, tool_choice="required", parallel_tool_calls=False)
+    one = client.responses.create(**params, tool_choice="required", parallel_tool_calls=False)
     assert [item.type for item in one.output] == ["function_call"]
 
 

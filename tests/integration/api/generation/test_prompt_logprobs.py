@@ -238,8 +238,8 @@ def test_prompt_logprobs_have_the_shape_of_vllm(
     base_url: str, reference: Reference, num_top: int
 ) -> None:
     token_ids = reference.token_ids(LONG)
-    asked = {"prompt_logprobs": num_top}
-    completion = answer(base_url, prompt=LONG, **asked)
+    params = {"prompt_logprobs": num_top}
+    completion = answer(base_url, prompt=LONG, **params)
     check_items(reference, completion["choices"][0]["prompt_logprobs"], token_ids, num_top)
     chat = answer(
         base_url,
@@ -247,11 +247,11 @@ def test_prompt_logprobs_have_the_shape_of_vllm(
         messages=[{"role": "user", "content": PROMPT}],
         return_token_ids=True,
         n=2,
-        **asked,
+        **params,
     )
     check_items(reference, chat["prompt_logprobs"], chat["prompt_token_ids"], num_top)
     assert len(chat["choices"]) == 2
-    body = {"prompt": token_ids, "stream": False, "max_tokens": 2, **asked}
+    body = {"prompt": token_ids, "stream": False, "max_tokens": 2, **params}
     response = httpx.post(f"{base_url}/generate", json=body, timeout=60)
     check_items(reference, response.json()["prompt_logprobs"], token_ids, num_top)
 

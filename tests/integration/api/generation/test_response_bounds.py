@@ -65,18 +65,18 @@ TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "asked", "param", "named"), TOO_LONG)
+@pytest.mark.parametrize(("path", "params", "param", "named"), TOO_LONG)
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_response_that_could_be_too_long_is_refused_by_name(
     client: httpx.Client,
     service: RunningService,
     path: str,
-    asked: dict[str, Any],
+    params: dict[str, Any],
     param: str,
     named: str,
     is_streamed: bool,
 ) -> None:
-    answer = client.post(path, json={"model": MODEL, "stream": is_streamed, **asked})
+    answer = client.post(path, json={"model": MODEL, "stream": is_streamed, **params})
     assert answer.status_code == 400, answer.text[:300]
     error = answer.json()["error"]
     assert named in error["message"]
@@ -94,23 +94,23 @@ def test_a_row_whose_response_could_be_too_long_is_refused_by_name(client: httpx
 
 
 def test_a_default_of_max_tokens_is_what_fits(client: httpx.Client) -> None:
-    asked = {name: value for name, value in CHAT.items() if name != "max_tokens"}
-    (choice,) = client.post("/v1/chat/completions", json=asked).json()["choices"]
+    params = {name: value for name, value in CHAT.items() if name != "max_tokens"}
+    (choice,) = client.post("/v1/chat/completions", json=params).json()["choices"]
     assert choice["finish_reason"] == "length"
     assert len(choice["logprobs"]["content"]) == 1
 
 
 def test_what_fits_is_answered(client: httpx.Client) -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 250, "ignore_eos": True}
+    params = {"model": MODEL, "messages": MESSAGES, "max_tokens": 250, "ignore_eos": True}
     for path in ("/v1/chat/completions", "/v1/messages"):
         if path == "/v1/messages":
-            asked.pop("ignore_eos")
-        assert client.post(path, json=asked).status_code == 200
+            params.pop("ignore_eos")
+        assert client.post(path, json=params).status_code == 200
 
 
 def test_choices_that_are_only_ranked_count_too(client: httpx.Client) -> None:
-    asked = {"prompt": "a", "n": 1, "max_tokens": 10, "logprobs": 2}
-    assert client.post("/v1/completions", json={"model": MODEL, **asked}).status_code == 200
-    more = client.post("/v1/completions", json={"model": MODEL, **asked, "best_of": 4})
+    params = {"prompt": "a", "n": 1, "max_tokens": 10, "logprobs": 2}
+    assert client.post("/v1/completions", json={"model": MODEL, **params}).status_code == 200
+    more = client.post("/v1/completions", json={"model": MODEL, **params, "best_of": 4})
     assert more.status_code == 400
     assert "best_of 4, max_tokens 10, logprobs 2" in more.json()["error"]["message"]

@@ -59,7 +59,7 @@ def sampling_of(service: RunningService, name: str) -> dict[str, float]:
     return dict(httpx.get(f"{service.base_url}/v1/jobs/{name}").json()["sampling"])
 
 
-def ask(
+def send(
     service: RunningService, route: str, **members: Any
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The answer, and the sampling that its job has."""
@@ -71,36 +71,36 @@ def ask(
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_omitted_parameters_are_the_models(service: RunningService, route: str) -> None:
-    assert ask(service, route)[1] == MAKERS
+    assert send(service, route)[1] == MAKERS
     nulls = {
         RENAMED.get(route, {}).get(name, name): None
         for name in MAKERS
         if name not in LACKING.get(route, ())
     }
-    assert ask(service, route, **nulls)[1] == MAKERS
+    assert send(service, route, **nulls)[1] == MAKERS
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_each_parameter_reaches_the_sampling_params(service: RunningService, route: str) -> None:
-    asked = {
+    params = {
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
     }
-    for name, value in asked.items():
+    for name, value in params.items():
         if name not in LACKING.get(route, ()):
             member = RENAMED.get(route, {}).get(name, name)
-            assert ask(service, route, **{member: value})[1] == {**MAKERS, name: value}
+            assert send(service, route, **{member: value})[1] == {**MAKERS, name: value}
 
 
 def test_a_response_has_its_sampling_parameters(service: RunningService) -> None:
-    answer, _ = ask(service, "/v1/responses")
+    answer, _ = send(service, "/v1/responses")
     assert (answer["temperature"], answer["top_p"]) == (0.6, 0.95)
     again = httpx.get(f"{service.base_url}/v1/responses/{answer['id']}").json()
     assert (again["temperature"], again["top_p"]) == (0.6, 0.95)
-    answer, _ = ask(service, "/v1/responses", temperature=0.1)
+    answer, _ = send(service, "/v1/responses", temperature=0.1)
     assert (answer["temperature"], answer["top_p"]) == (0.1, 0.95)
 
 

@@ -30,7 +30,7 @@ PERSON = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 # The model begins with nothing that looks like reasoning, and has room for all the white space that
 # the schemas leave it.
-ASKED: dict[str, Any] = {
+PARAMS: dict[str, Any] = {
     "model": ENFORCED,
     "messages": [{"role": "user", "content": "Who?"}],
     "max_tokens": 2000,
@@ -69,27 +69,27 @@ def is_person(text: str) -> bool:
 
 
 def test_an_answer_is_valid_by_the_schema_streamed_or_not(client: OpenAI) -> None:
-    whole = client.chat.completions.create(**ASKED, response_format=FORMAT, seed=1)
+    whole = client.chat.completions.create(**PARAMS, response_format=FORMAT, seed=1)
     assert whole.choices[0].finish_reason == "stop"
     text = whole.choices[0].message.content
     assert text is not None
     assert is_person(text)
     chunks = list(
-        client.chat.completions.create(**ASKED, response_format=FORMAT, seed=1, stream=True)
+        client.chat.completions.create(**PARAMS, response_format=FORMAT, seed=1, stream=True)
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
 
 
 def test_the_sdk_parses_into_a_class(client: OpenAI) -> None:
-    parsed = client.chat.completions.parse(**ASKED, response_format=Gate, seed=2)
+    parsed = client.chat.completions.parse(**PARAMS, response_format=Gate, seed=2)
     gate = parsed.choices[0].message.parsed
     assert isinstance(gate, Gate)
-    with client.chat.completions.stream(**ASKED, response_format=Gate, seed=2) as stream:
+    with client.chat.completions.stream(**PARAMS, response_format=Gate, seed=2) as stream:
         assert stream.get_final_completion().choices[0].message.parsed == gate
 
 
 def test_several_choices_are_each_valid(client: OpenAI) -> None:
-    answer = client.chat.completions.create(**ASKED, response_format=FORMAT, n=4, seed=3)
+    answer = client.chat.completions.create(**PARAMS, response_format=FORMAT, n=4, seed=3)
     texts = {choice.message.content or "" for choice in answer.choices}
     assert len(texts) > 1
     assert all(map(is_person, texts))
@@ -98,7 +98,7 @@ def test_several_choices_are_each_valid(client: OpenAI) -> None:
 def test_a_json_object_is_one(client: OpenAI) -> None:
     for seed in range(10):
         answer = client.chat.completions.create(
-            **ASKED, response_format={"type": "json_object"}, seed=seed
+            **PARAMS, response_format={"type": "json_object"}, seed=seed
         )
         if answer.choices[0].finish_reason == "stop":
             assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
@@ -121,7 +121,7 @@ def test_the_extensions_hold_in_both_dialects(
     client: OpenAI, members: dict[str, Any], pattern: str | None
 ) -> None:
     pattern = pattern or "gate [1-9](, gate [1-9]){1,2}"
-    chat = client.chat.completions.create(**ASKED, seed=4, extra_body=members)
+    chat = client.chat.completions.create(**PARAMS, seed=4, extra_body=members)
     completion = client.completions.create(
         model=ENFORCED, prompt="A gate:", max_tokens=100, seed=4, extra_body=members
     )
@@ -132,10 +132,12 @@ def test_the_extensions_hold_in_both_dialects(
 
 def test_stop_strings_and_limits_cut_a_structured_answer(client: OpenAI) -> None:
     cut = client.chat.completions.create(
-        **{**ASKED, "max_tokens": 3}, response_format=FORMAT, seed=5
+        **{**PARAMS, "max_tokens": 3}, response_format=FORMAT, seed=5
     )
     assert cut.choices[0].finish_reason == "length"
-    stopped = client.chat.completions.create(**ASKED, response_format=FORMAT, seed=5, stop='"born"')
+    stopped = client.chat.completions.create(
+        **PARAMS, response_format=FORMAT, seed=5, stop='"born"'
+    )
     assert stopped.choices[0].finish_reason == "stop"
     assert '"name"' in (stopped.choices[0].message.content or "")
     assert "born" not in (stopped.choices[0].message.content or "")
@@ -143,16 +145,16 @@ def test_stop_strings_and_limits_cut_a_structured_answer(client: OpenAI) -> None
 
 def test_log_probabilities_are_of_the_allowed_tokens(client: OpenAI) -> None:
     answer = client.chat.completions.create(
-        **ASKED, logprobs=True, top_logprobs=5, seed=6, extra_body={"guided_choice": ["on", "off"]}
+        **PARAMS, logprobs=True, top_logprobs=5, seed=6, extra_body={"guided_choice": ["on", "off"]}
     )
-    told = answer.choices[0].logprobs
-    assert told is not None
-    for entry in told.content or []:
+    received = answer.choices[0].logprobs
+    assert received is not None
+    for entry in received.content or []:
         assert all(top.token and top.token in "on off" for top in entry.top_logprobs)
 
 
 def test_responses_keep_to_their_text_format(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
+    params: dict[str, Any] = {
         "model": ENFORCED,
         "input": "Who?",
         "max_output_tokens": 2000,
@@ -160,10 +162,10 @@ def test_responses_keep_to_their_text_format(client: OpenAI) -> None:
         "reasoning": {"effort": "none"},
         "text_format": Gate,
     }
-    whole = client.responses.parse(**asked)
-    with client.responses.stream(**asked) as told:
-        done = [event for event in told if event.type == "response.output_text.done"]
-        final = told.get_final_response()
+    whole = client.responses.parse(**params)
+    with client.responses.stream(**params) as received:
+        done = [event for event in received if event.type == "response.output_text.done"]
+        final = received.get_final_response()
     stored = client.responses.retrieve(whole.id)
     assert isinstance(whole.output_parsed, Gate)
     assert whole.output_parsed == final.output_parsed == done[0].parsed

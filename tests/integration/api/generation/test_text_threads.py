@@ -17,11 +17,11 @@ NUM_SMALL = 5
 def test_small_requests_do_not_wait_for_large_ones(service: RunningService) -> None:
     ended: list[int] = []
 
-    def ask_large() -> None:
+    def send_large() -> None:
         body = {"model": MODEL, "prompt": LARGE}
         ended.append(httpx.post(f"{service.base_url}/tokenize", json=body, timeout=120).status_code)
 
-    threads = [threading.Thread(target=ask_large) for _ in range(NUM_LARGE)]
+    threads = [threading.Thread(target=send_large) for _ in range(NUM_LARGE)]
     for thread in threads:
         thread.start()
     time.sleep(1.0)  # until one is at it

@@ -118,12 +118,12 @@ def test_a_whole_answer_with_calls_has_no_content(base_url: str) -> None:
 def test_a_stream_names_each_call_once_and_then_only_adds_arguments(base_url: str) -> None:
     text = f"I look.\n{hermes_call('get_weather', OSLO)}\n{hermes_call('now', '{}')}"
     chunks = stream(base_url, text, tools=TOOLS)
-    said = deltas(chunks)
-    assert said[0] == {"role": "assistant", "content": ""}
-    assert said[-1] == {}
-    content = "".join(delta["content"] for delta in said[1:] if "content" in delta)
+    output = deltas(chunks)
+    assert output[0] == {"role": "assistant", "content": ""}
+    assert output[-1] == {}
+    content = "".join(delta["content"] for delta in output[1:] if "content" in delta)
     assert content == "I look."
-    calls = [call for delta in said for call in delta.get("tool_calls", [])]
+    calls = [call for delta in output for call in delta.get("tool_calls", [])]
     begun: dict[int, str] = {}
     for call in calls:
         if call["index"] not in begun:
@@ -245,7 +245,7 @@ def test_a_prompt_may_open_or_close_the_reasoning(base_url: str) -> None:
 
 def test_a_budget_bounds_the_tokens_of_reasoning(base_url: str) -> None:
     """The computing model is a random one: it would think to the end of its tokens."""
-    asked = {
+    params = {
         "model": ENFORCED,
         "messages": [USER],
         "max_tokens": 60,
@@ -254,7 +254,7 @@ def test_a_budget_bounds_the_tokens_of_reasoning(base_url: str) -> None:
         "thinking_token_budget": 9,
         "n": 2,
     }
-    answer = httpx.post(f"{base_url}/v1/chat/completions", json=asked, timeout=60).json()
+    answer = httpx.post(f"{base_url}/v1/chat/completions", json=params, timeout=60).json()
     for choice in answer["choices"]:
         assert choice["message"]["reasoning_content"]
         assert choice["message"]["content"]
@@ -263,15 +263,15 @@ def test_a_budget_bounds_the_tokens_of_reasoning(base_url: str) -> None:
 
 def test_the_last_message_is_continued_on_request(base_url: str) -> None:
     begun = {"role": "assistant", "content": "It is ("}
-    asked = {"model": ECHO_HERMES, "messages": [USER, begun], "max_tokens": 100}
-    continued = {**asked, "continue_final_message": True, "add_generation_prompt": False}
+    params = {"model": ECHO_HERMES, "messages": [USER, begun], "max_tokens": 100}
+    continued = {**params, "continue_final_message": True, "add_generation_prompt": False}
     path = f"{base_url}/v1/chat/completions"
     answer = httpx.post(path, json=continued, timeout=60).json()
     # The echoing model says its prompt again and again: behind what was begun comes its start.
     assert "assistant\nIt is (user\n" in answer["choices"][0]["message"]["content"]
-    closed = httpx.post(path, json={**asked, "add_generation_prompt": False}, timeout=60).json()
+    closed = httpx.post(path, json={**params, "add_generation_prompt": False}, timeout=60).json()
     assert closed["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"] + 2  # its end
-    both = httpx.post(path, json={**asked, "continue_final_message": True}, timeout=60)
+    both = httpx.post(path, json={**params, "continue_final_message": True}, timeout=60)
     assert both.status_code == 400
     assert both.json()["error"]["param"] == "continue_final_message"
     user_last = httpx.post(path, json={**continued, "messages": [USER]}, timeout=60)
@@ -384,12 +384,12 @@ def test_beside_a_structured_answer_calls_stay_possible(client: OpenAI) -> None:
             continue
         num_ended += 1
         if choice.finish_reason == "stop":
-            said = choice.message.content
+            output = choice.message.content
         else:
             assert choice.message.content is None
             (call,) = choice.message.tool_calls or []
-            said = call.function.arguments  # type: ignore[union-attr]
-        jsonschema.validate(json.loads(said or ""), CITY)
+            output = call.function.arguments  # type: ignore[union-attr]
+        jsonschema.validate(json.loads(output or ""), CITY)
     assert num_ended
 
 
@@ -449,7 +449,7 @@ def test_the_sdks_stream_helper_accumulates_calls(client: OpenAI) -> None:
 def test_a_message_of_the_parsing_helpers_goes_back_as_it_is(client: OpenAI) -> None:
     """A strict tool's arguments are parsed into its model, which the SDK adds to the message."""
     tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
-    asked: Any = {
+    params: Any = {
         "model": ENFORCED,
         "messages": [USER],
         "tools": [tool],
@@ -459,8 +459,8 @@ def test_a_message_of_the_parsing_helpers_goes_back_as_it_is(client: OpenAI) -> 
         "temperature": 0.7,
         "reasoning_effort": "none",
     }
-    seed, parsed = ended_by_itself(client, asked)
-    with client.chat.completions.stream(**asked, seed=seed) as helped:
+    seed, parsed = ended_by_itself(client, params)
+    with client.chat.completions.stream(**params, seed=seed) as helped:
         streamed = helped.get_final_completion().choices[0].message
     for message in (parsed, streamed):
         assert message.tool_calls is not None
@@ -473,11 +473,11 @@ def test_a_message_of_the_parsing_helpers_goes_back_as_it_is(client: OpenAI) -> 
         assert answer.choices[0].message.content == "Fine."
 
 
-def ended_by_itself(client: OpenAI, asked: Any) -> tuple[int, Any]:
+def ended_by_itself(client: OpenAI, params: Any) -> tuple[int, Any]:
     """A seed with which the random model ends before its limit, and what it says then."""
     for seed in range(20):
         try:
-            answer = client.chat.completions.parse(**asked, seed=seed)
+            answer = client.chat.completions.parse(**params, seed=seed)
         except openai.LengthFinishReasonError:
             continue
         return seed, answer.choices[0].message

@@ -45,7 +45,7 @@ class Dialect:
     whole: Callable[[dict[str, Any]], str]
     piece: Callable[[dict[str, Any]], str]
 
-    def ask(self, base_url: str, prompt: Any, *, stream: bool, **members: Any) -> str:
+    def send(self, base_url: str, prompt: Any, *, stream: bool, **members: Any) -> str:
         body = {**self.body(prompt), **members, "stream": stream}
         answer = httpx.post(base_url + self.path, json=body, timeout=TIMEOUT_S)
         assert answer.status_code == 200, answer.text
@@ -108,8 +108,8 @@ def same_both_ways(name: str, base_url: str, prompt: Any, num_tokens: int, **mem
     """The text, once it was seen to be the same whole and streamed."""
     dialect = DIALECTS[name]
     members = {LIMIT.get(name, "max_tokens"): num_tokens, **members}
-    whole = dialect.ask(base_url, prompt, stream=False, **members)
-    streamed = dialect.ask(base_url, prompt, stream=True, **members)
+    whole = dialect.send(base_url, prompt, stream=False, **members)
+    streamed = dialect.send(base_url, prompt, stream=True, **members)
     assert streamed.encode() == whole.encode()
     return whole
 
@@ -121,10 +121,10 @@ def test_text_of_any_script_comes_whole(service: RunningService, name: str, kind
     model = {"model": MODEL}
     for tokens_per_step, num_tokens in ((1, 150), (5, 150), (1, 31)):  # 31: within a character
         service.script.tokens_per_step = tokens_per_step
-        said = same_both_ways(name, service.base_url, text, num_tokens, **model)
-        assert "\ufffd" not in said[:-1]
+        output = same_both_ways(name, service.base_url, text, num_tokens, **model)
+        assert "\ufffd" not in output[:-1]
         if num_tokens == 150:
-            assert text[:20] in said
+            assert text[:20] in output
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -144,8 +144,8 @@ def test_a_stop_of_any_script_cuts_both_at_one_place(
             at = chooses.randrange(len(full) // 3, len(full) - length)
             stop = full[at : at + length]
             stops = {member: [stop, stop + "never", "never"], "model": MODEL}
-            said = same_both_ways(name, service.base_url, TEXTS[kind], 60, **stops)
-            assert said == full.partition(stop)[0]
+            output = same_both_ways(name, service.base_url, TEXTS[kind], 60, **stops)
+            assert output == full.partition(stop)[0]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -165,8 +165,8 @@ def test_tokens_that_are_no_text_come_out_the_same(
     for length in (1, 2, 4):
         at = chooses.randrange(len(full) // 2)
         stop = full[at : at + length]
-        said = same_both_ways(name, service.base_url, prompt, 120, **model, stop=[stop])
-        assert said == full.partition(stop)[0]
+        output = same_both_ways(name, service.base_url, prompt, 120, **model, stop=[stop])
+        assert output == full.partition(stop)[0]
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +193,6 @@ def test_any_output_is_the_same_streamed_and_whole(random_model: str, name: str)
         if member is not None and len(full) > 10:
             stop = full[len(full) // 2 :][:2]
             stops = {member: [stop]}
-            said = same_both_ways(name, random_model, prompt, 80, **model, **chosen, **stops)
-            assert said == full.partition(stop)[0]
+            output = same_both_ways(name, random_model, prompt, 80, **model, **chosen, **stops)
+            assert output == full.partition(stop)[0]
     assert broken

@@ -200,7 +200,7 @@ def test_a_browser_may_read_every_answer(client: httpx.Client, path: str) -> Non
 
 
 def test_a_preflight_allows_what_the_sdks_send(client: httpx.Client) -> None:
-    asked = (
+    params = (
         "authorization,content-type,x-stainless-lang,x-stainless-retry-count,last-event-id,"
         "idempotency-key,x-request-id,x-client-request-id,user-agent,openai-organization"
     )
@@ -209,12 +209,12 @@ def test_a_preflight_allows_what_the_sdks_send(client: httpx.Client) -> None:
         headers={
             "origin": "http://localhost:3000",
             "access-control-request-method": "POST",
-            "access-control-request-headers": asked,
+            "access-control-request-headers": params,
         },
     )
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
-    assert answer.headers["access-control-allow-headers"] == asked
+    assert answer.headers["access-control-allow-headers"] == params
     assert "POST" in answer.headers["access-control-allow-methods"]
 
 

@@ -88,14 +88,14 @@ def test_every_answer_is_one_that_the_document_names(
 
     @BOUNDED
     @given(case=cases(), known=st.booleans())
-    def ask(case: Case, known: bool) -> None:
+    def send(case: Case, known: bool) -> None:
         if known:
             name_what_is_there(case, names)
         response = case.call(timeout=TIMEOUT_S)
         case.validate_response(response, checks=CHECKS)
         statuses.add(response.status_code)
 
-    ask()
+    send()
     assert statuses
 
 

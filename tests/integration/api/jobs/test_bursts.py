@@ -33,15 +33,15 @@ async def test_a_burst_of_300_requests_in_one_instant_is_queued(service: Running
     }
     limits = httpx.Limits(max_connections=BURST)
     async with httpx.AsyncClient(base_url=service.base_url, timeout=120, limits=limits) as client:
-        asked = [
+        params = [
             asyncio.create_task(client.post("/v1/chat/completions", json=body))
             for _ in range(BURST)
         ]
         with suppress(TimeoutError):  # a refusal answers at once
             async with asyncio.timeout(60):
-                while len(services.pool) < BURST and not any(task.done() for task in asked):
+                while len(services.pool) < BURST and not any(task.done() for task in params):
                     await asyncio.sleep(0.05)
         busy.set()
-        answers = Counter([(await task).status_code for task in asked])
+        answers = Counter([(await task).status_code for task in params])
     assert answers == {200: BURST}
     await asyncio.wrap_future(occupied)

@@ -113,14 +113,14 @@ def test_a_batch_is_accepted_durably(client: httpx.Client) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
     lines = json.dumps({**row, "body": body}).encode()
     files = {"file": ("rows.jsonl", lines), "purpose": (None, "batch")}
-    asked = {
+    params = {
         "input_file_id": client.post("/v1/files", files=files).json()["id"],
         "endpoint": "/v1/completions",
         "completion_window": "1h",
     }
-    assert client.post("/v1/batches", json={**asked, "durability": "replicas"}).status_code == 503
+    assert client.post("/v1/batches", json={**params, "durability": "replicas"}).status_code == 503
     assert client.get("/v1/batches").json()["data"] == []
-    made = client.post("/v1/batches", json={**asked, "durability": "fsync"})
+    made = client.post("/v1/batches", json={**params, "durability": "fsync"})
     assert (made.status_code, made.headers[HEADER]) == (200, "fsync")
     where = f"/v1/batches/{made.json()['id']}"
     wait_until(lambda: client.get(where).json()["status"] == "completed", "the batch's end")

@@ -81,12 +81,12 @@ def test_a_running_answer_is_joined_from_its_start(
 def test_many_at_once_are_one_job(service: RunningService, key: dict[str, str]) -> None:
     service.script.step_s = 0.005
 
-    def ask(_: int) -> list[dict[str, Any]]:
+    def send(_: int) -> list[dict[str, Any]]:
         with httpx.Client(base_url=service.base_url, timeout=20) as own:
             return stream(own, key)
 
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, range(8)))
+        answers = list(pool.map(send, range(8)))
     assert len({answer[0]["id"] for answer in answers}) == 1
     assert len({text_of(answer) for answer in answers}) == 1
     assert len(service.worker.seen) == 1
@@ -196,7 +196,7 @@ def test_the_openai_sdk_sends_a_key_of_its_callers(
     key: dict[str, str],
     streamed: bool,
 ) -> None:
-    def ask(sdk: openai.OpenAI) -> tuple[str, str]:
+    def send(sdk: openai.OpenAI) -> tuple[str, str]:
         answer: Any = sdk.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "water and iron"}],
@@ -210,5 +210,5 @@ def test_the_openai_sdk_sends_a_key_of_its_callers(
         return chunks[0].id, "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
     with openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="x") as sdk:
-        assert ask(sdk) == ask(sdk)
+        assert send(sdk) == send(sdk)
     assert len(service.worker.seen) == 1

@@ -115,15 +115,15 @@ def test_an_unknown_job_is_a_404(client: httpx.Client, name: str) -> None:
 def test_tokens_that_share_an_entry_of_the_log_are_sent_one_by_one(
     client: httpx.Client, service: RunningService
 ) -> None:
-    told, name = [], ""
+    received, name = [], ""
     for tokens_per_step in (1, 7):
         service.script.tokens_per_step = tokens_per_step
         with connect_sse(client, "POST", "/generate", json=PROMPT) as source:
             events = [json.loads(event.data) for event in source.iter_sse() if event.data[0] == "{"]
         name = events[0]["id"]
-        told.append(([event["text"] for event in events], *tail(client, name)))
-    assert told[0] == told[1]
-    _, ids, payloads = told[1]
+        received.append(([event["text"] for event in events], *tail(client, name)))
+    assert received[0] == received[1]
+    _, ids, payloads = received[1]
     for index, cursor in enumerate(ids[:-1]):  # most of them lie within an entry
         _, rest = tail(client, name, headers={"last-event-id": cursor})
         assert rest == payloads[index + 1 :]

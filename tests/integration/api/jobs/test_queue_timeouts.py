@@ -131,8 +131,8 @@ def test_rows_of_a_batch_wait_as_long_as_the_batch_may(
     upload = client.post(
         "/v1/files", data={"purpose": "batch"}, files={"file": ("rows", json.dumps(row).encode())}
     )
-    asked = {"endpoint": "/v1/completions", "completion_window": "24h"}
-    made = client.post("/v1/batches", json={**asked, "input_file_id": upload.json()["id"]}).json()
+    params = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    made = client.post("/v1/batches", json={**params, "input_file_id": upload.json()["id"]}).json()
 
     def queued() -> list[dict[str, Any]]:
         jobs = client.get("/v1/jobs", params={"state": "queued"}).json()["data"]

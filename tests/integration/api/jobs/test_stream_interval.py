@@ -14,16 +14,16 @@ from tests.support.running_service import MODEL, RunningService
 from tests.support.sse_readers import by_lines
 
 WORDS = "one two three four five six seven eight nine ten"
-ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "ignore_eos": True}
+PARAMS: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "ignore_eos": True}
 USER = [{"role": "user", "content": WORDS}]
 SHOWN = {"return_token_ids": True, "stream_options": {"include_usage": True}}
-CHAT = ("/v1/chat/completions", {**ASKED, **SHOWN, "messages": USER, "logprobs": True})
-COMPLETION = ("/v1/completions", {**ASKED, **SHOWN, "prompt": WORDS, "logprobs": 1})
+CHAT = ("/v1/chat/completions", {**PARAMS, **SHOWN, "messages": USER, "logprobs": True})
+COMPLETION = ("/v1/completions", {**PARAMS, **SHOWN, "prompt": WORDS, "logprobs": 1})
 
 
 def events_of(service: RunningService, path: str, body: dict[str, Any], **more: Any) -> list[Any]:
-    asked = {**body, "stream": True, **more}
-    answer = httpx.post(service.base_url + path, json=asked, timeout=20)
+    params = {**body, "stream": True, **more}
+    answer = httpx.post(service.base_url + path, json=params, timeout=20)
     assert answer.status_code == 200, answer.text
     return [json.loads(data) for data in by_lines([answer.content]) if data != "[DONE]"]
 
@@ -100,9 +100,9 @@ def test_a_stream_that_fails_sends_what_it_held(service: RunningService) -> None
         JobState.FAILED, ErrorCode.NONFINITE_LOGITS, Usage(5, 6), message="not a number"
     )
     body = {"prompt": WORDS, "max_tokens": 40, "ignore_eos": True}
-    *said, error = events_of(service, "/generate", body, stream_interval=100)
+    *output, error = events_of(service, "/generate", body, stream_interval=100)
     assert error["error"]["code"] == "nonfinite_logits"
-    assert sum(len(event["token_ids"]) for event in said) == 6
+    assert sum(len(event["token_ids"]) for event in output) == 6
 
 
 def test_a_stream_that_holds_its_tokens_is_kept_alive(service: RunningService) -> None:
@@ -121,8 +121,8 @@ def test_it_is_bounded_and_for_streams_alone(
     service: RunningService, more: dict[str, Any], status: int
 ) -> None:
     for path, body in (CHAT, COMPLETION):
-        asked = {**body, "stream": True, **more}
-        answer = httpx.post(service.base_url + path, json=asked, timeout=20)
+        params = {**body, "stream": True, **more}
+        answer = httpx.post(service.base_url + path, json=params, timeout=20)
         assert answer.status_code == status
         without = {**body, "stream": False, "stream_options": None, "stream_interval": 8}
         refused = httpx.post(service.base_url + path, json=without, timeout=20)

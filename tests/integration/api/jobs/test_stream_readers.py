@@ -19,15 +19,15 @@ from tests.support.sse_readers import by_blank_lines, by_lines
 anthropic = lazy_import("anthropic")
 
 USER = [{"role": "user", "content": "one two three"}]
-ASKED = {"model": MODEL, "max_tokens": 12, "stream": True}
+PARAMS = {"model": MODEL, "max_tokens": 12, "stream": True}
 PLAIN_ROUTES = [
-    ("/v1/chat/completions", {**ASKED, "messages": USER}),
-    ("/v1/completions", {**ASKED, "prompt": "one two three"}),
-    ("/v1/completions", {**ASKED, "prompt": ["one two", "three"]}),
+    ("/v1/chat/completions", {**PARAMS, "messages": USER}),
+    ("/v1/completions", {**PARAMS, "prompt": "one two three"}),
+    ("/v1/completions", {**PARAMS, "prompt": ["one two", "three"]}),
     ("/generate", {"prompt": "one two three", "max_tokens": 12}),
 ]
 NAMED_ROUTES = [
-    ("/v1/messages", {**ASKED, "messages": USER}),
+    ("/v1/messages", {**PARAMS, "messages": USER}),
     ("/v1/responses", {"model": MODEL, "input": "one two three", "stream": True}),
 ]
 
@@ -94,23 +94,23 @@ def test_once_an_id_was_sent_a_comment_is_no_event_of_its_own(service: RunningSe
     assert ": ka\n\n" not in behind
     assert ":\n\n" not in behind
     expected = list(by_lines(reads))
-    said = [json.loads(data) for data in expected[:-1]]
-    assert sum(len(event["token_ids"]) for event in said) == 6
+    output = [json.loads(data) for data in expected[:-1]]
+    assert sum(len(event["token_ids"]) for event in output) == 6
 
 
 def test_the_sdks_read_over_keepalives(service: RunningService) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
+    params: dict[str, Any] = {"model": MODEL, "max_tokens": 4}
     base_url = f"{service.base_url}/v1"
     plain: Any = openai.OpenAI(base_url=base_url, api_key="any")
     messages: Any = anthropic.Anthropic(base_url=service.base_url, api_key="any")
-    whole = plain.chat.completions.create(messages=USER, **asked).choices[0].message.content
-    spoken = plain.completions.create(prompt="one two three", **asked).choices[0].text
+    whole = plain.chat.completions.create(messages=USER, **params).choices[0].message.content
+    spoken = plain.completions.create(prompt="one two three", **params).choices[0].text
     service.script.step_s = 0.25  # a keep-alive or two between tokens
-    chat = plain.chat.completions.create(messages=USER, stream=True, **asked)
+    chat = plain.chat.completions.create(messages=USER, stream=True, **params)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chat) == whole
-    completion = plain.completions.create(prompt="one two three", stream=True, **asked)
+    completion = plain.completions.create(prompt="one two three", stream=True, **params)
     assert "".join(chunk.choices[0].text for chunk in completion) == spoken
-    with messages.messages.stream(messages=USER, **asked) as stream:
+    with messages.messages.stream(messages=USER, **params) as stream:
         assert "".join(stream.text_stream) == whole
     response = {"model": MODEL, "input": "one two three", "max_output_tokens": 16}
     events = list(plain.responses.create(stream=True, **response))

@@ -14,11 +14,11 @@ from tests.support.running_service import MODEL, RunningService, wait_until
 
 def test_text_becomes_tokens_and_text_again(client: httpx.Client) -> None:
     text = "A gate, a wheel: <|im_start|> héllo 😀\n"
-    told = client.post("/tokenize", json={"prompt": text, "model": MODEL}).json()
-    assert told["count"] == len(told["tokens"])
-    assert told["max_model_len"] == 512
-    assert "token_strs" not in told
-    back = client.post("/detokenize", json={"tokens": told["tokens"]}).json()
+    received = client.post("/tokenize", json={"prompt": text, "model": MODEL}).json()
+    assert received["count"] == len(received["tokens"])
+    assert received["max_model_len"] == 512
+    assert "token_strs" not in received
+    back = client.post("/detokenize", json={"tokens": received["tokens"]}).json()
     assert back == {"prompt": text}
     spelled = client.post("/tokenize", json={"prompt": "abc", "return_token_strs": True}).json()
     assert "".join(spelled["token_strs"]) == "abc"
@@ -30,10 +30,10 @@ def test_a_conversation_becomes_the_tokens_that_a_chat_has(
 ) -> None:
     messages = [{"role": "developer", "content": [{"type": "text", "text": "be brief"}]}]
     messages.append({"role": "user", "content": "hi"})
-    told = client.post("/tokenize", json={"messages": messages}).json()
+    received = client.post("/tokenize", json={"messages": messages}).json()
     client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages})
-    assert list(service.worker.seen[-1].job.prompt_token_ids) == told["tokens"]
-    text = client.post("/detokenize", json={"tokens": told["tokens"]}).json()["prompt"]
+    assert list(service.worker.seen[-1].job.prompt_token_ids) == received["tokens"]
+    text = client.post("/detokenize", json={"tokens": received["tokens"]}).json()["prompt"]
     assert text == (
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
         "<|im_start|>assistant\n"
