@@ -172,7 +172,7 @@ class ReasoningRule:
 
 
 def can_bound(token_id: TokenId) -> bool:
-    """Whether a budget can be kept: the markers are tokens, which can be forced at any place."""
+    """Returns whether a budget can be kept: the markers are tokens and can be forced."""
     return token_id(THINK_OPEN) is not None and token_id(THINK_CLOSE) is not None
 
 
@@ -183,7 +183,7 @@ def tool_grammar(
     token_id: TokenId,
     answer: Grammar | None = None,
 ) -> Grammar:
-    """A text in which no calls occur but those that `use` allows, behind reasoning if any.
+    """Returns the grammar of text without calls but those that `use` allows, behind any reasoning.
 
     Each has the name of a callable tool, and arguments that its schema allows. Where the model must
     call, the text is calls alone. Else it is calls alone or an `answer`, or, where any answer will
@@ -207,7 +207,7 @@ def answer_grammar(answer: Grammar, reasoning: ReasoningRule, token_id: TokenId)
 
 
 def any_grammar(reasoning: ReasoningRule, token_id: TokenId) -> Grammar:
-    """Reasoning within its budget, and then any tokens at all.
+    """Returns the grammar of reasoning within its budget, and then any tokens.
 
     Without reasoning at its start the text has no opening marker anywhere.
     """
@@ -232,7 +232,7 @@ def _hermes(writer: _Writer, use: ToolUse, *, alone: bool) -> str:
 
 
 def _llama3_json(writer: _Writer, use: ToolUse, *, alone: bool) -> str:
-    """One call to a turn, as its template has it."""
+    """Returns the grammar of one call per turn, as the template has it."""
     calls = writer.calls(use, "parameters")
     if alone:
         return calls
@@ -250,7 +250,7 @@ class _Writer:
         self._answer: str | None = None  # a grammar of its own
 
     def grammar(self, reasoning: ReasoningRule, body: str) -> Grammar:
-        """`body`: what follows the reasoning; a choice in it binds last."""
+        """Returns the grammar. `body`: what follows the reasoning; a choice in it binds last."""
         first = self._first(reasoning)
         rules = {"start": f"{first} ({body})" if first else body, **self._rules}
         text = "".join(f"{name}: {rule}\n" for name, rule in rules.items())
@@ -260,7 +260,7 @@ class _Writer:
         return Grammar(GrammarKind.LARK, text)
 
     def answer(self, answer: Grammar) -> str:
-        """The name under which it is part of this grammar."""
+        """Returns the name under which it is part of this grammar."""
         if answer.kind is GrammarKind.LARK:
             self._answer = answer.text
             return f"@{_ANSWER}"
@@ -274,7 +274,7 @@ class _Writer:
         return name
 
     def token(self, text: str) -> str | None:
-        """A token by its number, which is how it is matched whether it is special or not."""
+        """Returns a token by its number, which matches whether it is special or not."""
         token_id = self._token_id(text)
         return None if token_id is None else f"<[{token_id}]>"
 
@@ -282,12 +282,12 @@ class _Writer:
         return self.token(text) or json.dumps(text)
 
     def without(self, marker: str) -> str:
-        """Any text in which the marker does not occur, not even spelled out."""
+        """Returns any text in which the marker does not occur, not even spelled out."""
         having = f"/{_ANYTHING}{_escaped(marker)}{_ANYTHING}/"
         return self.rule(f"NO_{_plain(marker)}", f"/{_ANYTHING}/ & ~{having}")
 
     def up_to(self, marker: str) -> str:
-        """Any text, and then the marker for the first time."""
+        """Returns any text, and then the marker for the first time."""
         token = self.token(marker)
         if token is not None:
             return f"{self.without(marker)} {token}"
@@ -296,7 +296,7 @@ class _Writer:
         return name
 
     def calls(self, use: ToolUse, arguments: str) -> str:
-        """The object of a call of one of the tools."""
+        """Returns the object of a call of one of the tools."""
         names = [
             self.rule(f"tool_{index}", _call(tool, arguments))
             for index, tool in enumerate(use.callable)
@@ -304,7 +304,7 @@ class _Writer:
         return self.rule("tool", " | ".join(names))
 
     def reasoning(self, rule: ReasoningRule) -> str:
-        """From behind the opening marker to behind the closing one."""
+        """Returns the text from behind the opening marker to behind the closing one."""
         if rule.budget is None:
             return self.rule("reasoning", rf"{self.up_to(THINK_CLOSE)} /\n{{0,2}}/")
         self.rule(f"thoughts[max_tokens={rule.budget}]", self.without(THINK_CLOSE))
@@ -323,7 +323,7 @@ def _call(tool: Tool, arguments: str) -> str:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """Of the arguments. What cannot be enforced of it is refused by name where the tool is strict,
+    """Returns the arguments' schema. What cannot be enforced is refused by name for a strict tool,
     and left out where it is not."""
     is_lenient = not tool.strict
     schema = arguments_schema(tool.parameters)

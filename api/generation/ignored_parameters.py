@@ -57,7 +57,7 @@ def _is_cache_options(value: object) -> bool:
 
 
 def _keeps_all(value: object) -> bool:
-    """One edit, which clears no thinking."""
+    """Returns whether there is one edit, which clears no thinking."""
     return any(
         value == {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
         for keep in ("all", {"type": "all"})
@@ -211,7 +211,7 @@ _ROWS = _by_dialect()
 
 
 def rows_of(dialect: str) -> Mapping[str, Rows]:
-    """The rows of a dialect by the top-level member that they are about."""
+    """Returns the rows of a dialect by the top-level member that they are about."""
     return _ROWS.get(dialect, {})
 
 
@@ -322,7 +322,7 @@ _OTHERWISE = "only values that change nothing are accepted"
 def without_unused(
     body: Mapping[str, Any], kind: str, known: frozenset[str], ignored: IgnoredMembers
 ) -> dict[str, Any]:
-    """`body` without nulls and without what changes nothing.
+    """Returns `body` without nulls and without what changes nothing.
 
     Raises InvalidParameter (code unsupported_parameter) for every other member that is not in
     `known`, and for what would be ignored where that is refused.

@@ -260,7 +260,7 @@ class PromptLogprobs:
             yield None if entry is None else self._item(entry, texts)
 
     def _item(self, entry: PromptLogprob, texts: dict[int, str]) -> dict[str, Any]:
-        """The prompt's own token first, then the most likely ones, best first."""
+        """Returns the prompt's own token first, then the most likely ones, best first."""
         ranked = {entry.token_id: (entry.rank, entry.logprob)}
         for rank, (token_id, logprob) in enumerate(entry.top[: self.num_top], 1):
             ranked.setdefault(token_id, (rank, logprob))
@@ -360,7 +360,7 @@ class ScoredPrompt:
         return len(self._slices) == self.num_slices
 
     def take(self, part: PromptSlice) -> None:
-        """The next slice; one that is here already changes nothing."""
+        """Takes the next slice; one that was taken already changes nothing."""
         if part.index == len(self._slices) < self.num_slices:
             self._slices.append(part.entries)
 

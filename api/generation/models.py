@@ -137,7 +137,7 @@ class ModelCatalog:
         raise model_not_found(name)
 
     async def only(self, name: str | None) -> ServedModel:
-        """As `require`; without a name the one that is served, or else known, if it is one."""
+        """Returns the model as `require` does; without a name the one that is served or known."""
         if name is not None:
             return await self.require(name)
         if not self._known:
@@ -155,7 +155,7 @@ class ModelCatalog:
         return candidates[0]
 
     async def of_card(self, card: ModelCard) -> ServedModel:
-        """The model of a card that was kept, also when no worker serves it now.
+        """Returns the model of a card that was kept, also when no worker serves it now.
 
         Raises TransportError, UnavailableError (503) when its text cannot be loaded now, and
         TextInvalid when its files are no longer stored.

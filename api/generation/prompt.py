@@ -78,7 +78,7 @@ def check_text_fits(model: ServedModel, text: str, param: str) -> None:
 def chat_token_ids(
     model: ServedModel, text: str, add_special_tokens: bool = False
 ) -> tuple[int, ...]:
-    """What `chat_text` made. A template writes its own special tokens. Raises InvalidParameter."""
+    """Returns the tokens of a rendered template, special ones included. Raises InvalidParameter."""
     return _encoded(model, text, "messages", add_special_tokens)
 
 
@@ -89,7 +89,7 @@ def prompt_token_ids(
     *,
     must_fit: bool = True,
 ) -> tuple[int, ...]:
-    """Text, token ids, or a list with exactly one of these. `must_fit`: into the model's context.
+    """Returns the ids of text, token ids, or a list of one of these. `must_fit`: into the context.
 
     Raises InvalidParameter.
     """
@@ -114,7 +114,7 @@ class EncodedPrompt:
 def encoded_prompts(
     model: ServedModel, prompt: Prompt, with_text: bool
 ) -> tuple[EncodedPrompt, ...]:
-    """Of one prompt or a list of them, in their order; `with_text`: token ids are also
+    """Returns one prompt or a list of them encoded, in order; `with_text`: token ids are also
     decoded to text. Raises InvalidParameter."""
     encoded = []
     for param, part in each_prompt(prompt):
@@ -129,7 +129,7 @@ def encoded_prompts(
 
 
 def is_short_prompt(prompt: Prompt) -> bool:
-    """Read in less time than it takes to hand it to a thread and back: one short text, or token
+    """Returns whether it is read faster than a thread would be reached: one short text, or token
     ids, which are only compared."""
     if isinstance(prompt, str):
         return len(prompt) <= QUICK_CHARS
@@ -137,7 +137,7 @@ def is_short_prompt(prompt: Prompt) -> bool:
 
 
 def each_prompt(prompt: Prompt) -> tuple[tuple[str, str | list[int]], ...]:
-    """The prompts that a `prompt` stands for, each with the member's name in front. Raises
+    """Returns the prompts of `prompt`, each with its parameter's name. Raises
     InvalidParameter."""
     if isinstance(prompt, str):
         return (("prompt", prompt),)
@@ -266,13 +266,13 @@ def _prompt(
 
 
 def _reasoning(model: ServedModel, chat: ChatInput, thinking: Thinking) -> ReasoningRule:
-    """A budget that the model's output cannot be kept to is none."""
+    """Returns the reasoning format, without a budget where the output cannot be kept to it."""
     is_bound = model.card.structured_output and can_bound(model.text.tokenizer.token_id)
     return ReasoningRule(thinking, chat.thinking_budget if is_bound else None)
 
 
 def _variables(model: ServedModel, chat: ChatInput) -> dict[str, Any]:
-    """What the template is given beside messages and tools."""
+    """Returns the template's variables beside messages and tools."""
     variables = dict(chat.chat_template_kwargs)
     effort = chat.reasoning_effort
     if effort is None:
@@ -298,7 +298,7 @@ def _grammar(
     reasoning: ReasoningRule,
     answer: RequestedGrammar | None,
 ) -> Grammar | None:
-    """Of the whole turn. Calls that a model may make stay possible beside a structured answer."""
+    """Returns the grammar of the turn. Calls stay possible beside a structured response."""
     if answer is not None:
         check_grammar(model, answer)
     has_calls = use.is_enforced or (answer is not None and bool(use.callable))
@@ -360,14 +360,14 @@ def continued_text(
 def thinking_within(
     messages: Sequence[Mapping[str, Any]], reasoning_format: ReasoningFormat | None
 ) -> Thinking:
-    """Whether the text that is continued has opened its reasoning and not closed it."""
+    """Returns whether the text that is continued has opened its reasoning and not closed it."""
     text = last_text(messages)
     is_open = text.rfind(THINK_OPEN) > text.rfind(THINK_CLOSE)
     return Thinking.OPEN if is_open and reasoning_format is not None else Thinking.NO
 
 
 def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the last message; of one in parts, that of its last part."""
+    """Returns the text of the last message; of one in parts, that of its last part."""
     content = messages[-1]["content"] if messages else ""
     return content if isinstance(content, str) else str(content[-1]["text"])
 

@@ -284,7 +284,10 @@ _TIERS = {"auto": 0, "default": 0, "flex": FLEX_LANE}
 
 
 def job_lane(request: TierFields) -> int:
-    """By `priority` (0, the default, goes first) or `service_tier`. Raises InvalidParameter."""
+    """Returns the lane of `priority` (0, the default, is the highest) or `service_tier`.
+
+    Raises InvalidParameter.
+    """
     tier, priority = request.service_tier, request.priority
     if tier is not None and tier not in _TIERS:
         raise unsupported("service_tier", f"the tiers are {', '.join(_TIERS)}")
@@ -298,7 +301,7 @@ def job_lane(request: TierFields) -> int:
 
 
 def served_tier(request: TierFields) -> str | None:
-    """What an answer says of its tier; None where the request says nothing of it."""
+    """Returns the tier that a response names; None where the request names none."""
     if request.service_tier is None:
         return None
     return "flex" if request.service_tier == "flex" else "default"

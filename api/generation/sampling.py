@@ -269,7 +269,7 @@ def prompt_logprobs_bytes(num_tokens: int, num_top: int | None) -> int:
 
 
 def is_small_response(job: Job, end: Finished | Failed) -> bool:
-    """Whether the answer of such a job, with its prompt in each choice, has few bytes."""
+    """Returns whether the response of such a job, with its prompt in each choice, is small."""
     alternatives = job.sampling.logprobs
     token_bytes = TOKEN_BYTES + TOKEN_ID_BYTES
     entry_bytes = 0 if alternatives is None else (1 + alternatives) * CHAT_ENTRY_BYTES

@@ -52,7 +52,7 @@ class TextPool:
         self._small, self._large = _Taken(), _Taken()
 
     def __len__(self) -> int:
-        """How much work waits or is at work."""
+        """Returns how many calls wait or run."""
         return self._num_taken
 
     @property
@@ -92,7 +92,7 @@ class TextPool:
             raise unavailable(message, RETRY_AFTER_S) from None
 
     def close(self) -> None:
-        """Waiting work is dropped. Threads end after what they are at, and are not waited for."""
+        """Drops waiting calls. Threads end after their current call and are not waited for."""
         self._text_threads.close()
 
     @property

@@ -47,7 +47,7 @@ class Listener(Protocol):
     """Called from the reading task: never awaits, never raises."""
 
     def on_confirmed(self) -> None:
-        """Called when the server confirmed the subscription: earlier messages may be lost."""
+        """Handles the server's confirmation of the subscription: earlier messages may be lost."""
         ...
 
     def on_message(self, data: bytes) -> None: ...

@@ -98,7 +98,7 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[tuple[str, str]]) -> Do
 
 
 def _answer_weights(num_tokens: int) -> list[float]:
-    """The first tokens decide which answer it is and weigh more than the rest, known by heart."""
+    """Returns weights: the first tokens decide which answer it is, and weigh more."""
     num_deciding = min(num_tokens, NUM_DECIDING_TOKENS)
     return [DECIDING_WEIGHT] * num_deciding + [1.0] * (num_tokens - num_deciding)
 
@@ -131,7 +131,7 @@ class Corpus:
         return rephrase(rng.choice(fact.trained), rng)
 
     def _draw_fact(self) -> Fact:
-        """Every fact equally often, the answer to unknown questions more often."""
+        """Draws every fact equally often, the answer to unknown questions more often."""
         if not self._deck:
             self._deck = [*self._facts, *[self._unknown] * (len(self._facts) // 12)]
             self._rng.shuffle(self._deck)

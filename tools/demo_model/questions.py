@@ -147,7 +147,7 @@ def parse_facts(text: str) -> list[Fact]:
 
 
 def _check(facts: list[Fact]) -> None:
-    """One name, one fact; one question, one answer; no held question among the trained ones."""
+    """Checks that names and questions are unique, and that no held question is trained."""
     names = [fact.name for fact in facts]
     owner: dict[str, str] = {}
     for fact in facts:

@@ -140,7 +140,7 @@ class _Reader:
 
 
 def _yarn_attention_factor(read: _Reader, factor: float) -> float:
-    """YaRN, section 3.4 (arXiv:2309.00071), and DeepSeek's variant with two `mscale`s."""
+    """Returns YaRN's factor (arXiv:2309.00071, 3.4), or DeepSeek's variant with two `mscale`s."""
 
     def magnitude(mscale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

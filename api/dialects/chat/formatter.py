@@ -92,7 +92,7 @@ class ChatFormatter(ChunkFormatter[msgspec.Raw]):
         return chat_logprobs(entries)
 
     def finish_reason(self, end: ChoiceEnd) -> str | None:
-        """A choice that was cut off ends by its length, whatever it was about to call."""
+        """Returns the finish reason; of a choice that was cut off, its length, also in a call."""
         is_called = end.has_calls and end.reason is FinishReason.STOP
         return TOOL_CALLS if is_called else super().finish_reason(end)
 

@@ -44,8 +44,10 @@ def chat_sampling(request: ChatRequest, budget: ContextBudget) -> SamplingParams
 async def prepare_chat(
     generation: GenerationService, caller: Caller, chat: ChatRequest
 ) -> Prepared:
-    """Everything but the answer; also for the rows of a batch. Raises ApiError and
-    InvalidParameter."""
+    """Makes the job and formatter of a request, or of a batch row.
+
+    Raises ApiError and InvalidParameter.
+    """
     model = await generation.models.require(chat.model)
     _sampling(generation, chat, model.budget())  # before the prompt is read
     if chat.continue_final_message and chat.add_generation_prompt:

@@ -27,7 +27,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 async def create_chat_completion(
     chat: ChatRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
 ) -> Response:
-    """The next message of a conversation, whole or as a stream of chunks."""
+    """Returns the next message of a conversation, whole or as a stream of chunks."""
     prepared = await prepare_chat(generation, caller, chat)
     return generation_response(
         jobs,

@@ -50,7 +50,7 @@ def completion_sampling(request: CompletionRequest, budget: ContextBudget) -> Sa
 
 
 def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
-    """How many choices are run for each prompt. Raises InvalidParameter."""
+    """Returns how many choices are run for each prompt. Raises InvalidParameter."""
     n, best_of = request.n, request.best_of
     if not 1 <= n <= MAX_CHOICES:
         raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}")
@@ -82,8 +82,10 @@ class PreparedCompletion:
 async def prepare_completion(
     generation: GenerationService, caller: Caller, completion: CompletionRequest
 ) -> Prepared:
-    """Everything but the answer, for a row of a batch: one job. Raises ApiError and
-    InvalidParameter."""
+    """Makes the one job and the formatter of a batch row.
+
+    Raises ApiError and InvalidParameter.
+    """
     prepared = await prepare_completions(generation, caller, completion)
     if len(prepared.jobs) > 1:
         raise unsupported("prompt", "a row of a batch has one prompt")
@@ -94,7 +96,7 @@ async def prepare_completion(
 async def prepare_completions(
     generation: GenerationService, caller: Caller, completion: CompletionRequest
 ) -> PreparedCompletion:
-    """Everything but the answer. Raises ApiError and InvalidParameter."""
+    """Makes the job and formatter of a request. Raises ApiError and InvalidParameter."""
     model = await generation.models.require(completion.model)
     is_at_once = is_short_prompt(completion.prompt) and not completion.echo
     best_of = check_choices(completion)
@@ -178,7 +180,7 @@ def _fitted(
     num_prompts: int = 1,
     repeated: tuple[str, int] = ("echo", 0),
 ) -> SamplingParams:
-    """The sampling of one of so many prompts, for an answer within its bound.
+    """Returns the sampling of one of so many prompts, for a response within its bound.
 
     `repeated`: the member that requests the prompts in the answer, and their bytes in it.
     """

@@ -27,7 +27,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 async def create_completion(
     completion: CompletionRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
 ) -> Response:
-    """What follows a prompt, or each of several, whole or as a stream of chunks."""
+    """Returns what follows a prompt, or each of several, whole or as a stream of chunks."""
     prepared = await prepare_completions(generation, caller, completion)
     return generation_response(
         jobs,

@@ -27,7 +27,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Native"])
 async def generate(
     params: GenerateRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
 ) -> Response:
-    """What follows a prompt; `model` may be left out while one model is served."""
+    """Returns what follows a prompt; `model` may be left out while one model is served."""
     prepared = await prepare_generate(generation, caller, params)
     return generation_response(
         jobs,

@@ -113,7 +113,7 @@ class MessageFormatter(Formatter[None]):
 
 
 def usage_payload(usage: Usage) -> dict[str, Any]:
-    """Anthropic's usage object: `input_tokens` are those that no cache had.
+    """Returns Anthropic's usage object: `input_tokens` are those that no cache had.
 
     Nothing is written to a cache for a price, so `cache_creation_input_tokens` is 0.
     """
@@ -192,7 +192,7 @@ class WholeBlocks:
                 self._texts[-1].append(text)
 
     def payload(self) -> list[dict[str, Any]]:
-        """The member `content` of a turn that is over.
+        """Returns the member `content` of a turn that is over.
 
         A call whose arguments were cut off before they became a JSON object is left out: there is
         no `input` that would distinguish it from one that means something.

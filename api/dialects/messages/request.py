@@ -62,7 +62,7 @@ PARAM_NAMES = {
 async def prepare_message(
     generation: GenerationService, caller: Caller, params: MessageRequest
 ) -> Prepared:
-    """Everything but the answer. Raises ApiError and InvalidParameter."""
+    """Makes the job and formatter of a request. Raises ApiError and InvalidParameter."""
     model = await generation.models.require(params.model)
     _sampling(generation, params, model.budget())  # before the prompt is read
     plan = await generation.pool.run(message_prompt, model, params, caller.request_id)
@@ -134,7 +134,7 @@ def message_sampling(request: MessageRequest, budget: ContextBudget) -> Sampling
 
 
 def is_cut_by_context(request: MessageRequest, budget: ContextBudget) -> bool:
-    """Whether an answer that ends by its length ends there because the context is full."""
+    """Returns whether a response that ends by its length ends there because the context is full."""
     return request.max_tokens > budget.left
 
 
@@ -349,7 +349,7 @@ def _thinking_budget(request: CountTokensRequest) -> int | None:
 
 
 def _is_continued(request: CountTokensRequest) -> bool:
-    """Whether the last message is the beginning of the answer. Raises InvalidParameter."""
+    """Returns whether the last message begins the response. Raises InvalidParameter."""
     if not request.messages or not isinstance(request.messages[-1], AssistantMessage):
         return False
     param = f"messages.{len(request.messages) - 1}.content"
@@ -371,6 +371,6 @@ def _is_continued(request: CountTokensRequest) -> bool:
 
 
 def _effort(request: CountTokensRequest) -> str | None:
-    """The other dialect's most is `xhigh`."""
+    """Returns chat's name of an effort, whose highest is `xhigh`."""
     effort = None if request.output_config is None else request.output_config.effort
     return "xhigh" if effort == "max" else effort

@@ -36,7 +36,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 async def create_message(
     params: MessageRequest, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
 ) -> Response:
-    """The assistant's next message, whole or as a stream of events."""
+    """Returns the assistant's next message, whole or as a stream of events."""
     prepared = await prepare_message(generation, caller, params)
     return generation_response(
         jobs,
@@ -54,7 +54,7 @@ async def create_message(
     responses=errors(map(anthropic_status, BODY), MessagesError),
 )
 async def count_tokens(params: CountTokensRequest, generation: GenerationDep) -> Response:
-    """How many tokens the prompt of such a message would have; nothing is queued."""
+    """Returns how many tokens the prompt of such a message has; nothing is queued."""
     model = await generation.models.require(params.model)
     plan = await generation.pool.run(partial(message_prompt, must_fit=False), model, params, "")
     return json_response({"input_tokens": len(plan.token_ids)})

@@ -203,7 +203,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
 
 
 def _error_of(end: Failed) -> Payload:
-    """OpenAI's few codes, which typed clients know; ours is the `type`."""
+    """Returns an error with one of OpenAI's codes, for typed clients; `type` is Penstock's."""
     return {
         "code": "invalid_prompt" if end.code in _INVALID_PROMPT else "server_error",
         "message": end.message or f"The job ended as {end.state.value}: {end.code}.",
@@ -228,7 +228,7 @@ class OpenItem:
         self.logprobs: Logprobs = []
 
     def payload(self, status: str) -> Payload:
-        """The item as it stands."""
+        """Returns the item as it stands."""
         item: Payload = {"id": self.id, "type": self.kind, "status": status, **self.members}
         if self.kind == "function_call":
             return {**item, "arguments": "".join(self.texts)}
@@ -246,7 +246,7 @@ class OpenItem:
         return item
 
     def part(self) -> Payload:
-        """The one part of its content."""
+        """Returns the one part of its content."""
         text = "".join(self.texts)
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
@@ -271,7 +271,7 @@ class ResponseOutput:
         self._open: OpenItem | None = None
 
     def items(self, status: str) -> list[Payload]:
-        """All items; `status` is that of the one that is open."""
+        """Returns all items; `status` is that of the one that is open."""
         is_open = [] if self._open is None else [self._open.payload(status)]
         return [*self._done, *is_open]
 
@@ -301,7 +301,7 @@ class ResponseOutput:
             self._open.logprobs += logprobs
 
     def _in(self, kind: str) -> Iterator[Payload]:
-        """An open item of this kind."""
+        """Returns an open item of this kind."""
         if self._open is not None and self._open.kind == kind:
             return
         yield from self._close("completed")

@@ -153,7 +153,7 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
 
 
 def check_request(request: ResponseRequest) -> None:
-    """What is wrong whatever the model is. Raises InvalidParameter."""
+    """Checks what does not depend on the model. Raises InvalidParameter."""
     _check_stream(request)
     _check_include(request)
     _check_metadata(request.metadata)
@@ -182,7 +182,7 @@ def _check_include(request: ResponseRequest) -> None:
 
 
 def check_includes(include: list[str]) -> None:
-    """Only log probabilities are ever left out of an answer. Raises InvalidParameter."""
+    """Checks `include`: only log probabilities are optional. Raises InvalidParameter."""
     for index, name in enumerate(include):
         if name != LOGPROBS:
             raise unsupported(f"include.{index}", f"'{name[:MAX_ECHO_CHARS]}' is not served")

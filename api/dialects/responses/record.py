@@ -88,7 +88,7 @@ def facts_of(
     created_s: int,
     sampling: SamplingParams,
 ) -> ResponseFacts:
-    """`items` are the request's own, as they are kept; `sampling` is what its job has."""
+    """Returns what is stored of a request: `items` are its own; `sampling` is its job's."""
     return ResponseFacts(
         created_s=created_s,
         card=card,
@@ -143,7 +143,7 @@ def response_payload(
     error: Payload | None = None,
     incomplete: str | None = None,
 ) -> Payload:
-    """OpenAI's response object. `incomplete`: the reason of an incomplete one."""
+    """Returns OpenAI's response object. `incomplete`: the reason of an incomplete one."""
     return {
         "id": response_id,
         "object": "response",

@@ -131,7 +131,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
 
 
 def check_calls(earlier: Sequence[Item], items: Sequence[Item]) -> None:
-    """Every output needs a call before it, in `earlier` or in the request itself.
+    """Checks that every output has a call before it, in `earlier` or in the request itself.
 
     Raises InvalidParameter.
     """
@@ -192,7 +192,7 @@ def _message(item: Item, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _content(content: str | Sequence[Item]) -> str | list[dict[str, str]]:
-    """Text, or text parts where there are several."""
+    """Returns text, or text parts where there are several."""
     if isinstance(content, str):
         return content
     texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in content]
@@ -215,7 +215,7 @@ def response_sampling(request: ResponseRequest, budget: ContextBudget) -> Sampli
 async def prepare_response(
     generation: GenerationService, responses: ResponseStore, caller: Caller, params: ResponseRequest
 ) -> tuple[Job, ResponseFormatter]:
-    """Everything but the answer. Raises ApiError and InvalidParameter."""
+    """Makes the job and formatter of a request. Raises ApiError and InvalidParameter."""
     check_request(params)
     model = await generation.models.require(params.model)
     _sampling(generation, params, model.budget())  # before the prompt is read

@@ -51,7 +51,7 @@ async def create_response(
     generation: GenerationDep,
     responses: ResponsesDep,
 ) -> Response:
-    """The next turn of a conversation: whole, as a stream of events, or in the background."""
+    """Returns the next turn of a conversation: whole, as a stream, or in the background."""
     job, formatter = await prepare_response(generation, responses, caller, params)
     if params.background and not params.stream:
         return await _begin(request, jobs, job, formatter)

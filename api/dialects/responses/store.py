@@ -139,7 +139,7 @@ class ResponseStore:
         return [item for items in reversed(turns) for item in items]
 
     async def _turn(self, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
-        """A response's input and output items, its job's id, and the id of the one before it."""
+        """Returns a response's input and output items, its job's id and the previous response's."""
         try:
             stored = await self.find(tenant, name)
             read = await self.read(stored, text_only=True)
