@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.process import dying_with_this_process
 from tests.support.launched import is_alive
 from tests.support.redis_topologies import until
 
@@ -210,6 +211,7 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=dying_with_this_process(),
     )
     until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
     pids = [int(pid) for file in files for pid in file.read_text().split()]
