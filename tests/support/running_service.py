@@ -96,7 +96,7 @@ class RunningService:
     def until_ready(self) -> None:
         """Waits until a model can be used. Raises AssertionError after a minute."""
         url = f"{self.base_url}/ready"
-        with httpx.Client() as client:
+        with httpx.Client(timeout=30) as client:
             wait_until(lambda: client.get(url).status_code == 200, "readiness")
 
     @property

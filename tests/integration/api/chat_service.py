@@ -54,7 +54,7 @@ def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iter
 
         def served() -> bool:
             assert all(worker.alive for worker in workers), [worker.log for worker in workers]
-            listed = httpx.get(f"{service.base_url}/v1/models").json()["data"]
+            listed = httpx.get(f"{service.base_url}/v1/models", timeout=30).json()["data"]
             return {model["id"] for model in listed} >= set(models)
 
         wait_until(served, "workers for all models", 120)
