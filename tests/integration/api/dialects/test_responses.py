@@ -34,7 +34,7 @@ def other_url(shared_service: RunningService, redis_url: str) -> Iterator[str]:
     """A frontend of its own over the same store."""
     namespace = shared_service.settings.namespace
     with running_frontend(redis_url, namespace, keepalive_s=0.1) as made:
-        wait_until(lambda: httpx.get(f"{made.base_url}/ready").status_code == 200, "readiness")
+        made.until_ready()
         yield made.base_url
 
 
