@@ -209,8 +209,8 @@ def _show_medians(rows: Sequence[Row], servers: Sequence[Server]) -> None:
             for name in names:
                 divisions = [r["division"] for r in mine if r["plight"] == name]
                 if divisions:
-                    said = ", ".join("+".join(map(str, division)) for division in divisions)
-                    print(f"{'':6}{name} were divided as {said}")
+                    output = ", ".join("+".join(map(str, division)) for division in divisions)
+                    print(f"{'':6}{name} were divided as {output}")
 
 
 if __name__ == "__main__":

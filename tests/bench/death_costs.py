@@ -142,8 +142,8 @@ async def run(directory: Path, num_runs: int, only: str) -> None:
             deployment.change_usual(num_workers=2, **WORKERS, **settings)
             pauses_s = [await bench.pause_s(break_it) for _ in range(num_runs)]
             rows.append(f"| {name} | {statistics.median(pauses_s):.2f} s | {max(pauses_s):.2f} s |")
-            told = [round(pause_s, 3) for pause_s in pauses_s]
-            print(json.dumps(conditions() | {"death": name, "pauses_s": told}), flush=True)
+            result = [round(pause_s, 3) for pause_s in pauses_s]
+            print(json.dumps(conditions() | {"death": name, "pauses_s": result}), flush=True)
     finally:
         deployment.close()
     print("\n| what dies | median | longest |\n| --- | --- | --- |", *rows, sep="\n")

@@ -2,7 +2,7 @@
 
     python -m tests.bench.grammar_masks [--tiktoken FILE] [--size 151936] [--rows 1 8 32]
 
-A document that follows the grammar is told token by token, each row somewhere else in it. Without a
+Each row generates a document that follows the grammar, each from another place. Without a
 vocabulary file (lines of base64 and rank, as tiktoken has them) the demo model's entries are joined
 in pairs until there are as many. Prints one JSON line for each grammar and number of rows.
 """
@@ -160,19 +160,19 @@ def _measure(
     masks = _TimedMasks(compiler, frozenset({eos}), torch.device("cpu"))
     params = SamplingParams(grammar=grammar, seed=0)
     token_ids = vocabulary.encode(text)
-    said = [list(token_ids[: len(token_ids) * row // (2 * num_rows)]) for row in range(num_rows)]
+    output = [list(token_ids[: len(token_ids) * row // (2 * num_rows)]) for row in range(num_rows)]
     logits = torch.zeros((num_rows, compiler.vocab_size))
     apply_s = []
     for _ in range(len(token_ids) // 2):
         rows = {
             i: SamplingRow(i, params, (0,), outputs, 1 + len(outputs))
-            for i, outputs in enumerate(said)
+            for i, outputs in enumerate(output)
         }
         begin_s = time.perf_counter()
         failed = masks.apply(logits, rows)
         apply_s.append(time.perf_counter() - begin_s)
         assert not failed, failed
-        for outputs in said:
+        for outputs in output:
             outputs.append(token_ids[len(outputs)])
     microseconds = 1e6 / num_rows
     return {

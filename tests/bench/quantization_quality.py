@@ -35,10 +35,10 @@ def main() -> int:
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     texts, starts = [], []
     for fact in load_facts()[: args.texts]:
-        question = f"<|im_start|>user\n{fact.asked[0]}?<|im_end|>\n<|im_start|>assistant\n"
-        asked = tokenizer.encode(question).ids
-        texts.append(asked + tokenizer.encode(f"{fact.answer}<|im_end|>").ids)
-        starts.append(len(asked) - 1)
+        question = f"<|im_start|>user\n{fact.trained[0]}?<|im_end|>\n<|im_start|>assistant\n"
+        requested = tokenizer.encode(question).ids
+        texts.append(requested + tokenizer.encode(f"{fact.answer}<|im_end|>").ids)
+        starts.append(len(requested) - 1)
     for tier, quantization in COMPARED:
         places: dict[str, list[torch.Tensor]] = {"all": [], "answers": []}
         for first in range(0, len(texts), TEXTS_AT_ONCE):

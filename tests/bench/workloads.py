@@ -1,4 +1,4 @@
-"""The workloads of `make bench`, and what is told of a run.
+"""The workloads of `make bench`, and what is reported of a run.
 
     w1    throughput  32 requests at once, prompts of 100 to 512 tokens, outputs of 64 to 192
     w2    prefix      48 requests, 8 at a time: 512 tokens in common and 64 of their own, 64 out

@@ -24,7 +24,7 @@ SAMPLED: dict[str, Any] = {
 
 
 class Answer:
-    """What a stream said of one index."""
+    """What a stream sent of one index."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -49,24 +49,24 @@ async def test_the_sdk_reads_whole_answers_of_every_choice_while_their_worker_is
     await scenario.deployment.use_workers(
         RUNNER="model", DTYPE="float32", DEVICE="cpu", NUM_KV_BLOCKS=256
     )
-    asked = SAMPLED | {
+    requested = SAMPLED | {
         "model": scenario.deployment.model,
         "prompt": PROMPTS[0] if num_prompts == 1 else PROMPTS,
     }
     async with AsyncOpenAI(
         base_url=f"{scenario.deployment.urls()[0]}/v1", api_key="none", max_retries=0
     ) as client:
-        plain = await client.completions.create(**asked)
+        plain = await client.completions.create(**requested)
         # A string that appears late in one of the undisturbed answers.
-        asked |= {"stop": plain.choices[1].text[-6:-3]}
-        calm = await client.completions.create(**asked)
+        requested |= {"stop": plain.choices[1].text[-6:-3]}
+        calm = await client.completions.create(**requested)
         assert calm.usage is not None
         answers: dict[int, Answer] = defaultdict(Answer)
         scenario.deployment.throttle.apply(12)
         usage, is_killed = None, False
         try:
             async for chunk in await client.completions.create(
-                stream=True, stream_options={"include_usage": True}, **asked
+                stream=True, stream_options={"include_usage": True}, **requested
             ):
                 usage = chunk.usage or usage
                 for choice in chunk.choices:

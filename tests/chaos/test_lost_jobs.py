@@ -1,4 +1,4 @@
-"""The server loses jobs that it had accepted: whoever holds one puts it back.
+"""The server loses jobs that it had accepted: the process that holds one puts it back.
 
 Nobody reads these jobs, so no stream notices: their workers and frontends must.
 """
@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 
 class Background:
-    """Background responses, asked for at one frontend after the other."""
+    """Background responses, requested at one frontend after the other."""
 
     def __init__(self, scenario: Scenario, client: httpx.AsyncClient) -> None:
         self._stage = scenario
@@ -31,7 +31,7 @@ class Background:
     async def begin(self, num_tokens: int = 60, **more: Any) -> str:
         """The id of one that was accepted."""
         self._number += 1
-        asked = {
+        requested = {
             "model": self._stage.deployment.model,
             "input": f"the gate and the wheel, number {self._number}",
             "max_output_tokens": num_tokens,
@@ -40,7 +40,7 @@ class Background:
             "store": True,
             **more,
         }
-        response = await self._client.post(f"{self._url()}/v1/responses", json=asked)
+        response = await self._client.post(f"{self._url()}/v1/responses", json=requested)
         assert response.status_code == 200, response.text
         return str(response.json()["id"])
 

@@ -1,4 +1,4 @@
-"""Workers are told to end: what they run goes on, and nobody sees it."""
+"""Workers are stopped by a signal: what they run goes on, and nobody sees it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def ask(page: Page, url: str, body: Any, name: str = "it", **headers: str) -> No
     page.evaluate("([name, url, options]) => { call(name, url, options) }", [name, url, options])
 
 
-def told(page: Page, name: str = "it") -> dict[str, Any]:
+def result(page: Page, name: str = "it") -> dict[str, Any]:
     return dict(page.evaluate("(name) => JSON.parse(JSON.stringify(calls[name]))", name))
 
 
@@ -88,7 +88,7 @@ def wait_for(page: Page, state: str, name: str = "it") -> dict[str, Any]:
         arg=[name, state],
         timeout=PATIENCE_S * 1000,
     )
-    return told(page, name)
+    return result(page, name)
 
 
 def text_of(events: str) -> str:
@@ -104,8 +104,8 @@ def whole_text(service: RunningService) -> str:
 def test_a_stream_is_read_piece_by_piece(page: Page, service: RunningService) -> None:
     service.script.stop_after = 10
     ask(page, f"{service.base_url}/v1/chat/completions", {**CHAT, "stream": True})
-    wait_until(lambda: text_of(told(page)["text"]), "the first text", PATIENCE_S)
-    assert told(page)["state"] == "reading"
+    wait_until(lambda: text_of(result(page)["text"]), "the first text", PATIENCE_S)
+    assert result(page)["state"] == "reading"
     service.script.stop_after = None
     answer = wait_for(page, "read")
     assert answer["text"].endswith("data: [DONE]\n\n")
@@ -161,8 +161,8 @@ def test_a_page_that_goes_away_leaves_its_job(
     ask(page, f"{service.base_url}/v1/messages", {
         "model": MODEL, "messages": CHAT["messages"], "max_tokens": 400, "stream": True,
     })  # fmt: skip
-    wait_until(lambda: "content_block_delta" in told(page)["text"], "the first text", PATIENCE_S)
-    name = told(page)["headers"]["request-id"]
+    wait_until(lambda: "content_block_delta" in result(page)["text"], "the first text", PATIENCE_S)
+    name = result(page)["headers"]["request-id"]
     page.goto(f"{origin}/index.html?again")
     url = f"{service.base_url}/v1/jobs/{name}"
     wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", PATIENCE_S)
@@ -222,6 +222,6 @@ def test_openai_s_sdk_runs_in_the_page_itself(page: Page, service: RunningServic
     )
     ended = "['read', 'failed'].includes(calls.it?.state)"
     page.wait_for_function(ended, timeout=PATIENCE_S * 1000)
-    answer = told(page)
+    answer = result(page)
     assert answer["error"] == ["NotFoundError", "model_not_found", "chatcmpl"]
     assert answer["text"]

@@ -40,17 +40,17 @@ def questions() -> list[dict[str, object]]:
     facts = load_facts()[: 4 * NUM_QUESTIONS : 4]
     begun = [" ".join(fact.answer.split(" ")[:2]) for fact in facts]
     rests = [fact.answer.removeprefix(begin) for fact, begin in zip(facts, begun, strict=True)]
-    asked = []
+    rows = []
     for index, fact in enumerate(facts):
         wrong = [rests[(index + step) % len(facts)] for step in (1, 2, 3)]
         place = index % 4
         choices = [*wrong[:place], rests[index], *wrong[place:]]
-        question = TURNS.format(fact.asked[0]) + begun[index]
-        asked.append({"question": question, "choices": choices, "answer": place})
-    return asked
+        question = TURNS.format(fact.trained[0]) + begun[index]
+        rows.append({"question": question, "choices": choices, "answer": place})
+    return rows
 
 
-def expected(asked: list[dict[str, object]]) -> list[list[float]]:
+def expected(rows: list[dict[str, object]]) -> list[list[float]]:
     """The log probability of each choice behind its question, by transformers' own forward."""
     # Seconds, which every process that collects this file would take.
     import torch
@@ -59,7 +59,7 @@ def expected(asked: list[dict[str, object]]) -> list[list[float]]:
     model = AutoModelForCausalLM.from_pretrained(DEMO_CHECKPOINT, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(DEMO_CHECKPOINT)
     sums = []
-    for row in asked:
+    for row in rows:
         question, choices = row["question"], row["choices"]
         assert isinstance(choices, list)
         num_asked = len(tokenizer(question)["input_ids"])
@@ -76,12 +76,12 @@ def expected(asked: list[dict[str, object]]) -> list[list[float]]:
 def test_a_multiple_choice_task_is_scored_as_transformers_scores_it(
     harness: Path, base_url: str, tmp_path: Path
 ) -> None:
-    asked = questions()
+    rows = questions()
     file = tmp_path / "questions.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     result = evaluate(harness, base_url, MODEL, DEMO_CHECKPOINT, file, tmp_path)
     assert result["acc"] == 1.0
-    for row, choices, sums in zip(asked, result["choices"], expected(asked), strict=True):
+    for row, choices, sums in zip(rows, result["choices"], expected(rows), strict=True):
         assert [float(logprob) for logprob, _ in choices] == pytest.approx(sums, abs=2e-2)
         is_greedy = [str(greedy) == "True" for _, greedy in choices]
         assert is_greedy == [index == row["answer"] for index in range(4)]

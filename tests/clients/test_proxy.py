@@ -102,9 +102,9 @@ def curl(url: str, body: Any, *options: str) -> Iterator[Curl]:
         yield made
 
 
-def text_of(said: str) -> str:
+def text_of(reply: str) -> str:
     """What the chunks of a chat say."""
-    chunks = [json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")]
+    chunks = [json.loads(line[6:]) for line in reply.splitlines() if line.startswith("data: {")]
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 

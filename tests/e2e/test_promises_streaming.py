@@ -256,9 +256,9 @@ def test_done_is_last_however_a_stream_ends(service: ServiceClient) -> None:
         assert first.payload is not None
         assert first.payload["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         job = f"/v1/jobs/{first.payload['id']}"
-        told = [service.http.delete(job).json() for _ in range(2)]
+        report = [service.http.delete(job).json() for _ in range(2)]
         *_, error, done = events
-    assert told[0] == told[1]
+    assert report[0] == report[1]
     assert done.payload is None
     assert error.payload is not None
     assert error.payload["error"]["code"] == "cancelled"

@@ -60,7 +60,7 @@ class Notice:
 class Bystanders:
     """One client of each dialect against one frontend, one that cancels, one that watches /health.
 
-    All ask at temperature 0, so that an answer is the same whoever else is served.
+    All ask at temperature 0, so that an answer is the same whichever requests are served beside it.
     """
 
     def __init__(self, base_url: str, key: str, model: str, history: HistoryWriter) -> None:

@@ -160,13 +160,13 @@ def test_overlapping_operations_are_accepted_and_the_same_with_a_wrong_reply_is_
 ) -> None:
     operations = random_history(random.Random(seed))
     check_history(JOB, operations)
-    told = [o for o in operations if o.kind in (GET, END) and o.returned_s is not None]
-    if not told:
+    result = [o for o in operations if o.kind in (GET, END) and o.returned_s is not None]
+    if not result:
         return
-    wrong = told[-1]
+    wrong = result[-1]
     impossible = wrong.values | {"num_tokens": wrong.values["num_tokens"] + 1000}
-    broken = [o if o is not wrong else dataclasses.replace(o, values=impossible) for o in told]
-    rest = [o for o in operations if o not in told]
+    broken = [o if o is not wrong else dataclasses.replace(o, values=impossible) for o in result]
+    rest = [o for o in operations if o not in result]
     with pytest.raises(NotLinearizable):
         check_history(JOB, rest + broken)
 

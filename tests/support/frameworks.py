@@ -31,7 +31,7 @@ def complaints_about_pins(environment: str) -> str:
     """Returns what is wrong with a file of pins: "" where it has all that its `.in` file asks for,
     in those versions, and all that these packages need, in versions that they take."""
     pins = set((PINS / f"{environment}.txt").read_text().split())
-    asked = re.sub(r"#.*|\[.*]", "", (PINS / f"{environment}.in").read_text()).split()
+    requested = re.sub(r"#.*|\[.*]", "", (PINS / f"{environment}.in").read_text()).split()
     python = installed_frameworks(environment) / "bin/python"
     checked = subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "check"],
@@ -39,7 +39,7 @@ def complaints_about_pins(environment: str) -> str:
         text=True,
         timeout=INSTALL_TIMEOUT_S,
     )
-    missing = [f"{pin} is not in it\n" for pin in asked if pin not in pins]
+    missing = [f"{pin} is not in it\n" for pin in requested if pin not in pins]
     return "".join([*missing, checked.stdout if checked.returncode else ""])
 
 
@@ -64,9 +64,9 @@ def framework_says(environment: str, name: str, base_url: str, model: str) -> di
     return dict(json.loads(ended.stdout))
 
 
-def outcome(told: dict[str, Any], case: str) -> Any:
+def outcome(result: dict[str, Any], case: str) -> Any:
     """Returns what a case tells; fails with its traceback where it raised."""
-    value = told[case]
+    value = result[case]
     if isinstance(value, dict) and "raised" in value:
         raise AssertionError(f"{case}:\n{value['raised']}")
     return value

@@ -101,7 +101,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], directory: Path) -> N
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
         except OSError:
-            said = directory / "error.log"
-            assert process.poll() is None, said.read_text() if said.exists() else "nginx ended"
+            output = directory / "error.log"
+            assert process.poll() is None, output.read_text() if output.exists() else "nginx ended"
             assert time.monotonic() < deadline_s, "nginx did not start"
             time.sleep(0.02)

@@ -57,7 +57,7 @@ class ApiClients:
         await self._http.aclose()
 
     async def chat(self) -> str:
-        """A whole answer, asked for again under its idempotency key until it comes."""
+        """A whole answer, requested again under its idempotency key until it comes."""
         question = self._rng.choice(QUESTIONS)
         answer = await self._until_answered(
             "POST",

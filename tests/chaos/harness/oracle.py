@@ -21,8 +21,8 @@ TERMINAL = frozenset(state.value for state in TERMINAL_STATES)
 def check_reading(reading: Reading, echo: EchoText) -> None:
     """Text exact, or a prefix and an explicit error; one terminal event; cursors go up."""
     expected = echo.of(reading.prompt, reading.max_tokens)
-    told = f"{reading.status} {reading.refusal}"
-    assert len(reading.ends) == 1, f"{reading.job_id}: {len(reading.ends)} ends, {told}"
+    result = f"{reading.status} {reading.refusal}"
+    assert len(reading.ends) == 1, f"{reading.job_id}: {len(reading.ends)} ends, {result}"
     steps = zip(reading.cursors, reading.cursors[1:], strict=False)
     assert all(a.num_tokens < b.num_tokens for a, b in steps), (
         f"{reading.job_id}: {reading.cursors}"

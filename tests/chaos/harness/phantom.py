@@ -1,4 +1,4 @@
-"""A worker without a process: takes jobs, says what it is told to, and dies at any point."""
+"""A worker without a process: takes jobs, says what the test says, and dies at any point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE_MS = 120_000  # it sends no heartbeat: longer than any scenario
 
 
 class Phantom:
-    """Speaks the worker's port; `begin` first. It sends a heartbeat only when it is told to."""
+    """Speaks the worker's port; `begin` first. It sends a heartbeat only on request."""
 
     def __init__(
         self, transport: RedisTransport, model: str, checkpoint: Path, name: str = "phantom"

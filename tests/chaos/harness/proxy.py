@@ -1,4 +1,4 @@
-"""A proxy between a process and its Redis that can be told to misbehave."""
+"""A proxy between a process and its Redis that misbehaves on request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 class Proxy:
     """`async with Proxy(server_url, socket_path) as proxy:` then give processes `proxy.url`.
 
-    Passes everything on, unless told otherwise: `delay_s` holds every reply back, `loses` chooses
+    Passes everything on, by default: `delay_s` holds every reply back, `loses` chooses
     replies that are swallowed, after which the connection is cut, as when a reply is lost on the
     way. Without a socket path it listens on a loopback port, with `tls` as an encrypted one.
     """

@@ -64,9 +64,9 @@ def bound(kind: str, station: Station, *, forced: bool, **options: Any) -> Any:
     return served.bind_tools([station.read_gauge], tool_choice=choice, parallel_tool_calls=parallel)
 
 
-def told(station: Station, messages: list[AnyMessage]) -> dict[str, Any]:
-    said = [message for message in messages if isinstance(message, AIMessage)]
-    usages = [message.usage_metadata for message in said]
+def result(station: Station, messages: list[AnyMessage]) -> dict[str, Any]:
+    output = [message for message in messages if isinstance(message, AIMessage)]
+    usages = [message.usage_metadata for message in output]
     return {
         "called": station.calls,
         "roles": [message.type for message in messages],
@@ -94,7 +94,7 @@ def loop(kind: str, **options: Any) -> Callable[[], Any]:
     async def case() -> dict[str, Any]:
         station = Station()
         state = await react(kind, station, **options).ainvoke({"messages": [("user", QUESTION)]})
-        return told(station, state["messages"])
+        return result(station, state["messages"])
 
     return case
 
@@ -103,8 +103,8 @@ def stream(kind: str) -> Callable[[], Any]:
     async def case() -> dict[str, Any]:
         station, whole = Station(), AIMessageChunk("")
         pieces = calls = 0
-        asked = {"messages": [("user", QUESTION)]}
-        async for chunk, where in react(kind, station).astream(asked, stream_mode="messages"):
+        requested = {"messages": [("user", QUESTION)]}
+        async for chunk, where in react(kind, station).astream(requested, stream_mode="messages"):
             if isinstance(chunk, AIMessageChunk):
                 pieces += bool(chunk.text)
                 calls += len(chunk.tool_call_chunks)
@@ -137,7 +137,10 @@ async def response_format() -> dict[str, Any]:
     )
     state = await made.ainvoke({"messages": [("user", QUESTION)]})
     assert isinstance(state["structured_response"], Reading)
-    return {**told(station, state["messages"]), "typed": state["structured_response"].model_dump()}
+    return {
+        **result(station, state["messages"]),
+        "typed": state["structured_response"].model_dump(),
+    }
 
 
 async def remembered() -> dict[str, Any]:
@@ -147,7 +150,7 @@ async def remembered() -> dict[str, Any]:
     thread = {"configurable": {"thread_id": "one"}}
     await made.ainvoke({"messages": [("user", QUESTION)]}, thread)
     state = await made.ainvoke({"messages": [("user", "And now?")]}, thread)
-    return told(station, state["messages"])
+    return result(station, state["messages"])
 
 
 class Rounds(TypedDict):
@@ -182,10 +185,10 @@ async def graph() -> dict[str, Any]:
         "spread", lambda state: [Send("read", {"gate": gate}) for gate in state["gates"]], ["read"]
     )
     made.add_edge("read", END)
-    asked = {"messages": [HumanMessage(QUESTION)], "gates": ["north", "south"], "readings": []}
-    state = await made.compile().ainvoke(asked)
+    requested = {"messages": [HumanMessage(QUESTION)], "gates": ["north", "south"], "readings": []}
+    state = await made.compile().ainvoke(requested)
     return {
-        **told(station, state["messages"]),
+        **result(station, state["messages"]),
         "readings": [reading.model_dump() for reading in state["readings"]],
     }
 

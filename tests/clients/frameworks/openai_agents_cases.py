@@ -57,7 +57,7 @@ def agent(kind: str, station: Station, **options: Any) -> Agent[Any]:
     )
 
 
-def told(station: Station, result: Any) -> dict[str, Any]:
+def report(station: Station, result: Any) -> dict[str, Any]:
     usage = result.context_wrapper.usage
     items = [item.type for item in result.new_items]
     return {
@@ -75,7 +75,7 @@ def told(station: Station, result: Any) -> dict[str, Any]:
 def loop(kind: str, **options: Any) -> Callable[[], Any]:
     async def case() -> dict[str, Any]:
         station = Station()
-        return told(station, await Runner.run(agent(kind, station, **options), QUESTION))
+        return report(station, await Runner.run(agent(kind, station, **options), QUESTION))
 
     return case
 
@@ -100,7 +100,7 @@ def stream(kind: str) -> Callable[[], Any]:
                 raw.add(event.data.type)
                 if event.data.type == "response.output_text.delta":
                     text += event.data.delta
-        return {**told(station, result), "raw": sorted(raw), "text": text}
+        return {**report(station, result), "raw": sorted(raw), "text": text}
 
     return case
 
@@ -149,7 +149,7 @@ def session(kind: str) -> Callable[[], Any]:
         keeper = agent(kind, station, settings={"extra_body": SHORT})
         await Runner.run(keeper, QUESTION, session=kept)
         result = await Runner.run(keeper, "And now?", session=kept)
-        return {**told(station, result), "kept": len(await kept.get_items())}
+        return {**report(station, result), "kept": len(await kept.get_items())}
 
     return case
 
@@ -160,7 +160,7 @@ async def chained() -> dict[str, Any]:
     keeper = agent("responses", station, settings={"extra_body": SHORT})
     first = await Runner.run(keeper, QUESTION, auto_previous_response_id=True)
     second = await Runner.run(keeper, "And now?", previous_response_id=first.last_response_id)
-    return told(station, second)
+    return report(station, second)
 
 
 async def as_agents_set_it() -> dict[str, Any]:
@@ -173,7 +173,9 @@ async def as_agents_set_it() -> dict[str, Any]:
         "response_include": ["reasoning.encrypted_content"],
         "reasoning": {"summary": "auto"},
     }
-    return told(station, await Runner.run(agent("responses", station, settings=settings), QUESTION))
+    return report(
+        station, await Runner.run(agent("responses", station, settings=settings), QUESTION)
+    )
 
 
 main(

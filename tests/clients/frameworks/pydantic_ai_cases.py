@@ -53,7 +53,9 @@ def two_calls(context: RunContext[Any]) -> Any:
     return {**settings(context), "parallel_tool_calls": True, "extra_body": TWO_CALLS}
 
 
-def told(station: Station, messages: list[ModelMessage], usage: Any, output: Any) -> dict[str, Any]:
+def report(
+    station: Station, messages: list[ModelMessage], usage: Any, output: Any
+) -> dict[str, Any]:
     parts = [part for message in messages for part in message.parts]
     return {
         "called": station.calls,
@@ -74,7 +76,7 @@ def loop(kind: str, chosen: Any = settings) -> Callable[[], Any]:
     async def case() -> dict[str, Any]:
         station = Station()
         result = await agent(kind, station, chosen).run(QUESTION)
-        return told(station, result.all_messages(), result.usage, result.output)
+        return report(station, result.all_messages(), result.usage, result.output)
 
     return case
 
@@ -85,7 +87,7 @@ def stream(kind: str) -> Callable[[], Any]:
         async with agent(kind, station).run_stream(QUESTION) as result:
             pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
         return {
-            **told(station, result.all_messages(), result.usage, "".join(pieces)),
+            **report(station, result.all_messages(), result.usage, "".join(pieces)),
             "pieces": len(pieces),
         }
 

@@ -84,5 +84,5 @@ def main(cases: dict[str, Callable[[], Any] | Callable[[], Awaitable[Any]]]) -> 
         return dict(zip(cases, outcomes, strict=True))
 
     with contextlib.redirect_stdout(sys.stderr):  # some agents draw
-        told = asyncio.run(run())
-    print(json.dumps(told))
+        result = asyncio.run(run())
+    print(json.dumps(result))

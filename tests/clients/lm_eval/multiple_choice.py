@@ -45,11 +45,11 @@ def main(base_url: str, model: str, tokenizer: str, questions: str) -> None:
         bootstrap_iters=0,
     )
     samples = sorted(found["samples"]["questions"], key=lambda sample: sample["doc_id"])
-    told = {
+    result = {
         "acc": found["results"]["questions"]["acc,none"],
         "choices": [[answer[0] for answer in sample["resps"]] for sample in samples],
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

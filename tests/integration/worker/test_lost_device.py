@@ -80,10 +80,10 @@ async def test_a_lost_device_ends_no_job_and_another_worker_does_them_all(
     healthy = await start_worker(**MODEL, MAX_NUM_SEQS=8).ready()
     results = list(await asyncio.gather(*map(frontend.result, job_ids)))
     assert endings(results) == {"finished": NUM_JOBS}
-    said = await undisturbed(frontend)
+    output = await undisturbed(frontend)
     for number, result in enumerate(results):
-        assert result.token_ids == said[tuple(prompt_of(number))].token_ids
-        assert result.text == said[tuple(prompt_of(number))].text
+        assert result.token_ids == output[tuple(prompt_of(number))].token_ids
+        assert result.text == output[tuple(prompt_of(number))].text
     assert healthy.alive
 
 

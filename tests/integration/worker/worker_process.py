@@ -34,7 +34,7 @@ TIMEOUT_S = 60.0
 
 
 class WorkerProcess:
-    """`python -m worker` with the echo runner, unless told otherwise; logs go to a file."""
+    """`python -m worker` with the echo runner, by default; logs go to a file."""
 
     def __init__(self, log_path: Path, redis_url: str, namespace: str, **settings: object) -> None:
         env = {

@@ -180,9 +180,9 @@ class Protocol:
     def _claims(self, world: World, number: int, worker: Worker) -> Iterator[Step]:
         job, bug = world.job, self.bug
         if worker.looking:
-            asked = _with(world, number, worker._replace(looking=False))
+            requested = _with(world, number, worker._replace(looking=False))
             claimed = scripts.claim(job, number, world.claims + 1, bug) if worker.lease else None
-            yield from _claimed(asked, number, "claim", claimed)
+            yield from _claimed(requested, number, "claim", claimed)
             return  # the intake does one thing after the other
         if job.entry == number and worker.copy is None and bug is not Bug.NO_RECONCILE:
             yield Step(f"reconcile{number}", _with(world, number, worker._replace(looking=True)))

@@ -92,12 +92,12 @@ def _frontend(world: World, number: int, bug: Bug | None) -> Iterator[tuple[str,
 
 
 def _attached(world: World, reader: int, bug: Bug | None) -> World:
-    said = world._replace(attached=_with(world.attached, reader, True))
+    output = world._replace(attached=_with(world.attached, reader, True))
     if bug is Bug.ATTACH_DISPLACES:
-        return said._replace(mark=reader, clock=NOBODY)
+        return output._replace(mark=reader, clock=NOBODY)
     takes_over = world.clock != NOBODY or not world.lease[world.mark]
     clock = world.clock if bug is Bug.ATTACH_KEEPS_CLOCK else NOBODY
-    return said._replace(mark=reader if takes_over else world.mark, clock=clock)
+    return output._replace(mark=reader if takes_over else world.mark, clock=clock)
 
 
 def _left(world: World, reader: int, bug: Bug | None) -> World:

@@ -80,13 +80,13 @@ def test_a_quota_of_version_1(tmp_path: Path, mount: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [("3", 3), ("4,2", 4), ("", 6), ("0", 6), ("many", 6)]
+    ("value", "expected"), [("3", 3), ("4,2", 4), ("", 6), ("0", 6), ("many", 6)]
 )
 def test_threads_are_those_of_openmp_or_the_cores(
-    said: str, expected: int, monkeypatch: pytest.MonkeyPatch
+    value: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cores, "available_cores", lambda: 6)
-    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert default_threads() == expected
 
 

@@ -45,13 +45,13 @@ def test_a_heap_in_use_moves_and_what_is_mostly_free_stays_as_small_as_it_is() -
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
     )
-    said = json.loads(run.stdout)
+    output = json.loads(run.stdout)
     if not can_collapse():
-        assert said["before"]["huge"] == said["after"]["huge"], (
+        assert output["before"]["huge"] == output["after"]["huge"], (
             "nothing is moved, and nothing fails"
         )
         return
-    grown = {name: said["after"][name] - said["before"][name] for name in ("rss", "huge")}
-    assert grown["huge"] == said["moved"]
-    assert said["moved"] >= 4 * 1024
-    assert grown["rss"] < said["moved"] / 4  # KiB
+    grown = {name: output["after"][name] - output["before"][name] for name in ("rss", "huge")}
+    assert grown["huge"] == output["moved"]
+    assert output["moved"] >= 4 * 1024
+    assert grown["rss"] < output["moved"] / 4  # KiB

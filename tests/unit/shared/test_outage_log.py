@@ -1,4 +1,4 @@
-"""An outage is said when it begins, now and then while it lasts, and when it is over."""
+"""An outage is logged when it begins, now and then while it lasts, and when it is over."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_an_outage_of_minutes_is_a_few_lines(caplog: pytest.LogCaptureFixture) -
         clock.now_s += 1
     outage.succeeded()
     outage.succeeded()
-    said = [(r.levelname, r.getMessage(), getattr(r, "outage_s", None)) for r in caplog.records]
-    assert said == [
+    output = [(r.levelname, r.getMessage(), getattr(r, "outage_s", None)) for r in caplog.records]
+    assert output == [
         ("WARNING", "gone", None),
         ("WARNING", "gone", REMIND_S),
         ("WARNING", "gone", 2 * REMIND_S),

@@ -24,7 +24,7 @@ def name(choice: int, attempt: int = 1) -> str:
     return request_id_of("0-a", attempt, choice)
 
 
-async def said(bench: Bench) -> dict[int, ChoiceDelta]:
+async def output(bench: Bench) -> dict[int, ChoiceDelta]:
     """What is durable of each choice, once nothing waits any more."""
     await bench.log_of("0-a")
     parts: dict[int, list[ChoiceDelta]] = defaultdict(list)
@@ -74,7 +74,7 @@ async def test_each_choice_ends_by_itself_and_the_last_one_ends_the_job() -> Non
     assert bench.sent[-1] == CancelRequest(name(2))
     assert bench.jobs.num_in_engine == 0
     bench.says(name(2), b"more")  # was on its way
-    assert await said(bench) == {
+    assert await output(bench) == {
         0: ChoiceDelta(0, tuple(b"h\xc3\xa9"), "hé", None, LENGTH, None),
         1: ChoiceDelta(1, (*b"x", EOS), "x", None, STOP, None),
         2: ChoiceDelta(2, tuple(b"yEND"), "y", None, STOP, "END"),
@@ -103,7 +103,7 @@ async def test_a_first_choice_that_ends_at_once_lets_the_others_go() -> None:
     bench.says(name(0), b"a", LENGTH)
     assert isinstance(bench.sent[-1], AddChoices)
     bench.says(name(1), b"b", LENGTH)
-    assert {choice: part.text for choice, part in (await said(bench)).items()} == {0: "a", 1: "b"}
+    assert {choice: part.text for choice, part in (await output(bench)).items()} == {0: "a", 1: "b"}
 
 
 async def test_every_append_chains_over_tokens_and_choices() -> None:
@@ -140,7 +140,7 @@ async def test_a_fault_of_one_choice_ends_the_job_with_what_the_others_held_back
     bench.says(name(1), b"b", LENGTH)
     bench.says(name(2), (), FinishReason.ERROR, error=ErrorCode.NONFINITE_LOGITS)
     assert bench.sent[-1] == CancelRequest(name(0))
-    parts = await said(bench)
+    parts = await output(bench)
     assert parts[0] == ChoiceDelta(0, tuple(b"aEN"), "aEN")
     assert (parts[1].text, parts[1].finish_reason) == ("b", LENGTH)
     end = bench.queue.appended[-1][-1].end_of_job
@@ -171,8 +171,8 @@ async def test_a_cancelled_job_takes_every_choice_out_of_the_engine(has_begun: b
         bench.says(name(0), b"a")
     del bench.sent[:]
     bench.runner.cancel("0-a", None, "cancelled")
-    told = [CancelRequest(name(choice)) for choice in (range(3) if has_begun else range(1))]
-    assert bench.sent == told
+    result = [CancelRequest(name(choice)) for choice in (range(3) if has_begun else range(1))]
+    assert bench.sent == result
     assert (bench.jobs.num_in_engine, len(bench.jobs)) == (0, 0)
 
 
@@ -217,7 +217,7 @@ async def test_a_resumed_job_takes_up_each_choice_where_its_log_ends() -> None:
     ]
     bench.says(name(2, 2), b"n", LENGTH)
     bench.says(name(3, 2), b"!", LENGTH)
-    parts = await said(bench)
+    parts = await output(bench)
     assert {choice: part.text for choice, part in parts.items()} == {1: "d", 2: "n", 3: "!"}
     first_append = bench.queue.appended[0][0]
     links = chain_links(LOGGED.output_token_ids, LOGGED.segments)

@@ -78,7 +78,7 @@ class Log:
         return self.deltas[-1].end if self.deltas else START
 
     def delivery(self) -> Delivery:
-        """To whoever claims it next."""
+        """To the next claimer."""
         self.attempt += 1
         return Delivery(
             self.job,

@@ -208,7 +208,7 @@ def test_a_failed_outbox_says_its_end_only() -> None:
 
 
 def logged() -> tuple[Delta, ...]:
-    """Three pieces in two entries: what an earlier attempt said."""
+    """Three pieces in two entries: an earlier attempt's output."""
     pieces = (Segment(0, 1, 2), Segment(0, 1, 1))
     return (
         Delta(START, Cursor(2, 3), (5, 6), "éf", None, pieces),

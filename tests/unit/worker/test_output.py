@@ -88,13 +88,13 @@ def test_a_resumed_job_says_what_the_unbroken_one_says(
     )
     before = processor(stop=stop, min_tokens=min_tokens)
     head = whole_pieces[: min(cut, len(whole_pieces) - 1)]
-    said = "".join(before.push(p.token_ids).text for p in head)
+    reply = "".join(before.push(p.token_ids).text for p in head)
     logged = [t for p in head for t in p.token_ids]
     after = processor(stop=stop, min_tokens=min_tokens)
-    replayed = after.replay(logged, Cursor(len(logged), len(said.encode())))
+    replayed = after.replay(logged, Cursor(len(logged), len(reply.encode())))
     assert replayed == Piece((), "")
     rest, rest_pieces = run(after, token_ids[len(logged) :], FinishReason.LENGTH)
-    assert said + rest == whole
+    assert reply + rest == whole
     assert rest_pieces[-1] == whole_pieces[-1]
 
 

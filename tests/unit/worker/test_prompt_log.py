@@ -39,7 +39,7 @@ def outbox(prompt: PromptLog) -> Outbox:
     return Outbox("0-a", 1, START, (), prompt=prompt)
 
 
-def said(box: Outbox) -> list[Append]:
+def reply(box: Outbox) -> list[Append]:
     items = []
     while box.has_something:
         items.append(box.next_append())
@@ -53,15 +53,15 @@ def test_an_outbox_says_slices_first_then_output_and_after_a_loss_all_again() ->
     assert box.next_append() is box.next_append(), "unchanged until it is settled"
     box.add((1,), "a", None)
     for _ in range(2):
-        *slices, output = said(box)
+        *slices, output = reply(box)
         assert [item.prompt_slice and item.prompt_slice.index for item in slices] == [0, 1, 2]
         assert all(item.delta.token_ids == () for item in slices)
         assert (output.prompt_slice, output.num_prompt_slices) == (None, 3)
         assert output.delta.token_ids == (1,)
         assert box.rewind(START)
-    said(box)
+    reply(box)
     box.finish(END)
-    (last,) = said(box)
+    (last,) = reply(box)
     assert last.end_of_job is END
     assert box.over
 
@@ -71,7 +71,7 @@ def test_a_job_that_fails_says_no_more_of_its_prompt() -> None:
     box.add_prompt_logprobs(ENTRIES)
     box.next_append()
     box.fail(END)
-    (last,) = said(box)
+    (last,) = reply(box)
     assert (last.prompt_slice, last.end_of_job) == (None, END)
 
 

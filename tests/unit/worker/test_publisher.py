@@ -19,7 +19,7 @@ END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1
 
 
 class Bench:
-    """A publisher over a fake queue, and what it told its owner."""
+    """A publisher over a fake queue, and its callbacks."""
 
     def __init__(self, policy: FlushPolicy) -> None:
         self.queue = FakeQueue()

@@ -89,5 +89,5 @@ async def test_each_scored_job_says_its_slices_in_order_and_then_its_end() -> No
         await asyncio.wait_for(bench.publisher.flushed(), 5)
         assert Counter(settled.job_id for settled in bench.settled) == Counter(SCORING)
         for job_id in SCORING:
-            said = [item.prompt_slice for item in bench.sent if item.job_id == job_id]
-            assert [part and part.index for part in said] == [*range(NUM_SLICES), None]
+            output = [item.prompt_slice for item in bench.sent if item.job_id == job_id]
+            assert [part and part.index for part in output] == [*range(NUM_SLICES), None]

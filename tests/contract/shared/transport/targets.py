@@ -288,9 +288,9 @@ class Target:
                 counter[state] += 1
                 counter["queued_tokens"] += tokens
         stats = await self.registry.queue_stats()
-        said = {"queued": stats.queued, "running": stats.running}
-        said["queued_tokens"] = stats.queued_tokens
-        assert Counter(said) == gauges, f"{self.name}: gauges"
+        output = {"queued": stats.queued, "running": stats.running}
+        output["queued_tokens"] = stats.queued_tokens
+        assert Counter(output) == gauges, f"{self.name}: gauges"
         assert Counter(dict(stats.totals)) == totals, f"{self.name}: totals"
         assert set(await self.redis.zrange(self.keys.live, 0, -1)) == live, f"{self.name}: live"
         for tenant in "abc":

@@ -1,4 +1,4 @@
-"""What a refused caller is told, and who is refused before it waits in vain."""
+"""What a refused caller gets, and who is refused before it waits in vain."""
 
 from __future__ import annotations
 

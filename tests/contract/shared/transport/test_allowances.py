@@ -29,8 +29,8 @@ async def pass_ms(steps: Steps, name: str, ms: int) -> None:
 
 async def test_the_remaining_limits_are_those_after_the_charge(transport: RedisTransport) -> None:
     steps = Steps(transport)
-    told = await submit(steps, LIMITS)
-    assert told == Submission(
+    result = await submit(steps, LIMITS)
+    assert result == Submission(
         Submitted.ACCEPTED,
         (Allowance("requests", 3, 2, 20_000), Allowance("tokens", 100, 90, 6_000)),
     )

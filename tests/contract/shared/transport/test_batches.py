@@ -54,7 +54,7 @@ async def test_a_batch_is_created_once_and_read_by_its_owner_alone(
 ) -> None:
     batches = transport.batches
     file_id = await new_input(transport)
-    asked = NewBatch(
+    requested = NewBatch(
         batch_id=new_batch_id(),
         tenant="default",
         endpoint="/v1/completions",
@@ -64,12 +64,12 @@ async def test_a_batch_is_created_once_and_read_by_its_owner_alone(
         metadata={"é": "{}"},
         output_life_ms=3_600_000,
     )
-    made = await batches.create(asked, LIMITS)
+    made = await batches.create(requested, LIMITS)
     assert made.status is BatchStatus.VALIDATING
     assert made.metadata == {"é": "{}"}
     assert made.expires_ms - made.created_ms == 86_400_000
     assert made.progress == BatchProgress()
-    assert await batches.create(asked, LIMITS) == made
+    assert await batches.create(requested, LIMITS) == made
     assert await batches.get(made.batch_id) == made
     assert await batches.get(made.batch_id, "other") is None
     assert await batches.get("batch_0-unknown") is None

@@ -1,4 +1,4 @@
-"""Every way to end: exactly one terminal transition, whoever comes first."""
+"""Every way to end: exactly one terminal transition, whichever comes first."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Talker:
             number += 1
             self.num_logged = number
             if is_last:
-                return "".join(said.delta.text for said in self._said)
+                return "".join(output.delta.text for output in self._said)
             await asyncio.sleep(0.005)
 
     async def _log(self, at: int) -> None:
@@ -136,8 +136,8 @@ async def assert_the_stream_survives(url: str, change: Callable[[Talker], Awaita
         talking = asyncio.create_task(talker.run())
 
         async def says_more() -> bool:
-            assert not talking.done() or talking.result()  # not before it was told to end
-            return talker.num_logged > said
+            assert not talking.done() or talking.result()  # not before it was stopped by a signal
+            return talker.num_logged > output
 
         async def frontend_heartbeats() -> bool:
             with contextlib.suppress(TransportError):
@@ -151,11 +151,11 @@ async def assert_the_stream_survives(url: str, change: Callable[[Talker], Awaita
                 return True
             return False
 
-        said = 10
+        output = 10
         await until(says_more)
         await change(talker)
         await until(frontend_heartbeats)
-        said = talker.num_logged + 5
+        output = talker.num_logged + 5
         await until(says_more, timeout_s=WAIT_S)
         talker.enough.set()
         text = await asyncio.wait_for(talking, WAIT_S)

@@ -88,8 +88,8 @@ async def test_pages_go_on_after_the_last_one(transport: RedisTransport) -> None
     ids = [record.file_id for record in made]
 
     async def page(after: str | None, limit: int, **more: Any) -> list[str]:
-        asked = {"oldest_first": False, "purpose": None} | more
-        return [record.file_id for record in await files.list("default", after, limit, **asked)]
+        requested = {"oldest_first": False, "purpose": None} | more
+        return [record.file_id for record in await files.list("default", after, limit, **requested)]
 
     assert await page(None, 100) == ids[::-1]
     assert await page(None, 100, oldest_first=True) == ids

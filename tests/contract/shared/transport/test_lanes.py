@@ -1,4 +1,4 @@
-"""Lanes: who goes first, and that nobody waits for ever."""
+"""Lanes: who goes first, and that no job waits for ever."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ async def test_an_older_attempt_scores_nothing_and_a_newer_one_goes_on(
     # A slice is the same part of the prompt, whoever wrote it: it is left as it was.
     items = [slice_of(new, 0, b"[2]"), slice_of(new, 1, b"[2]")]
     assert await statuses(steps, "w2", *items) == [AppendStatus.OK] * 2
-    said = behind(new.append([5], "x"), 2)
-    assert await statuses(steps, "w2", said) == [AppendStatus.OK]
+    output = behind(new.append([5], "x"), 2)
+    assert await statuses(steps, "w2", output) == [AppendStatus.OK]
     slices = [PromptSlice(0, b"[1]"), PromptSlice(1, b"[2]")]
     assert (await whole_log(steps, new.job_id))[:2] == slices
     await steps.die("w2")

@@ -1,4 +1,4 @@
-"""Who reads a job: the mark, who takes it over, and what becomes of a job that nobody reads."""
+"""Who reads a job: the mark, who takes it over, and what becomes of a job without readers."""
 
 from __future__ import annotations
 

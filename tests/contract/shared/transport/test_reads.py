@@ -350,10 +350,10 @@ async def test_a_look_tells_where_each_job_stands_and_changes_nothing(
     lost = (await steps.submit()).job_id
     await steps.redis.delete(steps.keys.job(lost))
     before = await steps.hash(stream.job_id), await steps.redis.pttl(steps.keys.job(queued)) > 0
-    asked = [stream.job_id, queued, cancelled, lost, "not an id", "7-x"] * 60
+    requested = [stream.job_id, queued, cancelled, lost, "not an id", "7-x"] * 60
     assert await steps.store.look([]) == []
     assert (
-        await steps.store.look(asked)
+        await steps.store.look(requested)
         == [
             JobLook(JobState.RUNNING, Cursor(2, 3)),
             JobLook(JobState.QUEUED, START),

@@ -175,10 +175,10 @@ def test_copies_are_dropped_where_whole_steps_gain_nothing_by_them(
     alone = forced_logits(path, texts, tier="native")
     monkeypatch.setattr(choices, "ROWS", (8, 16))
     monkeypatch.setattr(choices, "LEAST_BYTES", 0)
-    asked: list[int] = []
+    requested: list[int] = []
 
     def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, rows: int) -> bool:
-        asked.append(rows)
+        requested.append(rows)
         return False
 
     pays = ProductChoices(
@@ -187,7 +187,7 @@ def test_copies_are_dropped_where_whole_steps_gain_nothing_by_them(
     monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
     monkeypatch.setattr(tiers, "is_quicker", is_quicker)
     without = forced_logits(path, texts, tier="native")
-    assert asked == [8]
+    assert requested == [8]
     for one, other in zip(alone, without, strict=True):
         assert torch.equal(one, other)
 

@@ -200,8 +200,8 @@ def test_the_native_tier_scores_what_it_would_sample(tmp_path: Path) -> None:
     )
     prompt = np.random.default_rng(2).integers(0, 300, 20).tolist()
     greedy = replace(SCORED, logprobs=3, prompt_logprobs=None)
-    (said,) = generate(new_engine(built), [prompt], greedy)
-    (scored,) = generate(new_engine(built), [prompt + said.token_ids], SCORED)
-    for entry, sampled in zip(scored.prompt_logprobs[19:], said.logprobs, strict=True):
+    (output,) = generate(new_engine(built), [prompt], greedy)
+    (scored,) = generate(new_engine(built), [prompt + output.token_ids], SCORED)
+    for entry, sampled in zip(scored.prompt_logprobs[19:], output.logprobs, strict=True):
         assert (entry.token_id, entry.rank) == (sampled.token_id, 1)
         assert entry.logprob == pytest.approx(sampled.logprob, abs=0.05)

@@ -173,9 +173,9 @@ def test_an_output_goes_on_elsewhere_from_any_token(model: Model, engine: Engine
     undisturbed = generate(engine, prompts(6), params)
     elsewhere = new_engine(model.build(lookahead=1))
     for share in (0.0, 0.2, 0.5, 0.9, 1.0):
-        told = [r.token_ids[: int(share * len(r.token_ids))] for r in undisturbed]
-        rest = generate(elsewhere, prompts(6), params, resumed=told)
-        whole = [(a + r.token_ids, r.finish_reason) for a, r in zip(told, rest, strict=True)]
+        report = [r.token_ids[: int(share * len(r.token_ids))] for r in undisturbed]
+        rest = generate(elsewhere, prompts(6), params, resumed=report)
+        whole = [(a + r.token_ids, r.finish_reason) for a, r in zip(report, rest, strict=True)]
         assert whole == outputs(undisturbed)
 
 
@@ -232,13 +232,13 @@ def test_special_tokens_come_where_the_grammar_names_them_only(
         "guided_grammar",
     )
     text = json_schema_grammar({"const": f"not {IM_END} but its name"}, "response_format")
-    called, said = generate(engine, [[1]] * 2, [kept(call), kept(text)])
+    called, output = generate(engine, [[1]] * 2, [kept(call), kept(text)])
     begin, end = (model.tokenizer.token_id(name) for name in (IM_START, IM_END))
     assert called.token_ids[0] == begin
     assert called.token_ids[-1] == end
     assert 1 <= int(model.text(called).removeprefix("call")) <= 99
-    assert json.loads(model.text(said)) == f"not {IM_END} but its name"
-    assert end not in said.token_ids[:-1]
+    assert json.loads(model.text(output)) == f"not {IM_END} but its name"
+    assert end not in output.token_ids[:-1]
 
 
 def test_log_probabilities_are_those_of_what_the_grammar_leaves(

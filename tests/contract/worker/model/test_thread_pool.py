@@ -1,4 +1,4 @@
-"""The kernels' threads: right whoever computes, done without those that have lost their core."""
+"""The kernels' threads: results do not depend on the thread, and none waits for a lost core."""
 
 from __future__ import annotations
 

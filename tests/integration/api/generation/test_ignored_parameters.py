@@ -1,4 +1,4 @@
-"""Members that agents send by themselves, over HTTP: taken and told, or refused by a setting."""
+"""Parameters that agents add, over HTTP: accepted and listed, or refused by a setting."""
 
 from __future__ import annotations
 

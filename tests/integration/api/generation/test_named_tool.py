@@ -1,4 +1,4 @@
-"""A function that is asked for by name is called once, in each dialect; its model would go on.
+"""A function that is requested by name is called once, in each dialect; its model would go on.
 
 The model computes at random, and `min_tokens` keeps it from ending while a grammar leaves it
 anything else to say: where several calls are allowed, several come.

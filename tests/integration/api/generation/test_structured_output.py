@@ -1,4 +1,4 @@
-"""Structured output through the whole service: a model of random weights says what was asked."""
+"""Structured output through the whole service, from a model of random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request is accepted when it is as durable as asked, and the answer says so; else refused."""
+"""A request is accepted when it is as durable as requested, which its response says."""
 
 from __future__ import annotations
 

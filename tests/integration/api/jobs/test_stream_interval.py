@@ -87,8 +87,8 @@ def test_the_native_dialect_and_messages_know_it_too(service: RunningService) ->
     message = {"model": MODEL, "max_tokens": 20, "messages": USER}
     texts = []
     for more in ({}, {"stream_interval": 5}):
-        told = events_of(service, "/v1/messages", message, **more)
-        deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
+        result = events_of(service, "/v1/messages", message, **more)
+        deltas = [event["delta"] for event in result if event["type"] == "content_block_delta"]
         texts.append([delta["text"] for delta in deltas])
     assert "".join(texts[0]) == "".join(texts[1])
     assert len(texts[1]) <= 5 < len(texts[0])

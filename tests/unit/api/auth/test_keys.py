@@ -40,7 +40,7 @@ def test_a_line_says_whose_key_it_is_and_what_its_tenant_may() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "output"),
     [
         ("{key} tenant=a", "sha256:"),
         ("sha256:abc tenant=a", "64 hex digits"),
@@ -56,8 +56,8 @@ def test_a_line_says_whose_key_it_is_and_what_its_tenant_may() -> None:
         ("{digest} tenant=a max_jobs=1\n{other} tenant=a max_jobs=2", "differ in a limit"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_refused_in_words(line: str, said: str) -> None:
-    with pytest.raises(KeysInvalid, match=said) as caught:
+def test_a_line_that_cannot_be_used_is_refused_in_words(line: str, output: str) -> None:
+    with pytest.raises(KeysInvalid, match=output) as caught:
         parse_keys(line.format(key=KEY, digest=DIGEST, other=OTHER), "keys.txt")
     assert str(caught.value).startswith("keys.txt")
     assert KEY not in str(caught.value)
@@ -125,10 +125,10 @@ def test_a_file_that_cannot_be_read_stops_the_process_in_words(tmp_path: Path) -
 def test_the_command_makes_a_key_and_the_line_that_lets_it_in(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ["--tenant", "acme", "--name", "laptop", "--operator", "--tokens-per-minute", "900"]
-    assert command.main(asked) == 0
-    said = capsys.readouterr()
-    key, line = said.err.strip(), said.out.strip()
+    requested = ["--tenant", "acme", "--name", "laptop", "--operator", "--tokens-per-minute", "900"]
+    assert command.main(requested) == 0
+    output = capsys.readouterr()
+    key, line = output.err.strip(), output.out.strip()
     assert len(key) > 50
     assert key not in line
     found = ring(api_keys=line).find(key)

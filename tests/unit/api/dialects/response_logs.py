@@ -1,4 +1,4 @@
-"""Logs of responses for unit tests: what a model said, gathered into entries in any way."""
+"""Logs of responses for unit tests: a model's output, gathered into entries in any way."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def failed(log: Sequence[Delta], state: JobState = JobState.FAILED, code: str = 
     return Failed(end, state, code, "It went wrong.", Usage(3, end.num_tokens))
 
 
-def told(made: ResponseFormatter, log: Sequence[Delta], end: Finished | Failed) -> list[Any]:
+def result(made: ResponseFormatter, log: Sequence[Delta], end: Finished | Failed) -> list[Any]:
     """All events, from first to last."""
     events = [*made.opening()]
     for delta in log:

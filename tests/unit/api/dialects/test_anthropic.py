@@ -53,9 +53,9 @@ class ScriptedParser:
     spans = None
 
     def __init__(
-        self, said: Sequence[Sequence[OutputEvent]], rest: Sequence[OutputEvent] = ()
+        self, reply: Sequence[Sequence[OutputEvent]], rest: Sequence[OutputEvent] = ()
     ) -> None:
-        self._said = list(said)
+        self._said = list(reply)
         self._rest = rest
 
     def push(self, text: str) -> Sequence[OutputEvent]:
@@ -352,7 +352,7 @@ def test_a_refusal_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("planned", "told"),
+    ("planned", "result"),
     [
         ("chat_template_kwargs", "thinking"),
         ("thinking_token_budget", "thinking"),
@@ -361,11 +361,11 @@ def test_a_refusal_says_why() -> None:
         ("messages", "messages"),
     ],
 )
-def test_errors_of_planning_name_this_dialects_members(planned: str, told: str) -> None:
+def test_errors_of_planning_name_this_dialects_members(planned: str, result: str) -> None:
     with pytest.raises(InvalidParameter) as caught, renamed_parameters(PARAM_NAMES):
         raise InvalidParameter(planned, f"Unsupported: '{planned}'.", "unsupported_parameter")
-    assert caught.value.param == told
-    assert f"'{told}'" in caught.value.message
+    assert caught.value.param == result
+    assert f"'{result}'" in caught.value.message
 
 
 # --- sampling ---
@@ -394,9 +394,9 @@ def test_sampling_has_anthropics_names_and_ranges() -> None:
 
 
 def test_more_tokens_than_the_context_has_left_end_with_the_context() -> None:
-    asked = parsed(max_tokens=10**12)
-    assert message_sampling(asked, ROOM).max_tokens == ROOM.left
-    assert is_cut_by_context(asked, ROOM)
+    requested = parsed(max_tokens=10**12)
+    assert message_sampling(requested, ROOM).max_tokens == ROOM.left
+    assert is_cut_by_context(requested, ROOM)
     assert not is_cut_by_context(parsed(max_tokens=ROOM.left), ROOM)
 
 
@@ -431,15 +431,15 @@ def test_a_stream_is_what_the_sdk_types() -> None:
     }
 
 
-def blocks_of(said: Sequence[OutputEvent]) -> list[dict[str, Any]]:
+def blocks_of(reply: Sequence[OutputEvent]) -> list[dict[str, Any]]:
     blocks = WholeBlocks()
-    for event in said:
+    for event in reply:
         blocks.add(event)
     return blocks.payload()
 
 
 def test_blocks_follow_the_kinds_of_the_events() -> None:
-    said: list[OutputEvent] = [
+    reply: list[OutputEvent] = [
         Reasoning("hm"),
         Reasoning("m"),
         Text("Let me"),
@@ -452,7 +452,7 @@ def test_blocks_follow_the_kinds_of_the_events() -> None:
         Text("!"),
     ]
     stream = BlockStream()
-    pushed = [event for piece in said for event in stream.push(piece)]
+    pushed = [event for piece in reply for event in stream.push(piece)]
     events = [*pushed, *stream.close(), *stream.close()]
     for event in events:
         EVENT.validate_python(event)
@@ -477,7 +477,7 @@ def test_blocks_follow_the_kinds_of_the_events() -> None:
         ("delta", 4),
         ("stop", 4),
     ]
-    assert blocks_of(said) == [
+    assert blocks_of(reply) == [
         {"type": "thinking", "thinking": "hmm", "signature": ""},
         {"type": "text", "text": "Let me see."},
         {"type": "tool_use", "id": "call_a", "name": "depth", "input": {"gate": 1}},
@@ -488,14 +488,14 @@ def test_blocks_follow_the_kinds_of_the_events() -> None:
 
 @pytest.mark.parametrize("arguments", ["", '{"gate": ', "[1]", "7", "{}}"])
 def test_a_call_that_was_cut_off_has_no_block_of_its_own(arguments: str) -> None:
-    said = [Text("a"), ToolCall(0, "c", "depth"), ToolArguments(0, arguments)]
-    assert blocks_of(said) == [{"type": "text", "text": "a"}]
+    reply = [Text("a"), ToolCall(0, "c", "depth"), ToolArguments(0, arguments)]
+    assert blocks_of(reply) == [{"type": "text", "text": "a"}]
 
 
 def test_a_whole_answer_is_the_message_that_its_stream_makes() -> None:
     def dialect() -> MessageFormatter:
-        said = [[Reasoning("h")], [Text("a"), ToolCall(0, "c", "depth")], [ToolArguments(0, "{")]]
-        return MessageFormatter(FACTS, lambda: ScriptedParser(said, [ToolArguments(0, "}")]))
+        reply = [[Reasoning("h")], [Text("a"), ToolCall(0, "c", "depth")], [ToolArguments(0, "{")]]
+        return MessageFormatter(FACTS, lambda: ScriptedParser(reply, [ToolArguments(0, "}")]))
 
     whole = dialect()
     for delta in deltas("abc"):

@@ -55,10 +55,10 @@ def tokens(text: str, cuts: Sequence[int] = ()) -> list[Delta]:
     start = START
     for begin, end in itertools.pairwise(bounds):
         token_ids = tuple(raw[begin:end])
-        said = detokenizer.push(token_ids)
-        stop = Cursor(start.num_tokens + len(token_ids), start.num_bytes + len(said.encode()))
+        output = detokenizer.push(token_ids)
+        stop = Cursor(start.num_tokens + len(token_ids), start.num_bytes + len(output.encode()))
         logprobs = tuple(TokenLogprob(token, -0.5) for token in token_ids)
-        found.append(Delta(start, stop, token_ids, said, logprobs))
+        found.append(Delta(start, stop, token_ids, output, logprobs))
         start = stop
     return found
 
@@ -113,19 +113,21 @@ def put_together(chunks: Sequence[dict[str, Any]], index: int = 0) -> dict[str, 
 
 def test_the_deltas_of_a_call() -> None:
     deltas = tokens(CALL, range(1, len(CALL.encode())))
-    said = [chunk["choices"][0] for chunk in streamed(deltas)]
-    begun = said[1]["delta"]["tool_calls"][0]
+    output = [chunk["choices"][0] for chunk in streamed(deltas)]
+    begun = output[1]["delta"]["tool_calls"][0]
     assert begun == {
         "index": 0,
         "id": begun["id"],
         "type": "function",
         "function": {"name": "f", "arguments": ""},
     }
-    assert [choice["delta"] for choice in said[2:-1]] == [
+    assert [choice["delta"] for choice in output[2:-1]] == [
         {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} for text in '{"a": "é"}'
     ]
-    assert said[-1]["delta"] == {}
-    assert [choice["finish_reason"] for choice in said] == [None] * (len(said) - 1) + ["tool_calls"]
+    assert output[-1]["delta"] == {}
+    assert [choice["finish_reason"] for choice in output] == [None] * (len(output) - 1) + [
+        "tool_calls"
+    ]
 
 
 def test_a_possible_marker_is_held_back() -> None:
@@ -180,7 +182,7 @@ def test_each_choice_is_read_by_itself() -> None:
     cursor = START
     step = 7
     while any(at[i] < len(raw[i]) for i in range(2)):
-        segments, token_ids, said = [], (), ""
+        segments, token_ids, output = [], (), ""
         for i in range(2):
             piece = raw[i][at[i] : at[i] + step]
             if not piece:
@@ -195,9 +197,9 @@ def test_each_choice_is_read_by_itself() -> None:
             reason = FinishReason.STOP if done else None
             segments.append(Segment(i, len(piece), len(piece), reason))
             token_ids += tuple(piece)
-            said += piece_text
-        end = Cursor(cursor.num_tokens + len(token_ids), cursor.num_bytes + len(said.encode()))
-        chunks += answer.delta(Delta(cursor, end, token_ids, said, None, tuple(segments)))
+            output += piece_text
+        end = Cursor(cursor.num_tokens + len(token_ids), cursor.num_bytes + len(output.encode()))
+        chunks += answer.delta(Delta(cursor, end, token_ids, output, None, tuple(segments)))
         cursor = end
     chunks += answer.finished(Finished(cursor, FinishReason.STOP, Usage(3, cursor.num_tokens)))
     first, second = put_together(chunks, 0), put_together(chunks, 1)
@@ -225,13 +227,13 @@ def test_a_stream_put_together_is_the_whole_answer(turn: tuple[str, list[int]]) 
     answer = whole(text, num_logprobs=0)
     (wanted,) = answer["choices"]
     chunks = streamed(tokens(text, cuts), num_logprobs=0, include_usage=True)
-    told = put_together(chunks)
+    result = put_together(chunks)
     message = dict(wanted["message"])
     del message["refusal"]
     message["content"] = message["content"] or ""  # a stream begins before it is known
-    assert told["message"] == message
-    assert told["finish_reason"] == wanted["finish_reason"]
-    assert told["logprobs"] == (wanted["logprobs"] or {"content": []})["content"]
+    assert result["message"] == message
+    assert result["finish_reason"] == wanted["finish_reason"]
+    assert result["logprobs"] == (wanted["logprobs"] or {"content": []})["content"]
     assert chunks[-1]["usage"] == answer["usage"]
 
 

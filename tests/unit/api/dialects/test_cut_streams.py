@@ -1,4 +1,4 @@
-"""A stream that its frontend cuts, at any of its writes: what was said and the place that is named
+"""A stream that its frontend cuts, at any of its writes: what was sent and the place that is named
 make up the answer, and everything that was written is whole events."""
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ async def cut_everywhere(events: Events, make: MakeResponse) -> list[list[bytes]
 
 def payloads_of(bodies: Sequence[bytes]) -> list[Any]:
     """The events' payloads. Raises ValueError where one is no JSON."""
-    said = []
+    output = []
     for block in b"".join(bodies).decode().split("\n\n"):
         lines = [line for line in block.split("\n") if line.startswith("data: ")]
         assert len(lines) <= 1
-        said += [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
-    return said
+        output += [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+    return output
 
 
 def text_of(payloads: Sequence[Any]) -> str:
@@ -189,8 +189,8 @@ async def test_a_reader_goes_on_where_what_was_written_ends(
 ) -> None:
     make = completion(is_scored=is_scored, interval=interval)
     for bodies in await cut_everywhere(log_of(sizes), make):
-        *said, error = payloads_of(bodies)
-        text = text_of(said).removeprefix(PROMPT)
+        *output, error = payloads_of(bodies)
+        text = text_of(output).removeprefix(PROMPT)
         assert resume_point_of(error) == ResumePoint(Cursor(len(text), len(text)))
 
 
@@ -202,11 +202,11 @@ async def test_what_several_choices_hold_is_neither_lost_nor_sent_twice(
     """Their tokens are not in one order, so a reader goes on choice by choice."""
     make = completion(interval=3, num_choices=2)
     for bodies in await cut_everywhere(log_of(sizes, 2), make):
-        *said, error = payloads_of(bodies)
-        told = [0, 0]
-        for payload in said:
+        *output, error = payloads_of(bodies)
+        result = [0, 0]
+        for payload in output:
             for choice in payload["choices"]:
-                told[choice["index"]] += len(choice["text"])
+                result[choice["index"]] += len(choice["text"])
         point, before, index = resume_point_of(error), [0, 0], 0
         for choice, had in point.ahead.items():
             before[choice] += had.num_tokens
@@ -215,7 +215,7 @@ async def test_what_several_choices_hold_is_neither_lost_nor_sent_twice(
                 if index < point.cursor.num_tokens:
                     before[step % 2] += 1
                 index += 1
-        assert told == before
+        assert result == before
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -224,10 +224,10 @@ async def test_an_end_is_cut_between_events() -> None:
     all_cut = await cut_everywhere(log_of(()), completion(is_scored=True))
     assert len(all_cut) > 3, "in pieces"
     for bodies in all_cut:
-        *said, error = payloads_of(bodies)
+        *output, error = payloads_of(bodies)
         assert error["error"]["code"] == "frontend_draining"
         assert resume_point_of(error) == ResumePoint()
-        assert all("choices" in payload for payload in said)
+        assert all("choices" in payload for payload in output)
 
 
 def response(frontend: Any, events: Events) -> StreamResponse:
@@ -256,12 +256,12 @@ async def test_a_response_goes_on_behind_its_last_event_that_was_written(
     log = log_of((1, 130, 2))
     end = Finished(Cursor(133, 133), FinishReason.STOP, Usage(100_000, 133))
     for bodies in await cut_everywhere([*log[:-1], end], make):
-        *said, error = payloads_of(bodies)
-        numbers = [payload["sequence_number"] for payload in said]
-        assert numbers == list(range(len(said)))
-        assert error["sequence_number"] == max(0, len(said) - 1)
-        if said:
-            assert f"&starting_after={len(said) - 1} goes on from here" in error["message"]
+        *output, error = payloads_of(bodies)
+        numbers = [payload["sequence_number"] for payload in output]
+        assert numbers == list(range(len(output)))
+        assert error["sequence_number"] == max(0, len(output) - 1)
+        if output:
+            assert f"&starting_after={len(output) - 1} goes on from here" in error["message"]
         else:
             assert "?stream=true goes on from here" in error["message"]
 
@@ -272,8 +272,8 @@ async def test_a_tail_goes_on_behind_its_last_event_that_was_written() -> None:
         return tail_response(frontend, record_with(1), ResumePoint())
 
     for bodies in await cut_everywhere(log_of((1, 130, 2)), make):
-        *said, error = payloads_of(bodies)
-        num_bytes = sum(len(payload["text"]) for payload in said)
+        *output, error = payloads_of(bodies)
+        num_bytes = sum(len(payload["text"]) for payload in output)
         assert resume_point_of(error) == ResumePoint(Cursor(num_bytes, num_bytes))
 
 

@@ -38,7 +38,7 @@ def items_of(*items: Any) -> list[Any]:
     return input_items(request(input=list(items)).input, JOB_ID)
 
 
-def asked(*items: Any, **members: Any) -> ChatInput:
+def requested(*items: Any, **members: Any) -> ChatInput:
     made = request(**({"input": list(items)} if items else {}), **members)
     return chat_input(made, input_items(made.input, JOB_ID), JOB_ID)
 
@@ -52,18 +52,18 @@ def test_text_is_a_message_of_the_user() -> None:
         "role": "user",
         "content": [{"type": "input_text", "text": "hi"}],
     }
-    assert asked().messages == [{"role": "user", "content": "hi"}]
+    assert requested().messages == [{"role": "user", "content": "hi"}]
 
 
 def test_instructions_come_first() -> None:
-    assert asked(instructions="Be brief.").messages == [
+    assert requested(instructions="Be brief.").messages == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "hi"},
     ]
 
 
 def test_items_of_every_kind_become_messages() -> None:
-    ask = asked(
+    ask = requested(
         {"role": "developer", "content": "Count."},
         {"role": "user", "content": [{"type": "input_text", "text": t} for t in ("a", "b")]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None}
@@ -110,7 +110,7 @@ def test_items_of_every_kind_become_messages() -> None:
 
 def test_summaries_stand_in_for_hidden_reasoning() -> None:
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]}
-    assert asked(summary, {"role": "user", "content": "x"}).messages[0] == {
+    assert requested(summary, {"role": "user", "content": "x"}).messages[0] == {
         "role": "assistant",
         "content": "",
         "reasoning_content": "short",
@@ -176,27 +176,27 @@ def test_an_empty_input_is_refused() -> None:
 
 def test_tools_and_their_choice_are_those_of_chat() -> None:
     put = {**TOOL, "name": "put", "description": None, "strict": False, "defer_loading": False}
-    use = asked(tools=[TOOL, put], tool_choice="required").tool_use
+    use = requested(tools=[TOOL, put], tool_choice="required").tool_use
     function = {"name": "get", "parameters": {"type": "object"}}
     assert use.tools[0].definition() == {"type": "function", "function": function}
     assert [tool.strict for tool in use.tools] == [True, False]
     assert (use.must_call, use.parallel) == (True, True)
-    named = asked(tools=[TOOL, put], tool_choice={"type": "function", "name": "get"}).tool_use
+    named = requested(tools=[TOOL, put], tool_choice={"type": "function", "name": "get"}).tool_use
     assert ([tool.name for tool in named.callable], named.parallel) == (["get"], False)
     choice = {"type": "allowed_tools", "mode": "required", "tools": [TOOL]}
-    some = asked(tools=[put, TOOL], tool_choice=choice).tool_use
+    some = requested(tools=[put, TOOL], tool_choice=choice).tool_use
     assert [tool.name for tool in some.tools] == ["put", "get"]
     assert ([tool.name for tool in some.callable], some.must_call) == (["get"], True)
 
 
 def test_the_format_of_the_text_becomes_a_grammar() -> None:
-    assert asked(text={"format": {"type": "text"}}).output is None
-    assert asked(text={"format": None}).output is None
-    any_object = asked(text={"format": {"type": "json_object"}}).output
+    assert requested(text={"format": {"type": "text"}}).output is None
+    assert requested(text={"format": None}).output is None
+    any_object = requested(text={"format": {"type": "json_object"}}).output
     assert any_object is not None
     assert any_object.param == "text.format"
     schema = {"name": "n", "schema": {"type": "object"}, "strict": True, "description": None}
-    output = asked(text={"format": {"type": "json_schema", **schema}}).output
+    output = requested(text={"format": {"type": "json_schema", **schema}}).output
     assert output is not None
     assert output.param == "text.format.schema"
     assert output.grammar == any_object.grammar
@@ -241,7 +241,7 @@ def test_the_format_of_the_text_becomes_a_grammar() -> None:
 )
 def test_unsupported_parameters_are_refused_by_name(members: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        asked(**members)
+        requested(**members)
     assert refused.value.param == param
 
 
@@ -288,16 +288,16 @@ def test_what_asks_for_what_happens_anyway_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "param"),
+    ("result", "param"),
     [
         ("reasoning_effort", "reasoning.effort"),
         ("messages.3.content", "input"),
         ("chat_template_kwargs", "chat_template_kwargs"),
     ],
 )
-def test_errors_of_planning_name_what_the_caller_sent(told: str, param: str) -> None:
+def test_errors_of_planning_name_what_the_caller_sent(result: str, param: str) -> None:
     with pytest.raises(InvalidParameter) as refused, renamed_parameters(PARAM_NAMES):
-        raise InvalidParameter(told, "is wrong")
+        raise InvalidParameter(result, "is wrong")
     assert refused.value.param == param
 
 

@@ -1,4 +1,4 @@
-"""A response's events: those that OpenAI's SDK models, the same whoever tells them, gapless."""
+"""A response's events: those of OpenAI's SDK, the same from any frontend, without gaps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.unit.api.dialects.response_logs import (
     failed,
     finished,
     log_of,
+    result,
     tokens,
-    told,
 )
 
 EVENT: Any = pydantic.TypeAdapter(ResponseStreamEvent)
@@ -43,7 +43,7 @@ def kinds(events: list[Any]) -> list[str]:
 
 def story(*pieces: int, reason: FinishReason = FinishReason.STOP, **facts: Any) -> list[Any]:
     log = list(log_of(pieces))
-    return told(dialect(TURNS, **facts), log, finished(log, reason))
+    return result(dialect(TURNS, **facts), log, finished(log, reason))
 
 
 def test_a_text_is_formatted_as_openai_does() -> None:
@@ -158,7 +158,7 @@ def test_an_abnormal_end_has_its_reason_and_keeps_the_text(
 ) -> None:
     log = list(log_of(tokens("a", "b")))
     end = failed(log, state)
-    (*_, last) = told(dialect(background=background), log, end)
+    (*_, last) = result(dialect(background=background), log, end)
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == status
     assert last["response"]["error"] == {
@@ -188,7 +188,7 @@ def test_what_ends_a_stream_alone_takes_no_number() -> None:
 
 def test_logprobs_go_with_the_text_of_their_tokens() -> None:
     log = list(log_of(tokens("a", "😀", "END"), shown=2, logprobs=True))
-    events = told(dialect(has_logprobs=True), log, finished(log))
+    events = result(dialect(has_logprobs=True), log, finished(log))
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [event["delta"] for event in deltas] == ["a", "😀"]
     assert [len(event["logprobs"]) for event in deltas] == [1, 4]
@@ -208,7 +208,7 @@ def test_logprobs_go_with_the_text_of_their_tokens() -> None:
 def test_logprobs_of_reasoning_and_calls_are_left_out() -> None:
     pieces = tokens("<think>", "a", "</think>", "b", "<", "a") + CALL
     log = list(log_of(pieces, logprobs=True))
-    response = told(dialect(TURNS, has_logprobs=True), log, finished(log))[-1]["response"]
+    response = result(dialect(TURNS, has_logprobs=True), log, finished(log))[-1]["response"]
     text = response["output"][1]["content"][0]
     assert text["text"] == "b<a"
     assert [entry["token"] for entry in text["logprobs"]] == ["b", "<", "a"]
@@ -234,7 +234,7 @@ def test_events_do_not_depend_on_how_the_log_was_cut(
         list(log_of(token_ids, sizes, held, shown=shown, logprobs=logprobs)),
     ):
         made = dialect(TURNS, background=background, has_logprobs=logprobs)
-        streams.append(told(made, log, finished(log, reason)))
+        streams.append(result(made, log, finished(log, reason)))
         whole = dialect(TURNS, background=background, has_logprobs=logprobs)
         for delta in log:
             whole.collect(delta)
@@ -266,7 +266,7 @@ def test_the_sdk_reads_every_event_and_builds_the_same_response(
 ) -> None:
     log = list(log_of(token_ids, logprobs=True))
     state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
-    events = told(dialect(TURNS, background=background), log, finished(log))
+    events = result(dialect(TURNS, background=background), log, finished(log))
     for event in events:
         parsed = EVENT.validate_python(event)
         assert parsed.type == event["type"]
@@ -275,7 +275,9 @@ def test_the_sdk_reads_every_event_and_builds_the_same_response(
     assert final.to_dict() == RESPONSE.validate_python(events[-1]["response"]).to_dict() | {
         "output": final.to_dict()["output"]
     }
-    said = events[-1]["response"]["output"]
-    assert [item.id for item in final.output] == [item["id"] for item in said]
-    texts = [part["text"] for item in said if item["type"] == "message" for part in item["content"]]
+    reply = events[-1]["response"]["output"]
+    assert [item.id for item in final.output] == [item["id"] for item in reply]
+    texts = [
+        part["text"] for item in reply if item["type"] == "message" for part in item["content"]
+    ]
     assert final.output_text == "".join(texts)

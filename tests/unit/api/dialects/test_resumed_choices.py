@@ -112,16 +112,16 @@ async def cut_answers(
     for cut_at in range(0, len(whole), 1 if len(whole) < 80 else 13):
         frontend = frontend_over(events)
         made = answer(new_dialect(num_choices), num_choices, interval, frontend)
-        *told, error = payloads_of(await written(made, frontend, cut_at))
+        *result, error = payloads_of(await written(made, frontend, cut_at))
         point = re.search(r"'Last-Event-ID: ([^']+)' goes on", json.dumps(error))
         assert point is not None
-        found.append((told, ResumePoint.parse(point[1])))
+        found.append((result, ResumePoint.parse(point[1])))
     return found
 
 
 def told_by(payloads: Sequence[Any]) -> Told:
     """Of plain text, in any dialect; a choice without an `index` is the only one."""
-    told: Told = {}
+    result: Told = {}
     for payload in payloads:
         members = payload.get("choices", (payload,))
         for member in members:
@@ -132,17 +132,17 @@ def told_by(payloads: Sequence[Any]) -> Told:
             if payload.get("type") in (None, "content_block_delta", "response.output_text.delta"):
                 text = text or delta.get("content") or delta.get("text") or ""
                 choice = 0 if "type" in payload else member.get("index", 0)
-                before = told.get(choice, ("", []))
-                told[choice] = (before[0] + text, before[1] + (member.get("token_ids") or []))
-    return told
+                before = result.get(choice, ("", []))
+                result[choice] = (before[0] + text, before[1] + (member.get("token_ids") or []))
+    return result
 
 
-def joined(told: Told, rest: Told) -> Told:
+def joined(result: Told, rest: Told) -> Told:
     nothing: tuple[str, list[int]] = ("", [])
     return {
-        choice: tuple(a + b for a, b in zip(told.get(choice, nothing), rest[choice], strict=True))
+        choice: tuple(a + b for a, b in zip(result.get(choice, nothing), rest[choice], strict=True))
         for choice in rest
-    } | {choice: told[choice] for choice in told if choice not in rest}  # type: ignore[return-value]
+    } | {choice: result[choice] for choice in result if choice not in rest}  # type: ignore[return-value]
 
 
 async def whole_of(events: Events, num_choices: int) -> Told:
@@ -176,13 +176,13 @@ async def test_each_token_is_published_once_whatever_write_is_cut(
     cut = await cut_answers(new_dialect, num_choices, interval, events)
     assert len(cut) > 2
     for payloads, point in cut:
-        told = told_by(payloads)
+        result = told_by(payloads)
         if new_dialect is echo:
-            told = {
-                choice: (text.removeprefix("prompt"), ids) for choice, (text, ids) in told.items()
+            result = {
+                choice: (text.removeprefix("prompt"), ids) for choice, (text, ids) in result.items()
             }
         rest = told_by(payloads_of([await tail_of(events, num_choices, point)]))
-        assert joined(told, rest) == whole, point
+        assert joined(result, rest) == whole, point
 
 
 @pytest.mark.parametrize("interval", [None, 4])
@@ -199,7 +199,7 @@ async def test_each_character_is_sent_once_where_token_ids_are_not_shown(
 
 
 def turn_of(raw: str) -> list[str]:
-    """What is told of the front of a choice's raw text: reasoning, text, then each call."""
+    """What is sent of the front of a choice's raw text: reasoning, text, then each call."""
     parser = turns()()
     reasoning, text, calls = "", "", []
     for event in (*parser.push(raw), *parser.finish()):
@@ -311,10 +311,10 @@ async def test_a_stream_goes_on_behind_any_byte_of_it(num_choices: int) -> None:
             ids = re.findall(r"^id: (.+)$", blocks, re.MULTILINE)
             last = ids[-1] if ids else name
             if last not in rests:
-                told = joined(before, told_by(payloads_of([blocks.encode()])))
+                result = joined(before, told_by(payloads_of([blocks.encode()])))
                 point = ResumePoint.parse(last)
                 rest = told_by(payloads_of([await tail_of(events, num_choices, point)]))
-                rests[last] = joined(told, rest)
+                rests[last] = joined(result, rest)
                 is_end = point.cursor.num_tokens > events[-1].end.num_tokens
                 assert is_end or rests[last] == whole, (name, last)
 

@@ -1,4 +1,4 @@
-"""From what is asked to a prompt, a grammar and a reading: no service needed."""
+"""From a request to a prompt, a grammar and a reading: no service needed."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def refused(model: ServedModel, **members: Any) -> InvalidParameter:
 
 
 def test_tools_are_shown_to_the_template_in_one_form(hermes: ServedModel) -> None:
-    asked = {**TOOL, "function": {**TOOL["function"], "strict": True, "parameters": None}}
-    prompt = prompt_of(hermes, tools=[asked])
+    requested = {**TOOL, "function": {**TOOL["function"], "strict": True, "parameters": None}}
+    prompt = prompt_of(hermes, tools=[requested])
     assert (
         '{"type": "function", "function": {"name": "f", "description": "F.", '
         '"parameters": {"type": "object", "properties": {}}}}\n'
@@ -202,8 +202,8 @@ def test_allowed_tools_are_all_shown_and_only_they_are_called(hermes: ServedMode
     )
     assert plan.grammar is not None
     parser = plan.new_parser()
-    said = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
-    events = [*parser.push(said % "f" + said % "g"), *parser.finish()]
+    output = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
+    events = [*parser.push(output % "f" + output % "g"), *parser.finish()]
     assert [event.name for event in events if isinstance(event, ToolCall)] == ["g"]
 
 
@@ -263,8 +263,8 @@ def test_a_model_without_tools_refuses_them_and_their_traces(plain: ServedModel)
 def test_the_same_seed_gives_the_same_ids_to_each_choices_calls(hermes: ServedModel) -> None:
     def ids(seed: str) -> list[str]:
         plan = prepared(hermes, tools=[TOOL], call_id_seed=seed)
-        said = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
-        events = [event for _ in range(2) for event in plan.new_parser().push(said)]
+        output = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
+        events = [event for _ in range(2) for event in plan.new_parser().push(output)]
         return [event.call_id for event in events if isinstance(event, ToolCall)]
 
     assert ids("job") == ids("job")

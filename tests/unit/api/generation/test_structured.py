@@ -32,14 +32,14 @@ def completion(**members: Any) -> CompletionRequest:
     return parse_request({"model": "m", "prompt": "p", **members}, CompletionRequest)
 
 
-def asked(**members: Any) -> RequestedGrammar:
+def requested(**members: Any) -> RequestedGrammar:
     found = requested_grammar(completion(**members))
     assert found is not None
     return found
 
 
 def schema_of(**members: Any) -> Any:
-    found = asked(**members)
+    found = requested(**members)
     assert found.grammar.kind is GrammarKind.JSON_SCHEMA
     schema = json.loads(found.grammar.text)
     assert "whitespace_pattern" in schema.pop("x-guidance")
@@ -94,10 +94,10 @@ def test_json_can_be_requested_in_several_ways(members: dict[str, Any], schema: 
     ],
 )
 def test_so_are_other_forms(members: dict[str, Any], kind: GrammarKind) -> None:
-    found = asked(**members)
+    found = requested(**members)
     ((name, value),) = members.items()
     assert (found.grammar.kind, found.param) == (kind, name)
-    nested = asked(structured_outputs={name.removeprefix("guided_"): value})
+    nested = requested(structured_outputs={name.removeprefix("guided_"): value})
     assert nested.grammar == found.grammar
     assert nested.param == f"structured_outputs.{name.removeprefix('guided_')}"
 
@@ -191,15 +191,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 def test_a_grammar_is_compiled_for_the_model(model: ServedModel) -> None:
-    check_grammar(model, asked(response_format=STRICT))
+    check_grammar(model, requested(response_format=STRICT))
     with pytest.raises(InvalidParameter, match="regex parse error") as refused:
-        check_grammar(model, asked(guided_regex="a("))
+        check_grammar(model, requested(guided_regex="a("))
     assert refused.value.param == "guided_regex"
 
 
 def test_a_model_without_structured_output_refuses_every_form(model: ServedModel) -> None:
     echo = replace(model, card=replace(model.card, structured_output=False))
     with pytest.raises(InvalidParameter) as refused:
-        check_grammar(echo, asked(response_format=STRICT))
+        check_grammar(echo, requested(response_format=STRICT))
     assert refused.value.param == "response_format.json_schema.schema"
     assert refused.value.code == "structured_output_not_supported"

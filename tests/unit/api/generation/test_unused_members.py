@@ -1,4 +1,4 @@
-"""What changes nothing is taken, and told or refused; the documentation lists the same."""
+"""What changes nothing is accepted, and listed or refused; the documentation lists the same."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ LEFT = (Allowance("requests", 60, 59, 1000), Allowance("tokens", 9000, 0, 72_001
 
 
 @pytest.mark.parametrize(
-    ("ms", "said"),
+    ("ms", "output"),
     [
         (0, "0s"),
         (1, "1ms"),
@@ -30,18 +30,18 @@ LEFT = (Allowance("requests", 60, 59, 1000), Allowance("tokens", 9000, 0, 72_001
         (90_061_001, "25h1m1.001s"),
     ],
 )
-def test_a_duration_is_written_as_openai_writes_it(ms: int, said: str) -> None:
-    assert duration(ms) == said
+def test_a_duration_is_written_as_openai_writes_it(ms: int, output: str) -> None:
+    assert duration(ms) == output
 
 
-def told(path: str, now_s: float = 0.0) -> dict[str, str]:
+def result(path: str, now_s: float = 0.0) -> dict[str, str]:
     scope: dict[str, Any] = {"path": path}
     set_rate_limit_headers(scope, LEFT, now_s)
     return dict(scope["state"]["response_headers"])
 
 
 def test_openais_headers_have_durations() -> None:
-    assert told("/v1/chat/completions") == {
+    assert result("/v1/chat/completions") == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "1s",
@@ -53,7 +53,7 @@ def test_openais_headers_have_durations() -> None:
 
 def test_anthropics_headers_have_moments_that_are_not_too_early() -> None:
     noon_s = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC).timestamp()
-    assert told("/v1/messages", noon_s) == {
+    assert result("/v1/messages", noon_s) == {
         "anthropic-ratelimit-requests-limit": "60",
         "anthropic-ratelimit-requests-remaining": "59",
         "anthropic-ratelimit-requests-reset": "2026-01-02T12:00:01Z",

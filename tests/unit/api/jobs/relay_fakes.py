@@ -1,4 +1,4 @@
-"""A store and a bus that misbehave as told: what a relay must put right."""
+"""A store and a bus that misbehave on request: what a relay must put right."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FakeBus:
 
 
 class FakeStore:
-    """A log that may be shown only up to `visible` entries, and that fails when told to."""
+    """A log that may be shown only up to `visible` entries, and that fails on request."""
 
     def __init__(self, log: Sequence[Delta | JobEvent] = ()) -> None:
         self.log = list(log)

@@ -41,14 +41,14 @@ def test_every_choice_keeps_its_tokens_in_their_order(
     steps: list[tuple[int, int]], interval: int
 ) -> None:
     given_, made, first = BatchedDeltas(interval), [], 0
-    told: list[Delta] = []
+    result: list[Delta] = []
     for choice, num_tokens in steps:
         made.append(delta_of(choice, first, num_tokens))
-        told += given_.push([made[-1]])
+        result += given_.push([made[-1]])
         first += num_tokens
-    told += given_.rest()
+    result += given_.rest()
     assert list(given_.rest()) == []
-    before, after = parts_of(made), parts_of(told)
+    before, after = parts_of(made), parts_of(result)
     assert before.keys() == after.keys()
     for choice, parts in after.items():
         wanted = before[choice]
@@ -63,9 +63,9 @@ def test_every_choice_keeps_its_tokens_in_their_order(
 
 def test_a_hundred_tokens_in_eights() -> None:
     gathered = BatchedDeltas(8)
-    told = [d for i in range(100) for d in gathered.push([delta_of(0, i, 1)])]
-    told += gathered.rest()
-    assert [len(delta.token_ids) for delta in told] == [1, *[8] * 12, 3]
+    result = [d for i in range(100) for d in gathered.push([delta_of(0, i, 1)])]
+    result += gathered.rest()
+    assert [len(delta.token_ids) for delta in result] == [1, *[8] * 12, 3]
 
 
 def test_the_end_of_a_choice_comes_with_its_last_tokens() -> None:

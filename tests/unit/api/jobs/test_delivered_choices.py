@@ -64,7 +64,7 @@ def deltas_of(units: Sequence[Unit], sizes: Sequence[int]) -> list[Delta]:
     return deltas
 
 
-def told(parts: Sequence[ChoiceDelta]) -> dict[int, tuple[str, tuple[int, ...], int]]:
+def result(parts: Sequence[ChoiceDelta]) -> dict[int, tuple[str, tuple[int, ...], int]]:
     """Text, tokens and number of ends of each choice."""
     found: dict[int, list[ChoiceDelta]] = defaultdict(list)
     for part in parts:
@@ -97,7 +97,7 @@ def test_a_rewritten_log_is_sent_once_choice_by_choice(
         if fresh is not None:
             got += segment_deltas(fresh)
     assert reader.cursor == before[-1].end
-    assert told(got) == told([piece for unit in units for piece in unit])
+    assert result(got) == result([piece for unit in units for piece in unit])
 
 
 @given(histories(), sizes, st.data())
@@ -116,7 +116,7 @@ def test_a_reader_may_come_back_to_any_segment(
             fresh = reader.take(delta)
             assert fresh is not None
             got += [part for part in segment_deltas(fresh) if part.token_ids]
-    assert told(got) == told(pieces[num_had:])
+    assert result(got) == result(pieces[num_had:])
 
 
 def one(choice: int, token_id: int = 7, start: Cursor = START) -> Delta:

@@ -192,9 +192,9 @@ async def test_text_that_grows_without_tokens_is_delivered() -> None:
     bus = FakeBus()
     end = Finished(tail.end, finished_after([first]).reason, Usage(3, 2))
     bus.subscription.items.extend([first, tail, end])
-    got, said = await read_to_end(await open_stream(FakeStore(), bus))
+    got, output = await read_to_end(await open_stream(FakeStore(), bus))
     assert got == [first, tail]
-    assert said == end
+    assert output == end
 
 
 async def test_another_history_of_the_same_length_is_never_spliced_on() -> None:

@@ -1,4 +1,4 @@
-"""A model's text told apart: reasoning, text, calls; however it is cut into pieces."""
+"""A model's text split: reasoning, text, calls; however it is cut into pieces."""
 
 from __future__ import annotations
 

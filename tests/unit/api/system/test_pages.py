@@ -63,8 +63,8 @@ async def test_every_file_of_the_folder_is_served_under_its_media_type() -> None
 async def test_a_known_etag_is_answered_304_without_a_body() -> None:
     async with client() as http:
         etag = (await http.get("/")).headers["etag"]
-        for asked in (etag, f"W/{etag}", f'"other", {etag}', "*"):
-            answer = await http.get("/", headers={"if-none-match": asked})
+        for requested in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+            answer = await http.get("/", headers={"if-none-match": requested})
             assert answer.status_code == 304
             assert answer.content == b""
             assert answer.headers["etag"] == etag
@@ -172,9 +172,9 @@ def test_every_element_that_a_page_s_script_looks_up_is_on_the_page(page: str) -
     sources = [attrs["src"] or "" for tag, attrs in tags.tags if tag == "script"]
     assert len(sources) == 1
     script = (STATIC / sources[0].removeprefix("static/")).read_text("utf-8")
-    asked = re.findall(r'byId\("([^"]+)"\)', script)
-    assert asked
-    assert set(asked) <= set(tags.ids)
+    requested = re.findall(r'byId\("([^"]+)"\)', script)
+    assert requested
+    assert set(requested) <= set(tags.ids)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

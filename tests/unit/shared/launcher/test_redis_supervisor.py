@@ -11,7 +11,7 @@ from shared.launcher.processes import GaveUp, RedisSupervisor, RestartPolicy
 
 
 class FakeServer:
-    """Dies when it is told to; `answers` while it lives."""
+    """Dies on request; `answers` while it lives."""
 
     version = "valkey-server 9.1.2"
 
@@ -38,14 +38,14 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_dies_is_restarted_and_reported() -> None:
-    server, said = FakeServer(), list[str]()
-    keeping = asyncio.create_task(RedisSupervisor(server, said.append).supervise())
+    server, output = FakeServer(), list[str]()
+    keeping = asyncio.create_task(RedisSupervisor(server, output.append).supervise())
     try:
         server.exit_code = -9
         async with asyncio.timeout(30):
-            while len(said) < 2:
+            while len(output) < 2:
                 await asyncio.sleep(0.001)
-        assert said == [
+        assert output == [
             "the private valkey-server 9.1.2 ended (SIGKILL); starting it again",
             "the private valkey-server 9.1.2 is back, with the jobs of its file",
         ]

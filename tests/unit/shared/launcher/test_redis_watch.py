@@ -1,4 +1,4 @@
-"""What keeps a Redis from answering is said in plain words, once, without its password."""
+"""What keeps a Redis from answering is reported in plain words, once, without its password."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ async def test_the_sentence_says_why_and_is_not_repeated(
 
     if "nobody" in url:  # a name server may take its time
         monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
-    said: list[str] = []
+    output: list[str] = []
     transport = await open_transport(url.format(port=_refusing_port()))
-    watch = RedisWatch(transport, said.append)
+    watch = RedisWatch(transport, output.append)
     assert watch.trouble is None
     looking = asyncio.create_task(watch.run())
     try:
-        await _until(lambda: said)
+        await _until(lambda: output)
         await asyncio.sleep(0.1)
     finally:
         looking.cancel()
         await asyncio.wait((looking,))
         await transport.aclose()
-    (sentence,) = said
+    (sentence,) = output
     assert f"cannot be reached: {words}." in sentence
     assert "REDIS_URL" in sentence
     assert "secret" not in sentence
@@ -70,40 +70,40 @@ async def test_the_sentence_says_why_and_is_not_repeated(
 async def test_a_server_that_comes_goes_and_comes_again(tmp_path: Path) -> None:
     server = PrivateServer(tmp_path / "data")
     url = server.start()
-    said: list[str] = []
+    output: list[str] = []
     transport = await open_transport(url)
-    watch = RedisWatch(transport, said.append)
+    watch = RedisWatch(transport, output.append)
     looking = asyncio.create_task(watch.run())
     try:
         await _until(lambda: watch.trouble is None)
         server.stop()
-        await _until(lambda: len(said) == 1)
+        await _until(lambda: len(output) == 1)
         server.start()
-        await _until(lambda: len(said) == 2)
+        await _until(lambda: len(output) == 2)
     finally:
         looking.cancel()
         await asyncio.wait((looking,))
         await transport.aclose()
         server.stop()
-    assert "cannot be reached" in said[0]
-    assert said[1].startswith("Redis answers, after ")
+    assert "cannot be reached" in output[0]
+    assert output[1].startswith("Redis answers, after ")
     assert watch.trouble is None
 
 
 async def test_a_refused_password_is_reported_as_such(tmp_path: Path) -> None:
-    said: list[str] = []
+    output: list[str] = []
     with PrivateServer(tmp_path / "data") as server:
         transport = await open_transport(server.url)
         await transport.connections.commands.config_set("requirepass", "right")
         await transport.aclose()
         path = server.url.removeprefix("unix://")
         transport = await open_transport(f"unix://:wrong@{path}")
-        looking = asyncio.create_task(RedisWatch(transport, said.append).run())
+        looking = asyncio.create_task(RedisWatch(transport, output.append).run())
         try:
-            await _until(lambda: said)
+            await _until(lambda: output)
         finally:
             looking.cancel()
             await asyncio.wait((looking,))
             await transport.aclose()
-    assert "it refuses the user or password" in said[0]
-    assert "wrong" not in said[0]
+    assert "it refuses the user or password" in output[0]
+    assert "wrong" not in output[0]

@@ -61,10 +61,10 @@ def test_exactly_the_tokens_that_begin_a_way_on_are_allowed(kind: str) -> None:
     ordinary = {i for i, piece in enumerate(table) if piece} - tokenizer.marker_ids - ends
     todo, seen = [[]], {b""}  # type: ignore[var-annotated]
     while todo:
-        said = todo.pop()
+        output = todo.pop()
         matcher = compiler.matcher(grammar)
-        assert matcher.consume_tokens(said)
-        text = b"".join(table[i] for i in said)
+        assert matcher.consume_tokens(output)
+        text = b"".join(table[i] for i in output)
         ways = {whole[len(text) :] for whole in texts if whole.startswith(text)}
         fitting = {i for i in ordinary if any(way.startswith(table[i]) for way in ways)}
         found = allowed(matcher, compiler)
@@ -76,7 +76,7 @@ def test_exactly_the_tokens_that_begin_a_way_on_are_allowed(kind: str) -> None:
         for token_id in found - ends:
             if (longer := text + table[token_id]) not in seen:
                 seen.add(longer)
-                todo.append([*said, token_id])
+                todo.append([*output, token_id])
     assert seen >= set(texts)
 
 
@@ -153,12 +153,12 @@ def test_forced_text_with_a_special_tokens_name_in_it_stays_text(kind: str) -> N
     tokenizer, compiler = tokenizer_of(kind), compiler_of(kind)
     grammar = json_schema_grammar({"const": "a <tool_call> and </s> <|im_end|>"}, "p")
     matcher = compiler.matcher(grammar)
-    said: list[int] = []
+    output: list[int] = []
     while (found := allowed(matcher, compiler)) != set(ends_of(tokenizer)):
-        said.append(min(found))
-        assert matcher.consume_tokens(said[-1:]), matcher.get_error()
-    assert tokenizer.marker_ids.isdisjoint(said)
-    assert json.loads(tokenizer.decode(said)) == "a <tool_call> and </s> <|im_end|>"
+        output.append(min(found))
+        assert matcher.consume_tokens(output[-1:]), matcher.get_error()
+    assert tokenizer.marker_ids.isdisjoint(output)
+    assert json.loads(tokenizer.decode(output)) == "a <tool_call> and </s> <|im_end|>"
 
 
 @pytest.mark.parametrize(

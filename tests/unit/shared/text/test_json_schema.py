@@ -60,8 +60,8 @@ def test_annotations_are_left_out_at_every_depth_and_never_mistaken_for_names() 
 
 
 def test_callers_cannot_set_the_compilers_own_options() -> None:
-    asked = {"type": "integer", "x-guidance": {"lenient": True, "whitespace_flexible": False}}
-    assert grammar_schema(asked, "p") == {"type": "integer", **STYLE}
+    requested = {"type": "integer", "x-guidance": {"lenient": True, "whitespace_flexible": False}}
+    assert grammar_schema(requested, "p") == {"type": "integer", **STYLE}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a checkpoint says of sampling: read, checked, replaced, and filled into what was asked."""
+"""A checkpoint's sampling defaults: read, checked, overridden, and filled into requests."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_values_that_no_request_may_have_are_left_out_and_logged(
     bad = {"temperature": 7, "top_k": 2.5, "top_p": "0.9", "min_p": True, "repetition_penalty": 0}
     with caplog.at_level(logging.WARNING):
         assert card_of(tmp_path, bad).default_sampling == {}
-    said = {record.__dict__["member"] for record in caplog.records if "member" in record.__dict__}
-    assert said == set(bad)
+    output = {record.__dict__["member"] for record in caplog.records if "member" in record.__dict__}
+    assert output == set(bad)
 
 
 def test_a_frontend_checks_what_a_card_of_another_release_says() -> None:
-    said = {"temperature": 0.6, "top_k": 20.0, "top_p": 1.5, "typical_p": 0.9, "min_p": -1.0}
-    values = SamplingDefaults.of(said).values
+    output = {"temperature": 0.6, "top_k": 20.0, "top_p": 1.5, "typical_p": 0.9, "min_p": -1.0}
+    values = SamplingDefaults.of(output).values
     assert values == {"temperature": 0.6, "top_k": 20}
     assert isinstance(values["top_k"], int)
     assert SamplingDefaults.of({"top_k": -1}).values == {"top_k": 0}
@@ -86,8 +86,8 @@ def test_a_card_without_the_member_is_neutral(tmp_path: Path) -> None:
 
 def test_a_request_overrides_the_defaults() -> None:
     defaults = SamplingDefaults.of({**QWEN3, "repetition_penalty": 1.1})
-    asked = {**NOTHING_ASKED, "temperature": 0.0, "top_k": 0}
-    assert defaults.fill(asked) == {
+    requested = {**NOTHING_ASKED, "temperature": 0.0, "top_k": 0}
+    assert defaults.fill(requested) == {
         "temperature": 0.0,
         "top_k": 0,
         "top_p": 0.95,
@@ -98,7 +98,7 @@ def test_a_request_overrides_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("{", "JSON"),
         ("[" * 2000, "JSON"),
@@ -110,8 +110,8 @@ def test_a_request_overrides_the_defaults() -> None:
         (" " + "9" * 5000, "characters"),
     ],
 )
-def test_an_override_that_cannot_be_used_is_a_sentence(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_override_that_cannot_be_used_is_a_sentence(text: str, output: str) -> None:
+    with pytest.raises(ValueError, match=output):
         parse_override(text)
 
 

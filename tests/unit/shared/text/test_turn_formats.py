@@ -94,7 +94,7 @@ def test_a_format_cannot_be_forced_on_a_template_without_tools(tmp_path: Path) -
 
 def test_markers_are_text_even_where_they_are_special_tokens(tmp_path: Path) -> None:
     text = "<think>a</think><tool_call>b</tool_call><|im_end|>"
-    told = {}
+    result = {}
     for name in ("auto", "none"):
         card, blobs = card_of(
             tmp_path / name, HERMES_TEMPLATE, tool_format=name, reasoning_format=name
@@ -105,8 +105,8 @@ def test_markers_are_text_even_where_they_are_special_tokens(tmp_path: Path) -> 
         digest = digest_of(special)
         card = dataclasses.replace(card, tokenizer_digest=digest)
         tokenizer = load_text(card, {**blobs, digest: special}).tokenizer
-        told[name] = tokenizer.decode(tokenizer.encode(text))
-    assert told == {"auto": "<think>a</think><tool_call>b</tool_call>", "none": "ab"}
+        result[name] = tokenizer.decode(tokenizer.encode(text))
+    assert result == {"auto": "<think>a</think><tool_call>b</tool_call>", "none": "ab"}
 
 
 def test_formats_of_a_newer_release_count_as_none() -> None:

@@ -1,4 +1,4 @@
-"""Jobs, entries and frames: what is written is read back, what is malformed is said."""
+"""Jobs, entries and frames: what is written is read back, what is malformed is an error."""
 
 from __future__ import annotations
 

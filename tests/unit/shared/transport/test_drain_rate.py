@@ -1,4 +1,4 @@
-"""DrainRate: what a refused caller is told."""
+"""DrainRate: what a refused caller gets."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ class Answers:
 
     def __init__(self, answers: Mapping[Address, Found | Exception]) -> None:
         self.answers = dict(answers)
-        self.asked: list[Address] = []
+        self.seeds: list[Address] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def find(self, seed: Address) -> Found:
-        self.asked.append(seed)
+        self.seeds.append(seed)
         await self.gate.wait()
         answer = self.answers[seed]
         if isinstance(answer, Exception):
@@ -48,7 +48,7 @@ async def test_the_first_seed_that_answers_is_tried_first_from_then_on() -> None
     assert where.latest is None
     assert await where.locate() == C
     assert await where.locate() == C
-    assert finder.asked == [A, B, B]
+    assert finder.seeds == [A, B, B]
     assert where.latest == C
 
 
@@ -58,7 +58,7 @@ async def test_servers_learned_on_the_way_answer_when_the_given_ones_are_gone() 
     assert await where.locate() == B
     finder.answers[A] = RedisConnectionError()
     assert await where.locate() == C
-    assert finder.asked == [A, A, B, C]
+    assert finder.seeds == [A, A, B, C]
 
 
 async def test_who_asks_at_the_same_time_shares_a_search_that_began_later() -> None:
@@ -73,7 +73,7 @@ async def test_who_asks_at_the_same_time_shares_a_search_that_began_later() -> N
     finder.gate.set()
     assert await first == C
     assert await asyncio.gather(*others) == [C] * 10
-    assert finder.asked == [A, A]
+    assert finder.seeds == [A, A]
 
 
 async def test_a_cancelled_search_answers_no_other_caller() -> None:
@@ -98,7 +98,7 @@ async def test_a_failed_search_is_shared_too_and_repeated_later() -> None:
     finder.gate.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["nobody serves"] * 5
-    assert len(finder.asked) == 2
+    assert len(finder.seeds) == 2
     finder.answers[A] = Found(B)
     assert await where.locate() == B
 
@@ -112,7 +112,7 @@ async def test_a_silent_seed_costs_its_time_once(monkeypatch: pytest.MonkeyPatch
         await where.locate()
     finder.gate.set()
     assert await where.locate() == C
-    assert finder.asked == [A, B]
+    assert finder.seeds == [A, B]
 
 
 async def test_a_wrong_kind_of_server_is_reported_unless_another_seed_answers() -> None:

@@ -1,4 +1,4 @@
-"""A runner that says what a test tells it to, and remembers what it was asked."""
+"""A runner whose outputs a test scripts, and which records its calls."""
 
 from __future__ import annotations
 

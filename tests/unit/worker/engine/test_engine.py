@@ -271,10 +271,10 @@ class TestResume:
     def test_reports_cached_tokens_of_the_prompt_alone(self) -> None:
         engine = make_engine()
         engine.add(make_request("a", range(6), max_tokens=30))
-        said = run_to_end(engine)["a"].token_ids
-        engine.add(make_request("b", range(6), outputs=said[:20], max_tokens=30))
+        reply = run_to_end(engine)["a"].token_ids
+        engine.add(make_request("b", range(6), outputs=reply[:20], max_tokens=30))
         story = run_to_end(engine)["b"]
-        assert story.token_ids == said[20:]
+        assert story.token_ids == reply[20:]
         assert story.last.num_cached_tokens == 6
         assert engine.stats().prefix_hit_tokens == 24
 

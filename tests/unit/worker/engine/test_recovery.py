@@ -109,9 +109,9 @@ def test_a_lost_device_comes_out_and_ends_no_sequence(lookahead: int, where: str
     for name in ("a", "b"):
         assert stories[name].last.finish_reason is None
         resumed = make_engine()
-        said = stories[name].token_ids
-        resumed.add(make_request(name, outputs=said, max_tokens=9))
-        assert said + run_to_end(resumed)[name].token_ids == say(9)
+        output = stories[name].token_ids
+        resumed.add(make_request(name, outputs=output, max_tokens=9))
+        assert output + run_to_end(resumed)[name].token_ids == say(9)
 
 
 def test_of_200_requests_on_a_device_that_raises_for_ever_none_is_ended() -> None:

@@ -1,4 +1,4 @@
-"""build_model: what is chosen when nothing is said, and what is refused."""
+"""build_model: what is chosen when nothing is given, and what is refused."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def by_matcher(compiler: GrammarCompiler, one: SamplingRow) -> set[int]:
 def test_rows_together_and_alone_are_left_what_the_matcher_says(
     masks: GrammarMasks, compiler: GrammarCompiler, tokenizer: FastTokenizer
 ) -> None:
-    said = [tokenizer.encode(text) for text in ("", "w", "water", "the")]
-    rows = [row(LETTERS, ids, seq_id) for seq_id, ids in enumerate(said)]
+    output = [tokenizer.encode(text) for text in ("", "w", "water", "the")]
+    rows = [row(LETTERS, ids, seq_id) for seq_id, ids in enumerate(output)]
     rows += [row(json_object_grammar(), tokenizer.encode('{"a'), 7), row(YES, (), 8)]
     expected = [by_matcher(compiler, one) for one in rows]
     assert left(masks, *rows) == expected
@@ -84,8 +84,8 @@ def test_rows_together_and_alone_are_left_what_the_matcher_says(
 def test_masks_made_on_threads_and_used_on_a_device_are_the_same(
     masks: GrammarMasks, compiler: GrammarCompiler, tokenizer: FastTokenizer
 ) -> None:
-    said = [tokenizer.encode(text) for text in ("", "w", "water", "the", "iron")]
-    rows = [row(LETTERS, ids, seq_id) for seq_id, ids in enumerate(said)]
+    output = [tokenizer.encode(text) for text in ("", "w", "water", "the", "iron")]
+    rows = [row(LETTERS, ids, seq_id) for seq_id, ids in enumerate(output)]
     threaded = GrammarMasks(compiler, ENDS, torch.device("cuda"))
     assert left(threaded, *rows) == left(masks, *rows)
     bits = np.random.default_rng(1).integers(-(2**31), 2**31, (3, -(-VOCAB // 32)), np.int32)

@@ -28,10 +28,10 @@ class Meter:
 
     def __init__(self, times: Times) -> None:
         self.times = times
-        self.asked: list[ProductShape] = []
+        self.shapes: list[ProductShape] = []
 
     def __call__(self, shape: ProductShape) -> Times:
-        self.asked.append(shape)
+        self.shapes.append(shape)
         return self.times
 
 
@@ -69,7 +69,7 @@ def test_a_shape_is_measured_once_on_a_machine(tmp_path: Path) -> None:
         for _layer in range(3):
             assert choices.of(SHAPE, NUM_BYTES) == Choice(amx_rows=64)
         choices.of(ProductShape(3072, 1024, False), NUM_BYTES)
-    assert meter.asked == [], "the second start reads what the first one measured"
+    assert meter.shapes == [], "the second start reads what the first one measured"
     assert set(json.loads(path.read_text())) == {"3072x1024 gated", "3072x1024"}
 
 
@@ -81,7 +81,7 @@ def test_what_speaks_for_a_copy_is_measured_again_and_the_best_times_count(tmp_p
         meter = Meter(times)
         choices = ProductChoices(meter, path, copies="on", free_bytes=0)
         found.append([choices.of(SHAPE, NUM_BYTES) for _layer in range(2)])
-        found[-1].append(len(meter.asked))
+        found[-1].append(len(meter.shapes))
     assert found == [
         [Choice(copy_rows=64), Choice(copy_rows=64), 1],
         [Choice(), Choice(), 1],
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_is_measured_anew(kept: bytes, tmp_path: Path
     assert ProductChoices(meter, path, copies="on", free_bytes=0).of(SHAPE, NUM_BYTES) == Choice(
         copy_rows=64
     )
-    assert meter.asked == [SHAPE]
+    assert meter.shapes == [SHAPE]
     assert json.loads(path.read_text())[SHAPE.name][AVX] == [1.0, 4.0]
 
 
@@ -122,7 +122,7 @@ def test_small_weights_are_not_worth_measuring() -> None:
     meter = Meter(COPY_PAYS)
     choices = ProductChoices(meter, None, copies="on", free_bytes=0)
     assert choices.of(ProductShape(1024, 192, True), 2 * 1024 * 192) == Choice()
-    assert meter.asked == []
+    assert meter.shapes == []
 
 
 def test_copies_are_held_as_far_as_the_memory_allows() -> None:
