@@ -26,7 +26,7 @@ def test_a_compiler_that_does_not_know_amx_compiles_without_it(
 ) -> None:
     compiler = tmp_path / "older-g++"
     compiler.write_text(
-        '#!/bin/sh\ncase "$*" in *-mamx*) exit 1;; esac\n'
+        '#!/bin/sh\ncase "$*" in *-mamx*) exit 1;; --version) exit;; esac\n'
         'while [ $# -gt 1 ]; do shift; done\n: > "$1"\n'
     )
     compiler.chmod(0o755)
