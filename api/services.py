@@ -101,12 +101,7 @@ class Services:
         )
         self.disconnects = DisconnectTracker(store)
         self.relay = EventRelay(store, transport.bus, outage_s=settings.outage_s)
-        self.durable = DurableAccept(
-            transport.durability,
-            settings.accept_durability,
-            settings.accept_replicas,
-            settings.accept_timeout_s,
-        )
+        self.durable = durable_accept(settings, transport)
         limits = admission_limits(settings)
         accepted = AcceptedJobs(store)
         self.admission = Admission(
@@ -205,6 +200,16 @@ class Services:
             StreamTokens: self.stream_tokens,
             TimeSlices: self.slices,
         }
+
+
+def durable_accept(settings: ApiSettings, transport: Transport) -> DurableAccept:
+    """Returns what makes accepted jobs as durable as they must be."""
+    return DurableAccept(
+        transport.durability,
+        settings.accept_durability,
+        settings.accept_replicas,
+        settings.accept_timeout_s,
+    )
 
 
 def job_defaults(settings: ApiSettings) -> JobDefaults:
