@@ -39,7 +39,7 @@ class OpenRequest:
             self._working.cancel()
 
     async def run(self, receive: Receive, work: Callable[[], Coroutine[Any, Any, None]]) -> Ending:
-        """Runs `work` until the client disconnects. Raises what `work` raises.
+        """Runs `work` until the client disconnects. Raises what `work` or `receive` raises.
 
         The body of the request must have been received: the next message is the disconnect,
         whatever version of ASGI the server speaks.
@@ -59,7 +59,10 @@ class OpenRequest:
         if not working.cancelled():
             working.result()
             return Ending.DONE
-        return Ending.CUT if self.is_cut else Ending.LEFT
+        if self.is_cut:
+            return Ending.CUT
+        leaving.result()  # CancelledError: the work was cancelled from elsewhere
+        return Ending.LEFT
 
 
 async def _disconnect(receive: Receive) -> None:

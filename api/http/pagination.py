@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from fastapi import Depends, Query
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 MAX_ID_CHARS = 200
 MAX_DIGITS = 16
+MAX_LIMIT_DIGITS = 6
 
 Item = TypeVar("Item")
 
@@ -22,6 +31,14 @@ class QueryModel(BaseModel):
     """The parameters of a query string; unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_one_unknown(cls, values: Any) -> Any:
+        """Returns the parameters with at most one unknown: each of thousands would be an error."""
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = itertools.islice((name for name in values if name not in known), 1)
+        return {name: values[name] for name in (*(known & values.keys()), *unknown)}
 
 
 def _check_digits(value: Any) -> Any:
@@ -49,7 +66,12 @@ class ListQuery(QueryModel):
 
     limit: int
 
-    _check_limit = field_validator("limit", mode="before")(_check_digits)
+    @field_validator("limit", mode="before")
+    @classmethod
+    def _check_limit(cls, value: Any) -> Any:
+        if len(str(value)) > MAX_LIMIT_DIGITS:
+            raise PydanticCustomError("digits", "Input should be a whole number")
+        return _check_digits(value)
 
 
 class PageQuery(ListQuery):

@@ -180,6 +180,8 @@ class JobStream:
         self._is_closed = True
         if self._reading is not None:
             await cancel_and_wait(self._reading)
+            if not self._reading.cancelled():
+                self._reading.exception()  # of a read that no `get` waited for any more
             self._reading = None
         await self._bus.unsubscribe(self._subscription)
 

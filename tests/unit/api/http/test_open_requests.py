@@ -36,6 +36,25 @@ async def test_work_ends_when_the_client_leaves_is_cut_or_is_done() -> None:
     assert len(requests) == 0
 
 
+async def test_an_error_of_the_connection_and_a_cancel_from_elsewhere_are_raised() -> None:
+    requests = OpenRequests(limit=1)
+
+    async def never() -> dict[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def too_large() -> dict[str, str]:
+        raise ZeroDivisionError
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    with requests.enter() as request, pytest.raises(ZeroDivisionError):
+        await request.run(too_large, asyncio.Event().wait)  # type: ignore[arg-type]
+    with requests.enter() as request, pytest.raises(asyncio.CancelledError):
+        await request.run(never, cancelled)  # type: ignore[arg-type]
+
+
 def test_open_requests_are_bounded_and_can_be_closed() -> None:
     requests = OpenRequests(limit=1)
     with requests.enter(), pytest.raises(UnavailableError) as full, requests.enter():

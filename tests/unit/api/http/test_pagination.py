@@ -9,10 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from api.batches.routes import BatchService
 from api.files.service import FileService
 from api.http.open_requests import OpenRequests
+from api.http.pagination import ListQuery
 from api.main import create_app
 from api.settings import ApiSettings
 from shared.messages import Usage
@@ -107,6 +109,7 @@ async def test_a_query_is_read(
                 "%205",
                 "1_0",
                 "10001",
+                "0000001",
                 "9" * 5000,
                 "²",
             )
@@ -132,6 +135,12 @@ async def test_what_a_query_cannot_have_is_refused_by_name(
     assert error["message"].endswith(".")
     assert param in error["message"]
     assert not lists.calls
+
+
+def test_of_many_unknown_parameters_one_is_an_error() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ListQuery.model_validate({f"x{number}": "" for number in range(20_000)} | {"limit": "1"})
+    assert [error["loc"] for error in caught.value.errors()] == [("x0",)]
 
 
 async def test_objects_and_pages_have_their_fields_in_openais_order(

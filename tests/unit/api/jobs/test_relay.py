@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -464,6 +465,20 @@ async def test_closing_ends_a_read_in_progress_and_the_subscription() -> None:
     await stream.aclose()
     await stream.aclose()
     assert bus.subscription.closed
+
+
+async def test_a_read_that_fails_while_its_client_reads_nothing_is_no_error_of_the_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, bus = FakeStore(), FakeBus()
+    store.failures = 10**6
+    stream = await relay_over(store, bus, outage_s=0.2).open("0-x", START)
+    assert await stream.get(0.01) is None
+    await asyncio.sleep(0.5)
+    await stream.aclose()
+    del stream
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 TEXTS = st.lists(st.text("aé€😀", max_size=4), min_size=1, max_size=12)
