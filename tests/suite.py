@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -138,6 +138,21 @@ def _raise_on_signals() -> None:
             signal.signal(each, interrupt)
 
 
+def _interruptible_with_this_process() -> Callable[[], None]:
+    """Returns a `preexec_fn`: the child is interrupted when this process ends.
+
+    Also where this process ignores interrupts, as in the background of a script.
+    """
+    dies = dying_with_this_process(signal.SIGINT)
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if dies is not None:
+            dies()
+
+    return prepare
+
+
 class Pytest:
     """A run of pytest, with its own folder in the suite's folder for what tests write.
 
@@ -167,7 +182,7 @@ class Pytest:
             stdout=self._output,
             # Linux shares the processor among sessions before it looks at priorities within one.
             start_new_session=True,
-            preexec_fn=dying_with_this_process(signal.SIGINT),
+            preexec_fn=_interruptible_with_this_process(),
         )
         if is_low:
             _lower_priority(self._process.pid)

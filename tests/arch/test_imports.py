@@ -16,7 +16,7 @@ def loaded_by(module: str) -> set[str]:
     """Top-level modules in sys.modules after importing `module` in a process of its own."""
     code = f"import sys, json, {module}; print(json.dumps(sorted(sys.modules)))"
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=180
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("\n") == 1, "importing printed something"

@@ -204,6 +204,15 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
         (tmp_path / f"test_{name}.py").write_text(HANGS.replace("NAME", name))
         files.append(tmp_path / f"{name}.pids")
     command = [sys.executable, "-m", "tests.suite", "run"]
+    dies = dying_with_this_process()
+
+    def in_a_terminal() -> None:
+        """Undoes what the background of a script or nohup ignores."""
+        for ignored in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_DFL)
+        if dies is not None:
+            dies()
+
     process = subprocess.Popen(
         [*command, "--beside", "test_beside.py", "-p xdist -n 1 test_first.py"],
         cwd=tmp_path,
@@ -211,7 +220,7 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=dying_with_this_process(),
+        preexec_fn=in_a_terminal,
     )
     until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
     pids = [int(pid) for file in files for pid in file.read_text().split()]
