@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+import math
+from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Literal, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from shared.messages import InvalidParameter
 from worker.engine.config import EngineConfig
@@ -53,30 +55,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(EngineOptions).items():
-            choices, value = get_args(kind), getattr(self, name)
-            if get_origin(kind) is Literal and value not in choices:
-                raise InvalidParameter(name, f"must be one of {', '.join(choices)}, got {value!r}")
-        for name in (
-            "block_size",
-            "num_kv_blocks",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "num_threads",
-        ):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidParameter(name, f"must be at least 1, got {value}")
-        if self.kv_cache_memory_gb is not None and self.kv_cache_memory_gb <= 0:
-            raise InvalidParameter(
-                "kv_cache_memory_gb", f"must be positive, got {self.kv_cache_memory_gb}"
-            )
-        if self.lookahead not in (None, 0, 1):
-            raise InvalidParameter("lookahead", f"must be 0 or 1, got {self.lookahead}")
-        if self.step_target_ms is not None and self.step_target_ms < 0:
-            raise InvalidParameter(
-                "step_target_ms", f"must not be negative, got {self.step_target_ms}"
-            )
+            requirement = _requirement_missed(name, kind, value)
+            if requirement is not None:
+                raise InvalidParameter(name, f"must {requirement}, got {value!r}")
 
     def engine_config(
         self,
@@ -112,3 +94,45 @@ class EngineOptions:
             structured_output=structured_output,
             step_target_s=step_target_ms / 1000 if step_target_ms else None,
         )
+
+
+_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "be True or False"),
+    int: ((int,), "be an integer"),
+    float: ((int, float), "be a finite number"),
+    str: ((str,), "be text"),
+}
+_AT_LEAST_1 = (
+    "num_threads",
+    "block_size",
+    "num_kv_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "max_waiting",
+)
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(_AT_LEAST_1, (lambda number: number >= 1, "be at least 1")),
+    "kv_cache_memory_gb": (lambda number: number > 0, "be positive"),
+    "lookahead": (lambda number: number in (0, 1), "be 0 or 1"),
+    "step_target_ms": (lambda number: number >= 0, "not be negative"),
+    "echo_step_ms": (lambda number: number >= 0, "not be negative"),
+}
+
+
+def _requirement_missed(name: str, kind: Any, value: object) -> str | None:
+    """Returns what the option must be when `value` is not: one of its choices, of its type, in its
+    range."""
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return None if value in choices else f"be one of {', '.join(choices)}"
+    required, *optional = get_args(kind) or (kind,)
+    if value is None and NoneType in optional:
+        return None
+    types, words = _TYPES[required]
+    if not isinstance(value, types) or (isinstance(value, bool) and required is not bool):
+        return words
+    if isinstance(value, float) and not math.isfinite(value):
+        return words
+    is_within, words = _RANGES.get(name, (lambda number: True, ""))
+    return None if is_within(value) else words
