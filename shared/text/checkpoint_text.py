@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 AUTO, NONE = "auto", "none"  # in place of a format's name
 MAX_CONFIG_BYTES = 32 * 2**20  # added tokens are listed in tokenizer_config.json
 MAX_TEMPLATE_BYTES = 2**20
+MAX_ID_DIGITS = 20
 
-_TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def card_from_checkpoint(
@@ -115,7 +116,7 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
     inner = config.get("text_config")
     model = {**config, **inner} if isinstance(inner, dict) else config
     vocab_size = model.get("vocab_size")
-    return CheckpointText(
+    text = CheckpointText(
         tokenizer_json=tokenizer_json,
         special_tokens=_special_tokens(declared),
         extra_special_tokens=_extra_special_tokens(declared),
@@ -127,6 +128,19 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
             name: generation[name] for name in MEMBERS if generation.get(name) is not None
         },
     )
+    _check_encodable(path, "special tokens", [text.special_tokens, text.extra_special_tokens])
+    _check_encodable(path, "added tokens", text.added_tokens)
+    _check_encodable(path, "chat templates", text.chat_templates)
+    return text
+
+
+def _check_encodable(path: Path, what: str, content: object) -> None:
+    """Raises TextInvalid for a lone surrogate: JSON can escape one, UTF-8 cannot carry it."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        raise TextInvalid(f"{path}: lone surrogate U+{code:04X} in the {what}") from error
 
 
 def _no_tokenizer(path: Path) -> str:
@@ -219,9 +233,16 @@ def _added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, dict[str, An
     for token_id, token in listed.items() if isinstance(listed, dict) else ():
         if not (isinstance(token, dict) and isinstance(token.get("content"), str)):
             raise TextInvalid(f"tokenizer_config.json: added token {token_id} has no content")
-        if not token_id.isdecimal():
+        if not token_id.isdecimal() or len(token_id) > MAX_ID_DIGITS:
             raise TextInvalid(f"tokenizer_config.json: added token id {token_id!r} is no number")
-        found[int(token_id)] = {name: token[name] for name in _TOKEN_FLAGS if name in token}
+        flags = {name: token[name] for name in _TOKEN_FLAGS if name in token}
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise TextInvalid(
+                    f"tokenizer_config.json: added token {token_id}: {name!r} must be true or "
+                    f"false, got {flag!r}"
+                )
+        found[int(token_id)] = {"content": token["content"], **flags}
     return found
 
 

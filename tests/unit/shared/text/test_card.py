@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.text.base import TextInvalid
-from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.checkpoint_text import card_from_checkpoint, load_tokenizer
 from shared.text.model_card import ModelCard, digest_of
 from shared.text.text_model import load_text
 from tests.unit.shared.text.vocabularies import saved
@@ -168,6 +168,10 @@ def test_a_special_tokens_map_counts_where_added_tokens_are_not_listed(tmp_path:
     assert card_of(path)[0].special_tokens == {"eos_token": "<|im_end|>"}
 
 
+FLAG = "added token 1: 'lstrip' must be true or false"
+SURROGATE = r"lone surrogate U\+D800 in the"
+
+
 def adding(tokens: dict[str, Any]) -> dict[str, Any]:
     return {"tokenizer_config__json": {"added_tokens_decoder": tokens}}
 
@@ -197,14 +201,42 @@ def adding(tokens: dict[str, Any]) -> dict[str, Any]:
             {"tokenizer_config__json": {"added_tokens_decoder": {"9999": {"content": "<new>"}}}},
             "do not match",
         ),
+        (adding({"9" * 5000: {"content": "a"}}), "no number"),
+        *((adding({"1": {"content": "a", "lstrip": flag}}), FLAG) for flag in (1, "yes", None)),
+        *(
+            (adding({"1": {"content": "a", flag: None}}), f"'{flag}' must be true or false")
+            for flag in ("special", "normalized", "single_word", "rstrip")
+        ),
+        (adding({"1": {"content": "\ud800"}}), f"{SURROGATE} added tokens"),
+        ({"tokenizer_config__json": {"image_token": "\ud800"}}, f"{SURROGATE} special tokens"),
+        ({"tokenizer_config__json": {"\ud800_token": "a"}}, f"{SURROGATE} special tokens"),
+        (
+            {"tokenizer_config__json": {"additional_special_tokens": ["a\ud800"]}},
+            f"{SURROGATE} special tokens",
+        ),
+        ({"tokenizer_config__json": {"chat_template": "\ud800"}}, f"{SURROGATE} chat templates"),
+        (
+            {"tokenizer_config__json": {}, "chat_template__json": {"chat_template": "\udfff"}},
+            r"U\+DFFF in the chat templates",
+        ),
     ],
-    ids=str,
+    ids=lambda value: ascii(value)[:100],
 )
 def test_files_that_cannot_be_used_are_refused_with_a_sentence(
     tmp_path: Path, files: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(TextInvalid, match=sentence):
         card_of(write(tmp_path, **files))
+
+
+@pytest.mark.parametrize(
+    "tokens", [{"1": {"content": "a", "lstrip": 1}}, {"1": {"content": "\ud800"}}], ids=ascii
+)
+def test_a_tokenizer_alone_is_refused_with_a_sentence_too(
+    tmp_path: Path, tokens: dict[str, Any]
+) -> None:
+    with pytest.raises(TextInvalid, match="added token"):
+        load_tokenizer(write(tmp_path, **adding(tokens)))
 
 
 def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
