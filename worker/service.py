@@ -65,6 +65,8 @@ class WorkerService:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._jobs = RunningJobs(settings.max_num_seqs)
+        # (job id, attempt) of jobs whose engine died, with its cause, until the store has both.
+        self._deaths: list[tuple[Sequence[tuple[str, int]], CrashCause]] = []
         self.worker_id = _new_worker_id()
         self._supervisor = EngineSupervisor(
             Configure(
@@ -247,15 +249,28 @@ class WorkerService:
         The store counts the death against them, by its cause: a job that repeats it is ended.
         """
         jobs = self._runner.take_from_engine()
+        if jobs:
+            log.warning("jobs go back to the queue", extra={"num_jobs": len(jobs)})
+            attempts = [(running.job.job_id, running.attempt) for running in jobs]
+            self._deaths.append((attempts, cause))
         try:
-            if jobs:
-                log.warning("jobs go back to the queue", extra={"num_jobs": len(jobs)})
-                attempts = [(running.job.job_id, running.attempt) for running in jobs]
-                await self._queue.crashed(self.worker_id, attempts, cause)
+            await self._blame()
         except TransportError as error:
             # The store still assigns them to this worker: reconciling takes them up again.
             log.warning("jobs could not be handed back", extra={"error": str(error)})
         self._intake.suspect()
+
+    async def _blame(self) -> None:
+        """Reports the engine's deaths that the store may not have yet. Raises TransportError.
+
+        A cancelled or failed call leaves them to the next one: the store ignores a repeat. After a
+        reconcile it would ignore the first report too, as one of an earlier attempt.
+        """
+        while self._deaths:
+            death = self._deaths[0]
+            await self._queue.crashed(self.worker_id, *death)
+            if death in self._deaths:  # not removed by another call meanwhile
+                self._deaths.remove(death)
 
     async def _release_lost(self) -> None:
         """Releases, until cancelled, jobs that this worker has claimed and does not run.
@@ -265,10 +280,25 @@ class WorkerService:
         """
         while True:
             try:
-                await self._release(await self._queue.reconcile(self.worker_id, self._jobs.ids))
+                await self._blame()
+                await self._release_unknown(self._jobs.ids)
             except TransportError as error:
                 log.debug("lost deliveries could not be released", extra={"error": str(error)})
             await asyncio.sleep(self._settings.reconcile_interval_s)
+
+    async def _release_unknown(self, known: frozenset[str]) -> None:
+        """Releases claimed jobs that are not in `known`. Raises TransportError.
+
+        Another error of reading them is logged: it must not end a drain, in which jobs run.
+        """
+        try:
+            lost = await self._queue.reconcile(self.worker_id, known)
+        except TransportError:
+            raise
+        except Exception:
+            log.exception("lost deliveries could not be read")
+            return
+        await self._release(lost)
 
     async def _release(self, jobs: Sequence[RunningJob | Delivery]) -> None:
         for item in jobs:
@@ -318,11 +348,15 @@ class WorkerService:
         return self._runner.take_all()
 
     async def _hand_back(self, jobs: list[RunningJob]) -> None:
-        """Releases these jobs and those whose delivery was lost; then ends the lease."""
+        """Releases these jobs and those whose delivery was lost; then ends the lease.
+
+        Jobs of an engine that died go back before them, with the blame.
+        """
         try:
             async with asyncio.timeout(HAND_BACK_S):
+                await self._blame()
                 await self._release(jobs)
-                await self._release(await self._queue.reconcile(self.worker_id, frozenset()))
+                await self._release_unknown(frozenset())
                 await self._queue.retire(self.worker_id)
         except (TransportError, TimeoutError) as error:
             log.warning(
