@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
+from starlette.responses import Response
 
 from api.batches.protocol import (
     ENDPOINT_PATHS,
@@ -30,9 +31,11 @@ from api.errors import (
 from api.files.service import file_not_found, parse_life_s, unavailable_files
 from api.files.storage import FileStorage
 from api.http.caller import CallerDep
+from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import BODY, NAMED, STORE, errors
 from api.http.pagination import NO_QUERY
 from api.http.response_headers import set_durability_header
+from api.http.time_slices import SlicesDep
 from api.jobs.admission import DurableAccept, NotConfirmed
 from api.jobs.request_reader import JsonRoute
 from shared.messages import Durability, InvalidParameter
@@ -174,32 +177,42 @@ def batch_not_found(batch_id: str) -> ApiError:
 BatchesDep = Annotated[BatchService, provided(BatchService)]
 
 
-@router.post("/v1/batches", responses=errors(BODY))
+@router.post("/v1/batches", response_model=BatchObject, responses=errors(BODY))
 async def create_batch(
     request: Request, params: BatchRequest, caller: CallerDep, batches: BatchesDep
-) -> BatchObject:
+) -> Response:
     """Creates a batch of an uploaded file. Errors in its lines appear in `errors` later."""
     record, durability = await batches.create(caller.tenant, params)
     set_durability_header(request.scope, durability)
-    return BatchObject.of(record)
+    return json_response(BatchObject.of(record))
 
 
-@router.get("/v1/batches", responses=errors(STORE))
+@router.get("/v1/batches", response_model=BatchList, responses=errors(STORE))
 async def list_batches(
-    query: Annotated[BatchesQuery, Query()], caller: CallerDep, batches: BatchesDep
-) -> BatchList:
+    query: Annotated[BatchesQuery, Query()],
+    caller: CallerDep,
+    batches: BatchesDep,
+    slices: SlicesDep,
+) -> Response:
     """Lists the caller's batches, newest first."""
     records = await batches.list(caller.tenant, query.after, query.limit + 1)
-    return BatchList.of([BatchObject.of(record) for record in records], query.limit)
+    return LongJsonResponse(BatchList.of(records, query.limit, BatchObject.of), slices)
 
 
-@router.get("/v1/batches/{batch_id}", responses=errors(NAMED), dependencies=[NO_QUERY])
-async def get_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> BatchObject:
+@router.get(
+    "/v1/batches/{batch_id}",
+    response_model=BatchObject,
+    responses=errors(NAMED),
+    dependencies=[NO_QUERY],
+)
+async def get_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> Response:
     """Returns a batch: its status, counts, and its files as soon as there are any."""
-    return BatchObject.of(await batches.find(caller.tenant, batch_id))
+    return json_response(BatchObject.of(await batches.find(caller.tenant, batch_id)))
 
 
-@router.post("/v1/batches/{batch_id}/cancel", responses=errors(NAMED | {409}))
-async def cancel_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> BatchObject:
+@router.post(
+    "/v1/batches/{batch_id}/cancel", response_model=BatchObject, responses=errors(NAMED | {409})
+)
+async def cancel_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> Response:
     """Cancels a batch: its running rows end, its results so far are kept."""
-    return BatchObject.of(await batches.cancel(caller.tenant, batch_id))
+    return json_response(BatchObject.of(await batches.cancel(caller.tenant, batch_id)))

@@ -15,9 +15,11 @@ from api.files.protocol import FileDeleted, FileList, FileObject, FilesQuery
 from api.files.service import FilesDep, FileService, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.http.caller import CallerDep
+from api.http.json_response import LongJsonResponse, json_response
 from api.http.open_requests import OpenRequests, OpenRequestsDep
 from api.http.openapi import NAMED, STORE, errors
 from api.http.pagination import NO_QUERY
+from api.http.time_slices import SlicesDep
 from shared.transport.ports.files import FileRecord
 
 log = logging.getLogger(__name__)
@@ -52,16 +54,16 @@ _FORM: dict[str, Any] = {
 }
 
 
-@router.post(PATH, responses=errors(STORE | {408}), openapi_extra=_FORM)
-async def create_file(request: Request, caller: CallerDep, files: FilesDep) -> FileObject:
+@router.post(PATH, response_model=FileObject, responses=errors(STORE | {408}), openapi_extra=_FORM)
+async def create_file(request: Request, caller: CallerDep, files: FilesDep) -> Response:
     """Stores the file of a multipart form with `file` and `purpose: batch`."""
-    return FileObject.of(await files.receive(request, caller.tenant))
+    return json_response(FileObject.of(await files.receive(request, caller.tenant)))
 
 
-@router.get(PATH, responses=errors(STORE))
+@router.get(PATH, response_model=FileList, responses=errors(STORE))
 async def list_files(
-    query: Annotated[FilesQuery, Query()], caller: CallerDep, files: FilesDep
-) -> FileList:
+    query: Annotated[FilesQuery, Query()], caller: CallerDep, files: FilesDep, slices: SlicesDep
+) -> Response:
     """Lists the caller's files, newest first unless `order` is `asc`."""
     records = await files.index.list(
         caller.tenant,
@@ -70,13 +72,15 @@ async def list_files(
         oldest_first=query.order == "asc",
         purpose=query.purpose,
     )
-    return FileList.of([FileObject.of(record) for record in records], query.limit)
+    return LongJsonResponse(FileList.of(records, query.limit, FileObject.of), slices)
 
 
-@router.get(PATH + "/{file_id}", responses=errors(NAMED), dependencies=[NO_QUERY])
-async def get_file(file_id: str, caller: CallerDep, files: FilesDep) -> FileObject:
+@router.get(
+    PATH + "/{file_id}", response_model=FileObject, responses=errors(NAMED), dependencies=[NO_QUERY]
+)
+async def get_file(file_id: str, caller: CallerDep, files: FilesDep) -> Response:
     """Returns the metadata of a file."""
-    return FileObject.of(await files.get(file_id, caller.tenant))
+    return json_response(FileObject.of(await files.get(file_id, caller.tenant)))
 
 
 @router.get(
@@ -93,11 +97,11 @@ async def get_content(
     return ContentResponse(files, record, open_requests)
 
 
-@router.delete(PATH + "/{file_id}", responses=errors(NAMED | {409}))
-async def delete_file(file_id: str, caller: CallerDep, files: FilesDep) -> FileDeleted:
+@router.delete(PATH + "/{file_id}", response_model=FileDeleted, responses=errors(NAMED | {409}))
+async def delete_file(file_id: str, caller: CallerDep, files: FilesDep) -> Response:
     """Deletes a file; 409 while a batch reads it. Its bytes are removed soon after."""
     await files.drop(file_id, caller.tenant)
-    return FileDeleted(id=file_id)
+    return json_response(FileDeleted(id=file_id))
 
 
 class ContentResponse(Response):

@@ -21,6 +21,7 @@ from api.generation.grammars import (
     tool_grammar,
 )
 from api.generation.models import ServedModel
+from api.generation.protocol import NO_PROMPT
 from api.generation.tools import ToolUse
 from api.ids import random_seed
 from api.output_parsers.formats import THINK_CLOSE, THINK_OPEN
@@ -36,7 +37,6 @@ from shared.text.tool_formats import (
 NO_TOOLS = "This model's chat template has no tools in a format that is known here."
 NO_TOOLS_CODE = "tools_not_supported"
 
-MAX_PROMPTS = 64  # of one request; each is a job of its own
 QUICK_CHARS = 512
 QUICK_IDS = 8192
 
@@ -148,9 +148,7 @@ def each_prompt(prompt: Prompt) -> tuple[tuple[str, str | list[int]], ...]:
         return (("prompt", token_ids),)
     parts = tuple(part for part in prompt if not isinstance(part, int))
     if token_ids or len({type(part) for part in parts}) > 1:
-        raise InvalidParameter("prompt", "must be text, token ids, or a list of one of these")
-    if len(parts) > MAX_PROMPTS:
-        raise InvalidParameter("prompt", f"at most {MAX_PROMPTS} prompts, got {len(parts)}")
+        raise InvalidParameter("prompt", NO_PROMPT)
     return tuple((f"prompt.{index}", part) for index, part in enumerate(parts))
 
 

@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -31,6 +32,8 @@ from shared.keys import NUM_LANES
 from shared.messages import MAX_LOGIT_BIAS, Durability, InvalidParameter, OnDisconnect
 
 MAX_ENTRIES = MAX_LOGIT_BIAS  # of an object with keys of the client's choice
+MAX_PROMPTS = 64  # of one request; each is a job of its own
+NO_PROMPT = "must be text, token ids, or a list of one of these"
 _AT_OBJECT = "object_value"
 _NULL = {"type": "null"}
 
@@ -114,14 +117,32 @@ StreamInterval = Annotated[int, Field(ge=1, le=4096)]
 # Lists end at their first fault: the cost of an error is bounded.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
+_TOKEN_IDS = TypeAdapter(TokenIds, config=ConfigDict(strict=True))
+
+
+def _check_num_prompts(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Refuses too many prompts before each of them is validated, which holds the interpreter's
+    lock all the while."""
+    if isinstance(value, list) and len(value) > MAX_PROMPTS:
+        if isinstance(value[0], str | list):
+            raise InvalidParameter("prompt", f"at most {MAX_PROMPTS} prompts, got {len(value)}")
+        try:
+            return _TOKEN_IDS.validate_python(value)
+        except ValidationError:
+            if list in map(type, value):
+                raise InvalidParameter("prompt", NO_PROMPT) from None
+    return handler(value)
+
+
 # Text, token ids, or a list of texts or of token ids.
-Prompt = (
+Prompt = Annotated[
     str
     | Annotated[
         list[Annotated[int | str | TokenIds, Field(union_mode="left_to_right")]],
         Field(fail_fast=True),
-    ]
-)
+    ],
+    WrapValidator(_check_num_prompts),
+]
 LogitBias = Annotated[dict[str, float], WrapValidator(at_the_object)]
 Labels = Annotated[dict[str, str], WrapValidator(at_the_object)]
 # Enumerations come as their strings.

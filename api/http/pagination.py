@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from fastapi import Depends, Query
@@ -89,6 +89,10 @@ async def _no_query(query: Annotated[QueryModel, Query()]) -> None:
 NO_QUERY = Depends(_no_query)  # of a route without parameters
 
 
+def _unchanged(record: Any) -> Any:
+    return record
+
+
 def _id_of(item: Any) -> str:
     item_id: str = item["id"] if isinstance(item, dict) else item.id
     return item_id
@@ -104,13 +108,19 @@ class ListPage(BaseModel, Generic[Item]):
     has_more: bool
 
     @classmethod
-    def of(cls, items: Sequence[Any], limit: int) -> Self:
-        """Returns the page of the first `limit` items; one more item says that there are more."""
-        shown = items[:limit]
-        return cls(
+    def of(
+        cls, records: Sequence[Any], limit: int, item: Callable[[Any], Any] = _unchanged
+    ) -> Self:
+        """Returns the page of the first `limit` records; one more says that there are more.
+
+        `item` makes the object of a record. Those of `data` are made as it is iterated, which is
+        once: a long list is encoded in pieces.
+        """
+        shown = records[:limit]
+        return cls.model_construct(
             object="list",
-            data=list(shown),
-            first_id=_id_of(shown[0]) if shown else None,
-            last_id=_id_of(shown[-1]) if shown else None,
-            has_more=len(items) > limit,
+            data=map(item, shown),
+            first_id=_id_of(item(shown[0])) if shown else None,
+            last_id=_id_of(item(shown[-1])) if shown else None,
+            has_more=len(records) > limit,
         )

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 from starlette.types import Send
 
 HEADERS: tuple[tuple[bytes, bytes], ...] = (
@@ -38,7 +39,9 @@ class JoinedText:
 
 
 def _plain(value: Any) -> Any:
-    """Encodes an iterator as a list, and a JoinedText as a string."""
+    """Encodes a model by its fields, an iterator as a list, and a JoinedText as a string."""
+    if isinstance(value, BaseModel):
+        return value.model_dump()
     if isinstance(value, JoinedText):
         return "".join(value.parts)
     if isinstance(value, Iterator):
@@ -60,8 +63,10 @@ _LINE_ENDS = (
 
 
 def json_bytes(payload: Any) -> bytes:
-    """Returns compact JSON on one line, whatever a client takes for a line end. Iterators become
-    lists."""
+    """Returns compact JSON on one line, whatever a client takes for a line end.
+
+    Models become objects, iterators lists.
+    """
     encoded = _encoder.encode(payload)
     for raw, escaped in _LINE_ENDS:
         if raw in encoded:
@@ -72,11 +77,13 @@ def json_bytes(payload: Any) -> bytes:
 def json_pieces(payload: Any) -> Iterator[bytes]:
     """Yields what `json_bytes` returns, in pieces that take about a millisecond each at most.
 
-    Mappings and short lists of mappings are descended into, other lists are cut, an iterator is a
-    list whose items are made as they are taken. Everything else is encoded in one go.
+    Models, mappings and short lists of mappings are descended into, other lists are cut, an
+    iterator is a list whose items are made as they are taken. Everything else is encoded in one go.
     """
     if isinstance(payload, dict):
         return _mapping_pieces(payload)
+    if isinstance(payload, BaseModel):
+        return _mapping_pieces(dict(payload))
     if isinstance(payload, Iterator):
         return _list_pieces(payload)
     if isinstance(payload, JoinedText):

@@ -12,8 +12,10 @@ from api.auth.stream_tokens import StreamTokensDep
 from api.dependencies import provided
 from api.errors import MAX_ECHO_CHARS, ClientError, dead_letter_not_found, job_not_found
 from api.http.caller import Caller, CallerDep
+from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import NAMED, STORE, errors, parameter, streamed
 from api.http.pagination import Absent
+from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
 from api.jobs.protocol import (
     DeadLetterDeleted,
@@ -39,29 +41,40 @@ DeadLettersDep = Annotated[DeadLetters, provided(DeadLetters)]
 _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 
 
-@router.get("/v1/jobs", responses=errors(STORE))
+@router.get("/v1/jobs", response_model=JobList, responses=errors(STORE))
 async def list_jobs(
     params: Annotated[JobQuery, Query()], caller: CallerDep, jobs: JobsDep
-) -> JobList:
+) -> Response:
     """Lists jobs, newest first."""
     records = await jobs.store.list_jobs(params.state, params.limit, caller.scope)
-    return JobList(data=[JobObject.of(record) for record in records])
+    page = JobList.model_construct(data=map(JobObject.of, records))
+    return LongJsonResponse(page, jobs.slices)
 
 
-@router.get("/v1/jobs/{name}", responses=errors(NAMED))
-async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> JobObject:
+@router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(NAMED))
+async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """Returns a job's state, queue position, timings, token counts, worker and finish reason."""
-    return JobObject.of(await _find(jobs, caller, name))
+    return json_response(JobObject.of(await _find(jobs, caller, name)))
 
 
-@router.delete("/v1/jobs/{name}", responses=errors(NAMED), operation_id="cancel_job_delete")
-@router.post("/v1/jobs/{name}/cancel", responses=errors(NAMED), operation_id="cancel_job_post")
-async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> JobObject:
+@router.delete(
+    "/v1/jobs/{name}",
+    response_model=JobObject,
+    responses=errors(NAMED),
+    operation_id="cancel_job_delete",
+)
+@router.post(
+    "/v1/jobs/{name}/cancel",
+    response_model=JobObject,
+    responses=errors(NAMED),
+    operation_id="cancel_job_post",
+)
+async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """Cancels a job in any state. Returns the job as it ended. Idempotent."""
     record = await _find(jobs, caller, name)
     if not await jobs.cancel(record.job_id):
         raise job_not_found(name)
-    return JobObject.of(await _find(jobs, caller, name))
+    return json_response(JobObject.of(await _find(jobs, caller, name)))
 
 
 async def _resume_point(
@@ -109,10 +122,10 @@ async def stream_job(
     return tail_response(jobs, record, after)
 
 
-@router.post("/v1/jobs/{name}/stream-token", responses=errors(NAMED))
+@router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(NAMED))
 async def new_stream_token(
     name: str, caller: CallerDep, jobs: JobsDep, tokens: StreamTokensDep
-) -> StreamToken:
+) -> Response:
     """Returns a token for the URL of the job's stream, for clients that cannot send a key.
 
     `?token=` opens this stream and nothing else, until `expires_at` (Unix seconds).
@@ -120,33 +133,37 @@ async def new_stream_token(
     record = await _find(jobs, caller, name)
     token, ends_s = await tokens.new(record.job_id, record.tenant)
     url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
-    return StreamToken(token=token, url=url, expires_at=ends_s)
+    return json_response(StreamToken(token=token, url=url, expires_at=ends_s))
 
 
-@router.get("/v1/dead-letters", responses=errors(STORE))
+@router.get("/v1/dead-letters", response_model=DeadLetterList, responses=errors(STORE))
 async def list_dead_letters(
-    params: Annotated[DeadLetterQuery, Query()], caller: CallerDep, dead_letters: DeadLettersDep
-) -> DeadLetterList:
+    params: Annotated[DeadLetterQuery, Query()],
+    caller: CallerDep,
+    dead_letters: DeadLettersDep,
+    slices: SlicesDep,
+) -> Response:
     """Lists dead letters, newest first."""
     found = await dead_letters.list(caller.scope, params.limit)
-    return DeadLetterList(data=[DeadLetterObject.of(dead_letter) for dead_letter in found])
+    page = DeadLetterList.model_construct(data=map(DeadLetterObject.of, found))
+    return LongJsonResponse(page, slices)
 
 
-@router.delete("/v1/dead-letters/{name}", responses=errors(NAMED))
+@router.delete("/v1/dead-letters/{name}", response_model=DeadLetterDeleted, responses=errors(NAMED))
 async def delete_dead_letter(
     name: str, caller: CallerDep, dead_letters: DeadLettersDep
-) -> DeadLetterDeleted:
+) -> Response:
     """Deletes the dead letter of this job, and what was kept of its request."""
     dead_letter = await _find_dead_letter(dead_letters, caller, name)
     if isinstance(dead_letter, Requeued) or not await dead_letters.drop(dead_letter.job_id):
         raise dead_letter_not_found(name)
-    return DeadLetterDeleted(id=public_id(dead_letter.kind, dead_letter.job_id))
+    return json_response(DeadLetterDeleted(id=public_id(dead_letter.kind, dead_letter.job_id)))
 
 
-@router.post("/v1/jobs/{name}/requeue", responses=errors(NAMED | {409}))
+@router.post("/v1/jobs/{name}/requeue", response_model=JobObject, responses=errors(NAMED | {409}))
 async def requeue_job(
     name: str, caller: CallerDep, jobs: JobsDep, dead_letters: DeadLettersDep
-) -> JobObject:
+) -> Response:
     """Runs a dead letter's job again: as a new job without a history and without a reader.
 
     Returns the new job. Idempotent: the job replaces the dead letter, and for a day the same
@@ -159,7 +176,7 @@ async def requeue_job(
     record = await jobs.store.get(new_id)
     if record is None:
         raise job_not_found(new_id)
-    return JobObject.of(record)
+    return json_response(JobObject.of(record))
 
 
 async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:

@@ -241,10 +241,10 @@ async def ready(
     return response
 
 
-@router.get("/version", responses=errors(KEYED))
-async def release() -> Version:
+@router.get("/version", response_model=Version, responses=errors(KEYED))
+async def release() -> Response:
     """Returns the release of this frontend, in vLLM's shape."""
-    return Version(version=_VERSION)
+    return json_response(Version(version=_VERSION))
 
 
 @router.get(

@@ -32,22 +32,22 @@ router = APIRouter(route_class=JsonRoute, tags=["Models"])
 
 
 @router.get("/v1/models", response_model=ModelList, responses=errors(ANY))
-async def list_models(request: Request, generation: GenerationDep) -> ModelList | Response:
+async def list_models(request: Request, generation: GenerationDep) -> Response:
     """Lists the models that requests can name now, in Anthropic's shape if `anthropic-version` is
     sent."""
     known = generation.models.known
     if speaks_anthropic(request.scope):
         return json_response(model_page(list(known.values()), request.query_params))
-    return ModelList(data=[Model.of(model) for model in known.values()])
+    return json_response(ModelList(data=[Model.of(model) for model in known.values()]))
 
 
 @router.get("/v1/models/{model_id:path}", response_model=Model, responses=errors(NAMED))
-async def get_model(request: Request, model_id: str, generation: GenerationDep) -> Model | Response:
+async def get_model(request: Request, model_id: str, generation: GenerationDep) -> Response:
     """Returns a model, whose name may have slashes."""
     model = await generation.models.require(model_id)
     if speaks_anthropic(request.scope):
         return json_response(model_info(model))
-    return Model.of(model)
+    return json_response(Model.of(model))
 
 
 # GET /v1/models in Anthropic's shape: a page of models, by cursor.

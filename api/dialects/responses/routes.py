@@ -27,6 +27,7 @@ from api.http.caller import CallerDep
 from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
+from api.http.time_slices import SlicesDep
 from api.jobs.request_reader import JsonRoute
 from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobsDep, JobService
@@ -112,18 +113,19 @@ async def delete_response(
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{name}/input_items", responses=errors(NAMED))
+@router.get("/v1/responses/{name}/input_items", response_model=ItemList, responses=errors(NAMED))
 async def list_input_items(
     name: str,
     query: Annotated[ItemsQuery, Query()],
     caller: CallerDep,
     responses: ResponsesDep,
-) -> ItemList:
+    slices: SlicesDep,
+) -> Response:
     """Lists the items of the response's own request, not those of earlier turns."""
     query.check()
     stored = await responses.find(caller.tenant, name)
     items = items_of_page(stored.facts.input, query.order, query.after, query.limit)
-    return ItemList.of(items, query.limit)
+    return LongJsonResponse(ItemList.of(items, query.limit), slices)
 
 
 async def _begin(

@@ -62,6 +62,29 @@ def test_errors_name_the_member(members: dict[str, Any], param: str, code: str |
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        (["x"] * 65, "at most 64 prompts, got 65"),
+        ([[1]] * 65, "at most 64 prompts, got 65"),
+        ([1, *[[1]] * 65], "must be text, token ids, or a list of one of these"),
+    ],
+)
+@pytest.mark.parametrize("model", [CompletionRequest, GenerateRequest])
+def test_too_many_prompts_are_refused_before_each_is_validated(
+    model: type[CompletionRequest | GenerateRequest], prompt: list[Any], reason: str
+) -> None:
+    """The fault of the last one is not found."""
+    with pytest.raises(InvalidParameter) as caught:
+        parse_request({"model": "m", "prompt": [*prompt[:-1], {}]}, model)
+    assert (caught.value.param, caught.value.message) == ("prompt", reason)
+
+
+@pytest.mark.parametrize("prompt", [["x"] * 64, [[1]] * 64, [1] * 1000, "x" * 1000])
+def test_as_many_prompts_as_are_allowed_are_read(prompt: Any) -> None:
+    assert parse_request({"model": "m", "prompt": prompt}, CompletionRequest).prompt == prompt
+
+
 def test_of_very_many_unknown_parameters_few_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     described: list[int] = []
     describe = validation._invalid
