@@ -55,7 +55,7 @@ but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no GPU and no network; some 14 minutes on two cores
+test: $(VENV)/.dev ## every test that needs no GPU and no network; some 13 minutes on two cores
 	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
