@@ -1,8 +1,8 @@
 """The parts of the running application, as FastAPI dependencies by their type.
 
-`api.main` makes the parts once and sets them as `app.state.parts`; no other module reads
-`app.state`. A part is named for routes where its class is defined, e.g. `JobsDep` in
-`api.jobs.service`, so that a route imports what it uses and nothing else.
+`api.main` makes the parts once and sets them as `app.state.parts`, which no other module reads.
+A part is named for routes where its class is defined, e.g. `JobsDep` in `api.jobs.service`, so that
+a route imports what it uses and nothing else.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ SETTLED_S = 2.0  # then a frontend mostly has what it keeps: modules, cards, tok
 
 
 def create_app(settings: ApiSettings, transport: Transport | None = None) -> FastAPI:
-    """Returns the application; its parts are made when it starts up, in `app.state.services`.
+    """Returns the application. Most of its parts are made when it starts up: see `Services`.
 
     Without `transport` it opens one to `settings.redis_url` and closes it at the end; it starts
     while the server is away, too. Raises KeysInvalid for keys that cannot be used.

@@ -129,7 +129,7 @@ class Keys:
         return f"{self.prefix}dead:{job_id}"
 
 
-# Job ids: "0-<uuid7>". Any process derives every key of a job from its id alone.
+# Job ids: "0-<uuid>", see WIRE.md. Any process derives every key of a job from its id alone.
 
 _JOB_ID = re.compile(r"0-[0-9A-Za-z_-]{1,64}")
 

@@ -220,7 +220,7 @@ class Job:
     edge, so that every attempt on every worker continues the same stream.
     """
 
-    job_id: str  # "0-<uuid7>"
+    job_id: str  # "0-<uuid>"
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -361,7 +361,7 @@ class PromptSlice:
     """
 
     index: int  # from 0
-    entries: bytes  # of PromptLogprob, encoded; see shared.transport.wire
+    entries: bytes  # of PromptLogprob, encoded; see shared.prompt_logprobs
 
 
 def num_slices_of(num_entries: int) -> int:

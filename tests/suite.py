@@ -33,7 +33,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from shared.process import dying_with_this_process
+from shared.process import STOP_SIGNALS, dying_with_this_process
 
 FAILED = Path(".pytest_cache/failed-tests")  # a name in each line, of the last `run` here
 LAST_RUN = Path(".pytest_cache/last-run")  # its counts and time, for tools.stats
@@ -41,7 +41,6 @@ INTERRUPTED = 2  # pytest's status
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
 MOST_NAMES = 50
 LOW_PRIORITY = 10  # it gets a tenth where others want all
-INTERRUPTED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_TIMEOUT_S = 30.0  # for an interrupted run: xdist gives its processes 10
 
 
@@ -126,14 +125,14 @@ def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = 
 
 
 def _raise_on_signals() -> None:
-    """Raises KeyboardInterrupt at the first of INTERRUPTED_BY, and ignores later ones."""
+    """Raises KeyboardInterrupt at the first of STOP_SIGNALS, and ignores later ones."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        for each in INTERRUPTED_BY:
+        for each in STOP_SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    for each in INTERRUPTED_BY:
+    for each in STOP_SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
             signal.signal(each, interrupt)
 

@@ -128,7 +128,7 @@ RATE_WINDOW_S = 5.0
 class LoadReport:
     """Returns, at every heartbeat, the worker's load as operators and frontends read it.
 
-    The engine's figures are those of its last report, at most a step old.
+    The engine's figures are those of its last report, which may be 50 ms old.
     """
 
     def __init__(

@@ -390,7 +390,7 @@ class ScoredPrompt:
 
 
 def scored_prompt(job: Job) -> ScoredPrompt | None:
-    """Returns a place for the log probabilities of a job's prompt; None: it asks for none."""
+    """Returns what collects a prompt's log probabilities; None where none are requested."""
     if job.sampling.prompt_logprobs is None:
         return None
     return ScoredPrompt(job.prompt_token_ids)

@@ -188,7 +188,7 @@ class ChatInput:
     `call_id_seed`: what the ids of tool calls are made from, where the same response may be sent
     several times; "" for ids of their own each time. `continues`: the last message is an
     assistant's, whose text the output continues. `thinking_budget`: at most so many tokens of
-    reasoning, where the model's output can be kept to that (see turn_grammar.can_bound).
+    reasoning, where the model's output can be kept to that (see grammars.can_bound).
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -32,7 +32,7 @@ from shared.keys import NUM_LANES
 from shared.messages import MAX_LOGIT_BIAS, Durability, InvalidParameter, OnDisconnect
 
 MAX_ENTRIES = MAX_LOGIT_BIAS  # of an object with keys of the client's choice
-MAX_PROMPTS = 64  # of one request; each is a job of its own
+MAX_PROMPTS = 64  # per request; each becomes a job
 NO_PROMPT = "must be text, token ids, or a list of one of these"
 _AT_OBJECT = "object_value"
 _NULL = {"type": "null"}
@@ -315,7 +315,7 @@ def job_lane(request: TierFields) -> int:
     if priority is None:
         return _TIERS[tier or "auto"]
     if not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidParameter("priority", f"must be between 0 (goes first) and {MAX_PRIORITY}")
+        raise InvalidParameter("priority", f"must be between 0 (highest) and {MAX_PRIORITY}")
     if tier == "flex":
         raise InvalidParameter("priority", "excludes the service tier 'flex'")
     return priority

@@ -201,7 +201,7 @@ SHORT_BYTES = 65_536  # encoded in one go, in less than a millisecond
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseSize:
-    """What a request sets for its answer, under the names of its own members."""
+    """The parameters that determine a response's size, by their names in the dialect."""
 
     choices: tuple[tuple[str, int], ...] = ()  # members that multiply to the number of choices
     max_tokens: tuple[str, int | None]  # None: left to the default

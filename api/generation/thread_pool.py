@@ -10,9 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from api.dependencies import provided
 from api.errors import overloaded, unavailable
 from shared.text.base import RenderingUnavailable
 
@@ -194,6 +193,3 @@ class TextThreads:
                         return lane.popleft()[0]
                 self._changed.wait()
             return None
-
-
-PoolDep = Annotated[TextPool, provided(TextPool)]

@@ -44,8 +44,8 @@ class OpenRequest:
         The body of the request must have been received: the next message is the disconnect,
         whatever version of ASGI the server speaks.
         """
-        # A task of its own: each event resumes the coroutines of the work, and not also those of
-        # the framework and the middleware that wait for it.
+        # In a separate task, events resume the work's coroutines only, not those of the framework
+        # and the middleware, which wait for it.
         working = asyncio.create_task(work())
         leaving = asyncio.create_task(_disconnect(receive))
         self._working = working

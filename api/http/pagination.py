@@ -62,7 +62,7 @@ Flag = Annotated[bool, BeforeValidator(_check_flag)]
 
 
 class ListQuery(QueryModel):
-    """A query with the `limit` of a list, which a route declares with its bounds."""
+    """A query with the `limit` of a list, whose bounds a subclass declares."""
 
     limit: int
 
@@ -111,7 +111,7 @@ class ListPage(BaseModel, Generic[Item]):
     def of(
         cls, records: Sequence[Any], limit: int, item: Callable[[Any], Any] = _unchanged
     ) -> Self:
-        """Returns the page of the first `limit` records; one more says that there are more.
+        """Returns the page of the first `limit` records; `has_more` if there is another record.
 
         `item` makes the object of a record. Those of `data` are made as it is iterated, which is
         once: a long list is encoded in pieces.

@@ -39,8 +39,10 @@ class DisconnectTracker:
         return len(self._pending)
 
     async def left(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
-        """Ends the job by its policy: the client of its own response disconnected. Never raises
-        TransportError."""
+        """Applies the job's `on_disconnect` policy after its submitting client disconnected.
+
+        Never raises TransportError: a cancel is retried, a detach that fails is logged.
+        """
         if policy is OnDisconnect.CANCEL:
             await self.cancel(job_id)
         elif policy is OnDisconnect.GRACE:

@@ -28,9 +28,10 @@ class DeadLetterQuery(ListQuery):
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
 
 
-class JobQuery(DeadLetterQuery):
+class JobQuery(ListQuery):
     """The query of GET /v1/jobs. A state's word is the same here as in the store."""
 
+    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
     state: Annotated[JobState, BeforeValidator(_from_earlier)] | Absent = None
 
 

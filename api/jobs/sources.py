@@ -72,12 +72,6 @@ class MergedStream:
         return min(known, default=None)
 
     @property
-    def cursor(self) -> Cursor:
-        """Returns how far the reader has got with all of them together: no place in a log."""
-        cursors = [stream.cursor for stream in self._streams]
-        return Cursor(sum(c.num_tokens for c in cursors), sum(c.num_bytes for c in cursors))
-
-    @property
     def num_waiting(self) -> int:
         """Returns how many events are here and were not read."""
         return len(self._ready) + self._arrived.qsize()

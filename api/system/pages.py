@@ -40,7 +40,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
     )
 )
 
-# File names carry no version, so a browser asks each time and is gets a 304 by the ETag.
+# File names carry no version, so a browser revalidates each time and gets a 304 by the ETag.
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": CONTENT_SECURITY_POLICY,
@@ -85,9 +85,9 @@ def read_pages(directory: Path = STATIC) -> dict[str, PageFile]:
     return pages
 
 
-def pages_router(directory: Path = STATIC) -> APIRouter:
+def pages_router() -> APIRouter:
     """Returns GET and HEAD of /, /dashboard, /docs (also as /redoc) and /static/{name}."""
-    pages = read_pages(directory)
+    pages = read_pages()
     router = APIRouter(include_in_schema=False)
     methods = ["GET", "HEAD"]
 

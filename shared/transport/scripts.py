@@ -46,7 +46,6 @@ class Scripts:
     """
 
     def __init__(self, keys: Keys, retain_ms: int, *, is_sharded: bool = False) -> None:
-        self._retain_ms = retain_ms
         # While a cluster moves a slot key by key, a script would find and write a part of its keys.
         # One that names a key which is nowhere is refused before it begins, with TRYAGAIN or ASK.
         named = (keys.live, keys.absent) if is_sharded else (keys.live,)

@@ -54,7 +54,6 @@ class HistoryWriter:
     """
 
     def __init__(self, directory: Path, client: str) -> None:
-        self._client = client
         self._number = 0
         self._file = (directory / f"{client}.jsonl").open("a", buffering=1)
 

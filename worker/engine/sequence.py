@@ -121,10 +121,6 @@ class Sequence:
         return len(self.prompt_token_ids)
 
     @property
-    def num_output_tokens(self) -> int:
-        return len(self.output_token_ids)
-
-    @property
     def num_virtual_tokens(self) -> int:
         """Known tokens and those that launched steps have sampled or will sample."""
         return len(self.token_ids) + self.in_flight

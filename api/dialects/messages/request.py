@@ -141,7 +141,7 @@ def is_cut_by_context(request: MessageRequest, budget: ContextBudget) -> bool:
 # From a Messages request to a ChatInput. Where the dialects differ: a `tool_result` is a message of
 # its own (role `tool`), with the name of the tool that was called; the result of a call that failed
 # begins with `Error: `, since templates know no `is_error`; messages of one role in a row are one
-# turn; a conversation that ends with the assistant's words has them continued.
+# turn; a last message of the assistant is continued.
 
 _THOUGHTS = "reasoning_content"
 ENABLE_THINKING = "enable_thinking"  # what templates call it
@@ -175,7 +175,7 @@ def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
 
 
 def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
-    if not 0 < len(request.messages) <= MAX_MESSAGES:
+    if not request.messages:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
     if request.system:
         yield {"role": "system", "content": _text(request.system)}

@@ -301,7 +301,7 @@ class ResponseOutput:
             self._open.logprobs += logprobs
 
     def _in(self, kind: str) -> Iterator[Payload]:
-        """Returns an open item of this kind."""
+        """Yields the events after which an item of this kind is open."""
         if self._open is not None and self._open.kind == kind:
             return
         yield from self._close("completed")

@@ -139,9 +139,9 @@ def response_payload(
     status: str,
     *,
     output: list[Payload],
-    usage: Payload | None = None,
-    error: Payload | None = None,
-    incomplete: str | None = None,
+    usage: Payload | None,
+    error: Payload | None,
+    incomplete: str | None,
 ) -> Payload:
     """Returns OpenAI's response object. `incomplete`: the reason of an incomplete one."""
     return {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -94,8 +95,7 @@ async def test_jobs_that_do_not_run_are_released_during_the_drain() -> None:
     queue = LosesReplies()
     service = _service(queue)
     queue.deliveries += [Delivery(make_job(f"0-{name}"), 1, end=START) for name in ("runs", "lost")]
-    running = asyncio.create_task(service.run())
-    try:
+    async with _running(service) as running:
         await until(lambda: queue.lost and queue.appended, 30.0)
         service.stop()
         await until(lambda: queue.released == [("0-lost", 1)])
@@ -105,9 +105,6 @@ async def test_jobs_that_do_not_run_are_released_during_the_drain() -> None:
         service.stop()
         assert await asyncio.wait_for(running, 10) == 0
         assert queue.released == [("0-lost", 1), ("0-diverged", 2), ("0-runs", 1)]
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 async def test_a_drain_goes_on_when_lost_deliveries_cannot_be_read(
@@ -116,8 +113,7 @@ async def test_a_drain_goes_on_when_lost_deliveries_cannot_be_read(
     queue = DrainReconcileFails()
     service = _service(queue)
     queue.deliveries.append(Delivery(make_job("0-runs"), 1, end=START))
-    running = asyncio.create_task(service.run())
-    try:
+    async with _running(service) as running:
         await until(lambda: queue.appended, 30.0)
         service.stop()
         await until(lambda: caplog.text.count("a record cannot be read") > 1)
@@ -126,9 +122,6 @@ async def test_a_drain_goes_on_when_lost_deliveries_cannot_be_read(
         assert await asyncio.wait_for(running, 10) == 0
         assert queue.released == [("0-runs", 1)]
         assert queue.retired
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 @pytest.mark.parametrize("hangs", [True, False])
@@ -136,8 +129,7 @@ async def test_an_engine_that_dies_during_a_drain_is_blamed_on_its_jobs(hangs: b
     queue = BlamesLate(hangs)
     service = _service(queue)
     queue.deliveries.append(Delivery(make_job("0-runs"), 1, end=START))
-    running = asyncio.create_task(service.run())
-    try:
+    async with _running(service) as running:
         await until(lambda: queue.appended, 30.0)
         service.stop()
         await until(lambda: queue.heartbeats[-1].draining)
@@ -145,9 +137,6 @@ async def test_an_engine_that_dies_during_a_drain_is_blamed_on_its_jobs(hangs: b
         assert await asyncio.wait_for(running, 10) == 0
         assert (queue.blamed, queue.released) == ([("0-runs", 1)], [])
         assert queue.retired
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 @pytest.mark.parametrize("hangs", [True, False])
@@ -155,8 +144,7 @@ async def test_its_jobs_are_blamed_while_the_drain_goes_on(hangs: bool) -> None:
     queue = BlamesLate(hangs)
     service = _service(queue)
     queue.deliveries.append(Delivery(make_job("0-runs"), 1, end=START))
-    running = asyncio.create_task(service.run())
-    try:
+    async with _running(service) as running:
         await until(lambda: queue.appended, 30.0)
         queue.deliveries.append(Delivery(make_job("0-ends", max_tokens=1), 1, end=START))
         await until(lambda: queue.num_ends)  # it stays in the table
@@ -168,6 +156,13 @@ async def test_its_jobs_are_blamed_while_the_drain_goes_on(hangs: bool) -> None:
         queue.ends_gate.set()
         assert await asyncio.wait_for(running, 10) == 0
         assert (queue.blamed, queue.released) == ([("0-runs", 1)], [])
+
+
+@asynccontextmanager
+async def _running(service: WorkerService) -> AsyncIterator[asyncio.Task[int]]:
+    running = asyncio.create_task(service.run())
+    try:
+        yield running
     finally:
         running.cancel()
         await asyncio.wait([running])

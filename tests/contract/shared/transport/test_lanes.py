@@ -1,4 +1,4 @@
-"""Lanes: who goes first, and that no job waits for ever."""
+"""Lanes: their order, and that no job waits for ever."""
 
 from __future__ import annotations
 
