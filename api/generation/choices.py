@@ -91,7 +91,7 @@ class ChoiceReader(Generic[EntryT]):
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Of all choices; None: not counted."""
+        """Returns the reasoning tokens of all choices; None: not counted."""
         if not self._counts_reasoning:
             return None
         return sum(choice.reasoning_tokens for choice in self._choices)

@@ -312,7 +312,7 @@ class Timing:
 
     @property
     def ttft_ms(self) -> float | None:
-        """From submit to the first token, in milliseconds with one decimal."""
+        """Returns the time from submit to the first token, in milliseconds with one decimal."""
         if self.first_token_s is None:
             return None
         return round((self.first_token_s - self.submitted_s) * 1000, 1)

@@ -269,7 +269,7 @@ class _Writer:
         return self.rule("answer", f"%json {answer.text}")
 
     def rule(self, name: str, body: str) -> str:
-        """Its name; an upper case one is for what is one expression to the lexer."""
+        """Returns its name; an upper case one is for what is one expression to the lexer."""
         self._rules[name] = body
         return name
 

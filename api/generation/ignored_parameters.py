@@ -81,7 +81,7 @@ class UnusedMember(NamedTuple):
     dialects: tuple[str, ...]
     values: Values
     why: str
-    is_told: bool = True  # reported as ignored; False for defaults
+    is_reported: bool = True  # reported as ignored; False for defaults
 
 
 _SAME = "the default"
@@ -227,7 +227,7 @@ class IgnoredMembers:
 
     @property
     def text(self) -> str | None:
-        """The value of the header `x-penstock-ignored`; None: nothing was ignored."""
+        """Returns the value of the header `x-penstock-ignored`; None: nothing was ignored."""
         return ", ".join(self.names) or None
 
     def rest(self, rows: Rows, name: str, value: Any) -> Any | None:
@@ -258,7 +258,7 @@ class IgnoredMembers:
         return kept
 
     def _take(self, row: UnusedMember, at: str) -> None:
-        if not row.is_told:
+        if not row.is_reported:
             return
         if self._refuse:
             raise unsupported(at, f"it changes nothing here ({row.why})")

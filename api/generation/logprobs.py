@@ -366,7 +366,7 @@ class ScoredPrompt:
 
     @property
     def num_parts(self) -> int:
-        """A part is a slice; the first has the prompt's first token as well."""
+        """Returns the number of parts: slices, the first with the prompt's first token as well."""
         return max(1, self.num_slices)
 
     def tokens(self, part: int) -> Sequence[int]:

@@ -51,7 +51,7 @@ class ServedModel:
 
     @property
     def context_tokens(self) -> int:
-        """The most tokens of prompt and answer that the model and its worker's KV cache hold."""
+        """Returns the most tokens of prompt and output that the model and its KV cache hold."""
         capacity = self.card.kv_capacity_tokens or self.card.max_model_len
         return min(self.card.max_model_len, capacity)
 
@@ -93,7 +93,7 @@ class ModelCatalog:
 
     @property
     def known(self) -> Mapping[str, ServedModel]:
-        """The models that a request can name, by name."""
+        """Returns the models that a request can name, by name."""
         return self._known
 
     async def keep(self) -> None:

@@ -25,7 +25,12 @@ from api.generation.protocol import NO_PROMPT
 from api.generation.tools import ToolUse
 from api.ids import random_seed
 from api.output_parsers.formats import THINK_CLOSE, THINK_OPEN
-from api.output_parsers.parser import OutputParserFactory, Thinking, thinking_after
+from api.output_parsers.parser import (
+    OutputParserFactory,
+    ParserConfig,
+    Thinking,
+    thinking_after,
+)
 from shared.messages import Grammar, InvalidParameter
 from shared.text.tool_formats import (
     ReasoningFormat,
@@ -233,17 +238,16 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
         thinking = thinking_within(chat.messages, reasoning_format)
     else:
         thinking = thinking_after(text, reasoning_format)
-    reading = OutputParserFactory(
+    config = ParserConfig(
         tool_format=tool_format,
-        names=frozenset(tool.name for tool in use.callable),
+        names=tuple(tool.name for tool in use.callable),
         reasoning_format=reasoning_format,
         thinking=thinking,
-        seed=chat.call_id_seed or random_seed(),
     )
     return PreparedPrompt(
         token_ids=chat_token_ids(model, text),
         grammar=_grammar(model, use, tool_format, _reasoning(model, chat, thinking), chat.output),
-        new_parser=reading,
+        new_parser=OutputParserFactory(config, chat.call_id_seed or random_seed()),
         counts_reasoning=reasoning_format is not None,
     )
 

@@ -276,14 +276,14 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
 
     @property
     def is_structured(self) -> bool:
-        """Whether a parameter may keep the output to a grammar."""
+        """Returns whether a parameter may keep the output to a grammar."""
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         members = (self.response_format, self.structured_outputs, *guided)
         return any(member is not None for member in members)
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with an event of its usage."""
+        """Returns whether a stream ends with an event of its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 

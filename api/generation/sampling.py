@@ -142,11 +142,12 @@ def with_defaults(
 
 
 def resolved_seed(requested: int | None) -> int:
-    # Resolved here, so that every attempt on every worker continues the same stream.
+    """Returns a seed, so that every attempt on every worker continues the same stream."""
     return secrets.randbits(63) if requested is None else requested
 
 
 def stop_strings(requested: str | list[str]) -> tuple[str, ...]:
+    """Returns the stop strings. Raises InvalidParameter for too many."""
     stops = (requested,) if isinstance(requested, str) else tuple(requested)
     if len(stops) > MAX_STOPS:
         raise InvalidParameter("stop", f"at most {MAX_STOPS} stop strings")
@@ -154,6 +155,7 @@ def stop_strings(requested: str | list[str]) -> tuple[str, ...]:
 
 
 def stop_token_ids(param: str, requested: list[int], budget: ContextBudget) -> tuple[int, ...]:
+    """Returns the ids. Raises InvalidParameter for one that the model does not have."""
     if requested and not 0 <= min(requested) <= max(requested) < budget.vocab_size:
         raise InvalidParameter(param, f"token ids are between 0 and {budget.vocab_size - 1}")
     return tuple(requested)
@@ -219,7 +221,7 @@ class ResponseSize:
 
     @property
     def token_bytes(self) -> int:
-        """Of each token of each choice."""
+        """Returns the bytes of each token of each choice."""
         num_bytes = TOKEN_BYTES + (TOKEN_ID_BYTES if self.has_token_ids else 0)
         num_alternatives = self.logprobs[1]
         if num_alternatives is not None:

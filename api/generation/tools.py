@@ -56,7 +56,7 @@ class ToolUse:
 
     @property
     def is_enforced(self) -> bool:
-        """Whether the text has to be kept to a grammar for this to hold."""
+        """Returns whether the text has to be kept to a grammar for this to hold."""
         restricted = len(self.callable) < len(self.tools) or not self.parallel
         strict = any(tool.strict for tool in self.callable)
         return self.must_call or (bool(self.callable) and (restricted or strict))

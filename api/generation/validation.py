@@ -98,7 +98,7 @@ def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParamete
     # What is missing comes last: it may be missing because another name was used.
     first = next((detail for detail in details if detail["type"] != "missing"), details[0])
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidParameter):  # raised by a validator of ours
+    if isinstance(cause, InvalidParameter):  # raised by a validator of a request model
         return cause
     member = first["loc"][:1]
     found = [(_path(detail, body), detail) for detail in details if detail["loc"][:1] == member]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
+
+import msgspec
 
 from api.ids import call_id, random_seed
 from api.output_parsers.events import (
@@ -36,17 +38,17 @@ class OutputParser(Protocol):
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool call has begun."""
+        """Returns whether a tool call has begun."""
         ...
 
     @property
     def reasoning_bytes(self) -> int:
-        """UTF-8 bytes of the raw text that are reasoning so far, markers included."""
+        """Returns how many UTF-8 bytes of the raw text are reasoning so far, markers included."""
         ...
 
     @property
     def spans(self) -> TextSpans | None:
-        """The ranges of raw text that are text of the answer; None: all of it."""
+        """Returns the ranges of raw text that are text of the output; None: all of it."""
         ...
 
     def push(self, text: str) -> Sequence[OutputEvent]:
@@ -129,7 +131,6 @@ def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 
 NewParser = Callable[[], OutputParser]
 
-
 CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = {
     ToolFormat.HERMES: hermes_calls,
     ToolFormat.LLAMA3_JSON: llama3_json_calls,
@@ -154,32 +155,39 @@ def thinking_after(prompt: str, reasoning_format: ReasoningFormat | None) -> Thi
     return Thinking.NO if end.endswith(THINK_CLOSE) else Thinking.MAYBE
 
 
+class ParserConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a parser must know of a request and its model. `names`: the tools that may be called;
+    calls of others are text."""
+
+    tool_format: ToolFormat | None = None
+    names: tuple[str, ...] = ()
+    reasoning_format: ReasoningFormat | None = None
+    thinking: Thinking = Thinking.NO
+
+
 @dataclass(slots=True)
 class OutputParserFactory:
     """A NewParser: called once for each choice, in their order.
 
-    `names`: the tools that may be called; calls of others are text. `seed`: the ids of the calls
-    derive from it; the same seed gives the same ids.
+    `seed`: the ids of the calls derive from it; the same seed gives the same ids.
     """
 
-    tool_format: ToolFormat | None = None
-    names: Collection[str] = ()
-    reasoning_format: ReasoningFormat | None = None
-    thinking: Thinking = Thinking.NO
+    config: ParserConfig
     seed: str = field(default_factory=random_seed)
     _choices: itertools.count[int] = field(default_factory=itertools.count)
 
     def __call__(self) -> OutputParser:
-        choice = next(self._choices)
-        if self.reasoning_format is None and not (self.tool_format and self.names):
+        choice, config = next(self._choices), self.config
+        if config.reasoning_format is None and not (config.tool_format and config.names):
             return PlainParser()
-        tools = CallableTools(self.names, lambda call: call_id(self.seed, choice, call))
-        return FormatParser(lambda source: self._read(source, tools))
+        tools = CallableTools(config.names, lambda call: call_id(self.seed, choice, call))
+        return FormatParser(lambda source: _read(source, tools, config))
 
-    def _read(self, source: Source, tools: CallableTools) -> Reading:
-        if self.reasoning_format is ReasoningFormat.THINK:
-            yield from reasoning_first(source, is_open=self.thinking is Thinking.OPEN)
-        if not tools.names or self.tool_format is None:
-            yield from plain_text(source)
-        else:
-            yield from CALL_PARSERS[self.tool_format](source, tools)
+
+def _read(source: Source, tools: CallableTools, config: ParserConfig) -> Reading:
+    if config.reasoning_format is ReasoningFormat.THINK:
+        yield from reasoning_first(source, is_open=config.thinking is Thinking.OPEN)
+    if not tools.names or config.tool_format is None:
+        yield from plain_text(source)
+    else:
+        yield from CALL_PARSERS[config.tool_format](source, tools)

@@ -96,7 +96,7 @@ class ChatRequest(CompletionFields):
 
     @property
     def requested_tokens(self) -> tuple[str, int | None]:
-        """The parameter that bounds the response's tokens, and its value."""
+        """Returns the parameter that bounds the response's tokens, and its value."""
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens

@@ -55,16 +55,16 @@ async def prepare_chat(
             "continue_final_message", "needs 'add_generation_prompt' to be false"
         )
     lane = job_lane(chat)
-    plan = await generation.pool.run(_prompt, model, chat, caller.request_id)
-    budget = model.budget(len(plan.token_ids))
+    prompt = await generation.pool.run(_prompt, model, chat, caller.request_id)
+    budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("messages")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=ChatFormatter.kind,
-        token_ids=plan.token_ids,
-        sampling=replace(_sampling(generation, chat, budget), grammar=plan.grammar),
+        token_ids=prompt.token_ids,
+        sampling=replace(_sampling(generation, chat, budget), grammar=prompt.grammar),
         on_disconnect=chat.on_disconnect,
         queue_timeout_s=chat.queue_timeout,
         durability=chat.durability,
@@ -72,28 +72,28 @@ async def prepare_chat(
         lane=lane,
     )
     timing = Timing()
-    facts = ResponseContext(
+    context = ResponseContext(
         id=caller.request_id,
         model=model.card.name,
         created_s=now_s(),
         num_choices=job.num_choices,
         include_usage=chat.include_usage,
         num_logprobs=job.sampling.logprobs,
-        prompt_token_ids=plan.token_ids if chat.return_token_ids else None,
+        prompt_token_ids=prompt.token_ids if chat.return_token_ids else None,
         service_tier=served_tier(chat),
         timing=timing if chat.return_metrics else None,
     )
-    prompt, shown = scored_prompt(job), None
-    if prompt is not None:
-        shown = PromptLogprobs(prompt, chat.prompt_logprobs or 0, model.text.tokenizer)
+    scored, shown = scored_prompt(job), None
+    if scored is not None:
+        shown = PromptLogprobs(scored, chat.prompt_logprobs or 0, model.text.tokenizer)
     formatter = ChatFormatter(
-        facts,
+        context,
         model.text.tokenizer,
-        plan.new_parser,
-        counts_reasoning=plan.counts_reasoning,
+        prompt.new_parser,
+        counts_reasoning=prompt.counts_reasoning,
         prompt_logprobs=shown,
     )
-    return Prepared(job, formatter, timing, prompt)
+    return Prepared(job, formatter, timing, scored)
 
 
 def _prompt(model: ServedModel, chat: ChatRequest, call_id_seed: str) -> PreparedPrompt:

@@ -141,7 +141,7 @@ async def prepare_completions(
     ]
     jobs = (first, *others)
     timing = Timing()
-    facts = ResponseContext(
+    context = ResponseContext(
         id=caller.request_id,
         model=model.card.name,
         created_s=now_s(),
@@ -154,7 +154,7 @@ async def prepare_completions(
     )
     scored = tuple(prompt for prompt in map(scored_prompt, jobs) if prompt is not None)
     shape = _shape(completion, best_of, prompts, jobs, scored)
-    formatter = CompletionFormatter(facts, model.text.tokenizer, shape)
+    formatter = CompletionFormatter(context, model.text.tokenizer, shape)
     return PreparedCompletion(jobs, formatter, timing, scored)
 
 

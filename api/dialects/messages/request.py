@@ -65,28 +65,28 @@ async def prepare_message(
     """Makes the job and formatter of a request. Raises ApiError and InvalidParameter."""
     model = await generation.models.require(params.model)
     _sampling(generation, params, model.budget())  # before the prompt is read
-    plan = await generation.pool.run(message_prompt, model, params, caller.request_id)
-    budget = model.budget(len(plan.token_ids))
+    prompt = await generation.pool.run(message_prompt, model, params, caller.request_id)
+    budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("messages")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=MessageFormatter.kind,
-        token_ids=plan.token_ids,
-        sampling=replace(_sampling(generation, params, budget), grammar=plan.grammar),
+        token_ids=prompt.token_ids,
+        sampling=replace(_sampling(generation, params, budget), grammar=prompt.grammar),
         on_disconnect=params.on_disconnect,
         queue_timeout_s=params.queue_timeout,
         durability=params.durability,
     )
-    facts = MessageContext(
+    context = MessageContext(
         id=caller.request_id,
         model=model.card.name,
-        prompt_tokens=len(plan.token_ids),
+        prompt_tokens=len(prompt.token_ids),
         is_cut_by_context=is_cut_by_context(params, budget),
     )
-    tokenizer = model.text.tokenizer if plan.counts_reasoning else None
-    return Prepared(job, MessageFormatter(facts, plan.new_parser, tokenizer))
+    tokenizer = model.text.tokenizer if prompt.counts_reasoning else None
+    return Prepared(job, MessageFormatter(context, prompt.new_parser, tokenizer))
 
 
 def _sampling(

@@ -56,5 +56,5 @@ async def create_message(
 async def count_tokens(params: CountTokensRequest, generation: GenerationDep) -> Response:
     """Returns how many tokens the prompt of such a message has; nothing is queued."""
     model = await generation.models.require(params.model)
-    plan = await generation.pool.run(partial(message_prompt, must_fit=False), model, params, "")
-    return json_response({"input_tokens": len(plan.token_ids)})
+    prompt = await generation.pool.run(partial(message_prompt, must_fit=False), model, params, "")
+    return json_response({"input_tokens": len(prompt.token_ids)})

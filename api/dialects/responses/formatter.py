@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from api.dialects.responses.record import ResponseFacts, response_payload
+from api.dialects.responses.record import StoredRequest, response_payload
 from api.errors import ApiError, job_failed
 from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
@@ -19,12 +19,13 @@ from api.generation.logprobs import ChatEntryForm
 from api.http.sse import TYPED
 from api.ids import public_id
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
+from api.output_parsers.parser import OutputParserFactory
 from shared.messages import Delta, ErrorCode, Failed, Finished, FinishReason, JobState, Usage
 from shared.text.base import Tokenizer
 
 Payload = dict[str, Any]
 
-# A reader's own troubles: the response did not end so.
+# Errors of a reader: the response did not end with them.
 READERS_ERRORS = frozenset({ErrorCode.STREAM_DIVERGED, ErrorCode.JOB_LOST})
 
 _INVALID_PROMPT = frozenset({ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.KV_CAPACITY_EXCEEDED})
@@ -42,7 +43,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
 
     def __init__(
         self,
-        facts: ResponseFacts,
+        request: StoredRequest,
         job_id: str,
         tokenizer: Tokenizer,
         starting_after: int | None = None,
@@ -50,10 +51,10 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         """`starting_after`: the number of the last event that the reader has already."""
         self._num_events = 0  # made so far
         self._num_known = 0 if starting_after is None else starting_after + 1
-        self._facts = facts
+        self._request = request
         self._id = public_id(self.kind, job_id)
         options = ReaderOptions(
-            new_parser=lambda: facts.reading.parser(job_id),
+            new_parser=OutputParserFactory(request.parser, job_id),
             tokenizer=tokenizer,
             form=ChatEntryForm(tokenizer),
             counts_reasoning=True,
@@ -61,7 +62,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         )
         super().__init__(ChoiceReader(options))
         self._output = ResponseOutput(job_id)
-        self._has_begun = not facts.background
+        self._has_begun = not request.background
 
     def opening(self) -> Sequence[Payload]:
         waiting = ("queued", "in_progress")[self._has_begun]
@@ -100,7 +101,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         return self._error_event(error, self._last_number(last_sent))
 
     def resume_hint(self, last_sent: Any) -> str | None:
-        if not self._facts.store:
+        if not self._request.store:
             return None
         url, number = f"GET /v1/responses/{self._id}?stream=true", self._last_number(last_sent)
         if number >= 0:
@@ -182,7 +183,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         item_status: str = "in_progress",
     ) -> Payload:
         return response_payload(
-            self._facts,
+            self._request,
             self._id,
             status,
             output=self._output.items(item_status),

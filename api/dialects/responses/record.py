@@ -1,6 +1,6 @@
-"""ResponseFacts: all that must be known, beside a job's log, to tell its answer again.
+"""StoredRequest: what must be known, beside a job's log, to make its response again.
 
-They are kept with the job, as JSON. A response object is made of them and of what the log says.
+It is stored with the job, as JSON. A response object is made of it and of the log.
 """
 
 from __future__ import annotations
@@ -12,43 +12,14 @@ import msgspec
 from api.dialects.responses.items import Item
 from api.dialects.responses.protocol import FunctionTool, ResponseRequest
 from api.generation.protocol import RequestModel, ResponseFormatText, served_tier
-from api.output_parsers.parser import OutputParser, OutputParserFactory, Thinking
+from api.output_parsers.parser import ParserConfig
 from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, SamplingParams
 from shared.text.model_card import ModelCard
-from shared.text.tool_formats import ReasoningFormat, ToolFormat
 
 Payload = dict[str, Any]
 
 
-class ReadingFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the answer's text is read: the plain members of a OutputParserFactory."""
-
-    tool_format: ToolFormat | None = None
-    names: tuple[str, ...] = ()
-    reasoning_format: ReasoningFormat | None = None
-    thinking: Thinking = Thinking.NO
-
-    @classmethod
-    def of(cls, reading: OutputParserFactory) -> ReadingFacts:
-        return cls(
-            tool_format=reading.tool_format,
-            names=tuple(sorted(reading.names)),
-            reasoning_format=reading.reasoning_format,
-            thinking=reading.thinking,
-        )
-
-    def parser(self, job_id: str) -> OutputParser:
-        """Reads the answer of this job; the ids of its calls are made from the job's."""
-        return OutputParserFactory(
-            tool_format=self.tool_format,
-            names=self.names,
-            reasoning_format=self.reasoning_format,
-            thinking=self.thinking,
-            seed=job_id,
-        )()
-
-
-class ResponseFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of a request that its response repeats or needs.
 
     `card` is of the model that answers: what it was called, and by which files its tokens are read.
@@ -57,7 +28,7 @@ class ResponseFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     created_s: int
     card: ModelCard
-    reading: ReadingFacts
+    parser: ParserConfig = msgspec.field(name="reading")
     input: list[Item]
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
@@ -80,19 +51,19 @@ class ResponseFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     service_tier: str = "default"
 
 
-def facts_of(
+def stored_request(
     request: ResponseRequest,
     card: ModelCard,
-    reading: OutputParserFactory,
+    parser: ParserConfig,
     items: list[Item],
     created_s: int,
     sampling: SamplingParams,
-) -> ResponseFacts:
+) -> StoredRequest:
     """Returns what is stored of a request: `items` are its own; `sampling` is its job's."""
-    return ResponseFacts(
+    return StoredRequest(
         created_s=created_s,
         card=card,
-        reading=ReadingFacts.of(reading),
+        parser=parser,
         input=items,
         tools=[_shown_tool(tool) for tool in request.tools],
         tool_choice=_payload(request.tool_choice),
@@ -116,9 +87,9 @@ def facts_of(
     )
 
 
-def encode_facts(facts: ResponseFacts) -> str:
-    """Raises InvalidParameter when they are too large to be kept."""
-    encoded = msgspec.json.encode(facts)
+def encode_request(request: StoredRequest) -> str:
+    """Returns the JSON of a request. Raises InvalidParameter when it is too large to be stored."""
+    encoded = msgspec.json.encode(request)
     if len(encoded) > MAX_REQUEST_RECORD_BYTES:
         raise InvalidParameter(
             "input",
@@ -128,13 +99,13 @@ def encode_facts(facts: ResponseFacts) -> str:
     return encoded.decode()
 
 
-def decode_facts(text: str) -> ResponseFacts:
-    """Raises ValueError for what is no response's facts."""
-    return msgspec.json.decode(text, type=ResponseFacts)
+def decode_request(text: str) -> StoredRequest:
+    """Returns a request of its JSON. Raises ValueError for anything else."""
+    return msgspec.json.decode(text, type=StoredRequest)
 
 
 def response_payload(
-    facts: ResponseFacts,
+    request: StoredRequest,
     response_id: str,
     status: str,
     *,
@@ -147,33 +118,33 @@ def response_payload(
     return {
         "id": response_id,
         "object": "response",
-        "created_at": facts.created_s,
+        "created_at": request.created_s,
         "status": status,
-        "background": facts.background,
+        "background": request.background,
         "error": error,
         "incomplete_details": None if incomplete is None else {"reason": incomplete},
-        "instructions": facts.instructions,
-        "max_output_tokens": facts.max_output_tokens,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": facts.metadata,
-        "model": facts.card.name,
+        "metadata": request.metadata,
+        "model": request.card.name,
         "output": output,
-        "parallel_tool_calls": facts.parallel_tool_calls,
-        "previous_response_id": facts.previous_response_id,
-        "prompt_cache_key": facts.prompt_cache_key,
-        "reasoning": {"effort": facts.reasoning_effort, "summary": None},
-        "safety_identifier": facts.safety_identifier,
-        "service_tier": facts.service_tier,
-        "store": facts.store,
-        "temperature": facts.temperature,
-        "text": {"format": facts.text_format},
-        "tool_choice": facts.tool_choice,
-        "tools": facts.tools,
-        "top_logprobs": facts.top_logprobs or 0,
-        "top_p": facts.top_p,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": request.reasoning_effort, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": request.service_tier,
+        "store": request.store,
+        "temperature": request.temperature,
+        "text": {"format": request.text_format},
+        "tool_choice": request.tool_choice,
+        "tools": request.tools,
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": request.top_p,
         "truncation": "disabled",
         "usage": usage,
-        "user": facts.user,
+        "user": request.user,
     }
 
 

@@ -16,7 +16,7 @@ from api.dialects.responses.protocol import (
     ToolChoiceFunction,
     check_request,
 )
-from api.dialects.responses.record import encode_facts, facts_of
+from api.dialects.responses.record import encode_request, stored_request
 from api.dialects.responses.store import ResponseStore
 from api.errors import unsupported
 from api.generation.grammars import RequestedGrammar, object_output, schema_output
@@ -222,25 +222,27 @@ async def prepare_response(
     lane = job_lane(params)
     assert caller.job_id is not None, "this route makes jobs"
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
-    items, plan = await generation.pool.run(_planned, model, params, earlier, caller.job_id)
-    budget = model.budget(len(plan.token_ids))
+    items, prompt = await generation.pool.run(_prompt, model, params, earlier, caller.job_id)
+    budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
     job = new_job(
         caller,
         generation.job_defaults,
         model=model.card.name,
         kind=ResponseFormatter.kind,
-        token_ids=plan.token_ids,
-        sampling=replace(_sampling(generation, params, budget), grammar=plan.grammar),
+        token_ids=prompt.token_ids,
+        sampling=replace(_sampling(generation, params, budget), grammar=prompt.grammar),
         on_disconnect=OnDisconnect.CONTINUE if params.background else OnDisconnect.CANCEL,
         queue_timeout_s=params.queue_timeout,
         durability=params.durability,
         lane=lane,
     )
-    facts = facts_of(params, model.card, plan.new_parser, items, now_s(), job.sampling)
+    stored = stored_request(
+        params, model.card, prompt.new_parser.config, items, now_s(), job.sampling
+    )
     if params.store:
-        job = replace(job, request_record=encode_facts(facts), retain_ms=responses.retain_ms)
-    return job, ResponseFormatter(facts, job.job_id, model.text.tokenizer)
+        job = replace(job, request_record=encode_request(stored), retain_ms=responses.retain_ms)
+    return job, ResponseFormatter(stored, job.job_id, model.text.tokenizer)
 
 
 def _sampling(
@@ -254,7 +256,7 @@ def _sampling(
     return size.fitted(sampling, generation.max_response_bytes)
 
 
-def _planned(
+def _prompt(
     model: ServedModel, params: ResponseRequest, earlier: Sequence[Item], job_id: str
 ) -> tuple[list[Item], PreparedPrompt]:
     """Returns the request's items, and what the whole conversation needs from the model.

@@ -89,7 +89,7 @@ async def cancel_response(
 ) -> Response:
     """Cancels one that runs in the background; the answer is how it ended. Idempotent."""
     stored = await responses.find(caller.tenant, name)
-    if not stored.facts.background:
+    if not stored.request.background:
         raise ClientError(
             "Only a response that was created with 'background' can be cancelled; any other is by "
             "closing its connection.",
@@ -124,7 +124,7 @@ async def list_input_items(
     """Lists the items of the response's own request, not those of earlier turns."""
     query.check()
     stored = await responses.find(caller.tenant, name)
-    items = items_of_page(stored.facts.input, query.order, query.after, query.limit)
+    items = items_of_page(stored.request.input, query.order, query.after, query.limit)
     return LongJsonResponse(ItemList.of(items, query.limit), slices)
 
 

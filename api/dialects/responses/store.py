@@ -12,7 +12,7 @@ import msgspec
 from api.dependencies import provided
 from api.dialects.responses.formatter import READERS_ERRORS, ResponseFormatter
 from api.dialects.responses.items import Item
-from api.dialects.responses.record import ResponseFacts, decode_facts
+from api.dialects.responses.record import StoredRequest, decode_request
 from api.errors import MAX_ECHO_CHARS, ClientError
 from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
@@ -37,7 +37,7 @@ class StoredResponse:
 
     name: str  # as the caller wrote it
     record: JobRecord
-    facts: ResponseFacts
+    request: StoredRequest
 
     @property
     def job_id(self) -> str:
@@ -74,9 +74,11 @@ class ResponseStore:
         if text is None:  # its request had `store: false`
             raise response_not_found(name)
         try:
-            return StoredResponse(name, record, decode_facts(text))
+            return StoredResponse(name, record, decode_request(text))
         except ValueError as error:
-            log.error("facts unreadable", extra={"job_id": record.job_id, "reason": str(error)})
+            log.error(
+                "request record unreadable", extra={"job_id": record.job_id, "reason": str(error)}
+            )
             raise response_not_found(name) from error
 
     async def open(
@@ -84,11 +86,13 @@ class ResponseStore:
     ) -> ResponseFormatter:
         """Returns a formatter at the start of the response. Raises as `find`."""
         try:
-            model = await self._models.of_card(stored.facts.card)
+            model = await self._models.of_card(stored.request.card)
         except TextInvalid as error:  # no worker has announced the model for a day
             log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
             raise response_not_found(stored.name) from error
-        return ResponseFormatter(stored.facts, stored.job_id, model.text.tokenizer, starting_after)
+        return ResponseFormatter(
+            stored.request, stored.job_id, model.text.tokenizer, starting_after
+        )
 
     async def read(self, stored: StoredResponse, *, text_only: bool = False) -> ReadResponse:
         """Returns the response object as it is now. Raises as `find`.
@@ -165,15 +169,15 @@ class ResponseStore:
                 param=PARAM,
             )
         return (
-            [*stored.facts.input, *read.payload["output"]],
+            [*stored.request.input, *read.payload["output"]],
             stored.job_id,
-            stored.facts.previous_response_id,
+            stored.request.previous_response_id,
         )
 
     async def _collect(
         self, job_id: str, formatter: ResponseFormatter, *, text_only: bool
     ) -> Finished | Failed | None:
-        """Reads the log into the formatter; the job's end, if it has ended."""
+        """Reads the log into the formatter; returns the job's end, if it has ended."""
         cursor = START
         while True:
             events = await self._jobs.read_log(job_id, cursor, PAGE_EVENTS)
@@ -200,6 +204,7 @@ class ResponseStore:
 
 
 def response_not_found(name: str) -> ClientError:
+    """Returns a 404, also for other tenants' responses, to hide their existence."""
     return ClientError(
         f"Response with id '{name[:MAX_ECHO_CHARS]}' not found: it never existed, was not stored, "
         "or is no longer kept.",

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from api.dialects.responses.formatter import ResponseFormatter
-from api.dialects.responses.record import ReadingFacts, ResponseFacts
-from api.output_parsers.parser import Thinking
+from api.dialects.responses.record import StoredRequest
+from api.output_parsers.parser import ParserConfig, Thinking
 from shared.messages import (
     START,
     Cursor,
@@ -59,11 +59,11 @@ def tokens(*pieces: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def facts(**changes: Any) -> ResponseFacts:
+def stored_request(**changes: Any) -> StoredRequest:
     fields: dict[str, Any] = {
         "created_s": 7,
         "card": CARD,
-        "reading": PLAIN,
+        "parser": PLAIN,
         "input": [],
         "tools": [],
         "tool_choice": "auto",
@@ -74,11 +74,11 @@ def facts(**changes: Any) -> ResponseFacts:
         "store": True,
         "parallel_tool_calls": True,
     }
-    return ResponseFacts(**(fields | changes))
+    return StoredRequest(**(fields | changes))
 
 
-PLAIN = ReadingFacts()
-TURNS = ReadingFacts(  # reasoning, then text and calls of the tool `get`
+PLAIN = ParserConfig()
+TURNS = ParserConfig(  # reasoning, then text and calls of the tool `get`
     tool_format=ToolFormat.HERMES,
     names=("get",),
     reasoning_format=ReasoningFormat.THINK,
@@ -86,8 +86,8 @@ TURNS = ReadingFacts(  # reasoning, then text and calls of the tool `get`
 )
 
 
-def dialect(reading: ReadingFacts = PLAIN, **changes: Any) -> ResponseFormatter:
-    return ResponseFormatter(facts(reading=reading, **changes), JOB_ID, TOKENIZER)
+def response_formatter(parser: ParserConfig = PLAIN, **changes: Any) -> ResponseFormatter:
+    return ResponseFormatter(stored_request(parser=parser, **changes), JOB_ID, TOKENIZER)
 
 
 def log_of(

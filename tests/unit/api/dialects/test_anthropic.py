@@ -33,7 +33,7 @@ from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArgument
 from api.system.models import model_page
 from shared.messages import Cursor, Delta, Finished, FinishReason, InvalidParameter, Usage
 
-FACTS = MessageContext(id="msg_1", model="m", prompt_tokens=5)
+CONTEXT = MessageContext(id="msg_1", model="m", prompt_tokens=5)
 USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
 ROOM = ContextBudget(context_tokens=100, vocab_size=50, prompt_tokens=40)
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -404,13 +404,13 @@ def test_more_tokens_than_the_context_has_left_end_with_the_context() -> None:
 
 
 def test_a_stream_is_what_the_sdk_types() -> None:
-    dialect = MessageFormatter(FACTS)
-    events = [*dialect.opening()]
+    formatter = MessageFormatter(CONTEXT)
+    events = [*formatter.opening()]
     for delta in deltas("abc"):
-        events += dialect.delta(delta)
+        events += formatter.delta(delta)
     held_back = Delta(Cursor(3, 3), Cursor(4, 3), (3,), "")
-    assert list(dialect.delta(held_back)) == []
-    events += dialect.finished(finished())
+    assert list(formatter.delta(held_back)) == []
+    events += formatter.finished(finished())
     for event in events:
         EVENT.validate_python(event)
     assert [event["type"] for event in events] == [
@@ -493,18 +493,18 @@ def test_a_call_that_was_cut_off_has_no_block_of_its_own(arguments: str) -> None
 
 
 def test_a_whole_answer_is_the_message_that_its_stream_makes() -> None:
-    def dialect() -> MessageFormatter:
+    def message_formatter() -> MessageFormatter:
         reply = [[Reasoning("h")], [Text("a"), ToolCall(0, "c", "depth")], [ToolArguments(0, "{")]]
-        return MessageFormatter(FACTS, lambda: ScriptedParser(reply, [ToolArguments(0, "}")]))
+        return MessageFormatter(CONTEXT, lambda: ScriptedParser(reply, [ToolArguments(0, "}")]))
 
-    whole = dialect()
+    whole = message_formatter()
     for delta in deltas("abc"):
         whole.collect(delta)
     message = whole.whole(finished())
     Message.model_validate(message, strict=True)
     assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
     assert message["stop_reason"] == "tool_use"
-    streamed = dialect()
+    streamed = message_formatter()
     events = [event for delta in deltas("abc") for event in streamed.delta(delta)]
     events += streamed.finished(finished())
     starts = [event["content_block"]["type"] for event in events if "content_block" in event]
@@ -526,8 +526,8 @@ def test_a_whole_answer_is_the_message_that_its_stream_makes() -> None:
 def test_the_reason_why_it_stopped(
     end: Finished, by_context: bool, expected: tuple[str, str | None]
 ) -> None:
-    facts = MessageContext(id="msg_1", model="m", prompt_tokens=5, is_cut_by_context=by_context)
-    message = MessageFormatter(facts).whole(end)
+    context = MessageContext(id="msg_1", model="m", prompt_tokens=5, is_cut_by_context=by_context)
+    message = MessageFormatter(context).whole(end)
     assert (message["stop_reason"], message["stop_sequence"]) == expected
     assert message["content"] == []
 
@@ -573,7 +573,7 @@ def test_errors_have_anthropics_types(status: int, shown: int, kind: str) -> Non
 
 
 def test_a_stream_that_fails_ends_with_an_error_event() -> None:
-    event = MessageFormatter(FACTS).failed(ServerError("no"))
+    event = MessageFormatter(CONTEXT).failed(ServerError("no"))
     assert event["type"] == "error"
     assert event["error"]["type"] == "api_error"
     assert b"event: error\ndata: {" in MessageFormatter.framing.event(event)

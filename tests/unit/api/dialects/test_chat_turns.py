@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.dialects.chat.formatter import ChatFormatter
 from api.generation.formatter import ResponseContext
-from api.output_parsers.parser import OutputParserFactory, Thinking
+from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking
 from shared.messages import (
     START,
     Cursor,
@@ -32,17 +32,19 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
 THOUGHT = "<think>hm é</think>\n"
 
 
-def dialect(**facts: Any) -> ChatFormatter:
-    reading = OutputParserFactory(
+def chat_formatter(**members: Any) -> ChatFormatter:
+    config = ParserConfig(
         tool_format=ToolFormat.HERMES,
         names=("f",),
         reasoning_format=ReasoningFormat.THINK,
         thinking=Thinking.MAYBE,
-        seed="s",
     )
     base = {"id": "chatcmpl-1", "model": "m", "created_s": 7}
     return ChatFormatter(
-        ResponseContext(**{**base, **facts}), TOKENIZER, reading, counts_reasoning=True
+        ResponseContext(**{**base, **members}),
+        TOKENIZER,
+        OutputParserFactory(config, "s"),
+        counts_reasoning=True,
     )
 
 
@@ -68,17 +70,17 @@ def finished(deltas: Sequence[Delta], reason: FinishReason = FinishReason.STOP) 
     return Finished(end, reason, Usage(3, end.num_tokens))
 
 
-def whole(text: str, reason: FinishReason = FinishReason.STOP, **facts: Any) -> dict[str, Any]:
-    answer, deltas = dialect(**facts), tokens(text)
+def whole(text: str, reason: FinishReason = FinishReason.STOP, **members: Any) -> dict[str, Any]:
+    answer, deltas = chat_formatter(**members), tokens(text)
     for delta in deltas:
         answer.collect(delta)
     return dict(as_sent(answer.whole(finished(deltas, reason))))
 
 
 def streamed(
-    deltas: Sequence[Delta], reason: FinishReason = FinishReason.STOP, **facts: Any
+    deltas: Sequence[Delta], reason: FinishReason = FinishReason.STOP, **members: Any
 ) -> list[dict[str, Any]]:
-    answer = dialect(**facts)
+    answer = chat_formatter(**members)
     chunks = [*answer.opening()]
     for delta in deltas:
         chunks += answer.delta(delta)
@@ -131,7 +133,7 @@ def test_the_deltas_of_a_call() -> None:
 
 
 def test_a_possible_marker_is_held_back() -> None:
-    answer = dialect()
+    answer = chat_formatter()
     first, second = tokens("so <tool_ca!", (11,))
     (chunk,) = answer.delta(first)
     assert chunk["choices"][0]["delta"] == {"content": "so"}
@@ -166,7 +168,7 @@ def test_log_probabilities_are_those_of_the_content() -> None:
 
 
 def test_log_probabilities_of_reasoning_are_not_kept_until_text_comes() -> None:
-    formatter = dialect(num_logprobs=0)
+    formatter = chat_formatter(num_logprobs=0)
     for delta in tokens(f"<think>{'hm ' * 1000}", cuts=range(1, 3000)):
         formatter.collect(delta)
     (choice,) = formatter.reader._choices
@@ -176,7 +178,7 @@ def test_log_probabilities_of_reasoning_are_not_kept_until_text_comes() -> None:
 def test_each_choice_is_read_by_itself() -> None:
     texts = (f"{THOUGHT}yes", CALL)
     raw = [text.encode() for text in texts]
-    answer = dialect(num_choices=2)
+    answer = chat_formatter(num_choices=2)
     chunks = [*answer.opening()]
     at = [0, 0]
     cursor = START
@@ -253,7 +255,7 @@ def test_a_choice_s_last_entries_are_kept_when_its_text_was_held_back_until_its_
             Segment(1, 0, 0, FinishReason.LENGTH),
         ),
     )
-    answer = dialect(num_choices=2, num_logprobs=0)
+    answer = chat_formatter(num_choices=2, num_logprobs=0)
     answer.collect(delta)
     first, _ = as_sent(answer.whole(Finished(end, FinishReason.LENGTH, Usage(3, 8))))["choices"]
     assert first["message"]["content"] == text

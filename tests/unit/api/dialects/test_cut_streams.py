@@ -29,7 +29,7 @@ from shared.messages import (
     Segment,
     Usage,
 )
-from tests.unit.api.dialects.response_logs import dialect
+from tests.unit.api.dialects.response_logs import response_formatter
 from tests.unit.api.dialects.test_sliced_answers import (
     JOB,
     TOKENIZER,
@@ -241,7 +241,7 @@ def response(frontend: Any, events: Events) -> StreamResponse:
         request_record="{}",
     )
     assert isinstance(end, Finished)
-    return generation_response(frontend, (job,), dialect(), Timing(), streamed=True)
+    return generation_response(frontend, (job,), response_formatter(), Timing(), streamed=True)
 
 
 def response_again(frontend: Any, events: Events) -> StreamResponse:

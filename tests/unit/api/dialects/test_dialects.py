@@ -16,7 +16,7 @@ from tests.unit.api.dialects.letter_tokenizer import LetterTokenizer
 
 EMOJI = "😀".encode()
 TOKENIZER = LetterTokenizer([b"<end>", b"a", b"b", b"END", *(bytes([byte]) for byte in EMOJI)])
-FACTS = {"id": "chatcmpl-1", "model": "m", "created_s": 7}
+CONTEXT = {"id": "chatcmpl-1", "model": "m", "created_s": 7}
 USAGE = Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
 
 
@@ -36,30 +36,30 @@ def finished(end: Cursor, reason: FinishReason = FinishReason.STOP, **more: Any)
     return Finished(end, reason, USAGE, **more)
 
 
-def chat(**facts: Any) -> ChatFormatter:
-    return ChatFormatter(ResponseContext(**{**FACTS, **facts}), TOKENIZER)
+def chat(**members: Any) -> ChatFormatter:
+    return ChatFormatter(ResponseContext(**{**CONTEXT, **members}), TOKENIZER)
 
 
 def test_a_chat_stream_has_the_members_of_openais() -> None:
-    dialect = chat()
+    formatter = chat()
     base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "m"}
     none = {"index": 0, "logprobs": None, "finish_reason": None}
     first = delta(START, (1,), "a")
-    assert list(dialect.opening()) == [
+    assert list(formatter.opening()) == [
         {**base, "choices": [{**none, "delta": {"role": "assistant", "content": ""}}]}
     ]
-    assert list(dialect.delta(first)) == [
+    assert list(formatter.delta(first)) == [
         {**base, "choices": [{**none, "delta": {"content": "a"}}]}
     ]
-    assert list(dialect.finished(finished(first.end))) == [
+    assert list(formatter.finished(finished(first.end))) == [
         {**base, "choices": [{**none, "delta": {}, "finish_reason": "stop"}]}
     ]
 
 
 def test_usage_is_null_until_its_own_chunk() -> None:
-    dialect = chat(include_usage=True)
-    chunks = [*dialect.opening(), *dialect.delta(delta(START, (1,), "a"))]
-    *rest, last = dialect.finished(finished(Cursor(1, 1)))
+    formatter = chat(include_usage=True)
+    chunks = [*formatter.opening(), *formatter.delta(delta(START, (1,), "a"))]
+    *rest, last = formatter.finished(finished(Cursor(1, 1)))
     assert all(chunk["usage"] is None for chunk in (*chunks, *rest))
     assert last["choices"] == []
     assert last["usage"] == {
@@ -72,22 +72,22 @@ def test_usage_is_null_until_its_own_chunk() -> None:
 
 
 def test_text_that_is_held_back_makes_no_event() -> None:
-    dialect = chat(prompt_token_ids=(9,))
+    formatter = chat(prompt_token_ids=(9,))
     held = delta(START, (3,), "")
-    assert list(dialect.delta(held)) == []
-    (chunk,) = dialect.delta(delta(held.end, (1,), "ENDa"))
+    assert list(formatter.delta(held)) == []
+    (chunk,) = formatter.delta(delta(held.end, (1,), "ENDa"))
     assert chunk["choices"][0]["token_ids"] == [3, 1]
 
 
 def test_a_whole_answer_is_the_stream_put_together() -> None:
-    dialect = CompletionFormatter(
-        ResponseContext(**{**FACTS, "prompt_token_ids": (9,)}),  # type: ignore[arg-type]
+    formatter = CompletionFormatter(
+        ResponseContext(**{**CONTEXT, "prompt_token_ids": (9,)}),  # type: ignore[arg-type]
         TOKENIZER,
     )
     first = delta(START, (1,), "a")
     for event in (first, delta(first.end, (2, 0), "b")):
-        dialect.collect(event)
-    answer = dialect.whole(finished(Cursor(3, 2), stop_reason=0))
+        formatter.collect(event)
+    answer = formatter.whole(finished(Cursor(3, 2), stop_reason=0))
     assert answer["object"] == "text_completion"
     assert answer["prompt_token_ids"] == (9,)
     assert answer["choices"] == [
@@ -115,35 +115,35 @@ def tokens_of(choice: dict[str, Any]) -> list[str]:
 
 
 def test_logprobs_wait_for_their_text_and_vanish_with_a_stop_string() -> None:
-    dialect = chat(num_logprobs=1)
+    formatter = chat(num_logprobs=1)
     first = delta(START, (1, 3), "a", logprobs=True)  # "a", then a possible stop string
-    (chunk,) = dialect.delta(first)
+    (chunk,) = formatter.delta(first)
     assert tokens_of(chunk["choices"][0]) == ["a"]
     second = delta(first.end, (2,), "ENDb", logprobs=True)  # it was none
-    (chunk,) = dialect.delta(second)
+    (chunk,) = formatter.delta(second)
     assert tokens_of(chunk["choices"][0]) == ["END", "b"]
     third = delta(second.end, (3, 0), "", logprobs=True)  # now it is
-    assert list(dialect.delta(third)) == []
-    (last,) = dialect.finished(finished(third.end, stop_reason="END"))
+    assert list(formatter.delta(third)) == []
+    (last,) = formatter.finished(finished(third.end, stop_reason="END"))
     assert tokens_of(last["choices"][0]) == []
 
 
 def test_logprobs_of_an_open_character_come_with_the_character() -> None:
-    dialect = chat(num_logprobs=1)
+    formatter = chat(num_logprobs=1)
     opening = delta(START, (4, 5, 6), "", logprobs=True)
-    assert list(dialect.delta(opening)) == []
-    (chunk,) = dialect.delta(delta(opening.end, (7,), "😀", logprobs=True))
+    assert list(formatter.delta(opening)) == []
+    (chunk,) = formatter.delta(delta(opening.end, (7,), "😀", logprobs=True))
     entries = as_sent(chunk)["choices"][0]["logprobs"]["content"]
     assert b"".join(bytes(entry["bytes"]) for entry in entries) == EMOJI
 
 
 def test_a_text_cut_at_its_length_shows_all_its_logprobs() -> None:
-    dialect = chat(num_logprobs=1)
+    formatter = chat(num_logprobs=1)
     first = delta(START, (1, 4), "a", logprobs=True)
-    dialect.delta(first)
+    formatter.delta(first)
     tail = delta(first.end, (), "\ufffd")
-    dialect.delta(tail)
-    (last,) = dialect.finished(finished(tail.end, FinishReason.LENGTH))
+    formatter.delta(tail)
+    (last,) = formatter.finished(finished(tail.end, FinishReason.LENGTH))
     assert len(tokens_of(last["choices"][0])) <= 1
     whole = chat(num_logprobs=1)
     whole.collect(first)
@@ -152,17 +152,17 @@ def test_a_text_cut_at_its_length_shows_all_its_logprobs() -> None:
 
 
 def test_json_never_sees_an_infinite_logprob() -> None:
-    dialect = chat(num_logprobs=2)
-    (chunk,) = dialect.delta(delta(START, (2,), "b", logprobs=True))
+    formatter = chat(num_logprobs=2)
+    (chunk,) = formatter.delta(delta(START, (2,), "b", logprobs=True))
     top = as_sent(chunk)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     assert [entry["logprob"] for entry in top] == [-0.5, -9999.0]
 
 
 def test_the_older_logprobs_have_offsets_and_the_chosen_token() -> None:
-    facts = ResponseContext(**{**FACTS, "num_logprobs": 1})  # type: ignore[arg-type]
-    dialect = CompletionFormatter(facts, TOKENIZER)
-    dialect.collect(delta(START, (1, 4, 5, 6, 7, 2), "a😀b", logprobs=True))
-    logprobs = as_sent(dialect.whole(finished(Cursor(6, 6))))["choices"][0]["logprobs"]
+    context = ResponseContext(**{**CONTEXT, "num_logprobs": 1})  # type: ignore[arg-type]
+    formatter = CompletionFormatter(context, TOKENIZER)
+    formatter.collect(delta(START, (1, 4, 5, 6, 7, 2), "a😀b", logprobs=True))
+    logprobs = as_sent(formatter.whole(finished(Cursor(6, 6))))["choices"][0]["logprobs"]
     assert logprobs["tokens"] == [
         "a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", "b",
     ]  # fmt: skip
@@ -174,12 +174,12 @@ def test_the_older_logprobs_have_offsets_and_the_chosen_token() -> None:
 def test_the_native_dialect_marks_first_and_last() -> None:
     timing = Timing(submitted_s=100.0)
     timing.first_token_s = 100.01234
-    dialect = GenerateFormatter("gen-1", "m", timing)
-    assert list(dialect.delta(delta(START, (3,), ""))) == []
-    (first,) = dialect.delta(delta(Cursor(1, 0), (1,), "ENDa"))
+    formatter = GenerateFormatter("gen-1", "m", timing)
+    assert list(formatter.delta(delta(START, (3,), ""))) == []
+    (first,) = formatter.delta(delta(Cursor(1, 0), (1,), "ENDa"))
     assert (first["text"], first["token_ids"]) == ("ENDa", [3, 1])
     assert (first["is_first"], first["ttft_ms"]) == (True, 12.3)
-    (last,) = dialect.finished(finished(Cursor(2, 4)))
+    (last,) = formatter.finished(finished(Cursor(2, 4)))
     assert (last["text"], last["token_ids"], last["done"]) == ("", [], True)
     assert (last["full_text"], last["finish_reason"]) == ("ENDa", "stop")
     assert "is_first" not in last

@@ -94,7 +94,7 @@ def ended(delta: Delta, num_choices: int) -> tuple[Delta, Finished]:
     return last, Finished(delta.end, FinishReason.LENGTH, Usage(3, delta.end.num_tokens))
 
 
-def facts(num_choices: int, num_logprobs: int) -> ResponseContext:
+def context_of(num_choices: int, num_logprobs: int) -> ResponseContext:
     return ResponseContext(
         id="x-1", model="m", created_s=7, num_choices=num_choices, num_logprobs=num_logprobs
     )
@@ -112,15 +112,15 @@ def test_a_chat_answer_in_pieces_has_every_entry_as_openai_writes_it() -> None:
     num_choices, num_tokens, num_top = 3, 70, 5
     delta = big_delta(num_choices, num_tokens, num_top)
     last, end = ended(delta, num_choices)
-    dialect = ChatFormatter(facts(num_choices, num_top), TOKENIZER)
+    formatter = ChatFormatter(context_of(num_choices, num_top), TOKENIZER)
     for part in (*split_long(delta), last):
-        dialect.collect(part)
+        formatter.collect(part)
     entry = logprobs_of(1, num_top)
     expected = {
         **chat_token(1, entry.logprob),
         "top_logprobs": [chat_token(*other) for other in entry.top],
     }
-    answer = dialect.whole(end)
+    answer = formatter.whole(end)
     sent = b"".join(json_pieces(answer))
     assert sent == json_bytes(answer)
     assert b"\xe2\x80\xa8" not in sent, "a line end to those who split with str.splitlines()"
@@ -138,12 +138,12 @@ def test_a_completion_in_pieces_has_every_entry_as_openai_writes_it() -> None:
     last, end = ended(delta, num_choices)
     answers = []
     for encode in (json_bytes, lambda answer: b"".join(json_pieces(answer))):
-        dialect = CompletionFormatter(
-            facts(num_choices, num_top), TOKENIZER, CompletionShape(best_of=3, n=3)
+        formatter = CompletionFormatter(
+            context_of(num_choices, num_top), TOKENIZER, CompletionShape(best_of=3, n=3)
         )
         for part in (*split_long(delta), last):
-            dialect.collect(part)
-        answers.append(encode(dialect.whole(end)))
+            formatter.collect(part)
+        answers.append(encode(formatter.whole(end)))
     assert answers[0] == answers[1]
     top = {"b": -0.25, "a": -0.25, "\u2028": -1.25, "bytes:\\xf0": -9999.0}  # the chosen one too
     for choice in json.loads(answers[0])["choices"]:
@@ -164,14 +164,14 @@ def echoing(num_choices: int, num_bytes: int) -> CompletionFormatter:
 
 def test_choices_that_repeat_their_prompt_share_one_copy_of_it() -> None:
     num_choices, num_chars = 64, 20_000
-    dialect = echoing(num_choices, num_chars)
+    formatter = echoing(num_choices, num_chars)
     delta = big_delta(num_choices, 1, 0)
     last, end = ended(delta, num_choices)
     for part in (delta, last):
-        dialect.collect(part)
+        formatter.collect(part)
     tracemalloc.start()
     try:
-        answer = dialect.whole(end)
+        answer = formatter.whole(end)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -293,16 +293,16 @@ async def test_a_reader_that_waits_is_waited_for() -> None:
 
 def test_a_long_answer_takes_no_more_memory_than_a_few_of_its_own_size() -> None:
     num_choices, num_top = 16, 20
-    dialect = ChatFormatter(facts(num_choices, num_top), TOKENIZER)
+    formatter = ChatFormatter(context_of(num_choices, num_top), TOKENIZER)
     delta = big_delta(num_choices, 100, num_top)
     tracemalloc.start()
     try:
-        dialect.collect(delta)
+        formatter.collect(delta)
         last, end = ended(delta, num_choices)
-        dialect.collect(last)
+        formatter.collect(last)
         held, _ = tracemalloc.get_traced_memory()
         size = 0
-        for piece in json_pieces(dialect.whole(end)):
+        for piece in json_pieces(formatter.whole(end)):
             size += len(piece)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -354,9 +354,9 @@ class TestAnswerSize:
         num_top = 20
         tokenizer = LetterTokenizer([b"<end>", *(b" word%d" % k for k in range(40))])
         entry = TokenLogprob(7, -1.2345678901234567, tuple((1 + k, -9.87654321) for k in range(20)))
-        dialect = ChatFormatter(facts(1, num_top), tokenizer)
+        formatter = ChatFormatter(context_of(1, num_top), tokenizer)
         delta = Delta(START, Cursor(50, 300), (7,) * 50, " word6" * 50, (entry,) * 50)
-        dialect.collect(delta)
-        answer = dialect.whole(Finished(delta.end, FinishReason.STOP, Usage(3, 50)))
+        formatter.collect(delta)
+        answer = formatter.whole(Finished(delta.end, FinishReason.STOP, Usage(3, 50)))
         size = ResponseSize(max_tokens=("max_tokens", 50), logprobs=("top_logprobs", num_top))
         assert len(msgspec.json.encode(answer)) < 50 * size.token_bytes

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from api.dialects.responses.items import input_items, items_of_page
 from api.dialects.responses.protocol import ItemsQuery, ResponseRequest, check_request
-from api.dialects.responses.record import decode_facts, encode_facts, facts_of
+from api.dialects.responses.record import decode_request, encode_request, stored_request
 from api.dialects.responses.request import (
     PARAM_NAMES,
     chat_input,
@@ -20,7 +20,7 @@ from api.dialects.responses.request import (
 from api.generation.prompt import ChatInput
 from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.validation import parse_request
-from api.output_parsers.parser import OutputParserFactory, Thinking
+from api.output_parsers.parser import ParserConfig, Thinking
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.dialects.response_logs import CARD, JOB_ID
@@ -324,21 +324,25 @@ def test_sampling_is_chats_under_its_names_here() -> None:
         assert refused.value.param == "max_output_tokens"
 
 
-READING = OutputParserFactory(
+PARSER = ParserConfig(
     tool_format=ToolFormat.HERMES,
-    names=frozenset({"get"}),
+    names=("get",),
     reasoning_format=ReasoningFormat.THINK,
     thinking=Thinking.OPEN,
 )
 
 
-def test_facts_survive_being_kept_and_are_bounded() -> None:
+def test_a_request_survives_being_stored_and_is_bounded() -> None:
     made = request(tools=[TOOL], metadata={"a": "é"}, instructions="x")
-    facts = facts_of(made, CARD, READING, input_items(made.input, JOB_ID), 7, SamplingParams())
-    assert decode_facts(encode_facts(facts)) == facts
-    large = facts_of(made, CARD, READING, input_items("a" * 2**20, JOB_ID), 7, SamplingParams())
+    stored = stored_request(
+        made, CARD, PARSER, input_items(made.input, JOB_ID), 7, SamplingParams()
+    )
+    assert decode_request(encode_request(stored)) == stored
+    large = stored_request(
+        made, CARD, PARSER, input_items("a" * 2**20, JOB_ID), 7, SamplingParams()
+    )
     with pytest.raises(InvalidParameter, match="input"):
-        encode_facts(large)
+        encode_request(large)
 
 
 def test_items_are_listed_in_pages_newest_first() -> None:

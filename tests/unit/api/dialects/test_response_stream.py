@@ -21,10 +21,10 @@ from tests.unit.api.dialects.response_logs import (
     JOB_ID,
     PIECES,
     TURNS,
-    dialect,
     failed,
     finished,
     log_of,
+    response_formatter,
     result,
     tokens,
 )
@@ -41,9 +41,9 @@ def kinds(events: list[Any]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
-def story(*pieces: int, reason: FinishReason = FinishReason.STOP, **facts: Any) -> list[Any]:
+def story(*pieces: int, reason: FinishReason = FinishReason.STOP, **members: Any) -> list[Any]:
     log = list(log_of(pieces))
-    return result(dialect(TURNS, **facts), log, finished(log, reason))
+    return result(response_formatter(TURNS, **members), log, finished(log, reason))
 
 
 def test_a_text_is_formatted_as_openai_does() -> None:
@@ -141,7 +141,7 @@ def test_one_that_is_cut_is_incomplete_and_so_is_its_last_item() -> None:
 
 
 def test_a_background_response_is_queued_until_something_is_logged() -> None:
-    made = dialect(background=True)
+    made = response_formatter(background=True)
     assert kinds(list(made.opening())) == ["created", "queued"]
     assert made.so_far(has_started=False)["status"] == "queued"
     log = list(log_of(tokens("a")))
@@ -158,7 +158,7 @@ def test_an_abnormal_end_has_its_reason_and_keeps_the_text(
 ) -> None:
     log = list(log_of(tokens("a", "b")))
     end = failed(log, state)
-    (*_, last) = result(dialect(background=background), log, end)
+    (*_, last) = result(response_formatter(background=background), log, end)
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == status
     assert last["response"]["error"] == {
@@ -167,7 +167,7 @@ def test_an_abnormal_end_has_its_reason_and_keeps_the_text(
         "type": "poison",
     }
     assert last["response"]["output"][0]["content"][0]["text"] == "ab"
-    whole = dialect(background=background)
+    whole = response_formatter(background=background)
     for delta in log:
         whole.collect(delta)
     seen = whole.failed_response(end)
@@ -176,7 +176,7 @@ def test_an_abnormal_end_has_its_reason_and_keeps_the_text(
 
 
 def test_what_ends_a_stream_alone_takes_no_number() -> None:
-    made = dialect()
+    made = response_formatter()
     last = list(made.opening())[-1]
     error = made.failed(going_down("Elsewhere."), last)
     assert error["type"] == "error"
@@ -188,7 +188,7 @@ def test_what_ends_a_stream_alone_takes_no_number() -> None:
 
 def test_logprobs_go_with_the_text_of_their_tokens() -> None:
     log = list(log_of(tokens("a", "😀", "END"), shown=2, logprobs=True))
-    events = result(dialect(has_logprobs=True), log, finished(log))
+    events = result(response_formatter(has_logprobs=True), log, finished(log))
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [event["delta"] for event in deltas] == ["a", "😀"]
     assert [len(event["logprobs"]) for event in deltas] == [1, 4]
@@ -208,7 +208,9 @@ def test_logprobs_go_with_the_text_of_their_tokens() -> None:
 def test_logprobs_of_reasoning_and_calls_are_left_out() -> None:
     pieces = tokens("<think>", "a", "</think>", "b", "<", "a") + CALL
     log = list(log_of(pieces, logprobs=True))
-    response = result(dialect(TURNS, has_logprobs=True), log, finished(log))[-1]["response"]
+    response = result(response_formatter(TURNS, has_logprobs=True), log, finished(log))[-1][
+        "response"
+    ]
     text = response["output"][1]["content"][0]
     assert text["text"] == "b<a"
     assert [entry["token"] for entry in text["logprobs"]] == ["b", "<", "a"]
@@ -233,9 +235,9 @@ def test_events_do_not_depend_on_how_the_log_was_cut(
         list(log_of(token_ids, shown=shown, logprobs=logprobs)),
         list(log_of(token_ids, sizes, held, shown=shown, logprobs=logprobs)),
     ):
-        made = dialect(TURNS, background=background, has_logprobs=logprobs)
+        made = response_formatter(TURNS, background=background, has_logprobs=logprobs)
         streams.append(result(made, log, finished(log, reason)))
-        whole = dialect(TURNS, background=background, has_logprobs=logprobs)
+        whole = response_formatter(TURNS, background=background, has_logprobs=logprobs)
         for delta in log:
             whole.collect(delta)
         wholes.append(as_sent(whole.whole(finished(log, reason))))
@@ -252,7 +254,7 @@ def test_logged_text_is_known_without_its_tokens(
     log = list(log_of(token_ids, sizes, held))
     outputs = []
     for read in (log, [replace(delta, token_ids=()) for delta in log]):
-        made = dialect(TURNS)
+        made = response_formatter(TURNS)
         for delta in read:
             made.collect(delta)
         outputs.append(made.whole(finished(log))["output"])
@@ -266,7 +268,7 @@ def test_the_sdk_reads_every_event_and_builds_the_same_response(
 ) -> None:
     log = list(log_of(token_ids, logprobs=True))
     state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
-    events = result(dialect(TURNS, background=background), log, finished(log))
+    events = result(response_formatter(TURNS, background=background), log, finished(log))
     for event in events:
         parsed = EVENT.validate_python(event)
         assert parsed.type == event["type"]

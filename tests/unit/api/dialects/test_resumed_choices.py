@@ -18,11 +18,11 @@ from api.generation.formatter import Formatter, ResponseContext, Timing
 from api.jobs.reader_position import Extent, ResumePoint
 from api.jobs.stream_response import generation_response
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.parser import OutputParserFactory, Thinking
+from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking
 from shared.messages import MAX_CHOICES, START, Cursor, Delta, Job, SamplingParams, Segment
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.dialects.cut_answers import Events, frontend_over, log_of_choices, tail_of
-from tests.unit.api.dialects.response_logs import TOKENIZER, TURNS, dialect
+from tests.unit.api.dialects.response_logs import TOKENIZER, TURNS, response_formatter
 from tests.unit.api.dialects.test_cut_streams import payloads_of, written
 from tests.unit.api.dialects.test_sliced_answers import JOB
 
@@ -30,12 +30,16 @@ Told = dict[int, tuple[str, list[int]]]  # of each choice: its text and its toke
 
 
 def turns() -> OutputParserFactory:
-    return OutputParserFactory(
-        ToolFormat.HERMES, ("get",), ReasoningFormat.THINK, Thinking.MAYBE, "s"
+    config = ParserConfig(
+        tool_format=ToolFormat.HERMES,
+        names=("get",),
+        reasoning_format=ReasoningFormat.THINK,
+        thinking=Thinking.MAYBE,
     )
+    return OutputParserFactory(config, "s")
 
 
-def facts(num_choices: int) -> ResponseContext:
+def context_of(num_choices: int) -> ResponseContext:
     return ResponseContext(
         id="x",
         model="m",
@@ -49,16 +53,16 @@ def facts(num_choices: int) -> ResponseContext:
 
 def completion(num_choices: int) -> Formatter:
     shape = CompletionShape(best_of=num_choices, n=num_choices)
-    return CompletionFormatter(facts(num_choices), TOKENIZER, shape)
+    return CompletionFormatter(context_of(num_choices), TOKENIZER, shape)
 
 
 def echo(num_choices: int) -> Formatter:
     shape = CompletionShape(best_of=num_choices, n=num_choices, echoes=("prompt",))
-    return CompletionFormatter(facts(num_choices), TOKENIZER, shape)
+    return CompletionFormatter(context_of(num_choices), TOKENIZER, shape)
 
 
 def chat(num_choices: int) -> Formatter:
-    return ChatFormatter(facts(num_choices), TOKENIZER)
+    return ChatFormatter(context_of(num_choices), TOKENIZER)
 
 
 def generate(num_choices: int) -> Formatter:
@@ -70,7 +74,7 @@ def message(num_choices: int) -> Formatter:
 
 
 def chat_with_tools(num_choices: int) -> Formatter:
-    return ChatFormatter(facts(num_choices), TOKENIZER, turns())
+    return ChatFormatter(context_of(num_choices), TOKENIZER, turns())
 
 
 def message_with_tools(num_choices: int) -> Formatter:
@@ -78,11 +82,11 @@ def message_with_tools(num_choices: int) -> Formatter:
 
 
 def response_with_tools(num_choices: int) -> Formatter:
-    return dialect(TURNS, store=False)
+    return response_formatter(TURNS, store=False)
 
 
 def response(num_choices: int) -> Formatter:
-    return dialect(store=False)
+    return response_formatter(store=False)
 
 
 def answer(made: Formatter, num_choices: int, interval: int | None, frontend: Any) -> Any:
@@ -100,18 +104,21 @@ def answer(made: Formatter, num_choices: int, interval: int | None, frontend: An
 
 
 async def cut_answers(
-    new_dialect: Callable[[int], Formatter], num_choices: int, interval: int | None, events: Events
+    new_formatter: Callable[[int], Formatter],
+    num_choices: int,
+    interval: int | None,
+    events: Events,
 ) -> list[tuple[list[Any], ResumePoint]]:
     """Returns the payloads of a stream that is cut at each of its writes (of many at each
     thirteenth), and its resume points."""
     frontend = frontend_over(events)
     whole = await written(
-        answer(new_dialect(num_choices), num_choices, interval, frontend), frontend
+        answer(new_formatter(num_choices), num_choices, interval, frontend), frontend
     )
     found = []
     for cut_at in range(0, len(whole), 1 if len(whole) < 80 else 13):
         frontend = frontend_over(events)
-        made = answer(new_dialect(num_choices), num_choices, interval, frontend)
+        made = answer(new_formatter(num_choices), num_choices, interval, frontend)
         *result, error = payloads_of(await written(made, frontend, cut_at))
         point = re.search(r"'Last-Event-ID: ([^']+)' goes on", json.dumps(error))
         assert point is not None
@@ -161,11 +168,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("interval", [None, 4, 4096])
 @pytest.mark.parametrize(("seed", "long_entry"), LOGS)
 @pytest.mark.parametrize(
-    ("new_dialect", "num_choices"),
+    ("new_formatter", "num_choices"),
     [(completion, 1), (completion, 3), (echo, 2), (chat, 1), (chat, 3), (generate, 1)],
 )
 async def test_each_token_is_published_once_whatever_write_is_cut(
-    new_dialect: Callable[[int], Formatter],
+    new_formatter: Callable[[int], Formatter],
     num_choices: int,
     seed: int,
     long_entry: int,
@@ -173,11 +180,11 @@ async def test_each_token_is_published_once_whatever_write_is_cut(
 ) -> None:
     events = log_of_choices(num_choices, seed, long_entry=long_entry)
     whole = await whole_of(events, num_choices)
-    cut = await cut_answers(new_dialect, num_choices, interval, events)
+    cut = await cut_answers(new_formatter, num_choices, interval, events)
     assert len(cut) > 2
     for payloads, point in cut:
         result = told_by(payloads)
-        if new_dialect is echo:
+        if new_formatter is echo:
             result = {
                 choice: (text.removeprefix("prompt"), ids) for choice, (text, ids) in result.items()
             }
@@ -187,13 +194,13 @@ async def test_each_token_is_published_once_whatever_write_is_cut(
 
 @pytest.mark.parametrize("interval", [None, 4])
 @pytest.mark.parametrize(("seed", "long_entry"), LOGS)
-@pytest.mark.parametrize("new_dialect", [message, response])
+@pytest.mark.parametrize("new_formatter", [message, response])
 async def test_each_character_is_sent_once_where_token_ids_are_not_shown(
-    new_dialect: Callable[[int], Formatter], seed: int, long_entry: int, interval: int | None
+    new_formatter: Callable[[int], Formatter], seed: int, long_entry: int, interval: int | None
 ) -> None:
     events = log_of_choices(1, seed, long_entry=long_entry)
     whole = await whole_of(events, 1)
-    for payloads, point in await cut_answers(new_dialect, 1, interval, events):
+    for payloads, point in await cut_answers(new_formatter, 1, interval, events):
         rest = told_by(payloads_of([await tail_of(events, 1, point)]))
         assert joined(told_by(payloads), rest)[0][0] == whole[0][0], point
 
@@ -261,7 +268,7 @@ def response_turns(payloads: Sequence[Any], num_choices: int) -> list[list[str]]
 @pytest.mark.parametrize("interval", [None, 4])
 @pytest.mark.parametrize(("seed", "long_entry"), LOGS)
 @pytest.mark.parametrize(
-    ("new_dialect", "turns_of", "num_choices"),
+    ("new_formatter", "turns_of", "num_choices"),
     [
         (chat_with_tools, chat_turns, 1),
         (chat_with_tools, chat_turns, 3),
@@ -270,7 +277,7 @@ def response_turns(payloads: Sequence[Any], num_choices: int) -> list[list[str]]
     ],
 )
 async def test_what_a_parser_holds_is_neither_lost_nor_sent_twice(
-    new_dialect: Callable[[int], Formatter],
+    new_formatter: Callable[[int], Formatter],
     turns_of: Callable[[Sequence[Any], int], list[list[str]]],
     num_choices: int,
     seed: int,
@@ -282,7 +289,7 @@ async def test_what_a_parser_holds_is_neither_lost_nor_sent_twice(
     events = log_of_choices(num_choices, seed, long_entry=long_entry)
     whole = await whole_of(events, num_choices)
     held = 0
-    for payloads, point in await cut_answers(new_dialect, num_choices, interval, events):
+    for payloads, point in await cut_answers(new_formatter, num_choices, interval, events):
         rest = told_by(payloads_of([await tail_of(events, num_choices, point)]))
         for choice, turn in enumerate(turns_of(payloads, num_choices)):
             raw, raw_rest = whole[choice][0], rest.get(choice, ("", []))[0]

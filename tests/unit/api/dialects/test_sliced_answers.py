@@ -36,7 +36,7 @@ from shared.messages import (
     Usage,
 )
 from tests.unit.api.dialects.letter_tokenizer import LetterTokenizer
-from tests.unit.api.dialects.response_logs import dialect
+from tests.unit.api.dialects.response_logs import response_formatter
 
 TOKENIZER = LetterTokenizer([b"<end>", b"a"])
 PROMPT = "water " * 5000
@@ -197,7 +197,7 @@ async def test_the_end_of_a_tail_is_one_write() -> None:
 
 def test_a_stored_response_keeps_nothing_of_what_its_reader_has() -> None:
     entry, _ = long_entry(1)
-    events = SentEvents(dialect(), counts=False)
+    events = SentEvents(response_formatter(), counts=False)
     assert b"".join(events.delta(entry, 0))
     events.mark_sent()
     assert not events._choices._log
@@ -206,12 +206,14 @@ def test_a_stored_response_keeps_nothing_of_what_its_reader_has() -> None:
 def response_tail(frontend: Any) -> StreamResponse:
     """A stored response from its first event on."""
     source = AttachedJob(frontend, record_with(1))
-    return StreamResponse(frontend, source, EventStreamBody(frontend, SentEvents(dialect())))
+    return StreamResponse(
+        frontend, source, EventStreamBody(frontend, SentEvents(response_formatter()))
+    )
 
 
 async def test_a_replayed_response_writes_a_long_entry_in_pieces() -> None:
     entry, end = long_entry(1)
-    in_one_go = dialect()
+    in_one_go = response_formatter()
     events = [*in_one_go.opening(), *in_one_go.delta(entry)]
     expected = b"".join(map(sse.typed_event, events))
     response = response_tail(frontend_with([entry, end]))

@@ -115,7 +115,7 @@ def test_a_continued_text_may_be_within_its_reasoning(hermes: ServedModel) -> No
             continue_final_message=True,
             thinking_token_budget=9,
         )
-        assert plan.new_parser.thinking is (Thinking.OPEN if is_open else Thinking.NO)
+        assert plan.new_parser.config.thinking is (Thinking.OPEN if is_open else Thinking.NO)
         assert (plan.grammar is not None) is is_open
 
 

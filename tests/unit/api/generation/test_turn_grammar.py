@@ -25,7 +25,13 @@ from api.generation.grammars import (
 from api.generation.tools import ToolUse
 from api.generation.validation import parse_request
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.parser import CALL_PARSERS, OutputParserFactory, Thinking, merged
+from api.output_parsers.parser import (
+    CALL_PARSERS,
+    OutputParserFactory,
+    ParserConfig,
+    Thinking,
+    merged,
+)
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler
@@ -152,12 +158,13 @@ class Model:
         return self.text.tokenizer.decode(token_ids), False
 
     def read(self, text: str, use: ToolUse, thinking: Thinking) -> list[OutputEvent]:
-        parser = OutputParserFactory(
+        config = ParserConfig(
             tool_format=self.form,
-            names=[tool.name for tool in use.callable],
+            names=tuple(tool.name for tool in use.callable),
             reasoning_format=None if thinking is Thinking.NO else ReasoningFormat.THINK,
             thinking=thinking,
-        )()
+        )
+        parser = OutputParserFactory(config)()
         return merged([*parser.push(text), *parser.finish()])
 
 

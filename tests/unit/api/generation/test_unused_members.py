@@ -94,14 +94,14 @@ def test_each_value_of_the_list_changes_nothing(dialect: str, row: Any) -> None:
         if "stream_options" in body:
             request = request.model_copy(update={"stream_options": None})
         assert request == plain
-        assert ignored.names == ([row.path.removesuffix(LIST)] if row.is_told else [])
+        assert ignored.names == ([row.path.removesuffix(LIST)] if row.is_reported else [])
 
 
 @pytest.mark.parametrize(("dialect", "row"), CASES)
 def test_what_is_ignored_can_be_refused_by_name(dialect: str, row: Any) -> None:
     for value in samples(row.values.text):
         body = having(dialect, row.path, value)
-        if not row.is_told:
+        if not row.is_reported:
             parsed(dialect, body, IgnoredMembers(refuse=True))
             continue
         with pytest.raises(InvalidParameter) as refused:
