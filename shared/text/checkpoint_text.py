@@ -48,7 +48,7 @@ def card_from_checkpoint(
     `tool_format` and `reasoning_format`: AUTO probes the chat template, NONE is for none, else one
     of their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
     generation_config.json, NONE does not; `override_generation_config` goes before either. Token
-    ids that end a sequence are read from that file in any case.
+    ids that end a sequence are read from that file in any case: see `end_token_ids`.
 
     Raises TextInvalid with a sentence when the directory has no usable fast tokenizer, when its
     chat template does not compile or has no place for the tools of a format that is named, or when
@@ -65,7 +65,7 @@ def card_from_checkpoint(
         created_s=int(time.time()) if created_s is None else created_s,
         max_model_len=max_model_len,
         vocab_size=text.vocab_size or tokenizer.vocab_size,
-        eos_token_ids=_eos_token_ids(text, tokenizer),
+        eos_token_ids=end_token_ids(text, tokenizer),
         has_chat_template=template is not None,
         tokenizer_digest=digest_of(text.tokenizer_json),
         facts_digest=digest_of(config_blob),
@@ -84,8 +84,15 @@ def card_from_checkpoint(
 
 def load_tokenizer(path: Path | str) -> FastTokenizer:
     """Returns the tokenizer of a Hugging Face checkpoint directory. Raises TextInvalid."""
+    return load_tokenizer_and_eos(path)[0]
+
+
+def load_tokenizer_and_eos(path: Path | str) -> tuple[FastTokenizer, tuple[int, ...]]:
+    """Returns the tokenizer of a checkpoint directory, and the token ids that end a sequence: those
+    of its card. Raises TextInvalid."""
     text = read_checkpoint_text(Path(path))
-    return FastTokenizer.from_bytes(text.tokenizer_json, _tokenizer_config(text))
+    tokenizer = FastTokenizer.from_bytes(text.tokenizer_json, _tokenizer_config(text))
+    return tokenizer, end_token_ids(text, tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ class CheckpointText:
     extra_special_tokens: tuple[str, ...]  # special without a role
     added_tokens: Mapping[int, Mapping[str, Any]]  # id -> flags of tokenizers.AddedToken
     chat_templates: Mapping[str, str]  # by name; empty: none
-    eos_token_ids: tuple[int, ...]  # of generation_config.json, then of config.json
+    eos_token_ids: tuple[int, ...]  # of generation_config.json, else of config.json
     vocab_size: int | None  # the width of the model's output, from config.json
     default_sampling: Mapping[str, object]  # of generation_config.json, unchecked
 
@@ -122,7 +129,7 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
         extra_special_tokens=_extra_special_tokens(declared),
         added_tokens=_added_tokens(tokenizer_config),
         chat_templates=_chat_templates(path, tokenizer_config),
-        eos_token_ids=_token_ids(generation) + _token_ids(config) + _token_ids(model),
+        eos_token_ids=_token_ids(generation) or _token_ids(config) or _token_ids(model),
         vocab_size=vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None,
         default_sampling={
             name: generation[name] for name in MEMBERS if generation.get(name) is not None
@@ -345,8 +352,14 @@ def _reasoning_format(text: CheckpointText, setting: str) -> str | None:
     return None if setting == NONE else setting
 
 
-def _eos_token_ids(text: CheckpointText, tokenizer: FastTokenizer) -> tuple[int, ...]:
+def end_token_ids(text: CheckpointText, tokenizer: FastTokenizer) -> tuple[int, ...]:
+    """Returns the token ids that end a sequence, the most important first.
+
+    As transformers and vLLM have it: those of generation_config.json, else those of config.json;
+    and the tokenizer's own. Ids outside the vocabulary, which no model can write, are left out.
+    """
     token = text.special_tokens.get("eos_token")
     of_tokenizer = None if token is None else tokenizer.token_id(token)
     ids = [*text.eos_token_ids, *([] if of_tokenizer is None else [of_tokenizer])]
-    return tuple(dict.fromkeys(ids))
+    vocab_size = text.vocab_size or tokenizer.vocab_size
+    return tuple(dict.fromkeys(token_id for token_id in ids if token_id < vocab_size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from worker.model.loader import fill_with_noise, load_weights
 from worker.model.runner import TorchModelRunner
 
 if TYPE_CHECKING:
+    from shared.text.tokenizer import FastTokenizer
     from worker.model.sampling.grammar_masks import GrammarMasks
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,9 @@ def build_model(options: EngineOptions, on_progress: Progress | None = None) -> 
     torch.set_num_threads(num_threads)
     directory = Path(options.checkpoint)
     config = ModelConfig.from_directory(directory)
+    text = _text(directory)
+    if text is not None:
+        config = replace(config, eos_token_ids=text.eos_token_ids)
     longest = _longest(options, config)
     dtype = choose_dtype(options.dtype, config.dtype, device)
     model = _load(options, config, directory, longest, Placement(device, dtype), report)
@@ -80,7 +84,7 @@ def build_model(options: EngineOptions, on_progress: Progress | None = None) -> 
     num_blocks = _num_blocks(options, model, block_size, longest)
     pool = KVCachePool(config, num_blocks, block_size, device=device, dtype=dtype)
     report("allocating KV cache", 1.0)
-    grammar_masks = _grammar_masks(directory, config, device) if options.structured_output else None
+    grammar_masks = _grammar_masks(text, config, device) if options.structured_output else None
     runner = TorchModelRunner(
         model,
         tier.stack(model, pool),
@@ -162,23 +166,47 @@ def _tier(
     return reference_tier(request)
 
 
-def _grammar_masks(
-    directory: Path, config: ModelConfig, device: torch.device
-) -> GrammarMasks | None:
-    """Returns None, and logs why, where no output can be kept to a grammar."""
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What the checkpoint's text files give the engine."""
+
+    tokenizer: FastTokenizer
+    eos_token_ids: frozenset[int]
+
+
+def _text(directory: Path) -> _Text | None:
+    """Returns None, and logs why, where the text files cannot be read: then there is no structured
+    output, and the tokens that end a sequence are those of the configuration."""
     # Here and not above: a machine that only computes, to be tested, lacks their packages.
     try:
+        from shared.text.base import TextInvalid
+        from shared.text.checkpoint_text import load_tokenizer_and_eos
+    except ImportError as error:
+        logger.warning("no tokenizer: %s", error)
+        return None
+    try:
+        tokenizer, eos_token_ids = load_tokenizer_and_eos(directory)
+    except TextInvalid as error:
+        logger.warning("no tokenizer: %s", error)
+        return None
+    return _Text(tokenizer, frozenset(eos_token_ids))
+
+
+def _grammar_masks(
+    text: _Text | None, config: ModelConfig, device: torch.device
+) -> GrammarMasks | None:
+    """Returns None, and logs why, where no output can be kept to a grammar."""
+    if text is None:
+        return None
+    try:
         from shared.text.base import GrammarInvalid, TextInvalid
-        from shared.text.checkpoint_text import load_tokenizer
         from shared.text.grammar_compiler import GrammarCompiler
         from worker.model.sampling.grammar_masks import GrammarMasks
     except ImportError as error:
         logger.warning("no structured output: %s", error)
         return None
     try:
-        compiler = GrammarCompiler(
-            load_tokenizer(directory), config.vocab_size, sorted(config.eos_token_ids)
-        )
+        compiler = GrammarCompiler(text.tokenizer, config.vocab_size, sorted(config.eos_token_ids))
         return GrammarMasks(compiler, config.eos_token_ids, device)
     except (TextInvalid, GrammarInvalid) as error:
         logger.warning("no structured output: %s", error)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.model.context_length import ContextLength
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.rope import RopeConfig
 
@@ -78,11 +79,7 @@ class ModelConfig:
     has_qk_norm: bool  # queries and keys are normalised per head before the rotation
     dtype: str  # the checkpoint's: one of DTYPES
     eos_token_ids: frozenset[int]
-
-    @property
-    def context_length(self) -> int:
-        """Longest sequence that the positions were made for (YaRN's extension included)."""
-        return max(self.max_position_embeddings, self.rope.extended_length)
+    context_length: int  # tokens of a sequence; with YaRN or linear scaling more than the positions
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ModelConfig:
@@ -119,6 +116,8 @@ class ModelConfig:
             )
         _check_windows(raw, num_layers)
         positions = _whole(raw, "max_position_embeddings", family.max_position_embeddings)
+        context = ContextLength.of({**raw, "max_position_embeddings": positions})
+        assert context is not None, "the positions are there"
         biased = _attention_bias(raw, family)
         return cls(
             vocab_size=_whole(raw, "vocab_size"),
@@ -138,6 +137,7 @@ class ModelConfig:
             has_qk_norm=family.has_qk_norm,
             dtype=_dtype(raw),
             eos_token_ids=_eos_token_ids(raw, generation or {}, family),
+            context_length=context.default,
         )
 
 

@@ -16,6 +16,8 @@ from worker.model.layers.linear import Placement
 _KNOWN_MEMBERS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
+    # Changes the frequencies beyond the model's positions only, to where no sequence gets here.
+    "dynamic": frozenset({"factor"}),
     "llama3": frozenset(
         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
     ),
@@ -54,11 +56,6 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
 
-    @property
-    def extended_length(self) -> int:
-        """Positions that YaRN extends the model to; 0 for every other kind."""
-        return int(self.original_length * self.factor) if self.kind == "yarn" else 0
-
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
         """Reads a whole config.json; raises UnsupportedModel naming the member at fault."""
@@ -79,7 +76,7 @@ class RopeConfig:
             raise UnsupportedModel(f"{member}: {unknown[0]!r} is not known for rope_type {kind!r}")
         read = _Reader(member, scaling)
         theta = read.positive("rope_theta", raw.get("rope_theta") or 10_000.0)
-        if kind == "default":
+        if kind in ("default", "dynamic"):
             return cls(theta=theta)
         factor = read.positive("factor", None)
         if kind == "linear":

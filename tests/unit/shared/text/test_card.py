@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from shared.text.base import TextInvalid
-from shared.text.checkpoint_text import card_from_checkpoint, load_tokenizer
+from shared.text.checkpoint_text import (
+    card_from_checkpoint,
+    load_tokenizer,
+    load_tokenizer_and_eos,
+)
 from shared.text.model_card import ModelCard, digest_of
 from shared.text.text_model import load_text
 from tests.unit.shared.text.vocabularies import saved
@@ -60,6 +64,12 @@ def test_a_card_holds_the_facts_and_survives_json(tmp_path: Path) -> None:
     assert set(card.digests) == set(blobs)
     assert all(digest_of(blob) == digest for digest, blob in blobs.items())
     assert ModelCard.from_json(card.to_json()) == card
+
+
+def test_an_engine_reads_the_end_tokens_of_the_card(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    tokenizer, ids = load_tokenizer_and_eos(path)
+    assert ids == card_of(path)[0].eos_token_ids == (7, 5, tokenizer.token_id("<|im_end|>"))
 
 
 def test_the_same_checkpoint_gives_the_same_card(tmp_path: Path) -> None:
@@ -143,13 +153,17 @@ def test_templates_are_found_wherever_checkpoints_keep_them(
     ("config", "generation", "wanted"),
     [
         ({"eos_token_id": 1}, {}, (1,)),
-        ({"eos_token_id": [1, 2]}, {"eos_token_id": 3}, (3, 1, 2)),
+        # generation_config.json stands for config.json, as in transformers
+        ({"eos_token_id": [1, 2]}, {"eos_token_id": 3}, (3,)),
+        ({"eos_token_id": [1, 2]}, {"eos_token_id": None}, (1, 2)),
+        # no model writes what it has no row for
+        ({"vocab_size": 9}, {"eos_token_id": [7, 9, 100_000]}, (7,)),
         ({"eos_token_id": None}, {"eos_token_id": [4, 4]}, (4,)),
         ({"text_config": {"eos_token_id": 6, "vocab_size": 9}}, {}, (6,)),
         ({"eos_token_id": "x"}, {"eos_token_id": [-1, True, 1.5]}, ()),
     ],
 )
-def test_eos_ids_are_gathered_from_both_configs(
+def test_eos_ids_are_those_of_the_generation_config_or_the_config(
     tmp_path: Path, config: Any, generation: Any, wanted: tuple[int, ...]
 ) -> None:
     path = write(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from shared.messages import InvalidParameter, SamplingParams
+from shared.text.checkpoint_text import card_from_checkpoint
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
@@ -40,6 +41,16 @@ def test_by_itself_it_fits_every_sequence_and_says_how_much(options: EngineOptio
     assert config.eos_token_ids == {383, 381}
     assert list(stages) == ["loading weights", "allocating KV cache", "warming up"]
     assert all(shares == sorted(shares) and shares[-1] == 1.0 for shares in stages.values())
+
+
+def test_the_engine_ends_where_the_card_says(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, eos_token_id=[5, 6])
+    card, _ = card_from_checkpoint(
+        path, name="m", max_model_len=8, kv_capacity_tokens=8, dtype="", num_parameters=0
+    )
+    built = build_model(EngineOptions(checkpoint=str(path), device=torch_device().type))
+    assert card.eos_token_ids == (5, 6, 383), "the tokenizer's own is <|im_end|>"
+    assert built.engine_config.eos_token_ids == set(card.eos_token_ids)
 
 
 def test_the_pool_is_sized_from_a_setting(options: EngineOptions) -> None:

@@ -83,7 +83,6 @@ def test_eos_comes_from_the_generation_config_first(
         ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2, "slope": 1}}, "'slope'"),
@@ -134,10 +133,14 @@ def test_null_kv_heads_means_one_for_every_head() -> None:
     assert ModelConfig.from_dict(raw(num_key_value_heads=None)).num_kv_heads == 4
 
 
-def test_yarn_extends_the_context() -> None:
+def test_scalings_extend_the_context() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
     config = ModelConfig.from_dict(raw(max_position_embeddings=40_960, rope_scaling=yarn))
     assert config.context_length == 131_072
+    linear = {"rope_type": "linear", "factor": 4.0}
+    assert ModelConfig.from_dict(raw(rope_scaling=linear)).context_length == 131_072
+    dynamic = {"rope_type": "dynamic", "factor": 4.0}
+    assert ModelConfig.from_dict(raw(rope_scaling=dynamic)).context_length == 32_768
     assert ModelConfig.from_dict(raw(max_position_embeddings=40_960)).context_length == 40_960
 
 
