@@ -16,6 +16,7 @@ from typing import Any
 
 from worker.model.context_length import ContextLength
 from worker.model.errors import CheckpointError, UnsupportedModel
+from worker.model.kv_cache import KVLayer
 from worker.model.rope import RopeConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -80,6 +81,11 @@ class ModelConfig:
     dtype: str  # the checkpoint's: one of DTYPES
     eos_token_ids: frozenset[int]
     context_length: int  # tokens of a sequence; with YaRN or linear scaling more than the positions
+
+    @property
+    def kv_layers(self) -> tuple[KVLayer, ...]:
+        """What each layer keeps in the KV cache."""
+        return (KVLayer(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ModelConfig:

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from worker.model.config import ModelConfig
 from worker.model.device import huge_page_memory
 from worker.model.errors import KVCacheTooSmall
 
 
-class KVCachePool:
-    """One allocation [blocks, layers, 2, block_size, kv_heads, head_dim], seen layer by layer.
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """What one layer keeps of a token: `num_kv_heads` keys [key_dim] and values [value_dim]."""
 
-    A block is contiguous over all layers, so that moving one somewhere else is one copy; `keys[i]`
-    and `values[i]` are strided views [blocks, block_size, kv_heads, head_dim] of layer i. It begins
-    as zeros.
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of one token."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+class KeepsKV(Protocol):
+    """The part of a model's configuration that a pool needs."""
+
+    @property
+    def kv_layers(self) -> Sequence[KVLayer]: ...
+
+
+class KVCachePool:
+    """One allocation [blocks, numbers of a block], seen layer by layer.
+
+    A block is contiguous over all layers, so that moving one somewhere else is one copy. `keys[i]`
+    and `values[i]` are strided views of layer i, [blocks, block_size, kv_heads, key_dim] and [...,
+    value_dim]. It begins as zeros.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: KeepsKV,
         num_blocks: int,
         block_size: int,
         *,
@@ -28,14 +52,8 @@ class KVCachePool:
         dtype: torch.dtype,
     ) -> None:
         """Raises KVCacheTooSmall where the memory does not hold so many blocks."""
-        shape = (
-            num_blocks,
-            config.num_layers,
-            2,
-            block_size,
-            config.num_kv_heads,
-            config.head_dim,
-        )
+        layers = config.kv_layers
+        shape = (num_blocks, block_size * sum(layer.numbers for layer in layers))
         size = num_blocks * block_bytes(config, block_size, dtype)
         try:
             if device.type == "cpu":
@@ -50,20 +68,25 @@ class KVCachePool:
             ) from error
         self.num_blocks = num_blocks
         self.block_size = block_size
-        layers = range(config.num_layers)
-        self.keys: tuple[Tensor, ...] = tuple(self.storage[:, layer, 0] for layer in layers)
-        self.values: tuple[Tensor, ...] = tuple(self.storage[:, layer, 1] for layer in layers)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        start = 0
+        for layer in layers:
+            for views, dim in ((keys, layer.key_dim), (values, layer.value_dim)):
+                end = start + block_size * layer.num_kv_heads * dim
+                part = self.storage[:, start:end]
+                views.append(part.view(num_blocks, block_size, layer.num_kv_heads, dim))
+                start = end
+        self.keys = tuple(keys)
+        self.values = tuple(values)
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(config: KeepsKV, block_size: int, dtype: torch.dtype) -> int:
     """Returns the bytes of one block over all layers."""
-    places = config.num_layers * 2 * block_size
-    return places * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return block_size * sum(layer.numbers for layer in config.kv_layers) * dtype.itemsize
 
 
-def blocks_that_fit(
-    memory_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype
-) -> int:
+def blocks_that_fit(memory_bytes: int, config: KeepsKV, block_size: int, dtype: torch.dtype) -> int:
     """Returns how many blocks fit. Raises KVCacheTooSmall where not even one does."""
     size = block_bytes(config, block_size, dtype)
     if (num_blocks := memory_bytes // size) < 1:

@@ -1,10 +1,11 @@
-"""AttentionBackend: how queries meet the paged KV cache."""
+"""AttentionBackend: how queries meet the paged KV cache; what one layer's attention computes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -27,12 +28,49 @@ class AttentionMetadata:
     context_lens: tuple[int, ...]  # seq_lens on the host
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Which keys a query attends to, of those up to its own position."""
+
+    window: int | None = None  # the last so many, its own included
+    chunk: int | None = None  # those of its own chunk: positions are cut into chunks of this size
+
+    def first(self, position: int) -> int:
+        """Returns the first key's position for the query at `position`."""
+        first = 0
+        if self.window is not None:
+            first = max(first, position - self.window + 1)
+        if self.chunk is not None:
+            first = max(first, position // self.chunk * self.chunk)
+        return first
+
+    def mask(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Returns True where a query attends to a key, by their positions, which broadcast."""
+        mask = keys <= queries
+        if self.window is not None:
+            mask = mask & (keys > queries - self.window)
+        if self.chunk is not None:
+            mask = mask & (
+                torch.div(keys, self.chunk, rounding_mode="floor")
+                == torch.div(queries, self.chunk, rounding_mode="floor")
+            )
+        return mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerScores:
+    """How one layer's attention turns queries and keys into weights."""
+
+    scale: float | None = None  # of a query times a key; None: key_dim ** -0.5
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    reach: Reach = Reach()
+
+
 class AttentionBackend(Protocol):
     """Causal attention of ragged queries. One contract suite runs over every implementation.
 
-    Heads are grouped: query head h reads key head h // (heads / kv_heads). Scores are scaled by
-    head_dim ** -0.5. Places of a block past the sequence's end may hold anything, NaN included, and
-    never show in the output.
+    Heads are grouped: query head h reads key head h // (heads / kv_heads). Places of a block past
+    the sequence's end may hold anything, NaN included, and never show in the output.
     """
 
     def prepare(self, metadata: AttentionMetadata) -> None:
@@ -40,8 +78,9 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """Writes k and v [T, kv_heads, head_dim] to their slots, attends, fills `out`.
+        """Writes k [T, kv_heads, key_dim] and v [..., value_dim] to their slots, fills `out`.
 
-        q and out are [T, heads, head_dim]; out is contiguous, the others may be strided views.
+        q is [T, heads, key_dim], out [T, heads, value_dim] and contiguous, the others may be
+        strided views.
         """
         ...

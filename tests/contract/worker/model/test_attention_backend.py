@@ -13,14 +13,16 @@ from shared.messages import SamplingParams
 from tests.support.table import table
 from tests.support.torch_device import torch_device
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
-from worker.model.attention.base import AttentionBackend
+from worker.model.attention import scores as scores_module
+from worker.model.attention.base import AttentionBackend, LayerScores, Reach
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.forward_batch import ForwardBatch, PreviousSample
-from worker.model.kv_cache import KVCachePool
+from worker.model.kv_cache import KVCachePool, KVLayer
 
 BACKENDS: dict[str, Callable[[KVCachePool], AttentionBackend]] = {"sdpa": SdpaAttention}
 NUM_LAYERS = 2
+PLAIN = LayerScores()
 # (tokens already in the cache, tokens of this step) per sequence
 MIXED = [(0, 1), (7, 1), (63, 1), (0, 9), (5, 3), (16, 16), (31, 2)]
 SHAPES = {
@@ -59,11 +61,18 @@ def config(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
 
 
 def filled_step(
-    pool: KVCachePool, shape: list[tuple[int, int]], heads: int, layer: int, seed: int
+    pool: KVCachePool,
+    shape: list[tuple[int, int]],
+    heads: int,
+    layer: int,
+    seed: int,
+    scores: LayerScores = PLAIN,
+    sinks: np.ndarray | None = None,
 ) -> Step:
     """Random keys and values: the past in the pool, at scattered blocks; everything else is NaN."""
     rng = np.random.default_rng(seed)
-    kv_heads, head_dim = pool.keys[0].shape[2:]
+    kv_heads, head_dim = pool.keys[layer].shape[2:]
+    value_dim = pool.values[layer].shape[3]
     size = pool.block_size
     free = rng.permutation(pool.num_blocks).tolist()
     pool.storage.fill_(torch.nan)
@@ -72,7 +81,7 @@ def filled_step(
         end = past + new
         table = [free.pop() for _ in range(-(-end // size))]
         q = rng.standard_normal((new, heads, head_dim))
-        k, v = rng.standard_normal((2, end, kv_heads, head_dim))
+        k, v = (rng.standard_normal((end, kv_heads, dim)) for dim in (head_dim, value_dim))
         for place in range(past):
             block, offset = table[place // size], place % size
             pool.keys[layer][block, offset] = torch.from_numpy(k[place]).to(pool.storage)
@@ -83,7 +92,7 @@ def filled_step(
             )
         )
         parts.append((q, k[past:], v[past:]))
-        expected.append(exact_attention(q, k, v))
+        expected.append(exact_attention(q, k, v, scores, sinks))
     q, k, v = (
         torch.from_numpy(np.concatenate([part[i] for part in parts])).to(pool.storage)
         for i in range(3)
@@ -91,22 +100,43 @@ def filled_step(
     return Step(ScheduledBatch(tuple(sequences)), q, k, v, torch.cat(expected))
 
 
-def exact_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> torch.Tensor:
+def exact_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scores: LayerScores = PLAIN,
+    sinks: np.ndarray | None = None,
+) -> torch.Tensor:
     """Row by row, as the formula says."""
     new, heads, head_dim = q.shape
     past, group = len(k) - new, heads // k.shape[1]
-    out = np.zeros_like(q)
+    window, chunk = scores.reach.window, scores.reach.chunk
+    out = np.zeros((new, heads, v.shape[2]))
     for t in range(new):
+        place = past + t
+        attended = [
+            other
+            for other in range(place + 1)
+            if (window is None or place - other < window)
+            and (chunk is None or place // chunk == other // chunk)
+        ]
         for h in range(heads):
-            keys, values = k[: past + t + 1, h // group], v[: past + t + 1, h // group]
-            scores = keys @ q[t, h] / head_dim**0.5
-            weights = np.exp(scores - scores.max())
-            out[t, h] = weights @ values / weights.sum()
+            keys, values = k[attended, h // group], v[attended, h // group]
+            products = keys @ q[t, h] * (scores.scale or head_dim**-0.5)
+            if scores.softcap:
+                products = scores.softcap * np.tanh(products / scores.softcap)
+            sink = [] if sinks is None else [sinks[h]]
+            weights = np.exp(np.append(products, sink))
+            out[t, h] = weights[: len(products)] @ values / weights.sum()
     return torch.from_numpy(out)
 
 
 def attend(
-    backend: AttentionBackend, pool: KVCachePool, step: Step, layer: int = 1
+    backend: AttentionBackend,
+    pool: KVCachePool,
+    step: Step,
+    layer: int = 1,
+    sinks: np.ndarray | None = None,
 ) -> torch.Tensor:
     device = pool.storage.device
     nothing = PreviousSample(torch.empty(0, dtype=torch.int64, device=device), {})
@@ -114,12 +144,16 @@ def attend(
         step.batch, block_size=pool.block_size, vocab_size=16, device=device, previous=nothing
     )
     backend.prepare(forward.metadata)
-    out = torch.full_like(step.q, 7.0)
+    out = step.q.new_full(step.expected.shape, 7.0)
     # Strided views, as a fused projection hands them over.
     q, k, v = (
         torch.cat([part, part], dim=1)[:, : part.shape[1]] for part in (step.q, step.k, step.v)
     )
-    backend.forward(layer, q, k, v, out)
+    if sinks is None:
+        backend.forward(layer, q, k, v, out)
+    else:
+        assert isinstance(backend, SdpaAttention)
+        backend.forward(layer, q, k, v, out, torch.from_numpy(sinks).to(step.q))
     return out
 
 
@@ -164,6 +198,51 @@ def test_writes_the_new_keys_and_values_and_nothing_else(backend: str) -> None:
     for token, (block, offset) in enumerate(slots):
         assert torch.equal(pool.keys[1][block, offset], step.k[token])
         assert torch.equal(pool.values[1][block, offset], step.v[token])
-        before[block, 1, 0, offset] = step.k[token]
-        before[block, 1, 1, offset] = step.v[token]
+        for view, new in ((pool.keys[1], step.k), (pool.values[1], step.v)):
+            in_before = before.as_strided(view.shape, view.stride(), view.storage_offset())
+            in_before[block, offset] = new[token]
     torch.testing.assert_close(pool.storage, before, rtol=0, atol=0, equal_nan=True)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A pool's layers that differ."""
+
+    kv_layers: tuple[KVLayer, ...]
+
+
+KINDS = {
+    "window": LayerScores(reach=Reach(window=8)),
+    "window-of-one": LayerScores(reach=Reach(window=1)),
+    "window-longer-than-all": LayerScores(reach=Reach(window=4096)),
+    "chunks": LayerScores(reach=Reach(chunk=6)),
+    "window-in-chunks": LayerScores(reach=Reach(window=5, chunk=16)),
+    "scale": LayerScores(scale=0.7),
+    "softcap": LayerScores(softcap=0.8),
+    "all": LayerScores(scale=0.4, softcap=1.5, reach=Reach(window=19)),
+}
+
+
+@table("kind", KINDS)
+@table("shape", SHAPES)
+@table("has_sinks", [False, True])
+@table("block_size", [4, 16])
+def test_layers_that_differ_equal_the_formula(
+    kind: str, shape: str, has_sinks: bool, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores_module, "_MAX_SCORES", 2000)  # several pieces
+    layers = (KVLayer(1, 8, 24), KVLayer(2, 32, 16), KVLayer(4, 16, 16))
+    pool = KVCachePool(
+        Layers(layers),
+        1200 // block_size + 8,
+        block_size,
+        device=torch_device(),
+        dtype=torch.float32,
+    )
+    sinks = np.array([0.3, -1.0, 2.0, 0.9]) if has_sinks else None
+    step = filled_step(pool, SHAPES[shape], 4, 1, 7, KINDS[kind], sinks)
+    backend = SdpaAttention(pool, (LayerScores(), KINDS[kind], LayerScores(scale=2.0)))
+    out = attend(backend, pool, step, sinks=sinks)
+    torch.testing.assert_close(out.double().cpu(), step.expected, rtol=1e-4, atol=1e-5)
+    assert pool.keys[0].isnan().all(), "another layer"
+    assert pool.values[2].isnan().all(), "another layer"
