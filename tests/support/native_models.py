@@ -55,8 +55,8 @@ def new_model(shape: dict[str, object], ops: NativeOps) -> CausalLM:
     fill_with_noise(model)
     noise = torch.Generator().manual_seed(2)
     for _, place in model.named_tensors():
-        if place.dim() == 1:  # norms of 1 and biases of 0 would show no mistake
-            place.add_(torch.randn(place.shape, generator=noise) * 0.2)
+        if place.columns is None:  # norms of 1 and biases of 0 would show no mistake
+            place.data.add_(torch.randn(place.data.shape, generator=noise) * 0.2)
     model.use(ops)
     return model
 

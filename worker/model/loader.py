@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
+from worker.model.parallel.group import Share
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_TYPES = frozenset({"F32", "BF16", "F16"})
 # Old exports carry this table; it follows from the configuration.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
@@ -24,34 +26,35 @@ _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 def load_weights(
     model: CausalLM, directory: Path, on_progress: Callable[[float], None] | None = None
 ) -> None:
-    """Fills every parameter from the directory's safetensors files, shard by shard.
+    """Fills every parameter from the directory's safetensors files, file by file.
 
-    Tensors are converted to the model's dtype on its device. `on_progress` gets the share of the
-    tensors that are in place. Raises CheckpointError naming the file or the tensor: missing,
-    unexpected, of another shape, stored twice; UnsupportedModel for a stored format that is not
-    one of float32, bfloat16 and float16.
+    Of each tensor a rank reads its part. Tensors are converted to the model's dtype on its device.
+    `on_progress` gets the share of the tensors that are in place. Raises CheckpointError naming the
+    file or the tensor: missing, unexpected, of another shape, stored twice;
+    UnsupportedModel for a stored format that is not one of float32, bfloat16 and float16.
     """
     places = dict(model.named_tensors())
     num_places = len(places)
     tied = model.config.tie_word_embeddings
     for path in _files(directory):
-        for name, tensor in _read(path, model.placement.device):
+        for name, stored in _read(path, model.placement.device):
             if _DERIVED.search(name) or (tied and name == "lm_head.weight"):
                 continue
             place = places.pop(name, None)
             if place is None:
                 raise CheckpointError(f"{path.name}: unexpected or repeated tensor {name!r}")
-            if tensor.shape != place.shape:
+            if stored.shape != place.whole_shape:
                 raise CheckpointError(
-                    f"{path.name}: tensor {name!r} has shape {list(tensor.shape)}, "
-                    f"config.json gives {list(place.shape)}"
+                    f"{path.name}: tensor {name!r} has shape {list(stored.shape)}, "
+                    f"config.json gives {list(place.whole_shape)}"
                 )
-            if tensor.dtype not in _DTYPES:
+            if stored.type_name not in _TYPES:
                 raise UnsupportedModel(
-                    f"{path.name}: tensor {name!r} is stored as {tensor.dtype}, "
+                    f"{path.name}: tensor {name!r} is stored as {stored.type_name}, "
                     f"which is not supported"
                 )
-            place.copy_(tensor)
+            if place.data is not None:
+                place.data.copy_(stored.part(place.rows, place.columns))
             if on_progress is not None:
                 on_progress(1 - len(places) / num_places)
     if places:
@@ -63,15 +66,18 @@ def load_weights(
 
 
 def fill_with_noise(model: CausalLM, seed: int = 0) -> None:
-    """Fills in random weights that keep activations in range, the same for a seed and device."""
+    """Fills in random weights that keep activations in range, the same for a seed, a device and a
+    rank."""
     generator = torch.Generator(device=model.placement.device).manual_seed(seed)
     for name, place in model.named_tensors():
+        if place.data is None:
+            continue
         if name.endswith("norm.weight"):
-            place.fill_(1.0)
-        elif place.dim() == 1:
-            place.zero_()
+            place.data.fill_(1.0)
+        elif place.columns is None:
+            place.data.zero_()
         else:
-            place.normal_(0.0, place.shape[1] ** -0.5, generator=generator)
+            place.data.normal_(0.0, place.columns.whole**-0.5, generator=generator)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -95,12 +101,32 @@ def _files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _read(path: Path, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yields the names and tensors of a file. Raises CheckpointError."""
+class StoredTensor:
+    """A tensor in a safetensors file, of which nothing has been read yet."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file = file
+        self._name = name
+        view = file.get_slice(name)
+        self.shape: tuple[int, ...] = tuple(view.get_shape())
+        self.type_name: str = view.get_dtype()
+
+    def part(self, rows: Share, columns: Share | None) -> Tensor:
+        """Reads [rows.size, columns.size] of it, or [rows.size]."""
+        if rows.is_all and (columns is None or columns.is_all):
+            return cast(Tensor, self._file.get_tensor(self._name))
+        view = self._file.get_slice(self._name)
+        if columns is None:
+            return cast(Tensor, view[rows.start : rows.stop])
+        return cast(Tensor, view[rows.start : rows.stop, columns.start : columns.stop])
+
+
+def _read(path: Path, device: torch.device) -> Iterator[tuple[str, StoredTensor]]:
+    """Yields the names and tensors of a file, each to be read at once. Raises CheckpointError."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            names = file.keys()
+            names = file.keys()  # it is no mapping
             for name in names:
-                yield name, file.get_tensor(name)
+                yield name, StoredTensor(file, name)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error

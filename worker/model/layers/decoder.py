@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -10,8 +11,17 @@ from torch import Tensor, nn
 
 from worker.model.attention.base import AttentionBackend, AttentionMetadata
 from worker.model.config import ModelConfig
-from worker.model.layers.linear import Embedding, GatedLinear, Linear, Placement, RMSNorm, TiedHead
+from worker.model.layers.linear import (
+    Embedding,
+    GatedLinear,
+    Linear,
+    Place,
+    Placement,
+    RMSNorm,
+    TiedHead,
+)
 from worker.model.layers.ops import HeadNorm, Ops, Step, TorchOps
+from worker.model.parallel.group import Share
 from worker.model.rope import RotaryEmbedding
 
 
@@ -21,20 +31,23 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, *, placement: Placement) -> None:
         super().__init__()
         self.layer = layer
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
+        heads = placement.group.heads(config.num_heads)
+        kv_heads = placement.group.kv_heads(config.num_kv_heads)
+        self.num_heads = heads.size
+        self.num_kv_heads = kv_heads.size
         self.head_dim = config.head_dim
-        queries = config.num_heads * config.head_dim
-        keys = config.num_kv_heads * config.head_dim
+        hidden = Share.all_of(config.hidden_size)
+        queries = heads.times(config.head_dim)
+        keys = kv_heads.times(config.head_dim)
         self.qkv = Linear(
-            config.hidden_size,
+            hidden,
             {"q_proj": queries, "k_proj": keys, "v_proj": keys},
             bias=config.attention_bias,
             placement=placement,
         )
         self.output = Linear(
             queries,
-            {"o_proj": config.hidden_size},
+            {"o_proj": hidden},
             bias=config.output_bias,
             placement=placement,
         )
@@ -64,7 +77,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig, *, placement: Placement) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        hidden, bias = Share.all_of(config.hidden_size), config.mlp_bias
+        inner = placement.group.features(config.intermediate_size)
         parts = {"gate_proj": inner, "up_proj": inner}
         self.gate_up = GatedLinear(hidden, parts, bias=bias, placement=placement)
         self.down = Linear(inner, {"down_proj": hidden}, bias=bias, placement=placement)
@@ -117,12 +131,13 @@ class CausalLM(nn.Module):
         self.norm = RMSNorm(hidden, config.rms_norm_eps, placement=placement)
         self.head: TiedHead | Linear = TiedHead(self.embed_tokens)
         if not config.tie_word_embeddings:
-            self.head = Linear(hidden, {"lm_head": vocab}, bias=False, placement=placement)
+            parts = {"lm_head": placement.group.tokens(vocab)}
+            self.head = Linear(Share.all_of(hidden), parts, bias=False, placement=placement)
         self.rope = RotaryEmbedding(
             config.rope, config.head_dim, max_model_len, placement=placement
         )
 
-        self._num_parameters = sum(parameter.numel() for parameter in self.parameters())
+        self._num_parameters = sum(math.prod(p.whole_shape) for _, p in self.named_tensors())
         self._ops: Ops = TorchOps()
 
     def use(self, ops: Ops) -> None:
@@ -150,14 +165,12 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [rows, vocab] in the model's dtype, valid until the next call.
 
-        `hidden` is [rows, hidden].
+        `hidden` is [rows, hidden]. Ranks but the first return their part of the vocabulary.
         """
-        output: Tensor = self.head(hidden)
-        return output
+        return self.placement.group.gather(self.head(hidden), self.config.vocab_size)
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields each checkpoint name that this model needs, with the tensor that it fills, in the
-        checkpoint's shape: [out, in], [out] or [size].
+    def named_tensors(self) -> Iterator[tuple[str, Place]]:
+        """Yields each checkpoint name that this model needs, with the place that it fills.
 
         The names follow from the attributes. Only the output matrix is not below `model.`.
         """
@@ -166,10 +179,11 @@ class CausalLM(nn.Module):
                 parent = path.rpartition(".")[0]
                 yield from module.named_tensors(f"model.{parent}." if parent else "")
             elif isinstance(module, Embedding | RMSNorm):
-                yield f"model.{path}.weight", module.weight.data
+                yield from module.named_tensors(f"model.{path}.weight")
 
     @property
     def num_parameters(self) -> int:
+        """Of the whole model, whatever part of it this rank has."""
         return self._num_parameters
 
 

@@ -10,24 +10,50 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.model.layers.ops import Multiply, Ops, TorchOps
+from worker.model.parallel.group import ALONE, RankGroup, Share
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor of the checkpoint goes: `rows` and `columns` of it fill `data`.
+
+    `columns` is None for a tensor of one dimension. `data` is [rows.size, columns.size] or
+    [rows.size]; None where this rank needs nothing of the tensor.
+    """
+
+    data: Tensor | None
+    rows: Share
+    columns: Share | None = None
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The tensor's shape in the checkpoint."""
+        rows = self.rows.whole
+        return (rows,) if self.columns is None else (rows, self.columns.whole)
 
 
 class Linear(nn.Module):
     """`x @ weight.T + bias`; `weight` holds the parts' rows one after the other.
 
-    `parts` maps each checkpoint name ("q_proj") to its number of output features, in the order in
-    which they come out. Once `use` has been called, the weight is the ops' and may have another
-    form: `weight` and `bias` are None and `named_tensors` is over.
+    `parts` maps each checkpoint name ("q_proj") to its output features, in the order in which they
+    come out. Ranks that have shares of the input features add their results up; those with shares
+    of the output features have theirs alone. Once `use` has been called, the weight is the ops' and
+    may have another form: `weight` and `bias` are None and `named_tensors` is over.
     """
 
     def __init__(
-        self, in_features: int, parts: Mapping[str, int], *, bias: bool, placement: Placement
+        self, in_features: Share, parts: Mapping[str, Share], *, bias: bool, placement: Placement
     ) -> None:
         super().__init__()
         self.parts = dict(parts)
-        out_features = sum(parts.values())
-        self.weight: nn.Parameter | None = placement.parameter(out_features, in_features)
-        self.bias: nn.Parameter | None = placement.parameter(out_features) if bias else None
+        self.in_features = in_features
+        self._group = placement.group if not in_features.is_all else ALONE
+        self._has_bias = bias
+        rows = sum(part.size for part in parts.values())
+        self.weight: nn.Parameter | None = placement.parameter(rows, in_features.size)
+        self.bias: nn.Parameter | None = None
+        if bias and self._group.rank == 0:  # else it would be added once by each rank
+            self.bias = placement.parameter(rows)
         self._multiply = self._multiplier(TorchOps())
 
     def use(self, ops: Ops) -> None:
@@ -42,19 +68,19 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [rows, in_features] to [rows, sum of parts]."""
-        return self._multiply(x)
+        return self._group.sum(self._multiply(x))
 
-    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields checkpoint names with the rows of the fused parameters that they fill: [size, in]
-        of a weight, [size] of a bias."""
+    def named_tensors(self, prefix: str) -> Iterator[tuple[str, Place]]:
+        """Yields checkpoint names with the rows of the fused parameters that they fill."""
         start = 0
         assert self.weight is not None, "the weight has been given to the ops"
-        for name, size in self.parts.items():
-            rows = slice(start, start + size)
-            yield f"{prefix}{name}.weight", self.weight.data[rows]
-            if self.bias is not None:
-                yield f"{prefix}{name}.bias", self.bias.data[rows]
-            start += size
+        for name, part in self.parts.items():
+            rows = slice(start, start + part.size)
+            yield f"{prefix}{name}.weight", Place(self.weight.data[rows], part, self.in_features)
+            if self._has_bias:
+                bias = self.bias.data[rows] if self.bias is not None else None
+                yield f"{prefix}{name}.bias", Place(bias, part)
+            start += part.size
 
     def _multiplier(self, ops: Ops) -> Multiply:
         return ops.linear(*self._parameters_given_away())
@@ -73,19 +99,34 @@ class GatedLinear(Linear):
 
 
 class Embedding(nn.Module):
-    """Token vectors; also the output matrix where the checkpoint ties the two."""
+    """Token vectors; also the output matrix where the checkpoint ties the two.
+
+    A rank has those of its part of the vocabulary.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, *, placement: Placement) -> None:
         super().__init__()
-        self.weight = placement.parameter(vocab_size, hidden_size)
+        self._group = placement.group
+        self.tokens = self._group.tokens(vocab_size)
+        self.weight = placement.parameter(self.tokens.size, hidden_size)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Maps int32 ids [num_tokens] to [num_tokens, hidden]."""
-        return functional.embedding(token_ids, self.weight)
+        if self.tokens.is_all:
+            return functional.embedding(token_ids, self.weight)
+        places = token_ids - self.tokens.start
+        is_elsewhere = (places < 0) | (places >= self.tokens.size)
+        vectors = functional.embedding(places.masked_fill(is_elsewhere, 0), self.weight)
+        return self._group.sum(vectors.masked_fill_(is_elsewhere[:, None], 0))
+
+    def named_tensors(self, name: str) -> Iterator[tuple[str, Place]]:
+        """Yields the checkpoint's `name` and what of it this rank has."""
+        columns = Share.all_of(self.weight.shape[1])
+        yield name, Place(self.weight.data, self.tokens, columns)
 
 
 class TiedHead(nn.Module):
-    """The embedding as output matrix: hidden states to logits."""
+    """The embedding as output matrix: hidden states to logits of this rank's tokens."""
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
@@ -106,13 +147,14 @@ class TiedHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Device and dtype of a module's parameters.
+    """Device and dtype of a module's parameters, and which rank has them.
 
     Allocates them without filling: the loader writes every one.
     """
 
     device: torch.device
     dtype: torch.dtype
+    group: RankGroup = ALONE
 
     def parameter(self, *shape: int) -> nn.Parameter:
         data = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -129,3 +171,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = placement.parameter(size)
+
+    def named_tensors(self, name: str) -> Iterator[tuple[str, Place]]:
+        """Yields the checkpoint's `name` and all of it."""
+        yield name, Place(self.weight.data, Share.all_of(len(self.weight)))

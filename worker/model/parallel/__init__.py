@@ -1,0 +1,1 @@
+"""Tensor parallel: one model over several processes, the ranks, each with its part of it."""

@@ -1,0 +1,41 @@
+"""How a model is divided over ranks: which sizes divide it, and the config of one rank's part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from worker.model.config import ModelConfig
+from worker.model.errors import UnsupportedModel
+from worker.model.parallel.group import RankGroup
+
+
+def rank_config(config: ModelConfig, group: RankGroup) -> ModelConfig:
+    """Returns the config of what a rank computes and caches: its heads and inner features."""
+    return replace(
+        config,
+        num_heads=group.heads(config.num_heads).size,
+        num_kv_heads=group.kv_heads(config.num_kv_heads).size,
+        intermediate_size=group.features(config.intermediate_size).size,
+    )
+
+
+def check_divisible(config: ModelConfig, size: int) -> None:
+    """Raises UnsupportedModel, naming the sizes that would do, where `size` does not divide it."""
+    if divides(config, size):
+        return
+    possible = [str(n) for n in range(1, config.num_heads + 1) if divides(config, n)]
+    raise UnsupportedModel(
+        f"TENSOR_PARALLEL_SIZE={size} does not divide the model: config.json has "
+        f"num_attention_heads {config.num_heads}, num_key_value_heads {config.num_kv_heads} and "
+        f"intermediate_size {config.intermediate_size}; {', '.join(possible)} would"
+    )
+
+
+def divides(config: ModelConfig, size: int) -> bool:
+    """Returns whether `size` ranks can each have as many heads and inner features as the others."""
+    kv_heads = config.num_kv_heads
+    return (
+        config.num_heads % size == 0
+        and config.intermediate_size % size == 0
+        and (kv_heads % size == 0 or size % kv_heads == 0)
+    )
