@@ -12,6 +12,7 @@ from shared.messages import InvalidParameter
 from worker.engine.config import EngineConfig
 
 Runner = Literal["model", "echo"]
+EngineName = Literal["penstock", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
@@ -31,6 +32,10 @@ class EngineOptions:
     checkpoint: str  # directory with a Hugging Face checkpoint
     runner: Runner = "model"
     echo_step_ms: float = 0.0  # duration of a step of the echo runner
+    engine: EngineName = "penstock"  # vllm: see worker.vllm
+    engine_python: str = ""  # interpreter of the engine process; empty: the service's
+    vllm_args: str = ""  # JSON object of vLLM's EngineArgs
+    tensor_parallel_size: int = 1  # devices, or processes on a CPU, that share the model
 
     dtype: Dtype = "auto"
     device: Device = "auto"
@@ -103,6 +108,7 @@ _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     str: ((str,), "be text"),
 }
 _AT_LEAST_1 = (
+    "tensor_parallel_size",
     "num_threads",
     "block_size",
     "num_kv_blocks",

@@ -46,7 +46,8 @@ from worker.output import OutputProcessor, Piece
 
 Prompt = str | Sequence[int]
 
-NOT_OF_LLM = {"checkpoint", "runner", "echo_step_ms"}  # fields of EngineOptions
+# Fields of EngineOptions.
+NOT_OF_LLM = {"checkpoint", "runner", "echo_step_ms", "engine", "engine_python", "vllm_args"}
 
 # Reported at a shell as one line: the message alone explains the error.
 _EXPECTED = (CheckpointNotFound, InvalidParameter, ModelError, OSError, RequestRefused, TextInvalid)

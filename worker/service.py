@@ -26,7 +26,8 @@ from shared.text.base import TextInvalid
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
 from worker.checkpoint import Checkpoint, LoadedModel
-from worker.engine_process.link import EngineDied, EngineNotLoaded
+from worker.engine_process.interpreter import EngineNotLoaded
+from worker.engine_process.link import EngineDied
 from worker.engine_process.messages import Configure
 from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
 from worker.heartbeat import Heartbeat, LoadReport

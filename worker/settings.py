@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from worker.engine_options import (
     CpuTier,
     Device,
     Dtype,
+    EngineName,
     EngineOptions,
     LoadFormat,
     Quantization,
@@ -29,6 +31,8 @@ DEMO_MODEL_NAME = "penstock-demo"
 # How the model writes calls of tools, and marks its reasoning; auto: as its chat template does.
 ToolFormatChoice = Literal["auto", "none", "hermes", "llama3_json"]
 ReasoningFormatChoice = Literal["auto", "none", "think"]
+
+MAX_VLLM_ARGS_CHARS = 65_536
 
 
 class WorkerSettings(SharedSettings):
@@ -70,6 +74,27 @@ class WorkerSettings(SharedSettings):
     )
     echo_step_ms: float = Field(
         default=0.0, ge=0, le=60_000, description="Time that each step of the echo runner takes."
+    )
+    engine: EngineName = Field(
+        default="penstock",
+        description="penstock: this project's engine; vllm: vLLM's, in ENGINE_PYTHON.",
+    )
+    engine_python: str = Field(
+        default="",
+        max_length=4096,
+        description="Python interpreter that has vLLM, for ENGINE=vllm; empty: the worker's own.",
+    )
+    vllm_args: str = Field(
+        default="",
+        max_length=MAX_VLLM_ARGS_CHARS,
+        description="JSON object of further arguments of vLLM's EngineArgs, such as "
+        '{"enforce_eager": true}.',
+    )
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Devices, or processes on a CPU, that share the model's weights.",
     )
 
     dtype: Dtype = Field(default="auto", description="Type of weights and KV cache.")
@@ -191,6 +216,30 @@ class WorkerSettings(SharedSettings):
     def _sampling_members(cls, value: str) -> str:
         parse_override(value)
         return value
+
+    @field_validator("vllm_args")
+    @classmethod
+    def _json_object(cls, value: str) -> str:
+        try:
+            is_object = not value or isinstance(json.loads(value), dict)
+        except ValueError as error:
+            raise ValueError(f"must be a JSON object: {error}") from None
+        if not is_object:
+            raise ValueError("must be a JSON object")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_its_engine(self) -> WorkerSettings:
+        if self.engine == "vllm":
+            if self.runner != "model":
+                raise ValueError(f"RUNNER={self.runner} is for ENGINE=penstock")
+            return self
+        for name in ("engine_python", "vllm_args"):
+            if getattr(self, name):
+                raise ValueError(f"{name.upper()} is for ENGINE=vllm")
+        if self.tensor_parallel_size > 1:
+            raise ValueError("TENSOR_PARALLEL_SIZE is for ENGINE=vllm")
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> WorkerSettings:

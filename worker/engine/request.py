@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shared.messages import ErrorCode, FinishReason, PromptLogprob, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
 from worker.engine.errors import RequestRefused
-from worker.engine.sequence import Sequence
 from worker.engine.stop import StopMatch
+
+if TYPE_CHECKING:
+    from worker.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

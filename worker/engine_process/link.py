@@ -13,6 +13,11 @@ from typing import cast
 
 import msgspec
 
+from worker.engine_process.interpreter import (
+    EngineNotLoaded,
+    check_interpreter,
+    environment_of,
+)
 from worker.engine_process.messages import (
     Configure,
     EngineReady,
@@ -43,14 +48,6 @@ class EngineDied(Exception):
         super().__init__(detail or f"the engine process ended with status {status}")
         self.status = status
         self.by_device = by_device
-
-
-class EngineNotLoaded(Exception):
-    """The engine cannot be built; `by_settings` when other settings or another model would help."""
-
-    def __init__(self, message: str, *, by_settings: bool) -> None:
-        super().__init__(message)
-        self.by_settings = by_settings
 
 
 class EngineFrames(asyncio.Protocol):
@@ -132,20 +129,26 @@ class EngineLink:
 
     @classmethod
     async def start(cls, configure: Configure) -> EngineLink:
-        """Starts the process and configures it; `ready` waits for the model."""
+        """Starts the process and configures it; `ready` waits for the model.
+
+        Raises EngineNotLoaded when the interpreter of an engine in one of its own cannot run it.
+        """
+        if configure.options.engine == "vllm":
+            await check_interpreter(configure.options.engine_python or sys.executable)
         own, other = socket.socketpair()
         with other:
             for end in (own, other):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             own.setblocking(False)
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                configure.options.engine_python or sys.executable,
                 "-m",
                 "worker.engine_process",
                 str(other.fileno()),
                 str(os.getpid()),
                 stdin=DEVNULL,
                 pass_fds=(other.fileno(),),
+                env=environment_of(configure.options),
                 # A terminal's Ctrl-C goes to the service alone, which decides about the engine.
                 start_new_session=True,
             )

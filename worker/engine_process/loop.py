@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from worker.engine.engine import Engine
 from worker.engine.errors import RequestRefused
 from worker.engine.request import EngineOutput, EngineRequest
+from worker.engine_process.interface import EngineInterface
 from worker.engine_process.messages import (
     AddChoices,
     AddRequest,
@@ -84,9 +84,9 @@ class EngineSocket:
 
 
 class EngineLoop:
-    """Runs one Engine for the service at the other end of the socket."""
+    """Runs one engine for the service at the other end of the socket."""
 
-    def __init__(self, engine: Engine, link: EngineSocket) -> None:
+    def __init__(self, engine: EngineInterface, link: EngineSocket) -> None:
         self._engine = engine
         self._link = link
         self._stats_at_s = float("-inf")

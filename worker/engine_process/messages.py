@@ -100,6 +100,9 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     dtype: str  # of weights and KV cache, e.g. "bfloat16"
     load_s: float
     stats: dict[str, int]  # as in StepOutputs, before the first step
+    engine_name: str = "penstock"
+    engine_version: str = ""  # of another's engine
+    exact_resume: bool = True  # whether a resumed output continues as if it had not been cut
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):

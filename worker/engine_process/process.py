@@ -10,26 +10,20 @@ exception, 71 when no further step can succeed in this process (EngineEnds is se
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 from shared.cores import default_threads
 from shared.huge_pages import collapse_heap
 from shared.logs import start_logs
 from shared.process import die_with_parent
-from worker.engine.batch import ScheduledBatch
-from worker.engine.config import EngineConfig
-from worker.engine.echo_runner import EchoModelRunner
-from worker.engine.engine import Engine
 from worker.engine.errors import EngineFailed
-from worker.engine.ports import ModelRunner, StepHandle, StepResult
 from worker.engine_options import EngineOptions
+from worker.engine_process.interface import BuiltEngine, Progress
 from worker.engine_process.loop import EngineLoop, EngineSocket, LinkClosed
 from worker.engine_process.messages import (
     Configure,
@@ -45,9 +39,6 @@ EXIT_NOT_BUILT = 1
 EXIT_UNEXPECTED = 70
 EXIT_ENGINE_FAILED = 71
 
-ECHO_NUM_BLOCKS = 4096
-ECHO_BLOCK_SIZE = 16
-ECHO_MAX_MODEL_LEN = 4096
 PROGRESS_STEP = 0.01
 
 log = logging.getLogger(__name__)
@@ -97,9 +88,9 @@ def _serve(options: EngineOptions, link: EngineSocket) -> int:
     num_threads = str(options.num_threads or default_threads())
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = num_threads
     try:
-        engine, ready = _build(options, link, begin_s)
+        built = _build(options, _Progress(link))
         # A device that fails for good is found here, and not by the first jobs.
-        engine.self_test()
+        built.engine.self_test()
     except (ModelError, ValueError, OSError) as error:
         link.send(LoadFailed(str(error), by_settings=True))
         return EXIT_NOT_BUILT
@@ -110,9 +101,21 @@ def _serve(options: EngineOptions, link: EngineSocket) -> int:
         link.send(LoadFailed(f"{type(error).__name__}: {error}", by_settings=False))
         return EXIT_NOT_BUILT
     collapse_heap()
-    link.send(ready)
+    link.send(
+        EngineReady(
+            config=built.config,
+            vocab_size=built.vocab_size,
+            num_parameters=built.num_parameters,
+            dtype=built.dtype,
+            engine_name=options.engine,
+            engine_version=built.version,
+            exact_resume=built.exact_resume,
+            load_s=time.monotonic() - begin_s,
+            stats=dataclasses.asdict(built.engine.stats()),
+        )
+    )
     try:
-        EngineLoop(engine, link).run()
+        EngineLoop(built.engine, link).run()
     except EngineFailed as error:
         log.critical(
             "the engine cannot continue", extra={"error": f"{type(error).__name__}: {error}"}
@@ -122,43 +125,15 @@ def _serve(options: EngineOptions, link: EngineSocket) -> int:
     return 0
 
 
-def _build(
-    options: EngineOptions, link: EngineSocket, begin_s: float
-) -> tuple[Engine, EngineReady]:
-    if options.runner == "echo":
-        config, runner = _echo(options)
-        num_parameters, dtype = 0, "echo"
-    else:
-        # torch comes in here and nowhere else: an echo engine starts without it.
-        from worker.model.build import build_model
+def _build(options: EngineOptions, report: Progress) -> BuiltEngine:
+    # Here and not above: an environment for vLLM need not have what our own engine imports.
+    if options.engine == "vllm":
+        from worker.vllm.build import build_vllm_engine
 
-        built = build_model(options, _Progress(link))
-        config, runner = built.engine_config, built.runner
-        num_parameters, dtype = built.num_parameters, built.dtype
-    engine = Engine(config, runner, clock=time.perf_counter)
-    ready = EngineReady(
-        config=config,
-        vocab_size=runner.vocab_size,
-        num_parameters=num_parameters,
-        dtype=dtype,
-        load_s=time.monotonic() - begin_s,
-        stats=dataclasses.asdict(engine.stats()),
-    )
-    return engine, ready
+        return build_vllm_engine(options, report)
+    from worker.engine_process.own_engine import build_own_engine
 
-
-def _echo(options: EngineOptions) -> tuple[EngineConfig, ModelRunner]:
-    checkpoint = json.loads((Path(options.checkpoint) / "config.json").read_bytes())
-    max_model_len = options.max_model_len or checkpoint.get("max_position_embeddings")
-    config = options.engine_config(
-        num_blocks=options.num_kv_blocks or ECHO_NUM_BLOCKS,
-        block_size=options.block_size or ECHO_BLOCK_SIZE,
-        max_model_len=int(max_model_len or ECHO_MAX_MODEL_LEN),
-    )
-    runner: ModelRunner = EchoModelRunner(int(checkpoint["vocab_size"]))
-    if options.echo_step_ms:
-        runner = PacedRunner(runner, options.echo_step_ms / 1000)
-    return config, runner
+    return build_own_engine(options, report)
 
 
 class _Progress:
@@ -174,28 +149,3 @@ class _Progress:
             return
         self._stage, self._fraction = stage, fraction
         self._link.send(LoadProgress(stage, fraction))
-
-
-class PacedRunner:
-    """A ModelRunner whose steps take a set time, as a device's would.
-
-    Wraps another runner; `collect` returns no sooner than `step_s` after `launch`.
-    """
-
-    def __init__(self, inner: ModelRunner, step_s: float) -> None:
-        self._inner = inner
-        self._step_s = step_s
-        self.vocab_size = inner.vocab_size
-
-    def launch(self, batch: ScheduledBatch) -> StepHandle:
-        return _PacedStep(self._inner.launch(batch), time.monotonic() + self._step_s)
-
-
-class _PacedStep:
-    def __init__(self, inner: StepHandle, ready_at_s: float) -> None:
-        self._inner = inner
-        self._ready_at_s = ready_at_s
-
-    def collect(self) -> StepResult:
-        time.sleep(max(0.0, self._ready_at_s - time.monotonic()))
-        return self._inner.collect()

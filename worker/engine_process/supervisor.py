@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from shared.backoff import Backoff
 from shared.transport.ports.queue import CrashCause
-from worker.engine_process.link import EngineDied, EngineLink, EngineNotLoaded
+from worker.engine_process.interpreter import EngineNotLoaded
+from worker.engine_process.link import EngineDied, EngineLink
 from worker.engine_process.messages import (
     Configure,
     EngineEnds,

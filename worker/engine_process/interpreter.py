@@ -1,0 +1,77 @@
+"""The interpreter of an engine process: this one, or one whose packages never meet this one's.
+
+vLLM pins its dependencies, and so does this project. The engine process of ENGINE=vllm runs in an
+interpreter that has vLLM, and its path has the packages `worker` and `shared` besides, alone: not
+their neighbours, which are the dependencies of the service where both are installed together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from asyncio.subprocess import DEVNULL, PIPE
+from pathlib import Path
+
+from worker.engine_options import EngineOptions
+
+LEAST_PYTHON = (3, 11)
+# What the engine process of ENGINE=vllm imports and vLLM brings along.
+NEEDED = ("vllm", "torch", "msgspec", "numpy", "tokenizers", "jinja2", "llguidance")
+CHECK_TIMEOUT_S = 60.0
+
+_PACKAGES = Path(__file__).parents[1] / "vllm" / "packages"
+_CHECK = f"""
+import importlib.util, json, sys
+missing = [name for name in {NEEDED!r} if importlib.util.find_spec(name) is None]
+print(json.dumps([list(sys.version_info[:2]), missing]))
+"""
+
+
+class EngineNotLoaded(Exception):
+    """The engine cannot be built; `by_settings` when other settings or another model would help."""
+
+    def __init__(self, message: str, *, by_settings: bool) -> None:
+        super().__init__(message)
+        self.by_settings = by_settings
+
+
+def environment_of(options: EngineOptions) -> dict[str, str] | None:
+    """Returns the environment variables of the engine process; None: those of this process."""
+    if options.engine != "vllm":
+        return None
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    # Children of the engine process inherit both: they find the two packages, and no directory
+    # that happens to be the current one.
+    return env | {"PYTHONPATH": str(_PACKAGES), "PYTHONSAFEPATH": "1"}
+
+
+async def check_interpreter(python: str) -> None:
+    """Raises EngineNotLoaded with a sentence when `python` cannot run the engine process."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    env["PYTHONSAFEPATH"] = "1"  # a directory `vllm` where this process was started is none
+    what = f"ENGINE=vllm needs an interpreter with vLLM: ENGINE_PYTHON={python!r}"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            python, "-c", _CHECK, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=env
+        )
+    except OSError as error:
+        raise _refused(f"{what} cannot be started ({error.strerror})") from None
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), CHECK_TIMEOUT_S)
+        version, missing = json.loads(output)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise _refused(f"{what} did not end within {CHECK_TIMEOUT_S:g} seconds") from None
+    except ValueError:
+        raise _refused(f"{what} is no Python interpreter") from None
+    if tuple(version) < LEAST_PYTHON:
+        least = ".".join(map(str, LEAST_PYTHON))
+        raise _refused(f"{what} is Python {version[0]}.{version[1]}, {least} is the oldest")
+    if missing:
+        raise _refused(f"{what} lacks {', '.join(missing)}")
+
+
+def _refused(message: str) -> EngineNotLoaded:
+    return EngineNotLoaded(message, by_settings=True)

@@ -1,0 +1,79 @@
+"""Our own engine in the engine process: over a model of worker.model, or over the echo runner."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from worker.engine.batch import ScheduledBatch
+from worker.engine.config import EngineConfig
+from worker.engine.echo_runner import EchoModelRunner
+from worker.engine.engine import Engine
+from worker.engine.ports import ModelRunner, StepHandle, StepResult
+from worker.engine_options import EngineOptions
+from worker.engine_process.interface import BuiltEngine, Progress
+
+ECHO_NUM_BLOCKS = 4096
+ECHO_BLOCK_SIZE = 16
+ECHO_MAX_MODEL_LEN = 4096
+
+
+def build_own_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
+    """Loads the model. Raises ModelError, ValueError or OSError with a sentence."""
+    if options.runner == "echo":
+        config, runner = _echo(options)
+        num_parameters, dtype = 0, "echo"
+    else:
+        # torch comes in here and nowhere else: an echo engine starts without it.
+        from worker.model.build import build_model
+
+        built = build_model(options, report)
+        config, runner = built.engine_config, built.runner
+        num_parameters, dtype = built.num_parameters, built.dtype
+    return BuiltEngine(
+        engine=Engine(config, runner, clock=time.perf_counter),
+        config=config,
+        vocab_size=runner.vocab_size,
+        num_parameters=num_parameters,
+        dtype=dtype,
+    )
+
+
+def _echo(options: EngineOptions) -> tuple[EngineConfig, ModelRunner]:
+    checkpoint = json.loads((Path(options.checkpoint) / "config.json").read_bytes())
+    max_model_len = options.max_model_len or checkpoint.get("max_position_embeddings")
+    config = options.engine_config(
+        num_blocks=options.num_kv_blocks or ECHO_NUM_BLOCKS,
+        block_size=options.block_size or ECHO_BLOCK_SIZE,
+        max_model_len=int(max_model_len or ECHO_MAX_MODEL_LEN),
+    )
+    runner: ModelRunner = EchoModelRunner(int(checkpoint["vocab_size"]))
+    if options.echo_step_ms:
+        runner = PacedRunner(runner, options.echo_step_ms / 1000)
+    return config, runner
+
+
+class PacedRunner:
+    """A ModelRunner whose steps take a set time, as a device's would.
+
+    Wraps another runner; `collect` returns no sooner than `step_s` after `launch`.
+    """
+
+    def __init__(self, inner: ModelRunner, step_s: float) -> None:
+        self._inner = inner
+        self._step_s = step_s
+        self.vocab_size = inner.vocab_size
+
+    def launch(self, batch: ScheduledBatch) -> StepHandle:
+        return _PacedStep(self._inner.launch(batch), time.monotonic() + self._step_s)
+
+
+class _PacedStep:
+    def __init__(self, inner: StepHandle, ready_at_s: float) -> None:
+        self._inner = inner
+        self._ready_at_s = ready_at_s
+
+    def collect(self) -> StepResult:
+        time.sleep(max(0.0, self._ready_at_s - time.monotonic()))
+        return self._inner.collect()
