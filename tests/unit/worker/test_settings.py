@@ -115,6 +115,27 @@ def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyP
         load_settings(WorkerSettings)
 
 
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"VLLM_ARGS": "{}"}, "VLLM_ARGS is for ENGINE=vllm"),
+        ({"ENGINE_PYTHON": "/p"}, "ENGINE_PYTHON is for ENGINE=vllm"),
+        ({"TENSOR_PARALLEL_SIZE": "2"}, "TENSOR_PARALLEL_SIZE is for ENGINE=vllm"),
+        ({"ENGINE": "vllm", "RUNNER": "echo"}, "RUNNER=echo is for ENGINE=penstock"),
+        ({"ENGINE": "vllm", "VLLM_ARGS": "[1]"}, "VLLM_ARGS='[1]' cannot be used: must be a JSON"),
+        ({"ENGINE": "vllm", "VLLM_ARGS": "{"}, "VLLM_ARGS='{' cannot be used: must be a JSON"),
+    ],
+)
+def test_a_setting_of_another_engine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], sentence: str
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(WorkerSettings)
+    assert sentence in str(caught.value)
+
+
 def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REDIS_URL")
     with pytest.raises(SettingsError, match="REDIS_URL is not set"):

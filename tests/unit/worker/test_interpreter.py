@@ -1,0 +1,61 @@
+"""The interpreter of an engine process that is not this one's."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker.engine_options import EngineOptions
+from worker.engine_process.interpreter import EngineNotLoaded, check_interpreter, environment_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def refusal_of(python: str) -> str:
+    with pytest.raises(EngineNotLoaded) as refused:
+        asyncio.run(check_interpreter(python))
+    assert refused.value.by_settings
+    return str(refused.value)
+
+
+def test_an_interpreter_that_is_not_there_is_named() -> None:
+    assert "ENGINE_PYTHON='/nowhere/python' cannot be started" in refusal_of("/nowhere/python")
+
+
+def test_a_program_that_is_no_interpreter_is_refused() -> None:
+    assert refusal_of("/bin/true").endswith("is no Python interpreter")
+
+
+def test_an_interpreter_without_vllm_is_told_what_it_lacks() -> None:
+    assert "lacks vllm" in refusal_of(sys.executable)
+
+
+def test_the_engine_process_finds_two_packages_and_not_their_neighbours() -> None:
+    env = environment_of(EngineOptions(checkpoint="/m", engine="vllm"))
+    assert env is not None
+    code = (
+        "import worker.engine.errors, shared.messages, importlib.util as u;"
+        "print(worker.__path__, shared.__path__, u.find_spec('api'), u.find_spec('tests'))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-S", "-c", code],  # -S: without what is installed here
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=REPOSITORY,
+        check=True,
+    ).stdout
+    assert printed.split() == [
+        f"['{REPOSITORY / 'worker'}']",
+        f"['{REPOSITORY / 'shared'}']",
+        "None",
+        "None",
+    ]
+
+
+def test_our_own_engine_runs_where_the_service_does() -> None:
+    assert environment_of(EngineOptions(checkpoint="/m")) is None
