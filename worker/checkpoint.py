@@ -56,6 +56,7 @@ class LoadedModel:
             structured_output=ready.config.structured_output,
             generation_config=settings.generation_config,
             override_generation_config=parse_override(settings.override_generation_config),
+            chat_template=settings.chat_template,
         )
         return cls(
             name=checkpoint.name,

@@ -48,6 +48,11 @@ class WorkerSettings(SharedSettings):
         pattern=r"^[^\s{}]*$",
         description="Name in requests; empty: the hub id, or the directory's name.",
     )
+    chat_template: Path | None = Field(
+        default=None,
+        description="Path of a Jinja file that replaces the checkpoint's chat templates; unset: "
+        "the checkpoint's. A model without any serves completions only.",
+    )
     tool_format: ToolFormatChoice = Field(
         default="auto",
         description="How the model writes tool calls; auto: as its chat template does, none: it "
@@ -216,6 +221,13 @@ class WorkerSettings(SharedSettings):
     def _sampling_members(cls, value: str) -> str:
         parse_override(value)
         return value
+
+    @field_validator("chat_template")
+    @classmethod
+    def _template_exists(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.expanduser().is_file():
+            raise ValueError(f"there is no file {str(value)!r}")
+        return None if value is None else value.expanduser()
 
     @field_validator("vllm_args")
     @classmethod

@@ -41,6 +41,11 @@ from shared.text.tool_formats import (
 
 NO_TOOLS = "This model's chat template has no tools in a format that is known here."
 NO_TOOLS_CODE = "tools_not_supported"
+NO_TEMPLATE = (
+    "This model has no chat template: it serves completions, or chat once its worker is given a "
+    "template with CHAT_TEMPLATE."
+)
+NO_TEMPLATE_CODE = "chat_not_supported"
 
 QUICK_CHARS = 512
 QUICK_IDS = 8192
@@ -55,6 +60,7 @@ def chat_text(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    template_name: str = "",
 ) -> str:
     """Returns the conversation through the model's template. Raises InvalidParameter.
 
@@ -63,13 +69,17 @@ def chat_text(
     """
     template = model.text.chat_template
     if template is None:
-        raise InvalidParameter("messages", "this model has no chat template")
+        raise InvalidParameter("messages", NO_TEMPLATE, NO_TEMPLATE_CODE)
     if model.card.tool_format is None:
         for index, message in enumerate(messages):
             if "tool_calls" in message:
                 raise InvalidParameter(f"messages.{index}.tool_calls", NO_TOOLS, NO_TOOLS_CODE)
     return template.render(
-        messages, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        extra=extra,
+        name=template_name,
     )
 
 
@@ -204,6 +214,7 @@ class ChatInput:
     call_id_seed: str = ""
     add_generation_prompt: bool = True
     continues: bool = False
+    chat_template: str = ""  # the name of one of the model's
     thinking_budget: int | None = None
 
 
@@ -257,13 +268,20 @@ def _prompt(
 ) -> str:
     variables = _variables(model, chat)
     if chat.continues:
-        return continued_text(model, chat.messages, variables, tools=definitions)
+        return continued_text(
+            model,
+            chat.messages,
+            variables,
+            tools=definitions,
+            template_name=chat.chat_template,
+        )
     return chat_text(
         model,
         chat.messages,
         variables,
         tools=definitions,
         add_generation_prompt=chat.add_generation_prompt,
+        template_name=chat.chat_template,
     )
 
 
@@ -336,6 +354,7 @@ def continued_text(
     extra: Mapping[str, Any],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    template_name: str = "",
 ) -> str:
     """Returns the conversation through the model's template, up to where its last message ends.
 
@@ -351,7 +370,12 @@ def continued_text(
         mark += _MARK
     marked = {**last, "content": _followed_by(last["content"], mark)}
     text = chat_text(
-        model, [*messages[:-1], marked], extra, tools=tools, add_generation_prompt=False
+        model,
+        [*messages[:-1], marked],
+        extra,
+        tools=tools,
+        add_generation_prompt=False,
+        template_name=template_name,
     )
     before, found, _ = text.rpartition(mark)
     if not found:

@@ -138,6 +138,7 @@ def _tokenized(model: ServedModel, params: TokenizeRequest) -> dict[str, Any]:
             template_messages(params.messages),
             params.chat_template_kwargs,
             add_generation_prompt=params.add_generation_prompt,
+            template_name=params.chat_template,
         )
         token_ids = chat_token_ids(model, text, bool(special))
     else:

@@ -23,6 +23,7 @@ class TokenizeRequest(RequestModel):
     model: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    chat_template: str = ""  # a name
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
 

@@ -70,6 +70,7 @@ class ChatTemplate(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
+        name: str = "",
     ) -> str:
         """Raises InvalidParameter('messages', ...) when the template refuses the conversation."""
         ...

@@ -73,13 +73,16 @@ class JinjaChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
+        name: str = "",
     ) -> str:
         """Returns the prompt's text, with the special tokens in it: encode it without adding any.
 
-        `extra` are further variables, such as `documents` or `enable_thinking`. Raises
-        InvalidParameter for "messages" when the template refuses the conversation or needs too
-        much time or memory, and for "chat_template_kwargs" when a variable's name is not the
-        client's to set. Raises RenderingUnavailable as RenderingProcesses.render.
+        `extra` are further variables, such as `documents` or `enable_thinking`. `name`: one of the
+        source's templates in place of the one for the request's tools. Raises InvalidParameter for
+        "chat_template" where there is none of that name, for "messages" when the template refuses
+        the conversation or needs too much time or memory, and for "chat_template_kwargs" when a
+        variable's name is not the client's to set. Raises RenderingUnavailable as
+        RenderingProcesses.render.
         """
         request = RenderRequest(
             number=self._template.number,
@@ -87,6 +90,7 @@ class JinjaChatTemplate:
             tools=None if tools is None else list(tools),
             add_generation_prompt=add_generation_prompt,
             extra=dict(extra or {}),
+            name=name,
             now=self._now().isoformat(),
         )
         return checked(self._processes.render(request, self._template)).text

@@ -6,13 +6,15 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from shared.text.base import TextInvalid
 from shared.text.chat_template import JinjaChatTemplate, RenderingProcesses
+from shared.text.checkpoint_files import read_bytes, read_json
+from shared.text.checkpoint_templates import chat_templates, template_file
 from shared.text.model_card import MAX_TOKENIZER_BYTES, ModelCard, digest_of
 from shared.text.sampling_defaults import MEMBERS, SamplingDefaults, unusable
 from shared.text.tokenizer import FastTokenizer, TokenizerConfig
@@ -21,8 +23,6 @@ from shared.text.tool_formats import find_reasoning_format, find_tool_format, sh
 log = logging.getLogger(__name__)
 
 AUTO, NONE = "auto", "none"  # in place of a format's name
-MAX_CONFIG_BYTES = 32 * 2**20  # added tokens are listed in tokenizer_config.json
-MAX_TEMPLATE_BYTES = 2**20
 MAX_ID_DIGITS = 20
 
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -42,6 +42,7 @@ def card_from_checkpoint(
     structured_output: bool = False,
     generation_config: str = AUTO,
     override_generation_config: Mapping[str, float] = MappingProxyType({}),
+    chat_template: Path | None = None,
 ) -> tuple[ModelCard, dict[str, bytes]]:
     """Returns the card of a Hugging Face checkpoint directory, and its blobs by digest.
 
@@ -49,12 +50,15 @@ def card_from_checkpoint(
     of their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
     generation_config.json, NONE does not; `override_generation_config` goes before either. Token
     ids that end a sequence are read from that file in any case: see `end_token_ids`.
+    `chat_template`: a Jinja file in place of the checkpoint's templates.
 
     Raises TextInvalid with a sentence when the directory has no usable fast tokenizer, when its
     chat template does not compile or has no place for the tools of a format that is named, or when
     a file is larger than any real one.
     """
     text = read_checkpoint_text(Path(path))
+    if chat_template is not None:
+        text = replace(text, chat_templates=template_file(chat_template))
     config = _tokenizer_config(text)
     config_blob = _config_blob(config)
     template = _canonical_json(text.chat_templates) if text.chat_templates else None
@@ -113,12 +117,12 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
     """Raises TextInvalid when the directory has no fast tokenizer or a file cannot be used."""
     if not path.is_dir():
         raise TextInvalid(f"{path} is not a checkpoint directory")
-    tokenizer_json = _read(path / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    tokenizer_json = read_bytes(path / "tokenizer.json", MAX_TOKENIZER_BYTES)
     if tokenizer_json is None:
         raise TextInvalid(_no_tokenizer(path))
-    config = _read_json(path / "config.json")
-    generation = _read_json(path / "generation_config.json")
-    tokenizer_config = _read_json(path / "tokenizer_config.json")
+    config = read_json(path / "config.json")
+    generation = read_json(path / "generation_config.json")
+    tokenizer_config = read_json(path / "tokenizer_config.json")
     declared = _declared_tokens(path, tokenizer_config)
     inner = config.get("text_config")
     model = {**config, **inner} if isinstance(inner, dict) else config
@@ -128,7 +132,7 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
         special_tokens=_special_tokens(declared),
         extra_special_tokens=_extra_special_tokens(declared),
         added_tokens=_added_tokens(tokenizer_config),
-        chat_templates=_chat_templates(path, tokenizer_config),
+        chat_templates=chat_templates(path, tokenizer_config),
         eos_token_ids=_token_ids(generation) or _token_ids(config) or _token_ids(model),
         vocab_size=vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None,
         default_sampling={
@@ -163,44 +167,6 @@ def _no_tokenizer(path: Path) -> str:
     return f"{path} has no tokenizer.json"
 
 
-def _read(path: Path, max_bytes: int) -> bytes | None:
-    """Returns None when there is no such file."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise TextInvalid(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > max_bytes:
-        raise TextInvalid(f"{path} is larger than {max_bytes} bytes")
-    return data
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Returns {} when there is no such file."""
-    data = _read(path, MAX_CONFIG_BYTES)
-    if data is None:
-        return {}
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TextInvalid(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TextInvalid(f"{path} is not a JSON object")
-    return value
-
-
-def _read_text(path: Path) -> str | None:
-    data = _read(path, MAX_TEMPLATE_BYTES)
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise TextInvalid(f"{path} is not UTF-8: {error}") from error
-
-
 def _content(token: object) -> str | None:
     """Returns the text of a token, which is that text or an object with it and flags."""
     content = token.get("content") if isinstance(token, dict) else token
@@ -212,7 +178,7 @@ def _declared_tokens(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[st
     the former predates its list of added tokens."""
     if "added_tokens_decoder" in tokenizer_config:
         return dict(tokenizer_config)
-    return dict(tokenizer_config) | _read_json(path / "special_tokens_map.json")
+    return dict(tokenizer_config) | read_json(path / "special_tokens_map.json")
 
 
 def _special_tokens(declared: Mapping[str, Any]) -> dict[str, str]:
@@ -251,38 +217,6 @@ def _added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, dict[str, An
                 )
         found[int(token_id)] = {"content": token["content"], **flags}
     return found
-
-
-def _chat_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Reads template files, else tokenizer_config.json, else a processor's chat_template.json."""
-    found = {}
-    alone = _read_text(path / "chat_template.jinja")
-    if alone is not None:
-        found["default"] = alone
-    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-        found[file.stem] = _read_text(file) or ""
-    if found:
-        return found
-    for listed in (
-        tokenizer_config.get("chat_template"),
-        _read_json(path / "chat_template.json").get("chat_template"),
-    ):
-        if isinstance(listed, str):
-            return {"default": listed}
-        if isinstance(listed, list):
-            return _named_templates(listed)
-        if isinstance(listed, dict):
-            return {str(name): str(source) for name, source in listed.items()}
-    return {}
-
-
-def _named_templates(listed: list[Any]) -> dict[str, str]:
-    try:
-        return {str(entry["name"]): str(entry["template"]) for entry in listed}
-    except (TypeError, KeyError) as error:
-        raise TextInvalid(
-            "tokenizer_config.json: chat_template must be text or a list of {name, template}"
-        ) from error
 
 
 def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:

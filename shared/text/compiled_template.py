@@ -47,11 +47,11 @@ class CompiledChatTemplate:
             raise TextInvalid(
                 f"the chat templates {sorted(sources)} have no one named 'default' among them"
             )
-        sandbox = ChatSandbox(now)
-        self._default = _NamedTemplate(sandbox, "default", template)
-        self._tool_use = self._default
-        if "tool_use" in sources:
-            self._tool_use = _NamedTemplate(sandbox, "tool_use", template)
+        self._source = template
+        self._sandbox = ChatSandbox(now)
+        self._by_name: dict[str, _NamedTemplate] = {}
+        self._default = self._named("default")
+        self._tool_use = self._named("tool_use") if "tool_use" in sources else self._default
         self.variables = self._default.variables | self._tool_use.variables
 
     def render(self, request: RenderRequest, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -61,11 +61,33 @@ class CompiledChatTemplate:
             if name in _OURS or name.startswith("_"):
                 raise InvalidParameter("chat_template_kwargs", f"{name!r} cannot be set")
         tools = request.tools
-        template = self._default if tools is None else self._tool_use
+        if request.name:
+            template = self._requested(request.name)
+        else:
+            template = self._default if tools is None else self._tool_use
         variables["messages"] = prepare_messages(messages, template.traits)
         variables["add_generation_prompt"] = request.add_generation_prompt
         variables["tools"] = None if tools is None else _prepare_tools(tools)
         return template.render(variables, WorkBudget())
+
+    def _requested(self, name: str) -> _NamedTemplate:
+        """Raises InvalidParameter("chat_template")."""
+        if name not in self._source.source:
+            known = ", ".join(sorted(self._source.source))
+            raise InvalidParameter(
+                "chat_template",
+                f"must be the name of one of this model's chat templates: {known}",
+            )
+        try:
+            return self._named(name)
+        except TextInvalid as error:
+            raise InvalidParameter("chat_template", str(error)) from None
+
+    def _named(self, name: str) -> _NamedTemplate:
+        """Compiles a template when it is first needed. Raises TextInvalid."""
+        if name not in self._by_name:
+            self._by_name[name] = _NamedTemplate(self._sandbox, name, self._source)
+        return self._by_name[name]
 
 
 def _prepare_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

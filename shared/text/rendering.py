@@ -27,7 +27,10 @@ class TemplateSource(msgspec.Struct):
 
 
 class RenderRequest(msgspec.Struct):
-    """Compiles `template` if it is given, and renders `messages` if they are given."""
+    """Compiles `template` if it is given, and renders `messages` if they are given.
+
+    `name`: which of a checkpoint's templates renders them; "": by the request's tools.
+    """
 
     number: int
     template: TemplateSource | None = None
@@ -35,6 +38,7 @@ class RenderRequest(msgspec.Struct):
     tools: list[Any] | None = None
     add_generation_prompt: bool = True
     extra: dict[str, Any] = {}
+    name: str = ""
     now: str = ""  # local time in ISO 8601
 
 

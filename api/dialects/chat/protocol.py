@@ -89,6 +89,7 @@ class ChatRequest(CompletionFields):
     ) = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    chat_template: str = ""  # a name
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final_message: bool = False

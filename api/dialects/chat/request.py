@@ -107,6 +107,7 @@ def chat_input(chat: ChatRequest, call_id_seed: str = "") -> ChatInput:
         messages=template_messages(chat.messages),
         tool_use=_tool_use(chat),
         output=requested_grammar(chat),
+        chat_template=chat.chat_template,
         chat_template_kwargs=chat.chat_template_kwargs,
         reasoning_effort=chat.reasoning_effort,
         call_id_seed=call_id_seed,

@@ -145,6 +145,7 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    chat_template: str = ""  # a name
     chat_template_kwargs: dict[str, Any] = {}
 
     @property

@@ -48,6 +48,7 @@ def chat_input(request: ResponseRequest, items: Sequence[Item], call_id_seed: st
         messages=chat_messages(request.instructions, items),
         tool_use=_tool_use(request),
         output=_output(request.text.format),
+        chat_template=request.chat_template,
         chat_template_kwargs=request.chat_template_kwargs,
         reasoning_effort=request.reasoning.effort,
         call_id_seed=call_id_seed,

@@ -223,3 +223,12 @@ def test_named_templates_are_chosen_as_transformers_chooses() -> None:
             [USER], tools=tools, add_generation_prompt=True, tokenize=False
         )
         assert ours.render([USER], tools=tools) == wanted
+        for name in sources:
+            wanted = tokenizer.apply_chat_template(
+                [USER],
+                tools=tools,
+                chat_template=name,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            assert ours.render([USER], tools=tools, name=name) == wanted

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
 from shared.text.checkpoint_text import (
     card_from_checkpoint,
@@ -147,6 +148,23 @@ def test_templates_are_found_wherever_checkpoints_keep_them(
     assert template is not None
     messages = [{"role": "user", "content": "x"}]
     assert (template.render(messages), template.render(messages, tools=[{}])) == wanted
+
+
+def test_a_file_of_the_operator_replaces_the_checkpoints_templates(tmp_path: Path) -> None:
+    path = write(tmp_path / "model", additionalrag__jinja="rag")
+    given = tmp_path / "given.jinja"
+    given.write_text("given: {{ messages[0].content }}")
+    facts: dict[str, Any] = {
+        "max_model_len": 8, "kv_capacity_tokens": 8, "dtype": "", "num_parameters": 0
+    }  # fmt: skip
+    card, blobs = card_from_checkpoint(path, name="m", chat_template=given, **facts)
+    template = load_text(card, blobs).chat_template
+    assert template is not None
+    assert template.render([{"role": "user", "content": "x"}]) == "given: x"
+    with pytest.raises(InvalidParameter, match="templates: default"):
+        template.render([{"role": "user", "content": "x"}], name="rag")
+    with pytest.raises(TextInvalid, match="there is no chat template"):
+        card_from_checkpoint(path, name="m", chat_template=tmp_path / "nowhere", **facts)
 
 
 @pytest.mark.parametrize(

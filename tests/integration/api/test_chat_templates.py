@@ -1,0 +1,120 @@
+"""Models with no chat template, several by name, and one of the operator, over HTTP.
+
+The engines echo their prompt: the output shows which template rendered it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.worker.worker_process import WorkerProcess
+from tests.support.checkpoints import make_checkpoint
+from tests.support.redis_server import new_namespace
+from tests.support.running_service import running_frontend, wait_until
+
+BARE, NAMED, GIVEN = "bare", "named", "given"
+SAYS = "{{ messages[-1].content }} "
+USER = [{"role": "user", "content": "hello"}]
+BODIES: Mapping[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+    "/v1/messages": {"messages": USER, "max_tokens": 4},
+    "/tokenize": {"messages": USER},
+}
+
+
+@dataclass
+class Service:
+    base_url: str
+    logs: Mapping[str, Path]
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.base_url}{path}", json=body, timeout=60)
+
+    def chat(self, model: str, **members: Any) -> str:
+        response = self.post(
+            "/v1/chat/completions", model=model, messages=USER, max_tokens=12, **members
+        )
+        assert response.status_code == 200, response.text
+        text: str = response.json()["choices"][0]["message"]["content"]
+        return text
+
+
+@pytest.fixture(scope="module")
+def templates(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    directory, namespace = tmp_path_factory.mktemp("templates"), new_namespace()
+    make_checkpoint(directory / BARE, chat_template=None)
+    make_checkpoint(directory / NAMED, chat_template=None)
+    (directory / NAMED / "chat_template.jinja").write_text("plain: " + SAYS)
+    (directory / NAMED / "additional_chat_templates").mkdir()
+    rag = directory / NAMED / "additional_chat_templates" / "rag.jinja"
+    rag.write_text("rag: " + SAYS)
+    make_checkpoint(directory / GIVEN)
+    (directory / "given.jinja").write_text("given: " + SAYS)
+    logs = {name: directory / f"{name}.log" for name in (BARE, NAMED, GIVEN)}
+    with ExitStack() as stack:
+        for name, log in logs.items():
+            settings = {"CHAT_TEMPLATE": directory / "given.jinja"} if name == GIVEN else {}
+            worker = WorkerProcess(
+                log, redis_url, namespace, MODEL=directory / name, RUNNER="echo", **settings
+            )
+            stack.callback(worker.close)
+        frontend = stack.enter_context(running_frontend(redis_url, namespace))
+
+        def served() -> bool:
+            listed = httpx.get(f"{frontend.base_url}/v1/models", timeout=30).json()["data"]
+            return {model["id"] for model in listed} >= set(logs)
+
+        wait_until(served, "workers for all models", 60)
+        yield Service(frontend.base_url, logs)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_chat_with_a_model_without_a_template_is_a_400_that_says_so(
+    templates: Service, path: str
+) -> None:
+    response = templates.post(path, model=BARE, **BODIES[path])
+    assert response.status_code == 400
+    assert "has no chat template" in response.text
+    assert "CHAT_TEMPLATE" in response.text
+
+
+def test_such_a_model_serves_completions_and_is_named_in_the_log(templates: Service) -> None:
+    response = templates.post("/v1/completions", model=BARE, prompt="hello", max_tokens=2)
+    assert response.status_code == 200
+    (warning,) = [
+        line for line in templates.logs[BARE].read_text().splitlines() if "CHAT_TEMPLATE" in line
+    ]
+    assert "warning" in warning.lower()
+    assert "CHAT_TEMPLATE can name" not in templates.logs[NAMED].read_text()
+    listed = httpx.get(f"{templates.base_url}/v1/models", timeout=30).json()["data"]
+    assert {model["id"]: model["has_chat_template"] for model in listed} == {
+        BARE: False, NAMED: True, GIVEN: True
+    }  # fmt: skip
+
+
+def test_a_request_names_one_of_the_checkpoints_templates(templates: Service) -> None:
+    assert templates.chat(NAMED).startswith("plain: hello")
+    assert templates.chat(NAMED, chat_template="rag").startswith("rag: hello")
+    response = templates.post(
+        "/v1/responses", model=NAMED, input="hello", chat_template="rag", max_output_tokens=16
+    )
+    assert response.json()["output"][0]["content"][0]["text"].startswith("rag: hello")
+    for name in ("nowhere", "{{ messages }}"):  # a template of the client's own is never run
+        body = {"model": NAMED, "messages": USER, "chat_template": name}
+        for path in ("/v1/chat/completions", "/tokenize"):
+            refused = templates.post(path, **body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "chat_template"
+            assert "templates: default, rag" in refused.text
+
+
+def test_the_operators_template_replaces_the_checkpoints(templates: Service) -> None:
+    assert templates.chat(GIVEN).startswith("given: hello")
