@@ -78,7 +78,8 @@ class SdpaAttention:
         out: Tensor,
         sinks: Tensor | None = None,
     ) -> None:
-        """As AttentionBackend says; `sinks` [heads] are scores of a key that has no value."""
+        """Computes one layer as AttentionBackend says. `sinks` [heads]: scores of a key without a
+        value."""
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         keys[self._slot_blocks, self._slot_offsets] = k
         values[self._slot_blocks, self._slot_offsets] = v
