@@ -27,9 +27,18 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server,dev]'
 	@touch $@
 
+# Variables of the command line reach what a recipe starts: make run ENGINE=vllm MODEL=... PORT=9000
 .PHONY: run
 run: $(VENV)/.run ## start Redis, a worker and a frontend; Ctrl-C stops everything
 	@exec $(BIN)/python -m shared.launcher
+
+# Of the same Python as $(VENV), which need not be there: this uses the standard library alone.
+VLLM_PYTHON := $(or $(PENSTOCK_VLLM_PYTHON),$(if $(wildcard .venv-vllm/.penstock),.venv-vllm/bin/python))
+MAKE_VLLM = $(or $(wildcard $(BIN)/python),$(PYTHON)) -m shared.launcher.vllm_environment
+
+.PHONY: vllm
+vllm: ## make the environment of ENGINE=vllm, .venv-vllm, as `make run ENGINE=vllm` does
+	@$(MAKE_VLLM) --device $(or $(DEVICE),auto)
 
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
@@ -47,12 +56,15 @@ left_out = @echo "penstock: not installed: $(1). The tests $(2) are left out; ap
 space := $(subst ,, )
 # First what starts and breaks processes: it waits for most of its time. What only computes runs
 # beside it at a low priority, and may be held up. Then what looks at times and at shares of the processor, `alone`.
-# `packages` are tests that fetch packages: they have a target of their own.
+# `packages` are tests that fetch packages, `models` the whole list of model types: they have targets
+# of their own. Each file of `vllm` starts engines with gigabytes of libraries: two at a time.
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
-MISSING := $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
-LEFT_OUT := packages long $(MISSING)
+NO_VLLM := $(if $(VLLM_PYTHON),,vllm)
+MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
+LEFT_OUT := packages long models $(MISSING)
 but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
+WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
 
 .PHONY: test
 test: $(VENV)/.dev ## every test that needs no GPU and no network; some 13 minutes on two cores
@@ -60,10 +72,21 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; some 13 minut
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
 	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
+	$(if $(NO_VLLM),@echo "penstock: .venv-vllm is not made. The tests with vLLM are left out; make vllm brings them back")
 	@$(BIN)/python -m tests.suite run \
-		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,$(LEFT_OUT))" $(COMPUTING)' \
-		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \
+		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,vllm $(LEFT_OUT))" $(COMPUTING)' \
+		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone vllm $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \
+		$(if $(NO_VLLM),,'$(WITH_VLLM) -m "vllm and $(call but_not,alone $(LEFT_OUT))"') \
 		'-m "alone and $(call but_not,$(LEFT_OUT))" tests/e2e tests/neighbours'
+
+.PHONY: test-vllm
+test-vllm: $(VENV)/.dev ## the tests with vLLM; makes .venv-vllm for the CPU first
+	$(if $(PENSTOCK_VLLM_PYTHON),,@$(MAKE_VLLM) --device cpu)
+	@$(BIN)/python -m tests.suite run '$(WITH_VLLM) -m "vllm and $(call but_not,gpu long models)"'
+
+.PHONY: test-models
+test-models: $(VENV)/.dev ## every model type of the list against Transformers; make test has some of them
+	@$(BIN)/python -m tests.suite run '-n 2 --dist worksteal --timeout 900 -m "models and not gpu"'
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the documents; a minute
@@ -133,5 +156,5 @@ gpu-bench: ## steps of the engine on this machine's CUDA device; needs no instal
 	@$(PYTHON) -m tests.bench.forward_steps --device cuda --batch 1 8 32 64 128 256 --prefill 512 2048
 
 .PHONY: clean
-clean: ## remove the virtual environment and the private server's data
-	rm -rf $(VENV) .penstock
+clean: ## remove the virtual environments and the private server's data
+	rm -rf $(VENV) .venv-vllm .penstock

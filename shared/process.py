@@ -1,4 +1,4 @@
-"""Processes: children that end with their parent (Linux), and stop signals that arrive early."""
+"""Processes: children that end with their parent (Linux), early stop signals, refusals to start."""
 
 from __future__ import annotations
 
@@ -35,6 +35,25 @@ def dying_with_this_process(
     Start the child from a thread that lives as long as this process. None elsewhere than on Linux.
     """
     return None if _prctl is None else partial(die_with_parent, os.getpid(), signum)
+
+
+REFUSAL_FD = "PENSTOCK_REFUSAL_FD"  # set by a launcher for its children
+MAX_REFUSAL_BYTES = 4096  # what a pipe takes at once
+
+
+def report_refusal(sentence: str) -> bool:
+    """Tells the launcher that started this process why it cannot serve; False without a launcher.
+
+    The launcher prints the sentence, with the name of the worker.
+    """
+    fd = os.environ.get(REFUSAL_FD, "")
+    if not fd.isdecimal():
+        return False
+    try:
+        os.write(int(fd), sentence.encode()[:MAX_REFUSAL_BYTES])
+    except OSError:  # not of this process: the variable was handed on
+        return False
+    return True
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -69,10 +69,13 @@ class SharedSettings(BaseSettings):
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
-def load_settings(settings_class: type[SettingsT]) -> SettingsT:
-    """Reads the environment. Raises SettingsError with a sentence that names the first bad one."""
+def load_settings(settings_class: type[SettingsT], **given: str) -> SettingsT:
+    """Reads the environment, and what is `given` before it, by the fields' names.
+
+    Raises SettingsError with a sentence that names the first bad one.
+    """
     try:
-        return settings_class()
+        return settings_class(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         raise SettingsError(_sentence(error)) from None
 

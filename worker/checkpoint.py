@@ -15,7 +15,7 @@ from shared.text.model_card import ModelCard
 from shared.text.sampling_defaults import parse_override
 from shared.text.text_model import load_card_tokenizer
 from worker.engine_process.messages import EngineReady
-from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME, WorkerSettings
+from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
 
 
 class JobRefused(Exception):
@@ -131,16 +131,17 @@ def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:
 
     Raises CheckpointNotFound.
     """
+    name = served_name(model, served_model_name)
     if not model:
         _require_files(DEMO_CHECKPOINT, "the demo model")
-        return Checkpoint(DEMO_CHECKPOINT, served_model_name or DEMO_MODEL_NAME)
+        return Checkpoint(DEMO_CHECKPOINT, name)
     path = Path(model).expanduser()
     if path.exists() or model.startswith(("/", ".", "~")):
         _require_files(path, f"MODEL={model!r}")
-        return Checkpoint(path, served_model_name or path.resolve().name)
+        return Checkpoint(path, name)
     if not _HUB_ID.fullmatch(model):
         raise CheckpointNotFound(f"MODEL={model!r} is neither a directory nor a hub id.")
-    return Checkpoint(_from_hub(model), served_model_name or model)
+    return Checkpoint(_from_hub(model), name)
 
 
 def _require_files(path: Path, what: str) -> None:

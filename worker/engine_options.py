@@ -48,6 +48,7 @@ class EngineOptions:
     block_size: int | None = None  # token positions of a KV block
     num_kv_blocks: int | None = None  # takes precedence over kv_cache_memory_gb
     kv_cache_memory_gb: float | None = None  # GiB
+    memory_share: float = 1.0  # of the free memory, where the cache is sized from that
     max_num_seqs: int = 32  # sequences running at once
     max_num_batched_tokens: int = 512  # token budget of one step
     max_model_len: int | None = None  # prompt and output tokens of one sequence
@@ -120,6 +121,7 @@ _AT_LEAST_1 = (
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(_AT_LEAST_1, (lambda number: number >= 1, "be at least 1")),
     "kv_cache_memory_gb": (lambda number: number > 0, "be positive"),
+    "memory_share": (lambda number: 0 < number <= 1, "be above 0 and at most 1"),
     "lookahead": (lambda number: number in (0, 1), "be 0 or 1"),
     "step_target_ms": (lambda number: number >= 0, "not be negative"),
     "echo_step_ms": (lambda number: number >= 0, "not be negative"),

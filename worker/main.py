@@ -10,6 +10,7 @@ import sys
 import uvloop
 
 from shared.logs import start_logs
+from shared.process import report_refusal
 from shared.redis.check import UnsafeServer
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
@@ -67,5 +68,6 @@ async def _run(settings: WorkerSettings, checkpoint: Checkpoint) -> int:
 
 
 def _refuse(error: Exception) -> int:
-    sys.stderr.write(f"penstock worker: {error}\n")
+    if not report_refusal(str(error)):
+        sys.stderr.write(f"penstock worker: {error}\n")
     return EXIT_BAD_SETTINGS

@@ -21,6 +21,7 @@ from typing import Any
 from shared.backoff import Backoff
 from shared.huge_pages import collapse_heap
 from shared.logs import RateLimitedOutageLog, host_name
+from shared.process import report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.transport.ports.jobs import TransportError
@@ -136,6 +137,7 @@ class WorkerService:
             return await self._serve()
         except (EngineNotLoaded, EngineDied, TextInvalid) as error:
             log.critical("the model cannot be served", extra={"error": str(error)})
+            report_refusal(str(error))
             by_settings = isinstance(error, TextInvalid) or (
                 isinstance(error, EngineNotLoaded) and error.by_settings
             )

@@ -28,6 +28,14 @@ DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"
 
 
+def served_name(model: str, served_model_name: str) -> str:
+    """Returns the name in requests of MODEL: as set, else a directory's name or the hub id."""
+    path = Path(model).expanduser()
+    is_directory = path.exists() or model.startswith(("/", ".", "~"))
+    own_name = path.resolve().name if is_directory else model
+    return served_model_name or (own_name if model else DEMO_MODEL_NAME)
+
+
 # How the model writes calls of tools, and marks its reasoning; auto: as its chat template does.
 ToolFormatChoice = Literal["auto", "none", "hermes", "llama3_json"]
 ReasoningFormatChoice = Literal["auto", "none", "think"]
@@ -138,6 +146,13 @@ class WorkerSettings(SharedSettings):
     )
     kv_cache_memory_gb: float | None = Field(
         default=None, gt=0, le=10_000, description="GiB for the KV cache; unset: from free memory."
+    )
+    memory_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Part of the free memory from which the KV cache is sized, where several "
+        "workers share a device; `make run` sets it.",
     )
     max_num_seqs: int = Field(
         default=256, ge=1, le=4096, description="Sequences (choices of jobs) run at once."

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
 import threading
-import time
-import urllib.request
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from threading import Event
 from typing import Any
 
-from shared.cores import available_cores, share_of_cores
 from shared.launcher.processes import (
     Child,
     GaveUp,
@@ -24,13 +19,11 @@ from shared.launcher.processes import (
     RedisWatch,
     report_worker_death,
 )
-from shared.launcher.redis_server import (
-    PrivateServer,
-    ServerError,
-    find_server_binary,
-    inspect_command,
-)
+from shared.launcher.ready_line import ReadyLine
+from shared.launcher.redis_server import PrivateServer, ServerError, find_server_binary
 from shared.launcher.settings import LauncherSettings
+from shared.launcher.vllm_environment import NotMade, build_for, make_environment, python_of
+from shared.launcher.worker_specs import WorkerSpec, worker_specs
 from shared.process import STOP_SIGNALS, EarlySignals
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
@@ -44,26 +37,34 @@ def main(early_signals: EarlySignals) -> int:
     when a child cannot be kept running."""
     try:
         settings = load_settings(LauncherSettings)
+        specs = worker_specs(settings)
     except SettingsError as error:
         say(str(error))
         return EXIT_BAD_SETTINGS
     try:
-        return _launch(settings, early_signals)
+        return _launch(settings, specs, early_signals)
     except KeyboardInterrupt:  # a second signal before anything was running
         return 128 + signal.SIGINT
 
 
-def _launch(settings: LauncherSettings, early_signals: EarlySignals) -> int:
+def _launch(
+    settings: LauncherSettings, specs: Sequence[WorkerSpec], early_signals: EarlySignals
+) -> int:
     if sentence := _ports_in_use(settings):
         say(sentence)
         return EXIT_BAD_SETTINGS
+    try:
+        specs = [_with_interpreter(spec, early_signals) for spec in specs]
+    except NotMade as error:
+        say(str(error))
+        return 0 if early_signals.received else EXIT_BAD_SETTINGS
     if settings.redis_url:
-        return asyncio.run(_run_with_given_redis(settings, early_signals))
+        return asyncio.run(_run_with_given_redis(settings, specs, early_signals))
     if find_server_binary() is None:
         early_signals.let_go()
         if early_signals.received:
             return 128 + early_signals.received[0]
-        return _run_in_one_process(settings)
+        return _run_in_one_process(settings, specs)
     server = PrivateServer(settings.data_dir / "redis")
     try:
         url = server.start()
@@ -73,12 +74,23 @@ def _launch(settings: LauncherSettings, early_signals: EarlySignals) -> int:
     try:
         say(f"private {server.version} with an append-only file in {server.data_dir}")
         keeper = RedisSupervisor(server, say)
-        return asyncio.run(Launcher(settings, url).run(early_signals, keeper.supervise()))
+        return asyncio.run(Launcher(settings, specs, url).run(early_signals, keeper.supervise()))
     finally:
         server.stop()
 
 
-async def _run_with_given_redis(settings: LauncherSettings, early_signals: EarlySignals) -> int:
+def _with_interpreter(spec: WorkerSpec, early_signals: EarlySignals) -> WorkerSpec:
+    """Returns it with the interpreter of its engine; makes vLLM's environment. Raises NotMade."""
+    if spec.engine != "vllm" or spec.variable("ENGINE_PYTHON"):
+        return spec
+    build = build_for(spec.variable("DEVICE"))
+    make_environment(build, say, lambda: bool(early_signals.received))
+    return spec.with_defaults({"ENGINE_PYTHON": str(python_of())})
+
+
+async def _run_with_given_redis(
+    settings: LauncherSettings, specs: Sequence[WorkerSpec], early_signals: EarlySignals
+) -> int:
     try:
         transport = await open_transport(settings.redis_url)
     except UnsupportedUrl as error:
@@ -86,7 +98,7 @@ async def _run_with_given_redis(settings: LauncherSettings, early_signals: Early
         return EXIT_BAD_SETTINGS
     watch = RedisWatch(transport, say)
     try:
-        launcher = Launcher(settings, settings.redis_url, lambda: watch.trouble)
+        launcher = Launcher(settings, specs, settings.redis_url, lambda: watch.trouble)
         return await launcher.run(early_signals, watch.run())
     finally:
         await transport.aclose()
@@ -97,20 +109,24 @@ def say(sentence: str) -> None:
     print(f"penstock: {sentence}", file=sys.stderr, flush=True)
 
 
-def _run_in_one_process(settings: LauncherSettings) -> int:
+def _run_in_one_process(settings: LauncherSettings, specs: Sequence[WorkerSpec]) -> int:
     say(
         "no valkey-server or redis-server >= 7.0 was found: everything runs in one process on an "
         "in-memory stand-in. Nothing survives a restart, no second worker or frontend can join, "
         "and redis-cli cannot connect to it. For trying out only."
     )
-    if settings.workers > 1 or settings.frontends > 1:
-        say("WORKERS and FRONTENDS need a real Redis: one of each is started")
-        settings = settings.model_copy(update={"workers": 1, "frontends": 1})
+    if len(specs) > 1 or settings.frontends > 1:
+        say(
+            "several workers and frontends need a real Redis: one of each is started"
+            + (f", {specs[0].label}" if specs[0].model else "")
+        )
+        settings = settings.model_copy(update={"frontends": 1})
+    specs = specs[:1]
     # Imported here: it imports api and worker, which the launcher otherwise never does.
     from shared.launcher.single_process import FAKE_URL, run_in_one_process
 
-    os.environ |= {"REDIS_URL": FAKE_URL} | _child_defaults(settings)
-    return run_in_one_process(settings, lambda over: announce_when_ready(settings, FAKE_URL, over))
+    os.environ |= {"REDIS_URL": FAKE_URL} | _child_defaults(settings) | dict(specs[0].own)
+    return run_in_one_process(settings, ReadyLine(settings, FAKE_URL, specs, {}, say).announce)
 
 
 def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
@@ -122,15 +138,6 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
         "LOG_FORMAT": "text",
     }
     return {name: value for name, value in defaults.items() if name not in os.environ}
-
-
-def _threads_of(index: int, workers: int) -> dict[str, str]:
-    """Returns a worker's share of the cores, unless the environment sets threads. Frontends and
-    Redis get none of their own: a thread that yields to them costs next to nothing."""
-    given = {name.upper() for name, value in os.environ.items() if value}  # as settings are read
-    if workers == 1 or given & {"NUM_THREADS", "OMP_NUM_THREADS"}:
-        return {}
-    return {"NUM_THREADS": str(share_of_cores(available_cores(), workers, index))}
 
 
 def _ports_in_use(settings: LauncherSettings) -> str | None:
@@ -147,28 +154,34 @@ def _ports_in_use(settings: LauncherSettings) -> str | None:
 
 
 class Launcher:
-    """Runs the children of one `make run` around a Redis that is already there."""
+    """Runs the children of one `make run` around a Redis that is already there.
+
+    A worker that cannot be kept running is left out while another one may serve: the last one, and
+    any frontend, ends the launcher.
+    """
 
     def __init__(
         self,
         settings: LauncherSettings,
+        specs: Sequence[WorkerSpec],
         redis_url: str,
         trouble: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`trouble` returns a known reason why the children are not ready, or None."""
         self._settings = settings
-        self._redis_url = redis_url
         self._trouble = trouble
+        self._refusals: dict[str, str] = {}  # by label: why a worker is not started again
+        self._ready_line = ReadyLine(settings, redis_url, specs, self._refusals, say)
         env = dict(os.environ) | {"REDIS_URL": redis_url} | _child_defaults(settings)
         self._workers = [
             Child(
-                f"worker {index}",
+                spec.label,
                 [sys.executable, "-m", "worker"],
-                env | _threads_of(index, settings.workers),
+                env | dict(spec.own),
                 say,
                 partial(report_worker_death, redis_url, settings.namespace),
             )
-            for index in range(settings.workers)
+            for spec in specs
         ]
         self._frontends = [
             Child(
@@ -195,9 +208,7 @@ class Launcher:
         supervisors = [asyncio.create_task(child.supervise()) for child in children]
         watching_redis = asyncio.create_task(beside)
         over = threading.Event()
-        announcer = asyncio.create_task(
-            asyncio.to_thread(announce_when_ready, self._settings, self._redis_url, over)
-        )
+        announcer = asyncio.create_task(asyncio.to_thread(self._ready_line.announce, over))
         stopper = asyncio.create_task(stop_requests.get())
         try:
             return await self._until_the_end([*supervisors, watching_redis], announcer, stopper)
@@ -224,7 +235,9 @@ class Launcher:
                 error = task.exception()
                 if isinstance(error, GaveUp):
                     say(str(error))
-                    return error.exit_code
+                    if not self._can_go_on(error):
+                        return error.exit_code
+                    continue
                 if error is not None:
                     raise error
             if announcer in done and not announcer.result():
@@ -232,6 +245,17 @@ class Launcher:
                 why = f": {trouble}" if trouble else ""
                 say(f"not ready within {self._settings.ready_timeout_s:g} s{why}")
                 return 1
+
+    def _can_go_on(self, error: GaveUp) -> bool:
+        """Leaves out the worker that gave up; returns whether another worker is left."""
+        labels = [child.name for child in self._workers]
+        if error.name not in labels:
+            return False
+        self._refusals[error.name] = error.reason
+        left = [label for label in labels if label not in self._refusals]
+        if left:
+            say(f"{error.name} is left out; {', '.join(left)} and all frontends go on")
+        return bool(left)
 
     async def _stop(
         self, supervisors: list[asyncio.Task[None]], stop_requests: asyncio.Queue[int]
@@ -250,65 +274,3 @@ class Launcher:
             for child in children:
                 child.stop(signal.SIGKILL)
         await everyone
-
-
-POLL_S = 0.1
-
-
-def announce_when_ready(settings: LauncherSettings, redis_url: str, over: Event) -> bool:
-    """Blocks until every frontend is ready and sees a worker, then prints.
-
-    False: `ready_timeout_s` passed first, or `over` was set.
-    """
-    deadline_s = time.monotonic() + settings.ready_timeout_s
-    urls = [base_url(settings, index) for index in range(settings.frontends)]
-    for url in urls:
-        while not _served_models(url):
-            if time.monotonic() > deadline_s or over.wait(POLL_S):
-                return False
-    body = {
-        "model": _served_models(urls[0])[0],
-        "stream": True,
-        "temperature": 0,
-        "messages": [{"role": "user", "content": "What is Penstock?"}],
-    }
-    # Where keys are configured the line needs one; the launcher does not know it.
-    needs_key = not _answers_ok(f"{urls[0]}/v1/models")
-    key = ' -H "authorization: Bearer $KEY"' if needs_key else ""
-    print(
-        f"\nPenstock is ready: {' '.join(urls)}\n\n"
-        f"  curl -N {urls[0]}/v1/chat/completions{key} -H 'content-type: application/json' \\\n"
-        f"    -d '{json.dumps(body)}'\n\n"
-        f"Look inside: {inspect_command(redis_url)}\n"
-        "Stop: Ctrl-C\n",
-        flush=True,
-    )
-    return True
-
-
-def base_url(settings: LauncherSettings, index: int) -> str:
-    """Returns a frontend's URL for a client on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port + index}"
-
-
-def _served_models(url: str) -> list[str]:
-    """Returns the models that a live worker serves."""
-    try:
-        ready = _get_json(f"{url}/ready")
-    except OSError:  # not listening yet, or not ready
-        return []
-    return [name for name in ready["models"] if name not in ready["unserved"]]
-
-
-def _answers_ok(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:  # not listening yet, or an HTTP error: URLError is one
-        return False
-
-
-def _get_json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return json.load(answer)

@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError
 from shared.backoff import Backoff
 from shared.launcher.redis_server import ServerError
 from shared.logs import Outage, host_name
-from shared.process import dying_with_this_process
+from shared.process import MAX_REFUSAL_BYTES, REFUSAL_FD, dying_with_this_process
 from shared.settings import EXIT_BAD_SETTINGS
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
@@ -56,18 +56,21 @@ class Child:
         restarts = RestartPolicy(self.name)
         while not self._stopping:
             started = time.monotonic()
-            self._process = await asyncio.create_subprocess_exec(
-                *self._argv,
-                env=self._env,
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=dying_with_this_process(),
-            )
-            code = await self._process.wait()
+            with RefusalPipe() as pipe:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._argv,
+                    env=self._env | pipe.environment,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=pipe.pass_fds,
+                    start_new_session=True,
+                    preexec_fn=dying_with_this_process(),
+                )
+                code = await self._process.wait()
+                refusal = pipe.read()
             if self._stopping:
                 return
             if code == EXIT_BAD_SETTINGS:  # a restart would not help
-                raise GaveUp(f"{self.name} refused to start", EXIT_BAD_SETTINGS)
+                raise GaveUp(self.name, refusal or "refused to start", EXIT_BAD_SETTINGS)
             if self._on_death is not None:
                 await self._on_death(self._process.pid)
             backoff_s = restarts.backoff_s(time.monotonic() - started)
@@ -86,6 +89,29 @@ class Child:
                     self._process.send_signal(signum)
 
 
+class RefusalPipe:
+    """The launcher's end of a pipe on which one child says why it refuses to start."""
+
+    def __init__(self) -> None:
+        self._own, self._childs = os.pipe()
+        os.set_blocking(self._own, False)
+        self.pass_fds = (self._childs,)
+        self.environment = {REFUSAL_FD: str(self._childs)}
+
+    def read(self) -> str:
+        """Returns the sentence of a child that has ended; "" where it gave none."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._own, MAX_REFUSAL_BYTES).decode(errors="replace")
+        return ""
+
+    def __enter__(self) -> RefusalPipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._own)
+        os.close(self._childs)
+
+
 MAX_QUICK_DEATHS = 5  # deaths in a row, each before HEALTHY_AFTER_S
 HEALTHY_AFTER_S = 10.0
 FIRST_BACKOFF_S = 0.2
@@ -93,10 +119,12 @@ MAX_BACKOFF_S = 10.0
 
 
 class GaveUp(Exception):
-    """A process cannot be kept running; `exit_code` is the launcher's."""
+    """The process `name` cannot be kept running; `exit_code` is the launcher's."""
 
-    def __init__(self, sentence: str, exit_code: int) -> None:
-        super().__init__(sentence)
+    def __init__(self, name: str, reason: str, exit_code: int) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
         self.exit_code = exit_code
 
 
@@ -113,7 +141,7 @@ class RestartPolicy:
             self._backoff.reset()
         pause_s = self._backoff.next_s()
         if self._backoff.num_failures > MAX_QUICK_DEATHS:
-            raise GaveUp(f"{self._name} died {self._backoff.num_failures} times in a row", 1)
+            raise GaveUp(self._name, f"died {self._backoff.num_failures} times in a row", 1)
         return pause_s
 
 
@@ -182,7 +210,8 @@ class RedisSupervisor:
             try:
                 backoff_s = restarts.backoff_s(time.monotonic() - began_s)
             except GaveUp as error:
-                raise GaveUp(f"{error}: {server.last_log_line()}", error.exit_code) from None
+                reason = f"{error.reason}: {server.last_log_line()}"
+                raise GaveUp(error.name, reason, error.exit_code) from None
             how = how_it_ended(server.exit_code)
             self._say(f"the private {server.version} ended ({how}); starting it again")
             await asyncio.sleep(backoff_s)
@@ -190,7 +219,7 @@ class RedisSupervisor:
             try:
                 server.respawn()
             except ServerError as error:
-                raise GaveUp(str(error), 1) from error
+                raise GaveUp(f"the private {server.version}", str(error), 1) from error
             while server.exit_code is None:
                 if await asyncio.to_thread(server.answers):
                     self._say(f"the private {server.version} is back, with the jobs of its file")

@@ -31,7 +31,14 @@ class LauncherSettings(BaseSettings):
         le=65535,
         description="Port of the first frontend; the others take the ports that follow.",
     )
-    workers: int = Field(1, ge=1, le=64, description="Worker processes; they share the cores.")
+    workers: int = Field(
+        1, ge=1, le=64, description="Worker processes; they share the cores and the memory."
+    )
+    models_file: Path | None = Field(
+        None,
+        description="TOML file with a table [[models]] for each model; its workers are started in "
+        "place of those of MODEL and WORKERS.",
+    )
     frontends: int = Field(1, ge=1, le=64, description="Frontend processes.")
     data_dir: Path = Field(
         Path(".penstock"),

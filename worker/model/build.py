@@ -154,6 +154,7 @@ def _tier(
         quantization=options.quantization,
         num_threads=options.num_threads or default_threads(),
         weight_copies=options.cpu_weight_copies,
+        memory_share=options.memory_share,
     )
     if device.type == "cpu":
         return choose_tier(options.cpu_tier, request)
@@ -263,7 +264,8 @@ def _free_bytes(options: EngineOptions, model: CausalLM, block_size: int, longes
     """Returns the bytes that the KV cache may take beside weights and the largest activations."""
     device = model.placement.device
     if device.type != "cuda":
-        return min(int(available_host_bytes() * _HOST_SHARE), _HOST_LIMIT_BYTES)
+        free = available_host_bytes() * options.memory_share
+        return min(int(free * _HOST_SHARE), _HOST_LIMIT_BYTES)
     num_tokens = min(options.max_num_batched_tokens, longest)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -288,7 +290,7 @@ def _free_bytes(options: EngineOptions, model: CausalLM, block_size: int, longes
     del pool, runner
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    return max(0, int(free * _CUDA_SHARE) - peak - logits)
+    return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - logits)
 
 
 def _warm_up(

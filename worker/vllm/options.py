@@ -13,6 +13,7 @@ CPU_BLOCK_SIZE = 32  # vLLM's own is 128, of which short prompts share little
 MAX_TOP = 32  # log probabilities of a token: more than a request may have
 
 _HOST_SHARE = 0.5  # of the free memory, for the KV cache
+_DEVICE_SHARE = 0.9  # of a device that several workers use
 _HOST_LIMIT_BYTES = 4 << 30
 
 # Read by vLLM when it is imported, unless the operator sets them.
@@ -63,7 +64,11 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     if options.kv_cache_memory_gb is not None:
         args["kv_cache_memory_bytes"] = int(options.kv_cache_memory_gb * 2**30)
     elif device == "cpu":
-        args["kv_cache_memory_bytes"] = min(int(free_bytes * _HOST_SHARE), _HOST_LIMIT_BYTES)
+        share = free_bytes * options.memory_share * _HOST_SHARE
+        args["kv_cache_memory_bytes"] = min(int(share), _HOST_LIMIT_BYTES)
+    elif options.memory_share < 1:
+        # Of the device's whole memory, and of all that the engine takes there.
+        args["gpu_memory_utilization"] = round(_DEVICE_SHARE * options.memory_share, 4)
     if options.vllm_args:
         args |= json.loads(options.vllm_args)
     return {name: value for name, value in args.items() if value is not None}

@@ -62,6 +62,7 @@ class TierRequest:
     quantization: Quantization = "none"
     num_threads: int = 1
     weight_copies: WeightCopies = "auto"  # the native tier's
+    memory_share: float = 1.0  # of the free memory; the rest is other workers'
 
 
 def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:
@@ -152,7 +153,7 @@ def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> Prod
         ProductMeter(kernels, is_int8=is_int8, with_onednn=with_onednn),
         choices_path(cache_directory(), machine),
         copies=request.weight_copies,
-        free_bytes=int(available_host_bytes() * _COPIES_SHARE),
+        free_bytes=int(available_host_bytes() * request.memory_share * _COPIES_SHARE),
     )
 
 

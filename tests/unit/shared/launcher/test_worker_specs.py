@@ -1,0 +1,149 @@
+"""The workers of `make run`: a file of models, its errors, and the shares of cores and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from shared.launcher import worker_specs as module
+from shared.launcher.settings import LauncherSettings
+from shared.launcher.worker_specs import WorkerSpec, worker_specs
+from shared.settings import SettingsError
+
+TWO = """
+[[models]]
+served_model_name = "small"
+workers = 2
+
+[[models]]
+model = "/models/Qwen3-0.6B"
+max_num_seqs = 8
+prefix_caching = false
+override_generation_config = {temperature = 0.6}
+env = {CUDA_VISIBLE_DEVICES = "1"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODEL", "SERVED_MODEL_NAME", "WORKERS", "OMP_NUM_THREADS", "NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "available_cores", lambda: 8)
+
+
+def specs_of(tmp_path: Path, text: str) -> list[WorkerSpec]:
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    return worker_specs(LauncherSettings(models_file=path))
+
+
+def threads(specs: list[WorkerSpec]) -> list[str]:
+    return [spec.own.get("NUM_THREADS", "") for spec in specs]
+
+
+def test_each_table_is_a_model_with_its_own_settings(tmp_path: Path) -> None:
+    first, second, third = specs_of(tmp_path, TWO)
+    assert [spec.label for spec in (first, second, third)] == [
+        "worker 0 (small)",
+        "worker 1 (small)",
+        "worker 2 (Qwen3-0.6B)",
+    ]
+    assert [spec.model for spec in (first, second, third)] == ["small", "small", "Qwen3-0.6B"]
+    assert first.own["SERVED_MODEL_NAME"] == "small"
+    assert third.own == {
+        "MODEL": "/models/Qwen3-0.6B",
+        "MAX_NUM_SEQS": "8",
+        "PREFIX_CACHING": "false",
+        "OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.6}',
+        "CUDA_VISIBLE_DEVICES": "1",
+        "NUM_THREADS": third.own["NUM_THREADS"],
+    }
+
+
+def test_cores_are_divided_among_the_workers_of_all_models(tmp_path: Path) -> None:
+    assert [int(number) for number in threads(specs_of(tmp_path, TWO))] == [2, 3, 3]
+    fixed = TWO.replace("workers = 2", "workers = 2\nnum_threads = 1")
+    assert threads(specs_of(tmp_path, fixed)) == ["1", "1", "6"]
+
+
+def test_every_worker_has_a_thread_where_cores_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "available_cores", lambda: 1)
+    assert threads(specs_of(tmp_path, TWO)) == ["1", "1", "1"]
+
+
+def test_workers_of_one_device_share_its_memory(tmp_path: Path) -> None:
+    small, _, on_a_gpu = specs_of(tmp_path, TWO)
+    assert small.own["MEMORY_SHARE"] == "0.5"  # the third has a device of its own
+    assert "MEMORY_SHARE" not in on_a_gpu.own
+    sized = TWO.replace("workers = 2", "workers = 2\nkv_cache_memory_gb = 1.5")
+    assert "MEMORY_SHARE" not in specs_of(tmp_path, sized)[0].own
+
+
+def test_alike_workers_without_a_file_share_too() -> None:
+    specs = worker_specs(LauncherSettings(workers=3))
+    assert [spec.label for spec in specs] == ["worker 0", "worker 1", "worker 2"]
+    assert [dict(spec.own) for spec in specs] == [
+        {"NUM_THREADS": number, "MEMORY_SHARE": "0.3333"} for number in ("2", "3", "3")
+    ]
+    (alone,) = worker_specs(LauncherSettings())
+    assert alone.own == {}
+
+
+def test_two_engines_may_serve_one_model(tmp_path: Path) -> None:
+    text = """
+    [[models]]
+    model = "/m/Qwen"
+    [[models]]
+    model = "/m/Qwen"
+    max_num_seqs = 4
+    """
+    assert [spec.model for spec in specs_of(tmp_path, text)] == ["Qwen", "Qwen"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "has no table [[models]]"),
+        ("models = 3", "has no table [[models]]"),
+        ("models = [", "is no TOML"),
+        ("workers = 2\n[[models]]", "'workers' is outside of [[models]]"),
+        ("[[models]]\nmax_num_seq = 2", "no setting 'max_num_seq'; did you mean 'max_num_seqs'?"),
+        ("[[models]]\nredis_url = 'redis://x'", "redis_url is the same for all workers"),
+        ("[[models]]\nmax_num_seqs = 0", "[[models]] 1: MAX_NUM_SEQS='0' cannot be used"),
+        ("[[models]]\nmax_num_seqs = [1]", "max_num_seqs must be a string, a number"),
+        ("[[models]]\nserved_model_name = 'a b'", "SERVED_MODEL_NAME='a b' cannot be used"),
+        ("[[models]]\nworkers = 0", "workers must be a number from 1 to 64"),
+        ("[[models]]\nworkers = true", "workers must be a number from 1 to 64"),
+        ("[[models]]\nworkers = 40\n" * 2, "it repeats 'penstock-demo'; workers = 2"),
+        ("[[models]]\nworkers = 64\n[[models]]\ndtype = 'float32'", "65 workers are more than 64"),
+        ("[[models]]\nenv = {A = 1}", "env must be a table of strings"),
+        (
+            "[[models]]\nmodel = '/a/x'\n[[models]]\nmodel = '/b/x'",
+            "[[models]] 2: 'x' is the name of another model of this file; set served_model_name",
+        ),
+    ],
+)
+def test_a_bad_file_is_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        specs_of(tmp_path, text)
+    assert sentence in str(refused.value)
+    assert "models.toml" in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"MODELS_FILE='.*none.toml' cannot be read: No such"):
+        worker_specs(LauncherSettings(models_file=tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize("given", [{"MODEL": "/m/x"}, {"WORKERS": "2"}])
+def test_a_file_and_the_settings_of_one_model_exclude_each_other(
+    given: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"{next(iter(given))} and MODELS_FILE exclude"):
+        specs_of(tmp_path, TWO)
