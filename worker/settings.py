@@ -37,8 +37,21 @@ def served_name(model: str, served_model_name: str) -> str:
 
 
 # How the model writes calls of tools, and marks its reasoning; auto: as its chat template does.
-ToolFormatChoice = Literal["auto", "none", "hermes", "llama3_json"]
-ReasoningFormatChoice = Literal["auto", "none", "think"]
+ToolFormatChoice = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi_k2",
+    "granite",
+    "phi4_mini_json",
+    "hunyuan_a13b",
+    "text",
+]
+ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "granite"]
 
 MAX_VLLM_ARGS_CHARS = 65_536
 
@@ -64,12 +77,12 @@ class WorkerSettings(SharedSettings):
     tool_format: ToolFormatChoice = Field(
         default="auto",
         description="How the model writes tool calls; auto: as its chat template does, none: it "
-        "does not, hermes: between <tool_call> and </tool_call>, llama3_json: bare.",
+        "does not, text: as text of the answer; docs/API.md shows the others.",
     )
     reasoning_format: ReasoningFormatChoice = Field(
         default="auto",
         description="How the model marks its reasoning; auto: as its chat template does, none: it "
-        "does not, think: between <think> and </think>.",
+        "does not; docs/API.md shows the others.",
     )
     generation_config: Literal["auto", "none"] = Field(
         default="auto",

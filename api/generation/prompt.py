@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.errors import unsupported
+from api.generation.grammar_writer import ReasoningRule
 from api.generation.grammars import (
-    ReasoningRule,
     RequestedGrammar,
     answer_grammar,
     any_grammar,
@@ -20,11 +20,11 @@ from api.generation.grammars import (
     check_grammar,
     tool_grammar,
 )
+from api.generation.history import history
 from api.generation.models import ServedModel
 from api.generation.protocol import NO_PROMPT
 from api.generation.tools import ToolUse
 from api.ids import random_seed
-from api.output_parsers.formats import THINK_CLOSE, THINK_OPEN
 from api.output_parsers.parser import (
     OutputParserFactory,
     ParserConfig,
@@ -33,6 +33,7 @@ from api.output_parsers.parser import (
 )
 from shared.messages import Grammar, InvalidParameter
 from shared.text.tool_formats import (
+    REASONING_MARKERS,
     ReasoningFormat,
     ToolFormat,
     reasoning_format_of,
@@ -40,6 +41,7 @@ from shared.text.tool_formats import (
 )
 
 NO_TOOLS = "This model's chat template has no tools in a format that is known here."
+NO_CALLS = "This model calls tools in a format that is not known here: it cannot be made to."
 NO_TOOLS_CODE = "tools_not_supported"
 NO_TEMPLATE = (
     "This model has no chat template: it serves completions, or chat once its worker is given a "
@@ -75,7 +77,7 @@ def chat_text(
             if "tool_calls" in message:
                 raise InvalidParameter(f"messages.{index}.tool_calls", NO_TOOLS, NO_TOOLS_CODE)
     return template.render(
-        messages,
+        history(messages, tool_format_of(model.card.tool_format)),
         tools=tools,
         add_generation_prompt=add_generation_prompt,
         extra=extra,
@@ -240,6 +242,8 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
     tool_format = tool_format_of(model.card.tool_format)
     if use.tools and tool_format is None:
         raise InvalidParameter("tools", NO_TOOLS, NO_TOOLS_CODE)
+    if use.must_call and tool_format is ToolFormat.TEXT:
+        raise InvalidParameter("tool_choice", NO_CALLS, NO_TOOLS_CODE)
     definitions = [tool.definition() for tool in use.tools]
     text = _prompt(model, chat, definitions or None)
     if must_fit:
@@ -287,8 +291,13 @@ def _prompt(
 
 def _reasoning(model: ServedModel, chat: ChatInput, thinking: Thinking) -> ReasoningRule:
     """Returns the reasoning format, without a budget where the output cannot be kept to it."""
-    is_bound = model.card.structured_output and can_bound(model.text.tokenizer.token_id)
-    return ReasoningRule(thinking, chat.thinking_budget if is_bound else None)
+    reasoning_format = reasoning_format_of(model.card.reasoning_format)
+    if reasoning_format is None:
+        return ReasoningRule(Thinking.NO)
+    token_id = model.text.tokenizer.token_id
+    is_bound = model.card.structured_output and can_bound(token_id, reasoning_format)
+    budget = chat.thinking_budget if is_bound else None
+    return ReasoningRule(thinking, budget, reasoning_format)
 
 
 def _variables(model: ServedModel, chat: ChatInput) -> dict[str, Any]:
@@ -322,6 +331,7 @@ def _grammar(
     if answer is not None:
         check_grammar(model, answer)
     has_calls = use.is_enforced or (answer is not None and bool(use.callable))
+    has_calls = has_calls and tool_format is not ToolFormat.TEXT  # its calls are text, never wrong
     param = "tools" if has_calls else "thinking_token_budget" if answer is None else answer.param
     token_id = model.text.tokenizer.token_id
     try:
@@ -387,9 +397,12 @@ def thinking_within(
     messages: Sequence[Mapping[str, Any]], reasoning_format: ReasoningFormat | None
 ) -> Thinking:
     """Returns whether the text that is continued has opened its reasoning and not closed it."""
+    if reasoning_format is None:
+        return Thinking.NO
     text = last_text(messages)
-    is_open = text.rfind(THINK_OPEN) > text.rfind(THINK_CLOSE)
-    return Thinking.OPEN if is_open and reasoning_format is not None else Thinking.NO
+    opening, closing = REASONING_MARKERS[reasoning_format]
+    is_open = max(map(text.rfind, opening)) > max(map(text.rfind, closing))
+    return Thinking.OPEN if is_open else Thinking.NO
 
 
 def last_text(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -105,26 +105,34 @@ Reading = Iterator[OutputEvent | None]
 
 
 def text_before(
-    source: Source, marker: str, make: Callable[[str], OutputEvent], span: Span
+    source: Source, markers: str | tuple[str, ...], make: Callable[[str], OutputEvent], span: Span
 ) -> Iterator[OutputEvent | None]:
-    """Yields the text before the next `marker`, and holds back what may become one.
+    """Yields the text before the next of the `markers`, and holds back what may become one.
 
     Ends with the source at the marker or at the white space in front of it; without a marker, at
     the end of the text.
     """
+    markers = (markers,) if isinstance(markers, str) else markers
     while True:
-        at = source.text.find(marker)
+        at = first_of(source.text, markers)
         if at < 0 and source.has_ended:
             if source.text:
                 yield make(source.take(len(source.text), span))
             return
-        end = at if at >= 0 else len(source.text) - num_held(source.text, marker)
+        held = 0 if at >= 0 else max(num_held(source.text, marker) for marker in markers)
+        end = at if at >= 0 else len(source.text) - held
         end = len(source.text[:end].rstrip())
         if end:
             yield make(source.take(end, span))
         if at >= 0:
             return
         yield None
+
+
+def first_of(text: str, markers: tuple[str, ...]) -> int:
+    """Returns where the first of the markers begins, or -1."""
+    found = [at for at in map(text.find, markers) if at >= 0]
+    return min(found, default=-1)
 
 
 def space_dropped(source: Source) -> Iterator[None]:

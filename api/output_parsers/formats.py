@@ -10,13 +10,15 @@ from api.output_parsers.events import (
     Source,
     Span,
     Text,
+    first_of,
     space_dropped,
     text_before,
 )
-from api.output_parsers.tool_calls import CallableTools, NotACall, read_call
+from api.output_parsers.reading import NotACall, take_if_next
+from api.output_parsers.tool_calls import CallableTools, read_call
+from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 PYTHON_TAG = "<|python_tag|>"  # where a tokenizer does not have it as a special token
 
 
@@ -45,21 +47,8 @@ def hermes_calls(source: Source, tools: CallableTools) -> Reading:
         except NotACall:
             yield Text(source.take(lead, Span.TEXT))
             continue
-        yield from _closing_marker(source)
+        yield from take_if_next(source, HERMES_CLOSE, Span.CALL)
         yield from space_dropped(source)
-
-
-def _closing_marker(source: Source) -> Iterator[None]:
-    """Takes the closing marker, if it follows, with white space before it."""
-    while True:
-        space = len(source.text) - len(source.text.lstrip())
-        rest = source.text[space : space + len(HERMES_CLOSE)]
-        if rest == HERMES_CLOSE:
-            source.take(space + len(rest), Span.CALL)
-            return
-        if source.has_ended or not HERMES_CLOSE.startswith(rest):
-            return
-        yield None
 
 
 def llama3_json_calls(source: Source, tools: CallableTools) -> Reading:
@@ -109,24 +98,30 @@ def _before_object(source: Source, separator: str) -> Generator[None, None, int 
         index += 1
 
 
-def reasoning_first(source: Source, *, is_open: bool) -> Reading:
-    """Parses reasoning at the start of the text, up to </think> or the end of the text.
+def reasoning_first(
+    source: Source, reasoning_format: ReasoningFormat = ReasoningFormat.THINK, *, is_open: bool
+) -> Reading:
+    """Parses reasoning at the start of the text, up to a closing marker or the end of the text.
 
-    `is_open`: the prompt has opened it. Otherwise only text that begins with <think> has any.
+    `is_open`: the prompt has opened it. Otherwise only text that begins with an opening marker has
+    any.
     """
+    opening, closing = REASONING_MARKERS[reasoning_format]
     while True:
         text = source.text.lstrip()
-        if text.startswith(THINK_OPEN):
-            source.take(len(source.text) - len(text) + len(THINK_OPEN), Span.REASONING)
+        found = next((marker for marker in opening if text.startswith(marker)), None)
+        if found is not None:
+            source.take(len(source.text) - len(text) + len(found), Span.REASONING)
             break
-        if source.has_ended or not THINK_OPEN.startswith(text):
+        if source.has_ended or not any(marker.startswith(text) for marker in opening):
             if not is_open:
                 return
             break
         yield None
     yield from space_dropped(source)
-    yield from text_before(source, THINK_CLOSE, Reasoning, Span.REASONING)
+    yield from text_before(source, closing, Reasoning, Span.REASONING)
     if source.text:
-        end = source.text.index(THINK_CLOSE) + len(THINK_CLOSE)
-        source.take(end, Span.REASONING)
+        at = first_of(source.text, closing)
+        found = next(marker for marker in closing if source.text.startswith(marker, at))
+        source.take(at + len(found), Span.REASONING)
         yield from space_dropped(source)

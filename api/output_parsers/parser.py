@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -22,15 +22,17 @@ from api.output_parsers.events import (
     ToolCall,
 )
 from api.output_parsers.formats import (
-    THINK_CLOSE,
-    THINK_OPEN,
     hermes_calls,
     llama3_json_calls,
     plain_text,
     reasoning_first,
 )
+from api.output_parsers.json_lists import granite_calls, hunyuan_a13b_calls, phi4_mini_json_calls
+from api.output_parsers.named_calls import deepseek_calls, kimi_k2_calls, mistral_calls
 from api.output_parsers.tool_calls import CallableTools
-from shared.text.tool_formats import ReasoningFormat, ToolFormat
+from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
+
+SLICE_CHARS = 4096  # parsed at a time: taking from the front copies what is behind
 
 
 class OutputParser(Protocol):
@@ -88,21 +90,22 @@ class FormatParser:
         return self._source.reasoning_bytes
 
     def push(self, text: str) -> Sequence[OutputEvent]:
-        self._source.text += text
-        return self._read()
+        events: list[OutputEvent] = []
+        for begin in range(0, len(text), SLICE_CHARS):
+            self._source.text += text[begin : begin + SLICE_CHARS]
+            events += self._read()
+        return merged(events)
 
     def finish(self) -> Sequence[OutputEvent]:
         self._source.has_ended = True
-        return self._read()
+        return merged(self._read())
 
-    def _read(self) -> Sequence[OutputEvent]:
-        events = []
+    def _read(self) -> Iterator[OutputEvent]:
         for event in self._reading:
             if event is None:
-                break
+                return
             self.has_calls |= isinstance(event, ToolCall)
-            events.append(event)
-        return merged(events)
+            yield event
 
 
 def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
@@ -134,6 +137,14 @@ NewParser = Callable[[], OutputParser]
 CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = {
     ToolFormat.HERMES: hermes_calls,
     ToolFormat.LLAMA3_JSON: llama3_json_calls,
+    ToolFormat.MISTRAL: mistral_calls,
+    ToolFormat.DEEPSEEK_V3: deepseek_calls,
+    ToolFormat.DEEPSEEK_V31: deepseek_calls,
+    ToolFormat.KIMI_K2: kimi_k2_calls,
+    ToolFormat.GRANITE: granite_calls,
+    ToolFormat.PHI4_MINI_JSON: phi4_mini_json_calls,
+    ToolFormat.HUNYUAN_A13B: hunyuan_a13b_calls,
+    ToolFormat.TEXT: lambda source, tools: plain_text(source),
 }
 
 
@@ -149,10 +160,11 @@ def thinking_after(prompt: str, reasoning_format: ReasoningFormat | None) -> Thi
     """Returns how text of a model with this format begins, by the end of the prompt."""
     if reasoning_format is None:
         return Thinking.NO
+    opening, closing = REASONING_MARKERS[reasoning_format]
     end = prompt[-200:].rstrip()
-    if end.endswith(THINK_OPEN):
+    if end.endswith(opening):
         return Thinking.OPEN
-    return Thinking.NO if end.endswith(THINK_CLOSE) else Thinking.MAYBE
+    return Thinking.NO if end.endswith(closing) else Thinking.MAYBE
 
 
 class ParserConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -185,8 +197,9 @@ class OutputParserFactory:
 
 
 def _read(source: Source, tools: CallableTools, config: ParserConfig) -> Reading:
-    if config.reasoning_format is ReasoningFormat.THINK:
-        yield from reasoning_first(source, is_open=config.thinking is Thinking.OPEN)
+    if config.reasoning_format is not None:
+        is_open = config.thinking is Thinking.OPEN
+        yield from reasoning_first(source, config.reasoning_format, is_open=is_open)
     if not tools.names or config.tool_format is None:
         yield from plain_text(source)
     else:

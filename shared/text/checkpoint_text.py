@@ -18,7 +18,12 @@ from shared.text.checkpoint_templates import chat_templates, template_file
 from shared.text.model_card import MAX_TOKENIZER_BYTES, ModelCard, digest_of
 from shared.text.sampling_defaults import MEMBERS, SamplingDefaults, unusable
 from shared.text.tokenizer import FastTokenizer, TokenizerConfig
-from shared.text.tool_formats import find_reasoning_format, find_tool_format, shows_tools
+from shared.text.tool_formats import (
+    ToolFormat,
+    find_reasoning_format,
+    find_tool_format,
+    shows_tools,
+)
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +116,7 @@ class CheckpointText:
     eos_token_ids: tuple[int, ...]  # of generation_config.json, else of config.json
     vocab_size: int | None  # the width of the model's output, from config.json
     default_sampling: Mapping[str, object]  # of generation_config.json, unchecked
+    model_type: str = ""  # of config.json
 
 
 def read_checkpoint_text(path: Path) -> CheckpointText:
@@ -126,7 +132,7 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
     declared = _declared_tokens(path, tokenizer_config)
     inner = config.get("text_config")
     model = {**config, **inner} if isinstance(inner, dict) else config
-    vocab_size = model.get("vocab_size")
+    vocab_size, model_type = model.get("vocab_size"), config.get("model_type")
     text = CheckpointText(
         tokenizer_json=tokenizer_json,
         special_tokens=_special_tokens(declared),
@@ -135,6 +141,7 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
         chat_templates=chat_templates(path, tokenizer_config),
         eos_token_ids=_token_ids(generation) or _token_ids(config) or _token_ids(model),
         vocab_size=vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None,
+        model_type=model_type if isinstance(model_type, str) else "",
         default_sampling={
             name: generation[name] for name in MEMBERS if generation.get(name) is not None
         },
@@ -268,12 +275,23 @@ def _tool_format(text: CheckpointText, setting: str) -> str | None:
         # Compiled in any case: what cannot serve is refused now.
         template = JinjaChatTemplate(text.chat_templates, text.special_tokens, processes=processes)
         if setting == AUTO:
-            return find_tool_format(template)
+            return _found_tool_format(template, text.model_type)
         if setting != NONE and not shows_tools(template):
             raise _without_tools(setting)
     finally:
         processes.close()
     return None if setting == NONE else setting
+
+
+def _found_tool_format(template: JinjaChatTemplate, model_type: str) -> str | None:
+    found = find_tool_format(template, model_type)
+    if found is ToolFormat.TEXT:
+        log.warning(
+            "the chat template shows tools in a format that is not known: calls will be text of "
+            "the answer; TOOL_FORMAT names the model's format",
+            extra={"model_type": model_type, "known": ", ".join(ToolFormat)},
+        )
+    return found
 
 
 def _without_tools(setting: str) -> TextInvalid:

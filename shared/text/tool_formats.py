@@ -12,16 +12,26 @@ from shared.text.base import ChatTemplate
 
 
 class ToolFormat(StrEnum):
-    """Where a call of a tool stands in the text, and what it looks like."""
+    """Where a call of a tool stands in the text, and what it looks like. Named as in vLLM."""
 
     HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere
     LLAMA3_JSON = "llama3_json"  # {"name": ..., "parameters": {...}}, from the first character on
+    MISTRAL = "mistral"  # [TOOL_CALLS][{"name": ...}, ...], or [TOOL_CALLS]name[ARGS]{...}
+    DEEPSEEK_V3 = "deepseek_v3"  # also R1: a fenced block of JSON behind <｜tool▁sep｜>name
+    DEEPSEEK_V31 = "deepseek_v31"  # name<｜tool▁sep｜>{...}
+    KIMI_K2 = "kimi_k2"  # functions.name:0<|tool_call_argument_begin|>{...}
+    GRANITE = "granite"  # <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
+    PHI4_MINI_JSON = "phi4_mini_json"  # functools[{"name": ..., "arguments": {...}}, ...]
+    HUNYUAN_A13B = "hunyuan_a13b"  # <tool_calls>[{"name": ..., ...}, ...]</tool_calls>
+    TEXT = "text"  # not known: calls are text of the answer
 
 
 class ReasoningFormat(StrEnum):
-    """What marks the reasoning."""
+    """What marks the reasoning, at the start of the text."""
 
-    THINK = "think"  # <think> ... </think>, at the start of the text
+    THINK = "think"  # <think> ... </think>
+    MISTRAL = "mistral"  # [THINK] ... [/THINK]
+    GRANITE = "granite"  # Here is my thought process: ... Here is my response:
 
 
 def tool_format_of(name: str | None) -> ToolFormat | None:
@@ -34,10 +44,44 @@ def reasoning_format_of(name: str | None) -> ReasoningFormat | None:
     return ReasoningFormat(name) if name in set(ReasoningFormat) else None
 
 
-_MARKERS: Mapping[str, tuple[str, ...]] = {
-    ToolFormat.HERMES: ("<tool_call>", "</tool_call>"),
-    ReasoningFormat.THINK: ("<think>", "</think>"),
+# What opens and what closes the reasoning; the first of each is what models are trained to write.
+REASONING_MARKERS: Mapping[ReasoningFormat, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ReasoningFormat.THINK: (("<think>",), ("</think>",)),
+    ReasoningFormat.MISTRAL: (("[THINK]",), ("[/THINK]",)),
+    ReasoningFormat.GRANITE: (
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+    ),
 }
+
+_DEEPSEEK = (
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+)
+_TOOL_MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
+    ToolFormat.HERMES: ("<tool_call>", "</tool_call>"),
+    ToolFormat.MISTRAL: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    ToolFormat.DEEPSEEK_V3: _DEEPSEEK,
+    ToolFormat.DEEPSEEK_V31: _DEEPSEEK,
+    ToolFormat.KIMI_K2: (
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    ToolFormat.GRANITE: ("<|tool_call|>", "<tool_call>"),
+    ToolFormat.HUNYUAN_A13B: ("<tool_calls>", "</tool_calls>"),
+}
+
+
+def markers(tool_format: str | None, reasoning_format: str | None) -> tuple[str, ...]:
+    """Returns the texts that frame calls and reasoning; the output's text shows them also where
+    they are special tokens."""
+    tool, reasoning = tool_format_of(tool_format), reasoning_format_of(reasoning_format)
+    of_calls = () if tool is None else _TOOL_MARKERS.get(tool, ())
+    if reasoning is None:
+        return of_calls
+    opening, closing = REASONING_MARKERS[reasoning]
+    return (*of_calls, *opening, *closing)
+
 
 _NAME, _KEY = "qzxj", "jxzq"  # in no template's own text
 _CALL_ID = "call00001"  # nine letters and digits: what Mistral's templates insist on
@@ -58,20 +102,48 @@ _CALL = {
 }
 _USER = {"role": "user", "content": "probe"}
 _RESULT = {"role": "tool", "tool_call_id": _CALL_ID, "name": _NAME, "content": "ok"}
+
+_ARGUMENTS = rf'\{{\s*"{_KEY}"'
+_CALL_OBJECT = (
+    rf'\{{(?=[^<]*"name":\s*"{_NAME}")(?=[^<]*"(?:arguments|parameters)":\s*{_ARGUMENTS})'
+)
 _WRITTEN = {
-    ToolFormat.HERMES: re.compile(
-        rf'<tool_call>\s*\{{(?=[^<]*"name":\s*"{_NAME}")(?=[^<]*"arguments":\s*\{{\s*"{_KEY}")'
+    ToolFormat.HUNYUAN_A13B: re.compile(rf"<tool_calls>\s*\[\s*{_CALL_OBJECT}"),
+    ToolFormat.GRANITE: re.compile(rf"<\|?tool_call\|?>\s*\[\s*{_CALL_OBJECT}"),
+    ToolFormat.HERMES: re.compile(rf"<tool_call>\s*{_CALL_OBJECT}"),
+    ToolFormat.MISTRAL: re.compile(
+        rf"\[TOOL_CALLS\]\s*(?:\[?\s*{_CALL_OBJECT}|{_NAME}[^{{]*{_ARGUMENTS})"
     ),
+    ToolFormat.DEEPSEEK_V3: re.compile(
+        rf"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\s*```json\s*{_ARGUMENTS}"
+    ),
+    ToolFormat.DEEPSEEK_V31: re.compile(
+        rf"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>\s*{_ARGUMENTS}"
+    ),
+    # It shows the call's id, of which the name is a part, and no name.
+    ToolFormat.KIMI_K2: re.compile(
+        rf"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*{_ARGUMENTS}"
+    ),
+    ToolFormat.PHI4_MINI_JSON: re.compile(rf"functools\s*\[\s*{_CALL_OBJECT}"),
     ToolFormat.LLAMA3_JSON: re.compile(
-        rf'(?<!<tool_call>)\{{\s*"name":\s*"{_NAME}",\s*"parameters":\s*\{{\s*"{_KEY}"'
+        rf'(?<!<tool_call>)\{{\s*"name":\s*"{_NAME}",\s*"parameters":\s*{_ARGUMENTS}'
     ),
 }
-
-
-def markers(tool_format: str | None, reasoning_format: str | None) -> tuple[str, ...]:
-    """Returns the texts that frame calls and reasoning; the output's text shows them also where
-    they are special tokens."""
-    return _MARKERS.get(tool_format or "", ()) + _MARKERS.get(reasoning_format or "", ())
+# Of templates that tell the model how to call, and leave earlier calls out or write them otherwise.
+_DESCRIBED: Mapping[str, ToolFormat] = {
+    "functools[": ToolFormat.PHI4_MINI_JSON,
+}
+# Of templates that do not even tell: what the family is trained on.
+_OF_MODEL_TYPE: Mapping[str, ToolFormat] = {
+    "kimi_k2": ToolFormat.KIMI_K2,
+    "granite": ToolFormat.GRANITE,
+    "granitemoe": ToolFormat.GRANITE,
+    "hunyuan_v1_moe": ToolFormat.HUNYUAN_A13B,
+    "mistral": ToolFormat.MISTRAL,
+    "mistral3": ToolFormat.MISTRAL,
+    "ministral": ToolFormat.MISTRAL,
+    "mixtral": ToolFormat.MISTRAL,
+}
 
 
 def shows_tools(template: ChatTemplate) -> bool:
@@ -79,9 +151,13 @@ def shows_tools(template: ChatTemplate) -> bool:
     return _NAME in _rendered(template, [_USER], [_TOOL])
 
 
-def find_tool_format(template: ChatTemplate) -> ToolFormat | None:
-    """Returns the format in which the template writes earlier calls; None for an unknown one, and
-    for a template without tools. The model was trained on what its template writes."""
+def find_tool_format(template: ChatTemplate, model_type: str = "") -> ToolFormat | None:
+    """Returns the format in which the template writes earlier calls; TEXT for an unknown one, and
+    None for a template without tools. The model was trained on what its template writes.
+
+    A template that leaves earlier calls out may describe the format to the model, and families
+    without either have theirs by `model_type`, of config.json.
+    """
     if not shows_tools(template):
         return None
     for tools in ([_TOOL], None):
@@ -89,14 +165,26 @@ def find_tool_format(template: ChatTemplate) -> ToolFormat | None:
         for tool_format, written in _WRITTEN.items():
             if written.search(text):
                 return tool_format
-    return None
+    shown = _rendered(template, [_USER], [_TOOL])
+    described = (found for sign, found in _DESCRIBED.items() if sign in shown)
+    return next(described, _OF_MODEL_TYPE.get(model_type, ToolFormat.TEXT))
+
+
+# One of these is in every template that knows the format.
+_REASONING_SIGNS = {
+    ReasoningFormat.MISTRAL: ("[THINK]", "[/THINK]"),
+    ReasoningFormat.GRANITE: ("Here is my response:",),
+    ReasoningFormat.THINK: ("<think>", "</think>"),
+}
 
 
 def find_reasoning_format(sources: Mapping[str, str]) -> ReasoningFormat | None:
     """Returns the format whose markers one of the templates (`sources`, by name) writes, or cuts
     out of the assistant's messages: its model may write them."""
-    found = any("</think>" in source for source in sources.values())
-    return ReasoningFormat.THINK if found else None
+    for reasoning_format, signs in _REASONING_SIGNS.items():
+        if any(sign in source for source in sources.values() for sign in signs):
+            return reasoning_format
+    return None
 
 
 def _rendered(

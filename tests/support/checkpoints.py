@@ -67,6 +67,7 @@ def make_checkpoint(
     num_shards: int = 1,
     chat_template: str | None = CHATML_TEMPLATE,
     markers: tuple[str, ...] = (),
+    special_markers: tuple[str, ...] = (),
     **overrides: Any,
 ) -> Path:
     """Writes a random checkpoint of `family` into the directory `path`, which is returned.
@@ -76,7 +77,7 @@ def make_checkpoint(
     config.json (`hidden_size=...`, `num_hidden_layers=...`) and decide the tensors' shapes; a value
     for `eos_token_id` also goes into generation_config.json. The tokenizer has `vocab_size`
     entries (at least 260, at most about 700), the last three of them SPECIAL_TOKENS; in front of
-    them are the `markers`, added tokens that are not special.
+    them are the `markers`, added tokens that are not special, and `special_markers`, which are.
     """
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {FAMILIES}, got {family!r}")
@@ -92,7 +93,7 @@ def make_checkpoint(
         {"bos_token_id": vocab_size - 3, "eos_token_id": eos, "pad_token_id": vocab_size - 3},
     )
     (directory / "tokenizer.json").write_text(
-        _tokenizer_json(vocab_size, markers), encoding="utf-8"
+        _tokenizer_json(vocab_size, markers, special_markers), encoding="utf-8"
     )
     _write_tokenizer_config(directory, vocab_size, chat_template)
     _write_weights(directory, _random_weights(family, config, seed), dtype, num_shards)
@@ -149,20 +150,22 @@ def _spell_rope(
 
 
 @cache
-def _tokenizer_json(vocab_size: int, markers: tuple[str, ...] = ()) -> str:
+def _tokenizer_json(
+    vocab_size: int, markers: tuple[str, ...] = (), special_markers: tuple[str, ...] = ()
+) -> str:
     if vocab_size < 260:
         raise ValueError(f"vocab_size must be at least 260, got {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL_TOKENS) - len(markers),
+        vocab_size=vocab_size - len(SPECIAL_TOKENS) - len(markers) - len(special_markers),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([_TEXT], trainer)
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.add_special_tokens([*special_markers, *SPECIAL_TOKENS])
     if tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(f"the sample text does not give {vocab_size} tokens")
     return str(tokenizer.to_str(pretty=True))

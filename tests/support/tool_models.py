@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.checkpoints import make_checkpoint
+from tests.support.tool_templates import FAMILIES
 
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 MAX_LENGTH = 4096
@@ -108,6 +109,13 @@ def make_spelled_checkpoint(path: Path, **options: Any) -> Path:
 def make_llama3_checkpoint(path: Path, **options: Any) -> Path:
     """Llama 3's manners: the answer is the JSON of a call; no reasoning."""
     return _make(path, LLAMA3_TEMPLATE, (), options)
+
+
+def make_family_checkpoint(path: Path, family: str, **options: Any) -> Path:
+    """The manners of one of `tests.support.tool_templates.FAMILIES`."""
+    found = FAMILIES[family]
+    special = {"special_markers": found.special_markers}
+    return _make(path, found.template, found.markers, {**special, **options})
 
 
 def _make(path: Path, template: str, markers: tuple[str, ...], options: dict[str, Any]) -> Path:

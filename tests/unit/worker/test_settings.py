@@ -15,13 +15,14 @@ import pytest
 
 from shared.logs import LogLevel
 from shared.settings import SettingsError, load_settings
-from shared.text.tool_formats import ToolFormat
+from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
 from worker.engine_options import EngineOptions
 from worker.intake import max_waiting
 from worker.settings import (
     DEMO_CHECKPOINT,
     DEMO_MODEL_NAME,
+    ReasoningFormatChoice,
     ToolFormatChoice,
     WorkerSettings,
 )
@@ -46,6 +47,7 @@ def test_only_the_redis_url_is_needed() -> None:
 
 def test_every_tool_format_can_be_chosen() -> None:
     assert set(get_args(ToolFormatChoice)) == {"auto", "none", *ToolFormat}
+    assert set(get_args(ReasoningFormatChoice)) == {"auto", "none", *ReasoningFormat}
 
 
 def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:

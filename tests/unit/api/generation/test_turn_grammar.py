@@ -2,170 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 
-from api.dialects.chat.protocol import ChatRequest
-from api.dialects.chat.request import chat_input
+from api.generation.call_grammars import CALL_GRAMMARS
+from api.generation.grammar_writer import ReasoningRule
 from api.generation.grammars import (
-    _CALL_GRAMMARS,
-    ReasoningRule,
     answer_grammar,
     any_grammar,
     can_bound,
     tool_grammar,
 )
 from api.generation.tools import ToolUse
-from api.generation.validation import parse_request
-from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
+from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import (
     CALL_PARSERS,
-    OutputParserFactory,
-    ParserConfig,
     Thinking,
-    merged,
 )
 from shared.messages import Grammar, GrammarKind, InvalidParameter
-from shared.text.checkpoint_text import card_from_checkpoint
-from shared.text.grammar_compiler import GrammarCompiler
-from shared.text.model_card import ModelCard, TextModel
-from shared.text.text_model import load_text
-from shared.text.tool_formats import ReasoningFormat, ToolFormat
+from shared.text.tool_formats import ToolFormat
+from tests.support.grammar_model import TOOLS, Model, checked_calls, tool_use
 from tests.support.tool_models import (
     make_hermes_checkpoint,
     make_llama3_checkpoint,
     make_spelled_checkpoint,
 )
 
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "strict": True,
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "maxLength": 12},
-                    "days": {"$ref": "#/$defs/days"},
-                    "unit": {"enum": ["C", "F"]},
-                },
-                "required": ["city", "days"],
-                "additionalProperties": False,
-                "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 14}},
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "now"}},
-    {
-        "type": "function",
-        "function": {
-            "name": "put",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "rows": {
-                        "type": "array",
-                        "items": {"type": "array", "items": {"type": "number"}, "maxItems": 2},
-                        "maxItems": 2,
-                    },
-                    "note": {"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 3}]},
-                },
-                "required": ["rows", "note"],
-                "additionalProperties": False,
-            },
-        },
-    },
-]
-NO_PARAMETERS = {"type": "object", "maxProperties": 0}
-
-
-def tool_use(tools: list[Any], choice: Any, parallel: bool) -> ToolUse:
-    body = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "a"}],
-        "tools": tools,
-        "tool_choice": choice,
-        "parallel_tool_calls": parallel,
-    }
-    return chat_input(parse_request(body, ChatRequest)).tool_use
-
-
-SCHEMAS = {
-    tool["function"]["name"]: tool["function"].get("parameters", NO_PARAMETERS) for tool in TOOLS
-}
 MAKERS = {
     "hermes": make_hermes_checkpoint,
     "spelled": make_spelled_checkpoint,
     "llama3": make_llama3_checkpoint,
 }
-MAX_TOKENS = 400
-
-
-class Model:
-    """A tiny model's text side, and random outputs that follow a grammar."""
-
-    def __init__(self, make: Callable[..., Path], path: Path) -> None:
-        self.card: ModelCard
-        self.card, blobs = card_from_checkpoint(
-            make(path),
-            name="m",
-            max_model_len=4096,
-            kv_capacity_tokens=0,
-            dtype="",
-            num_parameters=0,
-        )
-        self.text: TextModel = load_text(self.card, blobs)
-        self.form = ToolFormat(self.card.tool_format or "")
-        self._compiler = GrammarCompiler(
-            self.text.tokenizer, self.card.vocab_size, self.card.eos_token_ids
-        )
-
-    def token_id(self, token: str) -> int | None:
-        return self.text.tokenizer.token_id(token)
-
-    def accepts(self, grammar: Grammar, text: str) -> bool:
-        matcher = self._compiler.matcher(grammar)
-        token_ids = self.text.tokenizer.encode(text)
-        return matcher.validate_tokens(token_ids) == len(token_ids) and (
-            matcher.consume_tokens(token_ids) and matcher.is_accepting()
-        )
-
-    def sample(self, grammar: Grammar, seed: int) -> tuple[str, bool]:
-        """(text, whether it ended by itself)."""
-        rng = random.Random(seed)
-        matcher = self._compiler.matcher(grammar)
-        token_ids: list[int] = []
-        while len(token_ids) < MAX_TOKENS:
-            allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
-            ends = [i for i in self.card.eos_token_ids if i in allowed]
-            if ends and rng.random() < 0.2:
-                return self.text.tokenizer.decode(token_ids), True
-            # An end of a string or a list is likelier than among all tokens.
-            short = [i for i in allowed if len(self.text.tokenizer.token_bytes(int(i))) == 1]
-            token_id = int(rng.choice(short if short and rng.random() < 0.5 else list(allowed)))
-            if token_id in self.card.eos_token_ids:
-                return self.text.tokenizer.decode(token_ids), True
-            assert matcher.consume_token(token_id), matcher.get_error()
-            token_ids.append(token_id)
-        return self.text.tokenizer.decode(token_ids), False
-
-    def read(self, text: str, use: ToolUse, thinking: Thinking) -> list[OutputEvent]:
-        config = ParserConfig(
-            tool_format=self.form,
-            names=tuple(tool.name for tool in use.callable),
-            reasoning_format=None if thinking is Thinking.NO else ReasoningFormat.THINK,
-            thinking=thinking,
-        )
-        parser = OutputParserFactory(config)()
-        return merged([*parser.push(text), *parser.finish()])
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -175,20 +44,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_every_tool_format_has_a_grammar_and_a_parser() -> None:
-    assert set(_CALL_GRAMMARS) == set(CALL_PARSERS) == set(ToolFormat)
+    assert set(CALL_GRAMMARS) == set(ToolFormat) - {ToolFormat.TEXT}
+    assert set(CALL_PARSERS) == set(ToolFormat)
 
 
 def grammar_for(model: Model, use: ToolUse, thinking: Thinking, **more: Any) -> Grammar:
     return tool_grammar(use, model.form, ReasoningRule(thinking), model.token_id, **more)
-
-
-def checked_calls(events: list[OutputEvent]) -> list[str]:
-    """Names of the calls, whose arguments were found valid."""
-    names = {event.index: event.name for event in events if isinstance(event, ToolCall)}
-    for event in events:
-        if isinstance(event, ToolArguments):
-            jsonschema.validate(json.loads(event.text), SCHEMAS[names[event.index]])
-    return list(names.values())
 
 
 @pytest.mark.parametrize("thinking", Thinking)
@@ -390,7 +251,7 @@ def test_the_reasoning_ends_where_its_budget_does_and_anything_may_follow(
     grammar = any_grammar(ReasoningRule(thinking, budget=5), thinker.token_id)
     opened, closed = thinker.token_id("<think>"), thinker.token_id("</think>")
     assert opened is not None
-    matcher = thinker._compiler.matcher(grammar)
+    matcher = thinker.compiler.matcher(grammar)
     if thinking is Thinking.MAYBE:
         matcher.consume_token(opened)
     word = thinker.text.tokenizer.encode("a")[-1]

@@ -24,6 +24,7 @@ from shared.text.tool_formats import (
 from tests.contract.shared.text import templates
 from tests.support.checkpoints import CHATML_TEMPLATE, make_checkpoint
 from tests.support.tool_models import HERMES_TEMPLATE, LLAMA3_TEMPLATE, MARKERS
+from tests.support.tool_templates import FAMILIES
 
 
 def found(source: str) -> tuple[bool, ToolFormat | None, ReasoningFormat | None]:
@@ -41,9 +42,14 @@ def found(source: str) -> tuple[bool, ToolFormat | None, ReasoningFormat | None]
         (templates.LLAMA31_TOOLS, (True, ToolFormat.LLAMA3_JSON, None)),
         (templates.QWEN3_THINKING, (False, None, ReasoningFormat.THINK)),
         (templates.DEEPSEEK_R1, (False, None, ReasoningFormat.THINK)),
-        # Tools in formats that are not known here.
-        (templates.MISTRAL_V3_TOOLS, (True, None, None)),
-        (templates.COMMAND_R_TOOLS, (True, None, None)),
+        (templates.MISTRAL_V3_TOOLS, (True, ToolFormat.MISTRAL, None)),
+        (templates.GRANITE, (True, ToolFormat.GRANITE, None)),
+        *(
+            (family.template, (True, family.tool_format, family.reasoning_format))
+            for family in FAMILIES.values()
+        ),
+        # Tools in a format that is not known here.
+        (templates.COMMAND_R_TOOLS, (True, ToolFormat.TEXT, None)),
         (templates.CHATML, (False, None, None)),
         (templates.LLAMA3, (False, None, None)),
         ("{{ raise_exception('no') }}", (False, None, None)),
@@ -122,3 +128,26 @@ def test_a_template_tells_which_variables_it_reads() -> None:
     assert "reasoning_effort" not in template.variables
     both = {"default": "{{ a }}", "tool_use": "{% set c = 1 %}{{ b }}{{ c }}"}
     assert JinjaChatTemplate(both, {}).variables == {"a", "b"}
+
+
+def test_a_family_whose_template_writes_no_calls_is_known_by_its_type_or_its_words() -> None:
+    silent = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = JinjaChatTemplate(silent, {})
+    assert find_tool_format(template) is ToolFormat.TEXT
+    assert find_tool_format(template, "kimi_k2") is ToolFormat.KIMI_K2
+    assert find_tool_format(template, "qwen3") is ToolFormat.TEXT
+    told = JinjaChatTemplate("Call with functools[...].\n" + silent, {})
+    assert find_tool_format(told) is ToolFormat.PHI4_MINI_JSON
+
+
+def test_a_format_that_is_not_known_is_said_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    card, _ = card_of(tmp_path / "a", templates.COMMAND_R_TOOLS)
+    assert card.tool_format == "text"
+    (said,) = [record for record in caplog.records if "not known" in record.getMessage()]
+    assert "TOOL_FORMAT" in said.getMessage()
+    caplog.clear()
+    card_of(tmp_path / "b", HERMES_TEMPLATE)
+    card_of(tmp_path / "c", templates.COMMAND_R_TOOLS, tool_format="none")
+    assert not caplog.records

@@ -1,0 +1,172 @@
+"""Grammars of calls of tools, one for each format: what a model may write that must call, or may.
+
+`alone`: the calls are all of the text. Else any text may stand around them, and what begins as a
+call does is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from api.generation.grammar_writer import GrammarWriter, arguments, quoted
+from api.generation.tools import Tool, ToolUse
+from api.output_parsers.formats import HERMES_CLOSE, HERMES_OPEN, PYTHON_TAG
+from api.output_parsers.json_lists import GRANITE_OPEN, HUNYUAN_CLOSE, HUNYUAN_OPEN, PHI4_OPEN
+from api.output_parsers.named_calls import (
+    DEEPSEEK_CALL,
+    DEEPSEEK_CALL_CLOSE,
+    DEEPSEEK_CLOSE,
+    DEEPSEEK_FENCE,
+    DEEPSEEK_FENCE_CLOSE,
+    DEEPSEEK_OPEN,
+    DEEPSEEK_SEPARATOR,
+    KIMI_ARGUMENTS,
+    KIMI_CALL,
+    KIMI_CALL_CLOSE,
+    KIMI_CLOSE,
+    KIMI_OPEN,
+    MISTRAL_ARGUMENTS,
+    MISTRAL_ID,
+    MISTRAL_OPEN,
+)
+from shared.text.tool_formats import ToolFormat
+
+_LINE_BREAK = '"\\n"'
+_SHORT_ID = "/[a-zA-Z0-9]{9}/"  # Mistral's
+
+
+class WriteCalls(Protocol):
+    """Writes the rules of calls; returns what begins them."""
+
+    def __call__(self, writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str: ...
+
+
+def _hermes(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    body = f"{_LINE_BREAK} {_objects(writer, use, 'arguments')} {_LINE_BREAK} "
+    rest = writer.rule("call", body + writer.marker(HERMES_CLOSE))
+    if not alone:
+        return writer.with_text(HERMES_OPEN, rest, is_repeated=use.parallel)
+    return _several(f"{writer.marker(HERMES_OPEN)} {rest}", _LINE_BREAK, use)
+
+
+def _llama3_json(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    """Returns the grammar of one call per turn, as the template has it."""
+    calls = _objects(writer, use, "parameters")
+    if alone:
+        return calls
+    tag = writer.token(PYTHON_TAG)
+    other = writer.rule("OTHER", r"/([ \t\r\n]*[^{ \t\r\n](.|\n)*)?/")
+    return f"{other} | {calls}" if tag is None else f"{other} | {tag}? {calls}"
+
+
+def _mistral(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    """Returns calls by name where the vocabulary has a marker for arguments, else a list."""
+    if not writer.has_token(MISTRAL_ARGUMENTS):
+        call_id = writer.rule("call_id", f'", \\"id\\": \\"" {_SHORT_ID} "\\""')
+        body = _objects(writer, use, "arguments", f"({call_id})?")
+        return _section(writer, use, MISTRAL_OPEN, rf"/ ?/ {_list(body, use)}", alone=alone)
+    call_id = ""
+    if writer.has_token(MISTRAL_ID):
+        call_id = writer.rule("call_id", f"{writer.marker(MISTRAL_ID)} {_SHORT_ID}") + "?"
+    before = f"{call_id} {writer.marker(MISTRAL_ARGUMENTS)}"
+    rest = writer.rule("call", _named(writer, use, lambda tool: f"{quoted(tool.name)} {before}"))
+    if not alone:
+        return writer.with_text(MISTRAL_OPEN, rest, is_repeated=use.parallel)
+    return _several(f"{writer.marker(MISTRAL_OPEN)} {rest}", "", use)
+
+
+def _deepseek_v3(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    before = f"{writer.marker(DEEPSEEK_CALL)} {quoted('function')}"
+    before += f" {writer.marker(DEEPSEEK_SEPARATOR)}"
+    fence = f"\n{DEEPSEEK_FENCE}\n"
+    calls = _named(writer, use, lambda tool: f"{before} {quoted(tool.name + fence)}")
+    after = f"{quoted(chr(10) + DEEPSEEK_FENCE_CLOSE)} {writer.marker(DEEPSEEK_CALL_CLOSE)}"
+    call = writer.rule("call", f"{calls} {after}")
+    body = f"{_several(call, _LINE_BREAK, use)} {writer.marker(DEEPSEEK_CLOSE)}"
+    return _section(writer, use, DEEPSEEK_OPEN, body, alone=alone)
+
+
+def _deepseek_v31(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    before, behind = writer.marker(DEEPSEEK_CALL), writer.marker(DEEPSEEK_SEPARATOR)
+    calls = _named(writer, use, lambda tool: f"{before} {quoted(tool.name)} {behind}")
+    call = writer.rule("call", f"{calls} {writer.marker(DEEPSEEK_CALL_CLOSE)}")
+    body = f"{_several(call, '', use)} {writer.marker(DEEPSEEK_CLOSE)}"
+    return _section(writer, use, DEEPSEEK_OPEN, body, alone=alone)
+
+
+def _kimi_k2(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    before, behind = writer.marker(KIMI_CALL), writer.marker(KIMI_ARGUMENTS)
+
+    def head(tool: Tool) -> str:
+        return f"{before} {quoted(f'functions.{tool.name}:')} /[0-9]{{1,4}}/ {behind}"
+
+    call = writer.rule("call", f"{_named(writer, use, head)} {writer.marker(KIMI_CALL_CLOSE)}")
+    body = f"{_several(call, '', use)} {writer.marker(KIMI_CLOSE)}"
+    return _section(writer, use, KIMI_OPEN, body, alone=alone)
+
+
+def _granite(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    opening = next((each for each in GRANITE_OPEN if writer.has_token(each)), GRANITE_OPEN[-1])
+    body = _list(_objects(writer, use, "arguments"), use)
+    return _section(writer, use, opening, body, alone=alone)
+
+
+def _phi4_mini_json(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    body = _list(_objects(writer, use, "arguments"), use)
+    return _section(writer, use, PHI4_OPEN, body, alone=alone)
+
+
+def _hunyuan_a13b(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    body = _list(_objects(writer, use, "arguments"), use)
+    body = f"{body} {writer.marker(HUNYUAN_CLOSE)}"
+    return _section(writer, use, HUNYUAN_OPEN, body, alone=alone)
+
+
+def _section(writer: GrammarWriter, use: ToolUse, opening: str, body: str, *, alone: bool) -> str:
+    """Returns one section of calls, which has all those of a turn."""
+    rest = writer.rule("section", body)
+    if alone:
+        return f"{writer.marker(opening)} {rest}"
+    return writer.with_text(opening, rest, is_repeated=False)
+
+
+def _list(call: str, use: ToolUse) -> str:
+    return f'"[" {_several(call, quoted(", "), use)} "]"'
+
+
+def _several(call: str, separator: str, use: ToolUse) -> str:
+    return f"{call} ({separator} {call})*" if use.parallel else call
+
+
+def _objects(writer: GrammarWriter, use: ToolUse, member: str, behind: str = "") -> str:
+    """Returns the object of a call of one of the tools; `behind`: what may follow its `member`."""
+
+    def call(tool: Tool) -> str:
+        before = quoted(f'{{"name": "{tool.name}", "{member}": ')
+        return f'{before} {arguments(tool)} {behind} "}}"'
+
+    return _of_tools(writer, use, call)
+
+
+def _named(writer: GrammarWriter, use: ToolUse, head: Callable[[Tool], str]) -> str:
+    """Returns the head of a call of one of the tools, and its arguments as JSON behind it."""
+    return _of_tools(writer, use, lambda tool: f"{head(tool)} {arguments(tool)}")
+
+
+def _of_tools(writer: GrammarWriter, use: ToolUse, call: Callable[[Tool], str]) -> str:
+    names = [writer.rule(f"tool_{i}", call(tool)) for i, tool in enumerate(use.callable)]
+    return writer.rule("tool", " | ".join(names))
+
+
+CALL_GRAMMARS: Mapping[ToolFormat, WriteCalls] = {
+    ToolFormat.HERMES: _hermes,
+    ToolFormat.LLAMA3_JSON: _llama3_json,
+    ToolFormat.MISTRAL: _mistral,
+    ToolFormat.DEEPSEEK_V3: _deepseek_v3,
+    ToolFormat.DEEPSEEK_V31: _deepseek_v31,
+    ToolFormat.KIMI_K2: _kimi_k2,
+    ToolFormat.GRANITE: _granite,
+    ToolFormat.PHI4_MINI_JSON: _phi4_mini_json,
+    ToolFormat.HUNYUAN_A13B: _hunyuan_a13b,
+}

@@ -1,0 +1,156 @@
+"""GrammarWriter: writes the rules of one grammar, in llguidance's kind of Lark.
+
+Calls are written in the style in which models were trained to write them, so that a grammar seldom
+has anything to forbid: one space behind colons and commas, no other white space.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from api.generation.tools import Tool, arguments_schema
+from api.output_parsers.parser import Thinking
+from shared.messages import Grammar, GrammarKind
+from shared.text.json_schema import grammar_schema
+from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat
+
+TokenId = Callable[[str], int | None]  # of a vocabulary's entry, by its exact name
+
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANYTHING = r"(.|\n)*"
+_ANSWER = "answer"
+_SIGNS = frozenset("\\.+*?()|[]{}^$#&-~/")  # of regular expressions
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningRule:
+    """What may stand before the answer; `budget`: at most so many tokens of it between markers."""
+
+    thinking: Thinking
+    budget: int | None = None
+    reasoning_format: ReasoningFormat = ReasoningFormat.THINK
+
+    @property
+    def is_bound(self) -> bool:
+        return self.budget is not None and self.thinking is not Thinking.NO
+
+    @property
+    def opening(self) -> str:
+        return REASONING_MARKERS[self.reasoning_format][0][0]
+
+    @property
+    def closing(self) -> str:
+        return REASONING_MARKERS[self.reasoning_format][1][0]
+
+
+class GrammarWriter:
+    """Writes the rules of one grammar."""
+
+    def __init__(self, token_id: TokenId) -> None:
+        self._token_id = token_id
+        self._rules: dict[str, str] = {}
+        self._answer: str | None = None  # a grammar of its own
+
+    def grammar(self, reasoning: ReasoningRule, body: str) -> Grammar:
+        """Returns the grammar. `body`: what follows the reasoning; a choice in it binds last."""
+        first = self._first(reasoning)
+        rules = {"start": f"{first} ({body})" if first else body, **self._rules}
+        text = "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+        if self._answer is not None:
+            parts = [{"lark_grammar": text}, {"name": _ANSWER, "lark_grammar": self._answer}]
+            text = json.dumps({"grammars": parts})
+        return Grammar(GrammarKind.LARK, text)
+
+    def answer(self, answer: Grammar) -> str:
+        """Returns the name under which it is part of this grammar."""
+        if answer.kind is GrammarKind.LARK:
+            self._answer = answer.text
+            return f"@{_ANSWER}"
+        if answer.kind is GrammarKind.REGEX:
+            return self.rule("ANSWER", f"/{answer.text}/")
+        return self.rule("answer", f"%json {answer.text}")
+
+    def rule(self, name: str, body: str) -> str:
+        """Returns its name; an upper case one is for what is one expression to the lexer."""
+        self._rules[name] = body
+        return name
+
+    def has_token(self, text: str) -> bool:
+        """Returns whether the vocabulary has it as one entry."""
+        return self._token_id(text) is not None
+
+    def token(self, text: str) -> str | None:
+        """Returns a token by its number, which matches whether it is special or not."""
+        token_id = self._token_id(text)
+        return None if token_id is None else f"<[{token_id}]>"
+
+    def marker(self, text: str) -> str:
+        """Returns what matches the marker: as a token where it is one, else spelled out."""
+        return self.token(text) or quoted(text)
+
+    def without(self, marker: str) -> str:
+        """Returns any text in which the marker does not occur, not even spelled out."""
+        having = f"/{_ANYTHING}{_escaped(marker)}{_ANYTHING}/"
+        return self.rule(f"NO_{_plain(marker)}", f"/{_ANYTHING}/ & ~{having}")
+
+    def up_to(self, marker: str) -> str:
+        """Returns any text, and then the marker for the first time."""
+        token = self.token(marker)
+        if token is not None:
+            return f"{self.without(marker)} {token}"
+        name = f"up_to_{_plain(marker).lower()}"
+        self.rule(f"{name}[lazy]", f"/{_ANYTHING}{_escaped(marker)}/")
+        return name
+
+    def with_text(self, opening: str, rest: str, *, is_repeated: bool) -> str:
+        """Returns any text with calls in it: each the marker `opening` and `rest` behind it."""
+        call = f"{self.up_to(opening)} {rest}"
+        return f"({call}){'*' if is_repeated else '?'} {self.without(opening)}"
+
+    def reasoning(self, rule: ReasoningRule) -> str:
+        """Returns the text from behind the opening marker to behind the closing one."""
+        if rule.budget is None:
+            return self.rule("reasoning", rf"{self.up_to(rule.closing)} /\n{{0,2}}/")
+        self.rule(f"thoughts[max_tokens={rule.budget}]", self.without(rule.closing))
+        return self.rule("reasoning", rf"thoughts {self.marker(rule.closing)} /\n{{0,2}}/")
+
+    def _first(self, rule: ReasoningRule) -> str | None:
+        if rule.thinking is Thinking.NO:
+            return None
+        rest = self.reasoning(rule)
+        return rest if rule.thinking is Thinking.OPEN else f"({self.marker(rule.opening)} {rest})?"
+
+
+def arguments(tool: Tool) -> str:
+    """Returns the JSON of a call's arguments. Raises InvalidParameter for a schema."""
+    return f"%json {json.dumps(_schema(tool))}"
+
+
+def quoted(text: str) -> str:
+    """Returns what matches this text and nothing else."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Returns the arguments' schema. What cannot be enforced is refused by name for a strict tool,
+    and left out where it is not."""
+    schema = arguments_schema(tool.parameters)
+    return styled(schema, tool)
+
+
+def styled(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+    """Returns a schema of a tool's, with the style that models write. Raises InvalidParameter."""
+    is_lenient = not tool.strict
+    walked = grammar_schema(schema, tool.schema_param, lenient=is_lenient)
+    return {**walked, "x-guidance": {**_STYLE, "lenient": is_lenient}}
+
+
+def _escaped(marker: str) -> str:
+    return "".join(f"\\{char}" if char in _SIGNS else char for char in marker)
+
+
+def _plain(marker: str) -> str:
+    return "".join(char.upper() if char.isalpha() else "_" for char in marker).strip("_")

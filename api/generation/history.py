@@ -1,0 +1,61 @@
+"""Earlier calls of tools as the templates of some formats must be given them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shared.text.tool_formats import ToolFormat
+
+Message = Mapping[str, Any]
+_NewId = Callable[[str, str, int], str]  # of a call's id, its tool and its number
+
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+def history(messages: Sequence[Message], tool_format: ToolFormat | None) -> Sequence[Message]:
+    """Returns a conversation as templates of the format take it.
+
+    Clients have ids of calls from here, or from any other model. Mistral's templates refuse ids
+    that are not nine letters and digits, and Kimi's write the id where others write the name.
+    """
+    new_id = _NEW_IDS.get(tool_format) if tool_format is not None else None
+    return messages if new_id is None else _with_ids(messages, new_id)
+
+
+def _with_ids(messages: Sequence[Message], new_id: _NewId) -> list[Message]:
+    """Returns the messages with other ids of calls, the same in a call and in its result."""
+    ids: dict[str, str] = {}
+    num_calls = 0
+    made: list[Message] = []
+    for message in messages:
+        if "tool_calls" in message:
+            calls = []
+            for call in message["tool_calls"]:
+                ids[call["id"]] = new_id(call["id"], call["function"]["name"], num_calls)
+                calls.append({**call, "id": ids[call["id"]]})
+                num_calls += 1
+            message = {**message, "tool_calls": calls}
+        elif "tool_call_id" in message:
+            call_id = message["tool_call_id"]
+            message = {**message, "tool_call_id": ids.get(call_id, call_id)}
+        made.append(message)
+    return made
+
+
+def _short_id(call_id: str, name: str, index: int) -> str:
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.blake2b(call_id.encode(errors="replace")).hexdigest()[:9]
+
+
+def _kimi_id(call_id: str, name: str, index: int) -> str:
+    return f"functions.{name}:{index}"
+
+
+_NEW_IDS: Mapping[ToolFormat, _NewId] = {
+    ToolFormat.MISTRAL: _short_id,
+    ToolFormat.KIMI_K2: _kimi_id,
+}

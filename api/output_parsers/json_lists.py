@@ -1,0 +1,76 @@
+"""Formats of calls that write a list of objects, `[{"name": ..., "arguments": {...}}, ...]`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from api.output_parsers.events import (
+    OutputEvent,
+    Reading,
+    Source,
+    Span,
+    Text,
+    first_of,
+    space_dropped,
+    text_before,
+)
+from api.output_parsers.reading import NotACall, expect, space_at, take_if_next
+from api.output_parsers.tool_calls import CallableTools, read_call
+
+GRANITE_OPEN = ("<|tool_call|>", "<tool_call>")  # of Granite 3.0, and of 3.1 and later
+PHI4_OPEN = "functools"
+HUNYUAN_OPEN, HUNYUAN_CLOSE = "<tool_calls>", "</tool_calls>"
+
+
+def granite_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and lists of calls, each behind a marker."""
+    yield from _lists(source, tools, GRANITE_OPEN, "</tool_call>")
+
+
+def phi4_mini_json_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and lists of calls, each behind the word `functools`."""
+    yield from _lists(source, tools, (PHI4_OPEN,), None)
+
+
+def hunyuan_a13b_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and lists of calls, each between two markers."""
+    yield from _lists(source, tools, (HUNYUAN_OPEN,), HUNYUAN_CLOSE)
+
+
+def _lists(
+    source: Source, tools: CallableTools, openings: tuple[str, ...], closing: str | None
+) -> Reading:
+    while True:
+        yield from text_before(source, openings, Text, Span.TEXT)
+        if not source.text:
+            return
+        at = first_of(source.text, openings)
+        opening = next(each for each in openings if source.text.startswith(each, at))
+        lead = at + len(opening)
+        try:
+            yield from read_list(source, lead, tools, closing)
+        except NotACall:
+            yield Text(source.take(lead, Span.TEXT))
+            continue
+        if closing is not None:
+            yield from take_if_next(source, closing, Span.CALL)
+        yield from space_dropped(source)
+
+
+def read_list(
+    source: Source, start: int, tools: CallableTools, closing: str | None = None
+) -> Generator[OutputEvent | None, None, None]:
+    """Parses the list of calls that begins at `source.text[start]`, or one call without a list.
+
+    Raises NotACall and takes nothing where its first element is no call. It ends with the list, or
+    in front of the first element that is none. `closing` is what follows it, if anything does.
+    """
+    index = yield from space_at(source, start)
+    is_list = source.text[index] == "["
+    yield from read_call(source, index + is_list, tools, closing)
+    while is_list and not (yield from take_if_next(source, "]", Span.CALL)):
+        try:
+            index = yield from expect(source, 0, ",")
+            yield from read_call(source, index, tools, closing)
+        except NotACall:
+            return

@@ -1,0 +1,157 @@
+"""Formats of calls that write the tool's name, and its arguments as JSON behind it.
+
+Mistral's, DeepSeek's and Kimi's. A call stands in a section of its own, or is opened by the marker
+of the section itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from api.output_parsers.events import (
+    OutputEvent,
+    Reading,
+    Source,
+    Span,
+    Text,
+    space_dropped,
+    text_before,
+)
+from api.output_parsers.json_lists import read_list
+from api.output_parsers.reading import (
+    NotACall,
+    expect,
+    literal_at,
+    optional_at,
+    space_at,
+    take_if_next,
+    word_at,
+)
+from api.output_parsers.tool_calls import CallableTools, stream_arguments
+
+MISTRAL_OPEN, MISTRAL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+DEEPSEEK_OPEN, DEEPSEEK_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+DEEPSEEK_CALL, DEEPSEEK_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+DEEPSEEK_CALL_CLOSE = "<｜tool▁call▁end｜>"
+DEEPSEEK_FENCE, DEEPSEEK_FENCE_CLOSE = "```json", "```"
+KIMI_OPEN, KIMI_CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_CALL, KIMI_ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
+KIMI_CALL_CLOSE = "<|tool_call_end|>"
+
+# Reads from an index up to where the arguments begin: (name, index).
+_ReadHead = Callable[[Source, int], Generator[None, None, tuple[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """What a format puts around calls. `tail`: what may follow the arguments, in this order."""
+
+    opening: str
+    closing: str
+    read_head: _ReadHead
+    tail: tuple[str, ...]
+
+
+def deepseek_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and sections of calls, each call with its arguments bare or fenced as JSON."""
+    tail = (DEEPSEEK_FENCE_CLOSE, DEEPSEEK_CALL_CLOSE)
+    section = _Section(DEEPSEEK_OPEN, DEEPSEEK_CLOSE, _deepseek_head, tail)
+    yield from _sections(source, tools, section)
+
+
+def kimi_k2_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and sections of calls, each with an id that has the tool's name in it."""
+    section = _Section(KIMI_OPEN, KIMI_CLOSE, _kimi_head, (KIMI_CALL_CLOSE,))
+    yield from _sections(source, tools, section)
+
+
+def mistral_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and calls: behind each marker one list of objects, or one name with arguments."""
+    while True:
+        yield from text_before(source, MISTRAL_OPEN, Text, Span.TEXT)
+        if not source.text:
+            return
+        lead = source.text.index(MISTRAL_OPEN) + len(MISTRAL_OPEN)
+        try:
+            begin = yield from space_at(source, lead)
+            if source.text[begin] in "[{":
+                yield from read_list(source, begin, tools)
+            else:
+                yield from _named_call(source, begin, tools, _mistral_head, MISTRAL_OPEN)
+        except NotACall:
+            yield Text(source.take(lead, Span.TEXT))
+            continue
+        yield from space_dropped(source)
+
+
+def _sections(source: Source, tools: CallableTools, section: _Section) -> Reading:
+    while True:
+        yield from text_before(source, section.opening, Text, Span.TEXT)
+        if not source.text:
+            return
+        lead = source.text.index(section.opening) + len(section.opening)
+        try:
+            yield from _call_in(source, lead, tools, section)
+        except NotACall:
+            yield Text(source.take(lead, Span.TEXT))
+            continue
+        while not (yield from take_if_next(source, section.closing, Span.CALL)):
+            try:
+                yield from _call_in(source, 0, tools, section)
+            except NotACall:
+                break
+        yield from space_dropped(source)
+
+
+def _call_in(
+    source: Source, start: int, tools: CallableTools, section: _Section
+) -> Generator[OutputEvent | None, None, None]:
+    yield from _named_call(source, start, tools, section.read_head, section.tail[-1])
+    for text in section.tail:
+        yield from take_if_next(source, text, Span.CALL)
+
+
+def _named_call(
+    source: Source, start: int, tools: CallableTools, read_head: _ReadHead, closing: str
+) -> Generator[OutputEvent | None, None, None]:
+    """Parses a call. Raises NotACall and takes nothing until its arguments begin."""
+    name, index = yield from read_head(source, start)
+    index = yield from expect(source, index, "{")
+    if name not in tools.names:
+        raise NotACall
+    source.take(index - 1, Span.CALL)
+    call = tools.begin(name)
+    yield call
+    yield from stream_arguments(source, call.index, closing)
+
+
+def _mistral_head(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
+    name, index = yield from word_at(source, index)
+    index = yield from space_at(source, index)
+    behind = yield from optional_at(source, index, MISTRAL_ID)
+    if behind > index:
+        _, index = yield from word_at(source, behind)
+        index = yield from space_at(source, index)
+    return name, (yield from optional_at(source, index, MISTRAL_ARGUMENTS))
+
+
+def _deepseek_head(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
+    index = yield from space_at(source, index)
+    index = yield from literal_at(source, index, DEEPSEEK_CALL)
+    name, index = yield from word_at(source, (yield from space_at(source, index)))
+    index = yield from literal_at(source, index, DEEPSEEK_SEPARATOR)
+    index = yield from space_at(source, index)
+    if name == "function" and source.text[index] != "{":
+        name, index = yield from word_at(source, index)
+        index = yield from space_at(source, index)
+    return name, (yield from optional_at(source, index, DEEPSEEK_FENCE))
+
+
+def _kimi_head(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
+    index = yield from space_at(source, index)
+    index = yield from literal_at(source, index, KIMI_CALL)
+    call_id, index = yield from word_at(source, (yield from space_at(source, index)))
+    index = yield from space_at(source, index)
+    index = yield from literal_at(source, index, KIMI_ARGUMENTS)
+    return call_id.removeprefix("functions.").partition(":")[0], index

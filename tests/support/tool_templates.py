@@ -1,0 +1,161 @@
+"""Chat templates of many families, written for tests in the shape of the published ones.
+
+They put the first system message first and bare, as those of `tests.support.tool_models` do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.text.tool_formats import ReasoningFormat, ToolFormat
+
+_SYSTEM = """\
+{%- if messages[0].role == 'system' %}{{ messages[0].content + '<|im_end|>\\n' }}
+{%- set messages = messages[1:] %}{% endif %}"""
+_TOOLS = "{%- if tools %}{{ '[TOOLS]' + (tools | tojson) + '[/TOOLS]' }}{% endif %}"
+_TURN = "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+_GENERATION = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+
+
+def _template(calls: str, *, generation: str = _GENERATION, results: str = _TURN) -> str:
+    """`calls`: writes message.tool_calls, behind the content."""
+    return f"""{_SYSTEM}{_TOOLS}
+{{%- for message in messages %}}
+    {{%- if message.tool_calls %}}
+        {{{{- '<|im_start|>assistant\\n' + message.content }}}}
+{calls}
+        {{{{- '<|im_end|>\\n' }}}}
+    {{%- elif message.role == 'tool' %}}{results}
+    {{%- else %}}{_TURN}
+    {{%- endif %}}
+{{%- endfor %}}{generation}"""
+
+
+def _each(before: str, call: str, separator: str, after: str) -> str:
+    """A template's loop over the calls; `f` is a call's function."""
+    return f"""
+{{{{- '{before}' }}}}
+{{%- for call in message.tool_calls %}}{{% set f = call.function %}}
+    {{{{- {call} }}}}{{% if not loop.last %}}{{{{ '{separator}' }}}}{{% endif %}}
+{{%- endfor %}}{{{{- '{after}' }}}}"""
+
+
+_OBJECT = "'{\"name\": \"' + f.name + '\", \"arguments\": ' + (f.arguments | tojson) + '}'"
+_SHORT_IDS = """
+{%- for call in message.tool_calls %}{% if call.id | length != 9 %}
+    {{- raise_exception('Tool call IDs have nine characters!') }}{% endif %}
+{%- endfor %}"""
+_SHORT_ID = (
+    "{%- if message.tool_call_id | length != 9 %}"
+    "{{ raise_exception('Tool call IDs have nine characters!') }}{% endif %}"
+    "{{- '[TOOL_RESULTS]' + message.content + '[CALL]' + message.tool_call_id }}"
+)
+
+MISTRAL_LIST = _template(
+    _SHORT_IDS
+    + _each("[TOOL_CALLS] [", _OBJECT[:-4] + "', \"id\": \"' + call.id + '\"}'", ", ", "]"),
+    results=_SHORT_ID,
+)
+MISTRAL_NAMED = _template(
+    _SHORT_IDS + _each("", "'[TOOL_CALLS]' + f.name + '[ARGS]' + (f.arguments | tojson)", "", ""),
+    results=_SHORT_ID,
+)
+MISTRAL_THINKING = MISTRAL_NAMED + "{#- [THINK]...[/THINK] stands before an answer -#}"
+DEEPSEEK_V3 = _template(
+    _each(
+        "<｜tool▁calls▁begin｜>",
+        "'<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + f.name + '\\n```json\\n' "
+        "+ f.arguments + '\\n```<｜tool▁call▁end｜>'",
+        "\\n",
+        "<｜tool▁calls▁end｜>",
+    )
+)
+DEEPSEEK_R1 = DEEPSEEK_V3.replace(
+    "assistant\\n' }}{% endif %}", "assistant\\n<think>\\n' }}{% endif %}"
+)
+DEEPSEEK_V31 = _template(
+    _each(
+        "<｜tool▁calls▁begin｜>",
+        "'<｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' + f.arguments + '<｜tool▁call▁end｜>'",
+        "",
+        "<｜tool▁calls▁end｜>",
+    ),
+    generation=(
+        "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+        "{{ '<think>' if thinking else '</think>' }}{% endif %}"
+    ),
+)
+KIMI_K2 = _template(
+    _each(
+        "<|tool_calls_section_begin|>",
+        "'<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' "
+        "+ (f.arguments if f.arguments is string else f.arguments | tojson) + '<|tool_call_end|>'",
+        "",
+        "<|tool_calls_section_end|>",
+    ),
+    results="{{- '## Return of ' + message.tool_call_id + '\\n' + message.content }}",
+)
+GRANITE = _template(
+    "{{- '<|tool_call|>' + (message.tool_calls | map(attribute='function') | list | tojson) }}"
+)
+GRANITE_THINKING = GRANITE + (
+    "{#- Write your thoughts after 'Here is my thought process:' and write your response after "
+    "'Here is my response:' -#}"
+)
+PHI4_MINI = (
+    _template(_each("", _OBJECT, ",", ""))
+    .replace("[TOOLS]", "[TOOLS]Call as functools[{'name': ...}], all in one list.")
+    .replace("functools[{'name': ...}]", "functools[...]")
+)
+HUNYUAN = _template(_each("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"))
+
+
+@dataclass(frozen=True)
+class Family:
+    """A template, what is found in it, and the markers of the family's vocabulary."""
+
+    template: str
+    tool_format: ToolFormat
+    reasoning_format: ReasoningFormat | None = None
+    markers: tuple[str, ...] = ()  # added tokens that are not special
+    special_markers: tuple[str, ...] = ()
+
+
+_DEEPSEEK_MARKERS = (
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<think>", "</think>"),
+)
+_KIMI_MARKERS = (
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+)
+
+FAMILIES = {
+    "mistral-list": Family(
+        MISTRAL_LIST, ToolFormat.MISTRAL, None, (), ("[TOOL_CALLS]", "[TOOL_RESULTS]")
+    ),
+    "mistral-named": Family(
+        MISTRAL_NAMED, ToolFormat.MISTRAL, None, (), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+    ),
+    "magistral": Family(
+        MISTRAL_THINKING,
+        ToolFormat.MISTRAL,
+        ReasoningFormat.MISTRAL,
+        (),
+        ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
+    ),
+    "deepseek-v3": Family(DEEPSEEK_V3, ToolFormat.DEEPSEEK_V3, None, _DEEPSEEK_MARKERS),
+    "deepseek-r1": Family(
+        DEEPSEEK_R1, ToolFormat.DEEPSEEK_V3, ReasoningFormat.THINK, _DEEPSEEK_MARKERS
+    ),
+    "deepseek-v31": Family(
+        DEEPSEEK_V31, ToolFormat.DEEPSEEK_V31, ReasoningFormat.THINK, _DEEPSEEK_MARKERS
+    ),
+    "kimi-k2": Family(KIMI_K2, ToolFormat.KIMI_K2, None, _KIMI_MARKERS),
+    "granite": Family(GRANITE, ToolFormat.GRANITE, None, (), ("<|tool_call|>",)),
+    "granite-thinking": Family(
+        GRANITE_THINKING, ToolFormat.GRANITE, ReasoningFormat.GRANITE, (), ("<|tool_call|>",)
+    ),
+    "phi4-mini": Family(PHI4_MINI, ToolFormat.PHI4_MINI_JSON),
+    "hunyuan": Family(HUNYUAN, ToolFormat.HUNYUAN_A13B),
+}

@@ -1,0 +1,106 @@
+"""Turns that clients send back: earlier calls as each family's template writes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.dialects.chat.protocol import ChatRequest
+from api.dialects.chat.request import chat_input
+from api.generation.models import ServedModel
+from api.generation.prompt import prepare_prompt
+from api.generation.validation import parse_request
+from shared.messages import InvalidParameter
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.text_model import load_text
+from tests.contract.shared.text import templates
+from tests.support.checkpoints import make_checkpoint
+from tests.support.tool_models import make_family_checkpoint
+from tests.support.tool_templates import FAMILIES
+from tests.support.written_calls import WRITTEN
+
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "W."}}
+ARGUMENTS = '{"city": "Oslo", "days": 2}'
+
+
+def served(path: Path) -> ServedModel:
+    card, blobs = card_from_checkpoint(
+        path,
+        name="m",
+        max_model_len=4096,
+        kv_capacity_tokens=0,
+        dtype="",
+        num_parameters=0,
+        structured_output=True,
+    )
+    return ServedModel(card, load_text(card, blobs))
+
+
+def prompt_of(model: ServedModel, messages: list[dict[str, Any]], **members: Any) -> str:
+    body = {"model": "m", "messages": messages, "tools": [TOOL], **members}
+    plan = prepare_prompt(model, chat_input(parse_request(body, ChatRequest)))
+    return model.text.tokenizer.decode(plan.token_ids, skip_special_tokens=False)
+
+
+def conversation(*ids: str) -> list[dict[str, Any]]:
+    """A question, and a call with its result for each id."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
+    for call_id in ids:
+        function = {"name": "get_weather", "arguments": ARGUMENTS}
+        call = {"id": call_id, "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": "Fine."})
+    return messages
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_of_any_model_is_written_as_the_family_writes_it(
+    family: str, tmp_path: Path
+) -> None:
+    model = served(make_family_checkpoint(tmp_path, family))
+    for call_id in ("call_0123456789abcdef01234567", "toolu_1", "x" * 60, "é"):
+        prompt = prompt_of(model, conversation(call_id))
+        if family == "mistral-list":
+            assert re.search(
+                r'\[TOOL_CALLS\] \[\{"name": "get_weather", "arguments": \{"city": "Oslo", '
+                r'"days": 2\}, "id": "[a-z0-9]{9}"\}\]',
+                prompt,
+            )
+        elif family == "phi4-mini":  # its template leaves the marker out
+            assert f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}' in prompt
+        else:
+            assert WRITTEN[family]([("get_weather", ARGUMENTS)]) in prompt
+        assert "Fine." in prompt
+
+
+def test_mistrals_ids_are_short_and_as_different_as_they_were(tmp_path: Path) -> None:
+    model = served(make_family_checkpoint(tmp_path, "mistral-list"))
+    prompt = prompt_of(model, conversation("call_1", "call_2", "Ab3456789"))
+    ids = re.findall(r'"id": "([^"]*)"', prompt)
+    assert len(set(ids)) == 3
+    assert ids[2] == "Ab3456789"
+    assert re.findall(r"\[CALL\]([a-zA-Z0-9]{9})", prompt) == ids
+    assert prompt == prompt_of(model, conversation("call_1", "call_2", "Ab3456789"))
+
+
+def test_kimis_ids_are_counted_through_the_conversation(tmp_path: Path) -> None:
+    model = served(make_family_checkpoint(tmp_path, "kimi-k2"))
+    prompt = prompt_of(model, conversation("a", "b"))
+    assert "functions.get_weather:0<|tool_call_argument_begin|>" in prompt
+    assert "functions.get_weather:1<|tool_call_argument_begin|>" in prompt
+    assert "## Return of functions.get_weather:1\n" in prompt
+
+
+def test_calls_in_a_format_that_is_not_known_are_text_and_cannot_be_required(
+    tmp_path: Path,
+) -> None:
+    model = served(make_checkpoint(tmp_path, chat_template=templates.COMMAND_R_TOOLS))
+    user = [{"role": "user", "content": "hi"}]
+    assert "get_weather" in prompt_of(model, user, parallel_tool_calls=False)
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        with pytest.raises(InvalidParameter) as caught:
+            prompt_of(model, user, tool_choice=choice)
+        assert (caught.value.param, caught.value.code) == ("tool_choice", "tools_not_supported")
