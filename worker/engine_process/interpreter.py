@@ -2,12 +2,14 @@
 
 vLLM pins its dependencies, and so does this project. The engine process of ENGINE=vllm runs in an
 interpreter that has vLLM, and its path has the packages `worker` and `shared` besides, alone: not
-their neighbours, which are the dependencies of the service where both are installed together.
+their neighbours, which are the dependencies of the service where both are installed together. The
+one exception is llguidance: a grammar that the service has admitted must mean the same there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 from asyncio.subprocess import DEVNULL, PIPE
@@ -17,7 +19,7 @@ from worker.engine_options import EngineOptions
 
 LEAST_PYTHON = (3, 11)
 # What the engine process of ENGINE=vllm imports and vLLM brings along.
-NEEDED = ("vllm", "torch", "msgspec", "numpy", "tokenizers", "jinja2", "llguidance")
+NEEDED = ("vllm", "torch", "msgspec", "numpy", "tokenizers", "jinja2")
 CHECK_TIMEOUT_S = 60.0
 
 _PACKAGES = Path(__file__).parents[1] / "vllm" / "packages"
@@ -43,7 +45,18 @@ def environment_of(options: EngineOptions) -> dict[str, str] | None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     # Children of the engine process inherit both: they find the two packages, and no directory
     # that happens to be the current one.
-    return env | {"PYTHONPATH": str(_PACKAGES), "PYTHONSAFEPATH": "1"}
+    return env | {
+        "PYTHONPATH": str(_PACKAGES),
+        "PYTHONSAFEPATH": "1",
+        "PENSTOCK_LLGUIDANCE": _folder_of("llguidance"),
+    }
+
+
+def _folder_of(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"{package} is a dependency of the worker"
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent)
 
 
 async def check_interpreter(python: str) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llguidance
 import pytest
 
 from worker.engine_options import EngineOptions
@@ -54,6 +55,28 @@ def test_the_engine_process_finds_two_packages_and_not_their_neighbours() -> Non
         f"['{REPOSITORY / 'shared'}']",
         "None",
         "None",
+    ]
+
+
+def test_the_engine_process_compiles_grammars_with_the_services_package() -> None:
+    env = environment_of(EngineOptions(checkpoint="/m", engine="vllm"))
+    assert env is not None
+    code = (
+        "import llguidance, llguidance.numpy;"
+        "print(llguidance.__file__, llguidance._lib.__file__, llguidance.numpy.__file__)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=REPOSITORY,
+        check=True,
+    ).stdout
+    assert printed.split() == [
+        str(REPOSITORY / "worker" / "vllm" / "packages" / "llguidance" / "__init__.py"),
+        llguidance._lib.__file__,
+        str(Path(llguidance.__file__).parent / "numpy.py"),
     ]
 
 
