@@ -44,8 +44,14 @@ def free_port(count: int = 1) -> int:
 class Launched:
     """`with Launched(tmp_path) as penstock:` ready on entry, stopped by SIGINT on exit."""
 
-    def __init__(self, directory: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        env: Mapping[str, str] | None = None,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+    ) -> None:
         self._directory = directory
+        self._ready_timeout_s = ready_timeout_s
         self._env = {
             **{k: v for k, v in os.environ.items() if k != "REDIS_URL"},
             "PYTHONPATH": str(REPOSITORY),
@@ -80,14 +86,14 @@ class Launched:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + self._ready_timeout_s
         while "Stop: Ctrl-C" not in self.output:
             if self._process.poll() is not None:
                 self._reader.join(5)
                 raise AssertionError(f"ended with {self._process.returncode}:\n{self.output}")
             if time.monotonic() > deadline:
                 self.stop()
-                raise AssertionError(f"not ready in {READY_TIMEOUT_S} s:\n{self.output}")
+                raise AssertionError(f"not ready in {self._ready_timeout_s} s:\n{self.output}")
             time.sleep(0.02)
         return self
 
