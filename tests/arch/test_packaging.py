@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shared.launcher.redis_server import PrivateServer
+from shared.process import dying_with_this_process
+from tests.support.vllm_environment import vllm_python
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+WORKERS = ("worker", "worker-gpu", "worker-vllm", "worker-vllm-gpu")
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -43,12 +49,30 @@ def test_compose_keeps_jobs_safe_by_its_settings() -> None:
     assert command[command.index("--appendonly") + 1] == "yes"
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
     assert "healthcheck" in services["redis"]
-    for name in ("redis", "frontend", "worker", "worker-gpu"):
+    for name in (*WORKERS, "redis", "frontend"):
         assert services[name]["restart"] == "unless-stopped"
-    for name in ("frontend", "worker"):
+    for name in (*WORKERS, "frontend"):
         assert services[name]["depends_on"]["redis"]["condition"] == "service_healthy"
         assert (REPOSITORY / services[name]["build"]["dockerfile"]).exists()
-    assert services["worker-gpu"]["profiles"] == ["gpu"]
+    profiles = {name: services[name].get("profiles", []) for name in WORKERS}
+    assert profiles == {
+        "worker": [],
+        "worker-gpu": ["gpu"],
+        "worker-vllm": ["vllm"],
+        "worker-vllm-gpu": ["vllm-gpu"],
+    }
+
+
+def test_compose_gives_vllm_a_model_and_an_image_of_its_own() -> None:
+    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    images = [services[name]["image"] for name in ("worker", "worker-vllm", "worker-vllm-gpu")]
+    assert len(set(images)) == 3
+    for name in ("worker-vllm", "worker-vllm-gpu"):
+        assert services[name]["environment"]["MODEL"] == "${VLLM_MODEL:-${MODEL:-}}"
+        assert services[name]["build"]["dockerfile"] == "worker/Dockerfile.vllm"
+    assert services["worker-vllm-gpu"]["build"]["args"]["VLLM_DEVICE"] == "cuda"
+    assert "VLLM_DEVICE" not in services["worker-vllm"]["build"]["args"]
+    assert services["worker-vllm-gpu"]["deploy"] == services["worker-gpu"]["deploy"]
 
 
 def test_compose_publishes_the_frontend_on_loopback_by_default() -> None:
@@ -69,12 +93,14 @@ def test_compose_answers_for_the_name_that_other_containers_use() -> None:
     assert names == "${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend}"
 
 
-@pytest.mark.parametrize("room", ["api", "worker"])
-def test_what_a_service_writes_into_volumes_belongs_to_its_user(room: str) -> None:
+@pytest.mark.parametrize(
+    "dockerfile", ["api/Dockerfile", "worker/Dockerfile", "worker/Dockerfile.vllm"]
+)
+def test_what_a_service_writes_into_volumes_belongs_to_its_user(dockerfile: str) -> None:
     """A new volume takes its owner from the directory in the image; one that is not there, and
     every directory above it that Docker has to make, is root's."""
     services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
-    text = re.sub(r"\\\n\s*", " ", (REPOSITORY / room / "Dockerfile").read_text())
+    text = re.sub(r"\\\n\s*", " ", (REPOSITORY / dockerfile).read_text())
     (user,) = re.findall(r"^USER (\S+)", text, re.M)
     made = re.findall(r"install -d (.+?)(?: &&|$)", text, re.M)
     owned = set()
@@ -85,7 +111,7 @@ def test_what_a_service_writes_into_volumes_belongs_to_its_user(room: str) -> No
     named = [
         service
         for service in services.values()
-        if service.get("build", {}).get("dockerfile") == f"{room}/Dockerfile"
+        if service.get("build", {}).get("dockerfile") == dockerfile
     ]
     assert named
     targets = {
@@ -134,6 +160,7 @@ class Image:
         self._context.mkdir(parents=True)
 
     def build(self) -> Image:
+        """Carries all of it out but for the RUN line that makes vLLM's environment."""
         subprocess.run([sys.executable, "-m", "venv", str(self._venv)], check=True, timeout=120)
         for line in self._text.splitlines():
             if line.startswith("COPY "):
@@ -153,22 +180,40 @@ class Image:
         return self
 
     def _copy(self, source: str, target: str) -> None:
-        origin = REPOSITORY / source
+        origin, goal = REPOSITORY / source, self._context / target
+        if target.endswith("/"):
+            goal.mkdir(parents=True, exist_ok=True)
         if origin.is_dir():
             ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(origin, self._context / target, ignore=ignore)
+            shutil.copytree(origin, goal, ignore=ignore, dirs_exist_ok=True)
         else:
-            shutil.copy(origin, self._context / target)
+            shutil.copy(origin, goal)
+
+    def environment_command(self) -> tuple[Path, list[str]]:
+        """Returns the command that makes vLLM's environment, and a folder with the files that are
+        there when it runs."""
+        for line in self._text.splitlines():
+            if line.startswith("COPY "):
+                *sources, target = shlex.split(line)[1:]
+                for source in sources:
+                    self._copy(source, target)
+            elif "vllm_environment" in line and line.startswith("RUN "):
+                words = shlex.split(line.partition(" python ")[2])
+                return self._context, [word.replace("${VLLM_DEVICE}", "cpu") for word in words]
+        raise AssertionError("no such line")
 
     def python(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(self._venv / "bin/python"), *arguments],
+            self.command(*arguments),
             capture_output=True,
             text=True,
             cwd="/",
             env={"PATH": "/usr/bin:/bin", "HOME": str(self._venv), **env},
             timeout=120,
         )
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(self._venv / "bin/python"), *arguments]
 
     def start_command(self) -> list[str]:
         (command,) = re.findall(r"^CMD (\[.*\])", self._text, re.M)
@@ -178,17 +223,17 @@ class Image:
 
 
 @contextmanager
-def built(room: str) -> Iterator[Image]:
-    """A room's image, on the repository's disk: the worker's takes 5 GB, and the temporary folder
+def built(dockerfile: str) -> Iterator[Image]:
+    """An image, on the repository's disk: the worker's takes 5 GB, and the temporary folder
     may be memory. It is removed in any case."""
     (REPOSITORY / ".penstock").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="image-", dir=REPOSITORY / ".penstock") as root:
-        yield Image(REPOSITORY / room / "Dockerfile", Path(root)).build()
+        yield Image(REPOSITORY / dockerfile, Path(root)).build()
 
 
 @pytest.fixture(scope="module")
 def api_image() -> Iterator[Image]:
-    with built("api") as image:
+    with built("api/Dockerfile") as image:
         yield image
 
 
@@ -213,7 +258,7 @@ def test_the_api_image_starts_and_says_what_is_wrong_with_a_setting(api_image: I
 
 @pytest.fixture(scope="module")
 def worker_image() -> Iterator[Image]:
-    with built("worker") as image:
+    with built("worker/Dockerfile") as image:
         yield image
 
 
@@ -234,3 +279,62 @@ def test_the_worker_image_installs_and_says_what_is_wrong_with_a_setting(
         "print(u.find_spec('fastapi'), torch.__version__)",
     )
     assert found.stdout.startswith("None 2.13"), found.stdout + found.stderr
+
+
+def test_the_files_that_make_vllms_environment_suffice_alone(tmp_path: Path) -> None:
+    """They come first in the image, so that no other change makes it fetch gigabytes again."""
+    context, words = Image(REPOSITORY / "worker/Dockerfile.vllm", tmp_path).environment_command()
+    *command, directory = words
+    assert directory == "/opt/vllm"
+    ended = subprocess.run(
+        [sys.executable, *command, str(tmp_path / "vllm")],
+        cwd=context,
+        env={"PATH": os.environ["PATH"], "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    # As far as the first package, which no index is there for.
+    assert ended.returncode == 1, ended.stderr
+    assert "step 2, torch, ended with status 1" in ended.stderr
+    assert "The user requested torch==" in ended.stderr
+
+
+@pytest.mark.packages
+@pytest.mark.vllm
+def test_the_vllm_image_serves_without_torch_of_its_own(tmp_path: Path) -> None:
+    text = (REPOSITORY / "worker/Dockerfile.vllm").read_text()
+    assert "ENGINE_PYTHON=/opt/vllm/bin/python" in text
+    python = vllm_python()
+    assert python is not None, "make vllm"
+    with built("worker/Dockerfile.vllm") as image, PrivateServer(tmp_path / "redis") as server:
+        found = image.python("-c", "import importlib.util as u; print(u.find_spec('torch'))")
+        assert found.stdout == "None\n", found.stderr
+        with (tmp_path / "log").open("w+") as log:
+            worker = subprocess.Popen(
+                image.command(*image.start_command()),
+                cwd="/",
+                env={
+                    "PATH": "/usr/bin:/bin",
+                    "HOME": str(tmp_path),
+                    "REDIS_URL": server.url,
+                    "ENGINE": "vllm",
+                    "ENGINE_PYTHON": python,
+                    "VLLM_ARGS": '{"enforce_eager": true}',
+                    "KV_CACHE_MEMORY_GB": "0.1",
+                    "NUM_THREADS": "1",
+                    "LOG_FORMAT": "text",
+                },
+                stdout=log,
+                stderr=log,
+                preexec_fn=dying_with_this_process(),
+            )
+            try:
+                deadline = time.monotonic() + 300
+                while "worker.service ready" not in (tmp_path / "log").read_text():
+                    assert worker.poll() is None, (tmp_path / "log").read_text()
+                    assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+                    time.sleep(0.2)
+            finally:
+                worker.terminate()
+                assert worker.wait(60) == 0

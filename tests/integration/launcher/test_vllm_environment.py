@@ -220,6 +220,15 @@ def test_too_little_space_is_said_before_anything_is_fetched(
         make_environment(large, lambda _: None, directory=directory)
 
 
+def test_a_library_that_the_system_lacks_is_named_before_anything_is_fetched(
+    build: Build, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = Build(build.package, build.pins, 1, 1, library="libnuma.so.1")
+    monkeypatch.setattr(module, "_loads", lambda _: False)
+    with pytest.raises(NotMade, match=r"needs libnuma\.so\.1, .* apt-get install libnuma1"):
+        make_environment(needs, lambda _: None, directory=directory)
+
+
 def test_the_build_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: False)
     assert [build_for(name) for name in ("", "auto", "cpu", "cuda")] == [CPU, CPU, CPU, CUDA]
