@@ -36,6 +36,9 @@ static void check(const char* what, i64 a, i64 b, double found, double expected,
 }
 
 static double silu(double x) { return x / (1 + std::exp(-x)); }
+static double gelu(double x) {
+  return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
 
 // A weight [panels * 32, k] as the kernels read it, `group` numbers of a row together.
 template <class T> static std::vector<T> blocked(const std::vector<T>& w, i64 k, i64 group) {
@@ -46,8 +49,8 @@ template <class T> static std::vector<T> blocked(const std::vector<T>& w, i64 k,
   return out;
 }
 
-static void products(i64 m, i64 n, i64 k, bool gated, bool int8) {
-  const i64 width = gated ? 16 : 32, rows = (n + width - 1) / width * 32;
+static void products(i64 m, i64 n, i64 k, Gate gate, bool int8) {
+  const i64 width = gate ? 16 : 32, rows = (n + width - 1) / width * 32;
   const std::vector<bf16> x = numbers(m * k), w = numbers(rows * k, 0.2f);
   std::vector<int8_t> q(rows * k);
   std::vector<float> scales(rows), bias(rows);
@@ -63,7 +66,7 @@ static void products(i64 m, i64 n, i64 k, bool gated, bool int8) {
   weight.packed = int8 ? (const void*)packed_q.data() : packed.data();
   weight.bias = bias.data();
   if (int8) weight.scales = scales.data(), weight.offset = offset.data();
-  weight.n = n, weight.k = k, weight.gated = gated;
+  weight.n = n, weight.k = k, weight.gate = gate;
   std::vector<bf16> room(m * k + 64), y(m * n);
   std::vector<float> row_scales(m);
   const Scratch scratch{room.data(), row_scales.data()};
@@ -78,7 +81,8 @@ static void products(i64 m, i64 n, i64 k, bool gated, bool int8) {
         return sum;
       };
       const i64 up = c / 16 * 32 + c % 16;
-      const double expected = gated ? silu(column(up)) * column(up + 16) : column(c);
+      const auto gated = [&](double x) { return gate == kSilu ? silu(x) : gelu(x); };
+      const double expected = gate ? gated(column(up)) * column(up + 16) : column(c);
       check(int8 ? "int8 product" : "product", r, c, wide(y[r * n + c]), expected,
             int8 ? 0.05 : 0.01);
     }
@@ -87,7 +91,9 @@ static void products(i64 m, i64 n, i64 k, bool gated, bool int8) {
 static void norms(i64 rows, i64 size) {
   std::vector<bf16> x = numbers(rows * size), out(rows * size);
   const std::vector<bf16> delta = numbers(rows * size), weight = numbers(size), before = x;
-  add_rms_norm(x.data(), delta.data(), weight.data(), out.data(), 1e-6f, rows, size);
+  const float offset = rows % 2;
+  add_rms_norm(x.data(), delta.data(), nullptr, weight.data(), offset, out.data(), 1e-6f, rows,
+               size);
   for (i64 r = 0; r < rows; ++r) {
     double squares = 0;
     for (i64 i = 0; i < size; ++i) {
@@ -97,19 +103,20 @@ static void norms(i64 rows, i64 size) {
     }
     for (i64 i = 0; i < size; ++i)
       check("norm", r, i, wide(out[r * size + i]),
-            wide(x[r * size + i]) / std::sqrt(squares / size + 1e-6) * wide(weight[i]), 0.01);
+            wide(x[r * size + i]) / std::sqrt(squares / size + 1e-6) * (wide(weight[i]) + offset), 0.01);
   }
 }
 
 // Rotation, the store into blocks and attention over them, of one sequence.
-static void attention(i64 context, i64 queries, i64 heads, i64 kv_heads, i64 dim) {
+static void attention(i64 context, i64 queries, i64 heads, i64 kv_heads, i64 dim,
+                      i64 window = 0) {
   const i64 blocks = (context + kBlock - 1) / kBlock, group = heads / kv_heads;
   const i64 stride = 2 * kBlock * kv_heads * dim, half = dim / 2, width = (heads + 2 * kv_heads) * dim;
   std::vector<bf16> cache(blocks * stride, 0x7fc0), rows = numbers(context * width);  // NaN
   std::vector<bf16> cosines(context * half), sines(context * half), before = rows;
   for (i64 i = 0; i < context * half; ++i)
     cosines[i] = narrow(std::cos(0.1 * i)), sines[i] = narrow(std::sin(0.1 * i));
-  norm_rope(rows.data(), width, nullptr, nullptr, 0, cosines.data(), sines.data(), context, heads,
+  norm_rope(rows.data(), width, nullptr, nullptr, 0, 0, cosines.data(), sines.data(), context, heads,
             kv_heads, dim);
   for (i64 t = 0; t < context; ++t)
     for (i64 i = 0; i < half; ++i) {
@@ -133,19 +140,20 @@ static void attention(i64 context, i64 queries, i64 heads, i64 kv_heads, i64 dim
   const i64 first = context - queries;
   const float scale = 1 / std::sqrt((float)dim);
   paged_attention(rows.data() + first * width, width, keys, values, stride, out.data(), &ragged,
-                  heads, kv_heads, dim, scale);
+                  heads, kv_heads, dim, scale, window);
   for (i64 t = 0; t < queries; ++t)
     for (i64 h = 0; h < heads; ++h) {
       const bf16* q = rows.data() + (first + t) * width + h * dim;
       std::vector<double> weight(first + t + 1), sum(dim, 0.0);
       double total = 0;
-      for (i64 s = 0; s <= first + t; ++s) {
+      const i64 begin = window ? std::max<i64>(0, first + t + 1 - window) : 0;
+      for (i64 s = begin; s <= first + t; ++s) {
         double score = 0;
         for (i64 d = 0; d < dim; ++d)
           score += (double)wide(q[d]) * wide(k[s * width + h / group * dim + d]);
         total += weight[s] = std::exp(score * scale);
       }
-      for (i64 s = 0; s <= first + t; ++s)
+      for (i64 s = begin; s <= first + t; ++s)
         for (i64 d = 0; d < dim; ++d)
           sum[d] += weight[s] / total * wide(v[s * width + h / group * dim + d]);
       for (i64 d = 0; d < dim; ++d)
@@ -157,11 +165,13 @@ int main() {
   set_num_threads(2);
   for (bool int8 : {false, true})
     for (i64 m : {1, 2, 3, 13})
-      products(m, 40, 48, false, int8), products(m, 23, 64, true, int8), products(m, 96, 16, false, int8);
+      products(m, 40, 48, kNoGate, int8), products(m, 23, 64, kSilu, int8),
+          products(m, 23, 64, kGeluTanh, int8), products(m, 96, 16, kNoGate, int8);
   norms(3, 48), norms(20, 96);
   attention(1, 1, 4, 2, 16), attention(70, 1, 6, 2, 32), attention(37, 37, 4, 4, 48);
   attention(150, 21, 8, 2, 64), attention(90, 2, 2, 1, 128);
   attention(600, 9, 4, 2, 32);
+  attention(150, 21, 8, 2, 64, 37), attention(90, 1, 2, 1, 128, 16), attention(70, 1, 6, 2, 32, 1);
   printf("%d checks failed\n", failures);
   return failures > 0;
 }

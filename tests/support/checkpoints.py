@@ -20,7 +20,8 @@ END_OF_TEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
-FAMILIES = ("qwen3", "qwen2", "llama")
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "ministral", "gemma3_text")
+WINDOW = 9  # tokens, of the families that have windows: shorter than prompts of tests
 DEFAULT_VOCAB_SIZE = 384
 
 CHATML_TEMPLATE = (
@@ -84,8 +85,15 @@ def make_checkpoint(
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(family, vocab_size, tie_word_embeddings, dtype)
-    _spell_rope(config, config_style, rope_theta, rope_scaling)
+    if family == "gemma3_text":
+        _spell_two_ropes(config, config_style, rope_theta, rope_scaling)
+    else:
+        _spell_rope(config, config_style, rope_theta, rope_scaling)
     config.update(overrides)
+    if family in ("ministral", "gemma3_text"):  # every other layer has a window
+        types = ("sliding_attention", "full_attention")
+        layers = range(config["num_hidden_layers"])
+        config.setdefault("layer_types", [types[layer % 2] for layer in layers])
     eos: object = overrides.get("eos_token_id", [vocab_size - 1, vocab_size - 3])
     _write_json(directory / "config.json", config)
     _write_json(
@@ -105,6 +113,9 @@ def _config(family: str, vocab_size: int, tied: bool, dtype: str) -> dict[str, A
         "qwen3": "Qwen3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "ministral": "MinistralForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
     }[family]
     config: dict[str, Any] = {
         "architectures": [architecture],
@@ -130,6 +141,18 @@ def _config(family: str, vocab_size: int, tied: bool, dtype: str) -> dict[str, A
         config |= {"head_dim": 32, "attention_bias": False}
     if family == "llama":
         config |= {"head_dim": 16, "attention_bias": False, "mlp_bias": False}
+    if family in ("mistral", "ministral"):
+        config |= {"head_dim": 32, "sliding_window": WINDOW}
+    if family == "gemma3_text":
+        del config["hidden_act"]
+        config |= {
+            "head_dim": 32,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 24,
+            "sliding_window": WINDOW,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+        }
     if family in ("qwen3", "qwen2"):
         config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 2}
     return config
@@ -147,6 +170,20 @@ def _spell_rope(
         config["torch_dtype"] = config.pop("dtype")
     else:
         raise ValueError(f"config_style must be 'v4' or 'v5', got {style!r}")
+
+
+def _spell_two_ropes(
+    config: dict[str, Any], style: str, theta: float, scaling: Mapping[str, Any] | None
+) -> None:
+    """Gemma's: layers with windows have a base of their own, and no scaling."""
+    _spell_rope(config, style, theta, scaling)
+    if style == "v4":
+        config["rope_local_base_freq"] = 100.0
+        return
+    config["rope_parameters"] = {
+        "full_attention": config["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
 
 
 @cache
@@ -217,10 +254,17 @@ def _random_weights(family: str, config: Mapping[str, Any], seed: int) -> dict[s
     def linear(out: int, in_: int, gain: float = 1.0) -> np.ndarray:
         return normal(out, in_, gain=gain / in_**0.5)
 
-    def norm(size: int) -> np.ndarray:
-        return (1.0 + 0.1 * rng.standard_normal(size)).astype(np.float32)
+    is_gemma = family == "gemma3_text"  # its norms multiply by 1 + weight
+    # Its embedding is scaled up, and what layers add is normalised: half of the residual stream.
+    embedding_gain = 1.0 / hidden**0.5 if is_gemma else 1.0
 
-    weights = {"model.embed_tokens.weight": normal(config["vocab_size"], hidden)}
+    def norm(size: int) -> np.ndarray:
+        middle = 0.0 if is_gemma else 1.0
+        return (middle + 0.1 * rng.standard_normal(size)).astype(np.float32)
+
+    weights = {
+        "model.embed_tokens.weight": normal(config["vocab_size"], hidden, gain=embedding_gain)
+    }
     for index in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{index}."
         attention = prefix + "self_attn."
@@ -231,7 +275,7 @@ def _random_weights(family: str, config: Mapping[str, Any], seed: int) -> dict[s
         weights[attention + "o_proj.weight"] = linear(hidden, heads * head_dim, 4.0)
         if family != "qwen2" and config.get("attention_bias"):
             weights[attention + "o_proj.bias"] = normal(hidden, gain=0.5)
-        if family == "qwen3":
+        if family in ("qwen3", "gemma3_text"):
             weights[attention + "q_norm.weight"] = norm(head_dim)
             weights[attention + "k_norm.weight"] = norm(head_dim)
         for name, shape, gain in (
@@ -244,6 +288,9 @@ def _random_weights(family: str, config: Mapping[str, Any], seed: int) -> dict[s
                 weights[f"{prefix}mlp.{name}.bias"] = normal(shape[0], gain=0.5)
         weights[prefix + "input_layernorm.weight"] = norm(hidden)
         weights[prefix + "post_attention_layernorm.weight"] = norm(hidden)
+        if is_gemma:
+            weights[prefix + "pre_feedforward_layernorm.weight"] = norm(hidden)
+            weights[prefix + "post_feedforward_layernorm.weight"] = norm(hidden)
     weights["model.norm.weight"] = norm(hidden)
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = linear(config["vocab_size"], hidden, 2.0)

@@ -37,6 +37,17 @@ FAMILIES = {
     "qwen3": QWEN3,
     "qwen2": QWEN3 | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
     "llama": QWEN3 | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "mistral": QWEN3
+    | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 21},
+    "gemma3_text": QWEN3
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "sliding_window": 21,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 24,
+        "rope_local_base_freq": 100.0,
+    },
 }
 
 

@@ -279,7 +279,7 @@ def _free_bytes(options: EngineOptions, model: CausalLM, block_size: int, longes
     )
     runner = TorchModelRunner(
         model,
-        LayerByLayer(model, SdpaAttention(pool)),
+        LayerByLayer(model, SdpaAttention(pool, model.config.layer_scores)),
         block_size=block_size,
         max_num_seqs=options.max_num_seqs,
     )

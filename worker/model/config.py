@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.model.attention.base import LayerScores, Reach
 from worker.model.context_length import ContextLength
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.kv_cache import KVLayer
+from worker.model.layer_kinds import LayerKind, Windows, layer_kinds
+from worker.model.layers.ops import Activation
 from worker.model.rope import RopeConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -34,6 +37,15 @@ class Family:
     num_kv_heads: int | None = None  # None: num_attention_heads
     max_position_embeddings: int
     eos_token_id: int | None = None
+    windows: Windows = Windows.NONE
+    activation: Activation = "silu"  # of the gate
+    activation_member: str = "hidden_act"
+    ties_word_embeddings: bool = False
+    # Gemma's: norms multiply by 1 + weight, and come also behind attention and feed-forward; the
+    # embedding is scaled by sqrt(hidden_size), queries by query_pre_attn_scalar ** -0.5.
+    is_gemma: bool = False
+    local_theta: float | None = None  # of layers with windows, which have a rotation of their own
+    theta: float = 10_000.0
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -48,6 +60,7 @@ FAMILIES: Mapping[str, Family] = {
         has_qkv_bias=True,
         num_kv_heads=32,
         max_position_embeddings=32_768,
+        windows=Windows.FLAGGED,
     ),
     "qwen3": Family(
         architecture="Qwen3ForCausalLM",
@@ -55,7 +68,48 @@ FAMILIES: Mapping[str, Family] = {
         head_dim=128,
         num_kv_heads=32,
         max_position_embeddings=32_768,
+        windows=Windows.FLAGGED,
     ),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        num_kv_heads=8,
+        max_position_embeddings=131_072,
+        eos_token_id=2,
+        windows=Windows.EVERYWHERE,
+    ),
+    "ministral": Family(
+        architecture="MinistralForCausalLM",
+        num_kv_heads=8,
+        max_position_embeddings=131_072,
+        eos_token_id=2,
+        windows=Windows.BY_TYPE,
+    ),
+    "gemma3_text": Family(
+        architecture="Gemma3ForCausalLM",
+        has_qk_norm=True,
+        head_dim=256,
+        num_kv_heads=4,
+        max_position_embeddings=131_072,
+        eos_token_id=1,
+        windows=Windows.PATTERN,
+        activation="gelu_tanh",
+        activation_member="hidden_activation",
+        ties_word_embeddings=True,
+        is_gemma=True,
+        local_theta=10_000.0,
+        theta=1_000_000.0,
+    ),
+}
+
+_ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh",),
+}
+# Members that change what is computed, with the values that change nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "use_bidirectional_attention": (None, False),
 }
 
 
@@ -73,11 +127,18 @@ class ModelConfig:
     rms_norm_eps: float
     max_position_embeddings: int
     rope: RopeConfig
+    local_rope: RopeConfig | None = None  # of local layers, where they have their own
+    layers: tuple[LayerKind, ...]
     tie_word_embeddings: bool
     attention_bias: bool  # of the query, key and value projections
     output_bias: bool  # of the attention's output projection
     mlp_bias: bool
     has_qk_norm: bool  # queries and keys are normalised per head before the rotation
+    activation: Activation = "silu"  # of the gate
+    norms_add_one: bool = False  # norms multiply by 1 + weight
+    has_output_norms: bool = False  # behind attention and feed-forward, before they are added
+    embedding_scale: float | None = None  # of token vectors, in the model's dtype
+    attention_scale: float  # of a query times a key
     dtype: str  # the checkpoint's: one of DTYPES
     eos_token_ids: frozenset[int]
     context_length: int  # tokens of a sequence; with YaRN or linear scaling more than the positions
@@ -86,6 +147,14 @@ class ModelConfig:
     def kv_layers(self) -> tuple[KVLayer, ...]:
         """What each layer keeps in the KV cache."""
         return (KVLayer(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
+
+    @property
+    def layer_scores(self) -> tuple[LayerScores, ...]:
+        """What each layer's attention computes."""
+        return tuple(
+            LayerScores(scale=self.attention_scale, reach=Reach(window=layer.window))
+            for layer in self.layers
+        )
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ModelConfig:
@@ -120,11 +189,11 @@ class ModelConfig:
                 f"num_key_value_heads {num_kv_heads} does not divide "
                 f"num_attention_heads {num_heads}"
             )
-        _check_windows(raw, num_layers)
         positions = _whole(raw, "max_position_embeddings", family.max_position_embeddings)
         context = ContextLength.of({**raw, "max_position_embeddings": positions})
         assert context is not None, "the positions are there"
         biased = _attention_bias(raw, family)
+        rope, local_rope = _ropes(raw, family, positions)
         return cls(
             vocab_size=_whole(raw, "vocab_size"),
             hidden_size=hidden_size,
@@ -135,12 +204,19 @@ class ModelConfig:
             head_dim=head_dim,
             rms_norm_eps=_fraction(raw, "rms_norm_eps", 1e-6),
             max_position_embeddings=positions,
-            rope=RopeConfig.from_dict(raw, positions),
-            tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
+            rope=rope,
+            local_rope=local_rope,
+            layers=layer_kinds(raw, family.windows, num_layers, context.default),
+            tie_word_embeddings=_flag(raw, "tie_word_embeddings", family.ties_word_embeddings),
             attention_bias=biased,
             output_bias=biased and not family.has_qkv_bias,
             mlp_bias=_flag(raw, "mlp_bias"),
             has_qk_norm=family.has_qk_norm,
+            activation=family.activation,
+            norms_add_one=family.is_gemma,
+            has_output_norms=family.is_gemma,
+            embedding_scale=hidden_size**0.5 if family.is_gemma else None,
+            attention_scale=_attention_scale(raw, family, head_dim),
             dtype=_dtype(raw),
             eos_token_ids=_eos_token_ids(raw, generation or {}, family),
             context_length=context.default,
@@ -174,28 +250,48 @@ def _check_family(raw: Mapping[str, Any]) -> Family:
     for member in ("quantization_config", "compression_config"):
         if raw.get(member):
             raise UnsupportedModel(f"{member}: quantized checkpoints are not supported")
-    if (act := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise UnsupportedModel(f"hidden_act {act!r} is not supported; it must be 'silu'")
+    accepted = _ACTIVATIONS[family.activation]
+    if (act := raw.get(family.activation_member, accepted[0])) not in accepted:
+        raise UnsupportedModel(
+            f"{family.activation_member} {act!r} is not supported; it must be {accepted[0]!r}"
+        )
+    for member, neutral in _NEUTRAL.items():
+        if raw.get(member) not in neutral:
+            raise UnsupportedModel(f"{member} is not supported")
     if _flag(raw, "mlp_bias") and not family.has_mlp_bias:
         raise UnsupportedModel(f"mlp_bias is not part of model_type {model_type!r}")
     return family
 
 
-def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:
-    """Refuses sliding windows that some layer would really use."""
-    layer_types = raw.get("layer_types")
-    if layer_types is not None:
-        others = sorted({str(kind) for kind in layer_types} - {"full_attention"})
-        if others:
-            raise UnsupportedModel(f"layer_types {', '.join(others)} are not supported")
-        if len(layer_types) != num_layers:
-            raise UnsupportedModel(
-                f"layer_types has {len(layer_types)} entries for {num_layers} layers"
-            )
-        return
-    in_use = _flag(raw, "use_sliding_window") and raw.get("sliding_window", 4096) is not None
-    if in_use and _whole(raw, "max_window_layers", 28, minimum=0) < num_layers:
-        raise UnsupportedModel("use_sliding_window: sliding window attention is not supported")
+def _attention_scale(raw: Mapping[str, Any], family: Family, head_dim: int) -> float:
+    scalar = _whole(raw, "query_pre_attn_scalar", 256) if family.is_gemma else head_dim
+    return float(scalar**-0.5)
+
+
+def _ropes(
+    raw: Mapping[str, Any], family: Family, positions: int
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """Returns the rotation, and the one of local layers where the family has two: in members of
+    their own, or in one object for each type of layers."""
+    if family.local_theta is None:
+        return RopeConfig.from_dict(raw, positions), None
+    given = raw.get("rope_parameters") or {}
+    types = ("full_attention", "sliding_attention")
+    if not isinstance(given, Mapping) or set(given) - set(types):
+        raise UnsupportedModel(f"rope_parameters must be an object of {' and '.join(types)}")
+    own = {
+        "full_attention": {"rope_theta": raw.get("rope_theta") or family.theta}
+        | dict(raw.get("rope_scaling") or {}),
+        "sliding_attention": {"rope_theta": raw.get("rope_local_base_freq") or family.local_theta},
+    }
+    rest = {name: raw[name] for name in raw if name not in ("rope_scaling", "rope_theta")}
+    full, local = (
+        RopeConfig.from_dict(
+            {**rest, "rope_parameters": own[kind] | dict(given.get(kind) or {})}, positions
+        )
+        for kind in types
+    )
+    return full, local
 
 
 def _attention_bias(raw: Mapping[str, Any], family: Family) -> bool:
@@ -248,8 +344,8 @@ def _fraction(raw: Mapping[str, Any], member: str, default: float) -> float:
     return float(value)
 
 
-def _flag(raw: Mapping[str, Any], member: str) -> bool:
-    value = raw.get(member)
+def _flag(raw: Mapping[str, Any], member: str, default: bool = False) -> bool:
+    value = raw.get(member, default)
     if value is not None and not isinstance(value, bool):
         raise UnsupportedModel(f"{member} must be true or false, got {value!r}")
     return bool(value)

@@ -50,6 +50,8 @@ API void settle() { pool().settle(); }
 // repacked in tiles of at most kTileRows, [K/2][rows][2]: then one base register serves them all.
 // A gated panel is 16 gate columns and the 16 up columns that belong to them.
 
+enum Gate : i64 { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
+
 struct Product {
   const void* w;
   const float* bias;      // [panels * 32] or null
@@ -59,7 +61,7 @@ struct Product {
   bf16* y;  // from `row` and `column` on, rows `stride` apart
   i64 stride, row, column;
   i64 n, k;  // columns in all; rows of the weight
-  bool gated;
+  i64 gate;  // a Gate
 };
 
 INLINE void put(bf16* y, F x, i64 room) {
@@ -73,7 +75,7 @@ INLINE void put(bf16* y, F x, i64 room) {
 // offsets already.
 template <bool INT8>
 static void finish(const Product& p, i64 panel, i64 row, int rows, const float (*sums)[32]) {
-  const i64 first = panel * 32, column = p.gated ? panel * 16 : first, room = p.n - column;
+  const i64 first = panel * 32, column = p.gate ? panel * 16 : first, room = p.n - column;
   bf16* y = p.y + (row - p.row) * p.stride + column - p.column;
   for (int m = 0; m < rows; ++m, y += p.stride) {
     F a = load(sums[m]), b = load(sums[m] + 16);
@@ -83,8 +85,8 @@ static void finish(const Product& p, i64 panel, i64 row, int rows, const float (
       b = mul(b, mul(load(p.scales + first + 16), scale));
     }
     if (p.bias) a = add(a, load(p.bias + first)), b = add(b, load(p.bias + first + 16));
-    if (p.gated) {
-      put(y, mul(silu(a), b), room);
+    if (p.gate) {
+      put(y, mul(p.gate == kSilu ? silu(a) : gelu_tanh(a), b), room);
     } else {
       put(y, a, room);
       put(y + 16, b, room - 16);
@@ -217,7 +219,7 @@ template <class Kind>
 static void multiply(Member& self, const Product& whole, bf16* y, const char* x, i64 m,
                      i64 row_bytes) {
   if (!m) return;
-  const i64 width = whole.gated ? 16 : 32, panels = (whole.n + width - 1) / width;
+  const i64 width = whole.gate ? 16 : 32, panels = (whole.n + width - 1) / width;
   const i64 tiles = num_tiles(m, Kind::kRows);
   const i64 row_of_panel = width * sizeof(bf16);
   const i64 panel_bytes = whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
@@ -335,7 +337,7 @@ struct Weight {
   const float* scales;    // of an int8 weight's columns [panels * 32]; null for bf16
   const int32_t* offset;  // of an int8 weight's columns [panels * 32]
   i64 n, k;               // columns of y; of x
-  i64 gated;
+  i64 gate;  // a Gate
   i64 amx_rows;  // of x, from which on AMX computes; 0: never
 };
 
@@ -399,11 +401,11 @@ static bool uses_amx(const Weight& w, i64 m) { return HAS_AMX && w.amx_rows && m
 // Whether the product of m rows reads what `prepare` makes of them. One row of bf16 is as it is.
 static bool reads_tiles(const Weight& w, i64 m) { return !uses_amx(w, m) && (w.scales || m > 1); }
 
-// y [m, n] = x [m, k] @ w.T + bias, or silu(gate) * up of that; x is null where it is prepared.
+// y [m, n] = x [m, k] @ w.T + bias, or the gate times up of that; x is null where it is prepared.
 static void product(Member& self, const Weight& w, const bf16* x, const Scratch& scratch, bf16* y,
                     i64 m) {
   const Product p{w.packed, w.bias, w.scales, w.offset, scratch.row_scales, nullptr, 0, 0, 0,
-                  w.n, w.k, w.gated != 0};
+                  w.n, w.k, w.gate};
   const i64 row_bytes = w.k * sizeof(bf16);
 #if HAS_AMX
   if (uses_amx(w, m)) {
@@ -462,30 +464,58 @@ static i64 rows_together(i64 rows, const Member& self) {
   return std::clamp<i64>(rows / (4 * self.num_threads()), 8, 64);
 }
 
-// `summed` is x + delta where there is one, else x itself.
-static void add_norm_row(const bf16* x, const bf16* delta, const bf16* weight, bf16* summed,
-                         bf16* out, float eps, i64 size) {
+INLINE F squares_of(const bf16* x, i64 size) {
   F squares = splat(0.0f);
   for (i64 i = 0; i < size; i += 16) {
-    if (delta) store(summed + i, add(load(x + i), load(delta + i)));
-    // As it was rounded: the residual stream is what later layers see.
-    const F v = load((delta ? summed : x) + i);
+    const F v = load(x + i);
     squares = fma(v, v, squares);
   }
-  const F scale = splat(1.0f / std::sqrt(sum(squares) / size + eps));
-  if (delta) x = summed;
-  for (i64 i = 0; i < size; i += 16) store(out + i, mul(mul(load(x + i), scale), load(weight + i)));
+  return squares;
 }
 
 struct Norm {
   bf16* x;
-  const bf16 *delta, *weight;  // delta may be null
+  const bf16* delta;         // may be null
+  const bf16* delta_weight;  // null: delta is added as it is
+  const bf16* weight;
+  float offset;  // added to the weights
   bf16* out;
   float eps;
   i64 rows, size;
 
   void operator()(Member& self) const;
 };
+
+// Numbers [at, at + 16) of x / rms(x) * (weight + offset), where scale is 1 / rms(x).
+INLINE F normed(const bf16* x, F scale, const bf16* weight, float offset, i64 at) {
+  return mul(mul(load(x + at), scale), add(load(weight + at), splat(offset)));
+}
+
+// One row. `summed` is x + delta where there is one, else x itself.
+static void add_norm_row(const Norm& n, const bf16* x, const bf16* delta, bf16* summed, bf16* out) {
+  const auto scale_of = [&](F squares) {
+    return splat(1.0f / std::sqrt(sum(squares) / n.size + n.eps));
+  };
+  F delta_scale = splat(1.0f), squares = splat(0.0f);
+  if (delta && n.delta_weight) delta_scale = scale_of(squares_of(delta, n.size));
+  for (i64 i = 0; i < n.size; i += 16) {
+    if (delta) {
+      const F before = load(x + i);
+      if (n.delta_weight) {  // rounded before it is added
+        store(summed + i, normed(delta, delta_scale, n.delta_weight, n.offset, i));
+        store(summed + i, add(before, load(summed + i)));
+      } else {
+        store(summed + i, add(before, load(delta + i)));
+      }
+    }
+    // As it was rounded: the residual stream is what later layers see.
+    const F v = load((delta ? summed : x) + i);
+    squares = fma(v, v, squares);
+  }
+  const F scale = scale_of(squares);
+  if (delta) x = summed;
+  for (i64 i = 0; i < n.size; i += 16) store(out + i, normed(x, scale, n.weight, n.offset, i));
+}
 
 // x += delta (where there is one); out = x / rms(x) * weight. All [rows, size]; size % 16 == 0.
 void Norm::operator()(Member& self) const {
@@ -499,8 +529,7 @@ void Norm::operator()(Member& self) const {
           const i64 at = row * n.size;
           bf16* summed = straight ? n.x + at : (bf16*)room;
           bf16* out = straight ? n.out + at : (bf16*)(room + row_bytes);
-          add_norm_row(n.x + at, n.delta ? n.delta + at : nullptr, n.weight, summed, out, n.eps,
-                       n.size);
+          add_norm_row(n, n.x + at, n.delta ? n.delta + at : nullptr, summed, out);
         }
       },
       [&](i64 first, i64 last, const char* room) {
@@ -523,8 +552,7 @@ static void norm_into_tiles(Member& self, const Norm& n, bool is_int8, const Scr
         bf16* summed = straight ? n.x + row * n.size : (bf16*)(room + normed_bytes);
         for (i64 r = 0; r < rows; ++r) {
           const i64 at = (row + r) * n.size, to = r * n.size;
-          add_norm_row(n.x + at, n.delta ? n.delta + at : nullptr, n.weight, summed + to,
-                       normed + to, n.eps, n.size);
+          add_norm_row(n, n.x + at, n.delta ? n.delta + at : nullptr, summed + to, normed + to);
         }
         return normed;
       },
@@ -533,15 +561,16 @@ static void norm_into_tiles(Member& self, const Norm& n, bool is_int8, const Scr
       });
 }
 
-API void add_rms_norm(bf16* x, const bf16* delta, const bf16* weight, bf16* out, float eps,
-                      i64 rows, i64 size) {
-  at_once(Norm{x, delta, weight, out, eps, rows, size});
+API void add_rms_norm(bf16* x, const bf16* delta, const bf16* delta_weight, const bf16* weight,
+                      float offset, bf16* out, float eps, i64 rows, i64 size) {
+  at_once(Norm{x, delta, delta_weight, weight, offset, out, eps, rows, size});
 }
 
 constexpr i64 kMaxHeadDim = 256;
 
 struct HeadNorms {
   const bf16 *query, *key;  // [dim] or both null
+  float offset;             // added to the weights
   float eps;
 };
 
@@ -568,7 +597,7 @@ static void norm_rope_row(const bf16* qkv, bf16* out, const HeadNorms& norms, co
     if (weight) {
       const F scale = splat(1.0f / std::sqrt(sum(squares) / dim + norms.eps));
       for (i64 i = 0; i < dim; i += 16)
-        store(a + i, mul(mul(load(a + i), scale), load(weight + i)));
+        store(a + i, mul(mul(load(a + i), scale), add(load(weight + i), splat(norms.offset))));
     }
     for (i64 i = 0; i < half; ++i) {
       b[i] = a[i] * c[i] - a[half + i] * s[i];
@@ -659,10 +688,10 @@ void Turn::operator()(Member& self) const {
 }
 
 API void norm_rope(bf16* qkv, i64 row_stride, const bf16* q_weight, const bf16* k_weight,
-                   float eps, const bf16* cosines, const bf16* sines, i64 tokens, i64 heads,
+                   float offset, float eps, const bf16* cosines, const bf16* sines, i64 tokens, i64 heads,
                    i64 kv_heads, i64 dim) {
-  at_once(Turn{qkv, row_stride, tokens, {heads, kv_heads, dim}, {q_weight, k_weight, eps}, cosines,
-               sines, nullptr, {}, nullptr});
+  at_once(Turn{qkv, row_stride, tokens, {heads, kv_heads, dim}, {q_weight, k_weight, offset, eps},
+               cosines, sines, nullptr, {}, nullptr});
 }
 
 // The same for rows [tokens] of keys and values, k_stride and v_stride apart.
@@ -686,7 +715,8 @@ struct Attention {
 
 struct Row {
   i64 query, out;  // where it begins in q and out
-  int num_keys;    // keys that it may see
+  int num_keys;    // it sees keys before this one
+  int first_key;   // and from this one on
 };
 
 // Where one head's piece of a span's blocks lies, and what to fetch while it is read. A block's
@@ -766,17 +796,22 @@ template <int ROWS> struct Softmax {
     for (int r = 0; r < ROWS; ++r) top[r] = -INFINITY, totals[r] = splat(0.0f);
   }
 
+  // Keys of a span's block j that lie before the row's window.
+  static int unseen(const Row& row, int begin, int j) { return row.first_key - begin - j * kBlock; }
+
   // Turns a span's scores into weights, and brings what was summed before to the new scale.
   template <int SPAN>
   void take(const Attention& a, const Row* rows, int begin, int blocks, const float (*score)[SPAN],
             bf16 (*weight)[SPAN], float (*acc)[kMaxHeadDim]) {
     for (int r = 0; r < ROWS; ++r) {
       F s[SPAN / kBlock], most = splat(top[r]);
-      const bool sees_all = rows[r].num_keys - begin >= blocks * kBlock;
+      const bool sees_all =
+          rows[r].num_keys - begin >= blocks * kBlock && rows[r].first_key <= begin;
       for (int j = 0; j < blocks; ++j) {
         const int seen = rows[r].num_keys - begin - j * kBlock;
         s[j] = load(score[r] + j * kBlock);
         if (!sees_all) s[j] = first(seen, s[j], -INFINITY);
+        if (!sees_all) s[j] = after(unseen(rows[r], begin, j), s[j], -INFINITY);
         most = larger(most, s[j]);
       }
       const float now = largest(most);
@@ -786,7 +821,7 @@ template <int ROWS> struct Softmax {
       for (int j = 0; j < blocks; ++j) {
         const int seen = rows[r].num_keys - begin - j * kBlock;
         F p = exponential(add(s[j], splat(-base)));
-        if (!sees_all) p = first(seen, p, 0.0f);
+        if (!sees_all) p = after(unseen(rows[r], begin, j), first(seen, p, 0.0f), 0.0f);
         added = add(added, p);
         store(weight[r] + j * kBlock, p);
       }
@@ -814,7 +849,8 @@ static void attend(const Attention& a, const Row* rows, int last, int heads) {
     for (int r = 0; r < ROWS; ++r)
       for (i64 d = 0; d < a.dim; d += 16) store(acc[h][r] + d, splat(0.0f));
   }
-  for (int begin = 0; begin < last; begin += SPAN) {
+  // Rows are in order of their tokens: none sees a key before the first row's window.
+  for (int begin = rows[0].first_key / kBlock * kBlock; begin < last; begin += SPAN) {
     const int keys = std::min(SPAN, last - begin), blocks = (keys + kBlock - 1) / kBlock;
     const int32_t* table = a.table + begin / kBlock;
     Pieces<SPAN> k, v;
@@ -893,6 +929,7 @@ struct AttentionRegion {
   Ragged ragged;
   Heads heads;
   float scale;
+  i64 window;  // a query sees so many keys, its own included; 0: all
 
   void operator()(Member& self) const;
 };
@@ -912,8 +949,10 @@ static void attend_item(const AttentionRegion& region, const Item& item, i64 kv_
     const int which = std::min(r, item.count - 1);
     const i64 at_row = item.start + which;
     const i64 token = at_row / group, head = kv_head * group + at_row % group;
+    const i64 num_keys = region.ragged.seq_lens[item.sequence] - item.queries + token + 1;
+    const i64 first_key = region.window ? std::max<i64>(0, num_keys - region.window) : 0;
     rows[r] = {(item.first_token + token) * region.q_stride + head * h.dim, which * h.dim,
-               (int)(region.ragged.seq_lens[item.sequence] - item.queries + token + 1)};
+               (int)num_keys, (int)first_key};
   }
   const int last = rows[item.count - 1].num_keys;  // rows are in order of their tokens
   switch (item.count) {
@@ -983,18 +1022,21 @@ void AttentionRegion::operator()(Member& self) const {
 
 API void paged_attention(const bf16* q, i64 q_stride, bf16* keys, bf16* values, i64 block_stride,
                          bf16* out, const Ragged* ragged, i64 heads, i64 kv_heads, i64 dim,
-                         float scale) {
+                         float scale, i64 window) {
   at_once(AttentionRegion{q, q_stride, {keys, values, block_stride}, out, *ragged,
-                       {heads, kv_heads, dim}, scale});
+                       {heads, kv_heads, dim}, scale, window});
 }
 
 // ---- a whole stack of layers -----------------------------------------------------------------
 
 struct Layer {
-  const bf16 *attention_norm, *mlp_norm;  // [hidden]
-  const bf16 *query_norm, *key_norm;      // [dim] or both null
+  // [hidden]; the norms of what attention and feed-forward add may be null.
+  const bf16 *attention_norm, *attention_output_norm, *mlp_norm, *mlp_output_norm;
+  const bf16 *query_norm, *key_norm;  // [dim] or both null
   Weight qkv, output, gate_up, down;
-  bf16 *keys, *values;  // of the layer, in the first block
+  bf16 *keys, *values;          // of the layer, in the first block
+  const bf16 *cosines, *sines;  // [positions, dim / 2]
+  i64 window;                   // as AttentionRegion's
 };
 
 struct Stack {
@@ -1002,7 +1044,8 @@ struct Stack {
   i64 num_layers, hidden, heads, kv_heads, dim, block_stride;
   const bf16* embedding;          // [vocab, hidden]
   const bf16* final_norm;         // [hidden]
-  const bf16 *cosines, *sines;    // [positions, dim / 2]
+  float embedding_scale;          // of its vectors
+  float norm_offset;              // added to all norms' weights
   float norm_eps, attention_scale;
 };
 
@@ -1036,8 +1079,9 @@ void StackRegion::operator()(Member& self) const {
   const Heads heads{s.heads, s.kv_heads, s.dim};
   const i64 attended_size = s.heads * s.dim;
   i64 tokens = b.tokens;
-  const auto norm = [&](const bf16* delta, const bf16* weight) {
-    return Norm{b.x, delta, weight, b.normed, s.norm_eps, tokens, s.hidden};
+  const auto norm = [&](const bf16* delta, const bf16* delta_weight, const bf16* weight) {
+    return Norm{b.x,      delta,      delta_weight, weight,  s.norm_offset,
+                b.normed, s.norm_eps, tokens,       s.hidden};
   };
   const auto norm_and_multiply = [&](const Norm& norm, const Weight& w, bf16* y) {
     const bool is_tiled = reads_tiles(w, tokens);
@@ -1047,19 +1091,28 @@ void StackRegion::operator()(Member& self) const {
   };
   const auto nothing = [](i64, i64, char*) {};
   const auto embed = [&](i64 first, i64 last, const char*) {
-    for (i64 row = first; row < last; ++row)
-      memcpy(b.x + row * s.hidden, s.embedding + b.ids[row] * s.hidden, s.hidden * sizeof(bf16));
+    for (i64 row = first; row < last; ++row) {
+      const bf16* from = s.embedding + b.ids[row] * s.hidden;
+      bf16* to = b.x + row * s.hidden;
+      if (s.embedding_scale == 1.0f) memcpy(to, from, s.hidden * sizeof(bf16));
+      else
+        for (i64 i = 0; i < s.hidden; i += 16)
+          store(to + i, mul(load(from + i), splat(s.embedding_scale)));
+    }
   };
   self.share(tokens, rows_together(tokens, self), 0, nothing, embed);
   for (i64 l = 0; l < s.num_layers; ++l) {
     const Layer& layer = s.layers[l];
     const Cache cache{layer.keys, layer.values, s.block_stride};
-    norm_and_multiply(norm(l ? b.delta : nullptr, layer.attention_norm), layer.qkv, b.qkv);
-    Turn{b.qkv, layer.qkv.n, tokens, heads, {layer.query_norm, layer.key_norm, s.norm_eps},
-         s.cosines, s.sines, b.positions, cache, b.slots}(self);
+    const bf16* delta_weight = l ? s.layers[l - 1].mlp_output_norm : nullptr;
+    norm_and_multiply(norm(l ? b.delta : nullptr, delta_weight, layer.attention_norm), layer.qkv,
+                      b.qkv);
+    Turn{b.qkv, layer.qkv.n, tokens, heads,
+         {layer.query_norm, layer.key_norm, s.norm_offset, s.norm_eps},
+         layer.cosines, layer.sines, b.positions, cache, b.slots}(self);
     const bool is_last = l + 1 == s.num_layers;
     AttentionRegion{b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged,
-                    heads, s.attention_scale}(self);
+                    heads, s.attention_scale, layer.window}(self);
     if (is_last) {
       self.share(1, 1, 0, nothing, [&](i64, i64, const char*) {
         for (i64 i = 0; i < b.num_rows; ++i) {
@@ -1070,10 +1123,11 @@ void StackRegion::operator()(Member& self) const {
       tokens = b.num_rows;
     }
     product(self, layer.output, b.attended, b.scratch, b.delta, tokens);
-    norm_and_multiply(norm(b.delta, layer.mlp_norm), layer.gate_up, b.inner);
+    norm_and_multiply(norm(b.delta, layer.attention_output_norm, layer.mlp_norm), layer.gate_up,
+                      b.inner);
     product(self, layer.down, b.inner, b.scratch, b.delta, tokens);
   }
-  norm(b.delta, s.final_norm)(self);
+  norm(b.delta, s.layers[s.num_layers - 1].mlp_output_norm, s.final_norm)(self);
 }
 
 static i64 bytes_of(const Ragged& r) {

@@ -9,10 +9,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from worker.model.errors import TierUnavailable
+from worker.model.layers.ops import Activation
 
 _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -27,7 +28,7 @@ class Weight(ctypes.Structure):
         ("offset", _P),
         ("n", _N),
         ("k", _N),
-        ("gated", _N),
+        ("gate", _N),
         ("amx_rows", _N),
     )
 
@@ -57,7 +58,9 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         ("attention_norm", _P),
+        ("attention_output_norm", _P),
         ("mlp_norm", _P),
+        ("mlp_output_norm", _P),
         ("query_norm", _P),
         ("key_norm", _P),
         ("qkv", Weight),
@@ -66,6 +69,9 @@ class Layer(ctypes.Structure):
         ("down", Weight),
         ("keys", _P),
         ("values", _P),
+        ("cosines", _P),
+        ("sines", _P),
+        ("window", _N),
     )
 
 
@@ -82,8 +88,8 @@ class Stack(ctypes.Structure):
         ("block_stride", _N),
         ("embedding", _P),
         ("final_norm", _P),
-        ("cosines", _P),
-        ("sines", _P),
+        ("embedding_scale", _F),
+        ("norm_offset", _F),
         ("norm_eps", _F),
         ("attention_scale", _F),
     )
@@ -113,18 +119,21 @@ class Batch(ctypes.Structure):
 
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "linear": (ctypes.POINTER(Weight), _P, ctypes.POINTER(Scratch), _P, _N),
-    "add_rms_norm": (_P, _P, _P, _P, _F, _N, _N),
-    "norm_rope": (_P, _N, _P, _P, _F, _P, _P, _N, _N, _N, _N),
+    "add_rms_norm": (_P, _P, _P, _P, _F, _P, _F, _N, _N),
+    "norm_rope": (_P, _N, _P, _P, _F, _F, _P, _P, _N, _N, _N, _N),
     "kv_store": (_P, _P, _N, _N, _P, _P, _N, _P, _N, _N, _N),
-    "paged_attention": (_P, _N, _P, _P, _N, _P, ctypes.POINTER(Ragged), _N, _N, _N, _F),
+    "paged_attention": (_P, _N, _P, _P, _N, _P, ctypes.POINTER(Ragged), _N, _N, _N, _F, _N),
     "decoder_stack": (ctypes.POINTER(Stack), ctypes.POINTER(Batch)),
     "set_num_threads": (_N,),
     "settle": (),
 }
 
-# Query rows that one item of paged_attention's work list covers, and tokens in a block: constants
-# of kernels.cpp.
+# Query rows that one item of paged_attention's work list covers, tokens in a block, and names:
+# constants of kernels.cpp.
 ATTENTION_ROWS = 8
+NO_WINDOW = 0
+NO_GATE = 0
+GATES: Mapping[Activation, int] = {"silu": 1, "gelu_tanh": 2}  # of a Weight
 ATTENTION_BLOCK = 16
 
 Kernel = Callable[..., None]

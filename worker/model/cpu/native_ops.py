@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from worker.model.config import ModelConfig
 from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
-from worker.model.cpu.library import NativeKernels, Scratch, Weight
+from worker.model.cpu.library import GATES, NO_GATE, NativeKernels, Scratch, Weight
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps, quantize_weight
 from worker.model.device import HugePages
-from worker.model.layers.ops import HeadNorm, Multiply
+from worker.model.layers.ops import Activation, HeadNorm, Multiply, Norm
 
 _PANEL = (
     32  # output columns that lie together in a packed weight; a gated panel has 16 of each half
@@ -163,11 +163,13 @@ class NativeOps:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
         return self._product(weight, bias, is_gated=False)
 
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        return self._product(weight, bias, is_gated=True)
+    def gated_linear(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Multiply:
+        return self._product(weight, bias, is_gated=True, activation=activation)
 
     def add_norm(
-        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+        self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
     ) -> tuple[Tensor, Tensor]:
         rows, size = x.shape
         workspace = self._normed.get(size)
@@ -177,9 +179,11 @@ class NativeOps:
         self._kernels.add_rms_norm(
             x.data_ptr(),
             delta.data_ptr() if delta is not None else None,
-            weight.data_ptr(),
+            delta_norm.weight.data_ptr() if delta_norm is not None else None,
+            norm.weight.data_ptr(),
+            float(norm.adds_one),
             out.data_ptr(),
-            eps,
+            norm.eps,
             rows,
             size,
         )
@@ -199,9 +203,10 @@ class NativeOps:
         self._kernels.norm_rope(
             qkv.data_ptr(),
             width,
-            norm.query.data_ptr() if norm is not None else None,
-            norm.key.data_ptr() if norm is not None else None,
-            norm.eps if norm is not None else 0.0,
+            norm.query.weight.data_ptr() if norm is not None else None,
+            norm.key.weight.data_ptr() if norm is not None else None,
+            float(norm.query.adds_one) if norm is not None else 0.0,
+            norm.query.eps if norm is not None else 0.0,
             cos.data_ptr(),
             sin.data_ptr(),
             num_tokens,
@@ -213,17 +218,31 @@ class NativeOps:
         num_rotated = num_heads + num_kv_heads
         return heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
 
-    def _product(self, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> NativeProduct:
+    def _product(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        is_gated: bool,
+        activation: Activation = "silu",
+    ) -> NativeProduct:
         """Packs weight [out, in] and bias [out] for the kernels."""
         choice = self._choose(weight, is_gated)
-        many = self._copy(weight, bias, is_gated) if choice.copy_rows else None
+        many = None
+        if choice.copy_rows:
+            many = self._copy(weight, bias, activation if is_gated else None)
         num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]
         if is_gated:
             weight = _interleaved(weight)
             bias = _interleaved(bias[:, None])[:, 0] if bias is not None else None
         else:
             weight = _whole_panels(weight)
-        there = Weight(n=num_columns, k=weight.shape[1], gated=is_gated, amx_rows=choice.amx_rows)
+        there = Weight(
+            n=num_columns,
+            k=weight.shape[1],
+            gate=GATES[activation] if is_gated else NO_GATE,
+            amx_rows=choice.amx_rows,
+        )
         tensors = []
 
         def lend(tensor: Tensor) -> int:
@@ -260,10 +279,13 @@ class NativeOps:
         shape = ProductShape(weight.shape[0], weight.shape[1], is_gated)
         return self._choices.of(shape, weight.numel() * (1 if self._is_int8 else 2))
 
-    def _copy(self, weight: Tensor, bias: Tensor | None, is_gated: bool) -> Multiply:
+    def _copy(self, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Multiply:
         """Returns oneDNN's product of a copy of weight [out, in] in a layout of its own."""
         ops = OneDnnInt8Ops() if self._is_int8 else PackedOps()
-        product = ops.gated_linear(weight, bias) if is_gated else ops.linear(weight, bias)
+        if activation is None:
+            product = ops.linear(weight, bias)
+        else:
+            product = ops.gated_linear(weight, bias, activation)
         return OnTorchThreads(product, self._torch_threads)
 
     def _workspace(self, num_columns: int, is_gated: bool) -> Workspace:

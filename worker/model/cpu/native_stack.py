@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.model.attention.base import AttentionMetadata
+from worker.model.attention.base import AttentionMetadata, LayerScores
 from worker.model.cpu.library import (
     ATTENTION_BLOCK,
     ATTENTION_ROWS,
+    NO_WINDOW,
     Batch,
     Layer,
     NativeKernels,
@@ -30,6 +31,7 @@ from worker.model.cpu.native_ops import NativeProduct, ProductScratch, Workspace
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
+from worker.model.layers.ops import Norm
 
 
 class NativeStack:
@@ -46,10 +48,9 @@ class NativeStack:
         self._settle = kernels.settle
         self._alive = (model, pool)  # what lies behind the addresses
         self._group = config.num_heads // config.num_kv_heads
-        cosines, sines = model.rope.tables
         self._stack = Stack(
             layers=(Layer * len(layers))(
-                *(_layer(layer, pool, index) for index, layer in enumerate(layers))
+                *(_layer(model, layer, pool, index) for index, layer in enumerate(layers))
             ),
             num_layers=len(layers),
             hidden=config.hidden_size,
@@ -59,10 +60,10 @@ class NativeStack:
             block_stride=pool.storage.stride(0),
             embedding=model.embed_tokens.weight.data_ptr(),
             final_norm=model.norm.weight.data_ptr(),
-            cosines=cosines.data_ptr(),
-            sines=sines.data_ptr(),
+            embedding_scale=model.embed_tokens.scale,
+            norm_offset=float(config.norms_add_one),
             norm_eps=config.rms_norm_eps,
-            attention_scale=config.head_dim**-0.5,
+            attention_scale=config.attention_scale,
         )
         # From how many rows on each layer has a product that uses a copy of its weight; 0: never.
         from_rows = [_copy_rows(layer) for layer in layers]
@@ -109,21 +110,32 @@ class NativeStack:
         self._settle()  # a late thread may still read the model and the cache
 
 
-def _layer(layer: DecoderLayer, pool: KVCachePool, index: int) -> Layer:
+def _layer(model: CausalLM, layer: DecoderLayer, pool: KVCachePool, index: int) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     query_norm, key_norm = attention.q_norm, attention.k_norm
+    rope = model.local_rope if attention.kind.is_local else model.rope
+    cosines, sines = rope.tables
     return Layer(
-        attention_norm=layer.input_layernorm.weight.data_ptr(),
-        mlp_norm=layer.post_attention_layernorm.weight.data_ptr(),
-        query_norm=query_norm.weight.data_ptr() if query_norm is not None else None,
-        key_norm=key_norm.weight.data_ptr() if key_norm is not None else None,
+        attention_norm=_address(layer.input_layernorm.norm),
+        attention_output_norm=_address(layer.attention_output_norm),
+        mlp_norm=_address(layer.mlp_norm),
+        mlp_output_norm=_address(layer.mlp_output_norm),
+        query_norm=_address(query_norm.norm if query_norm is not None else None),
+        key_norm=_address(key_norm.norm if key_norm is not None else None),
         qkv=_weight(attention.qkv),
         output=_weight(attention.output),
         gate_up=_weight(mlp.gate_up),
         down=_weight(mlp.down),
         keys=pool.keys[index].data_ptr(),
         values=pool.values[index].data_ptr(),
+        cosines=cosines.data_ptr(),
+        sines=sines.data_ptr(),
+        window=attention.kind.window or NO_WINDOW,
     )
+
+
+def _address(norm: Norm | None) -> int | None:
+    return None if norm is None else norm.weight.data_ptr()
 
 
 def _copy_rows(layer: DecoderLayer) -> int:
@@ -199,8 +211,14 @@ class NativeAttention:
     describes: no other code can read them, and a block may still be copied as a whole.
     """
 
-    def __init__(self, pool: KVCachePool, kernels: NativeKernels) -> None:
-        """Raises ValueError for a pool of other blocks."""
+    def __init__(
+        self,
+        pool: KVCachePool,
+        kernels: NativeKernels,
+        layers: Sequence[LayerScores] | None = None,
+    ) -> None:
+        """Raises ValueError for a pool of other blocks, and for layers that the kernels do not
+        compute; without `layers` every one is LayerScores()."""
         if pool.block_size != ATTENTION_BLOCK or pool.storage.dtype != torch.bfloat16:
             raise ValueError(f"the pool must have blocks of {ATTENTION_BLOCK} bfloat16 tokens")
         self._kernels = kernels
@@ -212,7 +230,16 @@ class NativeAttention:
         self._block_stride = pool.storage.stride(0)
         self._num_kv_heads = pool.keys[0].shape[2]
         self._head_dim = pool.keys[0].shape[3]
-        self._scale = self._head_dim**-0.5
+        scores = (LayerScores(),) * len(pool.keys) if layers is None else tuple(layers)
+        if any(layer.softcap is not None or layer.reach.chunk is not None for layer in scores):
+            raise ValueError("the kernels compute windows, but no chunks and no soft caps")
+        self._scores = [
+            (
+                self._head_dim**-0.5 if layer.scale is None else layer.scale,
+                layer.reach.window or NO_WINDOW,
+            )
+            for layer in scores
+        ]
         self._metadata: AttentionMetadata | None = None
         self._ragged: dict[int, tuple[Ragged, Tensor]] = {}
 
@@ -254,5 +281,5 @@ class NativeAttention:
             num_heads,
             self._num_kv_heads,
             self._head_dim,
-            self._scale,
+            *self._scores[layer],
         )

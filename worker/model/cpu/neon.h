@@ -97,6 +97,12 @@ INLINE F first(int n, F a, float other) {  // the first n lanes of a, `other` in
   EACH(a, vbslq_f32(vcltq_s32(place, vdupq_n_s32(n - 4 * i)), a.v[i], vdupq_n_f32(other)));
   return a;
 }
+INLINE F after(int n, F a, float other) {  // `other` in the first n lanes, the rest of a
+  const int32_t places[4] = {0, 1, 2, 3};
+  const int32x4_t place = vld1q_s32(places);
+  EACH(a, vbslq_f32(vcltq_s32(place, vdupq_n_s32(n - 4 * i)), vdupq_n_f32(other), a.v[i]));
+  return a;
+}
 INLINE void round_to_u8(F a, uint8_t* p) {
   UNROLL for (int i = 0; i < 4; ++i) {
     int32_t lanes[4];

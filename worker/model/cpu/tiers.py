@@ -124,7 +124,8 @@ def native_tier(request: TierRequest) -> Tier:
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         whole = NativeStack(model, pool, kernels)
         if copy_rows := whole.copy_rows:
-            by_layer = LayerByLayer(model, NativeAttention(pool, kernels))
+            attention = NativeAttention(pool, kernels, model.config.layer_scores)
+            by_layer = LayerByLayer(model, attention)
             # Calls from Python, and two libraries' threads in turns, cost what no product shows.
             if is_quicker(by_layer, whole, pool, copy_rows):
                 return StackByRows(whole, by_layer, copy_rows)
@@ -158,7 +159,7 @@ def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> Prod
 
 
 def _layer_by_layer(model: CausalLM, pool: KVCachePool) -> DecoderStack:
-    return LayerByLayer(model, SdpaAttention(pool))
+    return LayerByLayer(model, SdpaAttention(pool, model.config.layer_scores))
 
 
 def _check(ops: Ops, request: TierRequest) -> None:

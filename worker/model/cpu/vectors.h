@@ -75,6 +75,10 @@ INLINE F first(int n, F a, float other) {  // the first n lanes of a, `other` in
   const __mmask16 mask = n >= 16 ? 0xffff : (__mmask16)((1 << std::max(n, 0)) - 1);
   return {_mm512_mask_mov_ps(_mm512_set1_ps(other), mask, a.v)};
 }
+INLINE F after(int n, F a, float other) {  // `other` in the first n lanes, the rest of a
+  const __mmask16 mask = n >= 16 ? 0xffff : (__mmask16)((1 << std::max(n, 0)) - 1);
+  return {_mm512_mask_mov_ps(a.v, mask, _mm512_set1_ps(other))};
+}
 INLINE void round_to_u8(F a, uint8_t* p) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
@@ -163,6 +167,14 @@ INLINE F first(int n, F x, float other) {
   return {_mm256_blendv_ps(rest, x.a, _mm256_castsi256_ps(a)),
           _mm256_blendv_ps(rest, x.b, _mm256_castsi256_ps(b))};
 }
+INLINE F after(int n, F x, float other) {
+  const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256 begin = _mm256_set1_ps(other);
+  const __m256i a = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), place);
+  const __m256i b = _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), place);
+  return {_mm256_blendv_ps(x.a, begin, _mm256_castsi256_ps(a)),
+          _mm256_blendv_ps(x.b, begin, _mm256_castsi256_ps(b))};
+}
 INLINE void round_to_u8(F x, uint8_t* p) {
   int32_t lanes[16];
   _mm256_storeu_si256((__m256i*)lanes, _mm256_cvtps_epi32(x.a));
@@ -242,5 +254,12 @@ INLINE F exponential(F x) {  // relative error below 3e-6 for x <= 0; 0 below -8
 
 INLINE F silu(F x) {  // x / (1 + exp(-x)); exp's argument is bounded so that it cannot overflow
   const F e = exponential(smaller(mul(x, splat(-1.0f)), splat(87.0f)));
+  return div(x, add(e, splat(1.0f)));
+}
+
+// x / 2 * (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+INLINE F gelu_tanh(F x) {
+  const F u = mul(x, fma(mul(x, x), splat(0.0356774081f), splat(0.797884561f)));
+  const F e = exponential(smaller(mul(u, splat(-2.0f)), splat(87.0f)));
   return div(x, add(e, splat(1.0f)));
 }

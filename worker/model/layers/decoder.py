@@ -20,7 +20,7 @@ from worker.model.layers.linear import (
     RMSNorm,
     TiedHead,
 )
-from worker.model.layers.ops import HeadNorm, Ops, Step, TorchOps
+from worker.model.layers.ops import HeadNorm, Norm, Ops, Rotation, Step, TorchOps
 from worker.model.parallel.group import Share
 from worker.model.rope import RotaryEmbedding
 
@@ -51,17 +51,23 @@ class Attention(nn.Module):
             bias=config.output_bias,
             placement=placement,
         )
-        eps, qk_norm = config.rms_norm_eps, config.has_qk_norm
-        self.q_norm = RMSNorm(config.head_dim, eps, placement=placement) if qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, eps, placement=placement) if qk_norm else None
-        self._head_norm = None
-        if self.q_norm is not None and self.k_norm is not None:
-            self._head_norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, eps)
+        self.kind = config.layers[layer]
+        self.q_norm = self.k_norm = self._head_norm = None
+        if config.has_qk_norm:
+            self.q_norm = _norm(config, config.head_dim, placement)
+            self.k_norm = _norm(config, config.head_dim, placement)
+            self._head_norm = HeadNorm(self.q_norm.norm, self.k_norm.norm)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """Maps [num_tokens, hidden] to the same shape; writes keys and values to the cache."""
+        rotation = step.local_rotation if self.kind.is_local else step.rotation
         queries, keys, values = step.ops.rotate(
-            self.qkv(x), self.num_heads, self.num_kv_heads, self._head_norm, step.cos, step.sin
+            self.qkv(x),
+            self.num_heads,
+            self.num_kv_heads,
+            self._head_norm,
+            rotation.cos,
+            rotation.sin,
         )
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         step.backend.forward(self.layer, queries, keys, values, out)
@@ -70,7 +76,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """The gated feed-forward block (SwiGLU, arXiv:2002.05202): down(silu(gate(x)) * up(x)).
+    """The gated feed-forward block (arXiv:2002.05202): down(activation(gate(x)) * up(x)).
 
     gate and up are one matrix.
     """
@@ -80,7 +86,9 @@ class GatedMLP(nn.Module):
         hidden, bias = Share.all_of(config.hidden_size), config.mlp_bias
         inner = placement.group.features(config.intermediate_size)
         parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up = GatedLinear(hidden, parts, bias=bias, placement=placement)
+        self.gate_up = GatedLinear(
+            hidden, parts, bias=bias, activation=config.activation, placement=placement
+        )
         self.down = Linear(inner, {"down_proj": hidden}, bias=bias, placement=placement)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,27 +98,57 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream.
+    """Pre-norm attention and feed-forward, each added to the residual stream; with output norms
+    what they give is normalised first.
 
     Attributes have the names of the checkpoint; see CausalLM.named_tensors.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, placement: Placement) -> None:
         super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, placement=placement)
+        hidden = config.hidden_size
+        self.input_layernorm = _norm(config, hidden, placement)
         self.self_attn = Attention(config, layer, placement=placement)
-        self.post_attention_layernorm = RMSNorm(hidden, eps, placement=placement)
+        # Behind attention where there are output norms, else before the feed-forward.
+        self.post_attention_layernorm = _norm(config, hidden, placement)
         self.mlp = GatedMLP(config, placement=placement)
+        self.pre_feedforward_layernorm = self.post_feedforward_layernorm = None
+        if config.has_output_norms:
+            self.pre_feedforward_layernorm = _norm(config, hidden, placement)
+            self.post_feedforward_layernorm = _norm(config, hidden, placement)
 
-    def forward(self, x: Tensor, delta: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        """Returns the residual stream and the addition due to it, both [num_tokens, hidden]."""
-        norm = self.input_layernorm
-        x, normed = step.ops.add_norm(x, delta, norm.weight, norm.eps)
+    @property
+    def mlp_norm(self) -> Norm:
+        """Of the residual stream, before the feed-forward."""
+        return (self.pre_feedforward_layernorm or self.post_attention_layernorm).norm
+
+    @property
+    def attention_output_norm(self) -> Norm | None:
+        """Of what the attention adds."""
+        has_own = self.pre_feedforward_layernorm is not None
+        return self.post_attention_layernorm.norm if has_own else None
+
+    @property
+    def mlp_output_norm(self) -> Norm | None:
+        """Of what the feed-forward adds."""
+        norm = self.post_feedforward_layernorm
+        return None if norm is None else norm.norm
+
+    def forward(
+        self, x: Tensor, delta: Tensor | None, delta_norm: Norm | None, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the residual stream and the addition due to it, both [num_tokens, hidden].
+
+        That addition's norm is `mlp_output_norm`, as `delta_norm` is that of `delta`.
+        """
+        x, normed = step.ops.add_norm(x, delta, self.input_layernorm.norm, delta_norm)
         attended = self.self_attn(normed, step)
-        norm = self.post_attention_layernorm
-        x, normed = step.ops.add_norm(x, attended, norm.weight, norm.eps)
+        x, normed = step.ops.add_norm(x, attended, self.mlp_norm, self.attention_output_norm)
         return x, self.mlp(normed)
+
+
+def _norm(config: ModelConfig, size: int, placement: Placement) -> RMSNorm:
+    return RMSNorm(size, config.rms_norm_eps, adds_one=config.norms_add_one, placement=placement)
 
 
 class CausalLM(nn.Module):
@@ -124,11 +162,13 @@ class CausalLM(nn.Module):
         self.config = config
         self.placement = placement
         vocab, hidden = config.vocab_size, config.hidden_size
-        self.embed_tokens = Embedding(vocab, hidden, placement=placement)
+        self.embed_tokens = Embedding(
+            vocab, hidden, scale=config.embedding_scale, placement=placement
+        )
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, placement=placement) for layer in range(config.num_layers)
         )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, placement=placement)
+        self.norm = _norm(config, hidden, placement)
         self.head: TiedHead | Linear = TiedHead(self.embed_tokens)
         if not config.tie_word_embeddings:
             parts = {"lm_head": placement.group.tokens(vocab)}
@@ -136,7 +176,11 @@ class CausalLM(nn.Module):
         self.rope = RotaryEmbedding(
             config.rope, config.head_dim, max_model_len, placement=placement
         )
-
+        self.local_rope = self.rope
+        if config.local_rope is not None:
+            self.local_rope = RotaryEmbedding(
+                config.local_rope, config.head_dim, max_model_len, placement=placement
+            )
         self._num_parameters = sum(math.prod(p.whole_shape) for _, p in self.named_tensors())
         self._ops: Ops = TorchOps()
 
@@ -153,13 +197,18 @@ class CausalLM(nn.Module):
 
         `backend` has been prepared for exactly these tokens. The result holds until the next call.
         """
-        cos, sin = self.rope.at(positions)
-        step = Step(self._ops, backend, cos, sin)
+        rotation = local = Rotation(*self.rope.at(positions))
+        if self.local_rope is not self.rope:
+            local = Rotation(*self.local_rope.at(positions))
+        step = Step(self._ops, backend, rotation, local)
         x: Tensor = self.embed_tokens(token_ids)
         delta: Tensor | None = None
+        delta_norm: Norm | None = None
         for layer in self.layers:
-            x, delta = layer(x, delta, step)
-        _, normed = self._ops.add_norm(x, delta, self.norm.weight, self.norm.eps)
+            assert isinstance(layer, DecoderLayer)
+            x, delta = layer(x, delta, delta_norm, step)
+            delta_norm = layer.mlp_output_norm
+        _, normed = self._ops.add_norm(x, delta, self.norm.norm, delta_norm)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.model.layers.ops import Multiply, Ops, TorchOps
+from worker.model.layers.ops import Activation, Multiply, Norm, Ops, TorchOps
 from worker.model.parallel.group import ALONE, RankGroup, Share
 
 
@@ -92,20 +92,41 @@ class Linear(nn.Module):
 
 
 class GatedLinear(Linear):
-    """Two parts of equal size, gate and up: silu(gate(x)) * up(x)."""
+    """Two parts of equal size, gate and up: activation(gate(x)) * up(x)."""
+
+    def __init__(
+        self,
+        in_features: Share,
+        parts: Mapping[str, Share],
+        *,
+        bias: bool,
+        activation: Activation,
+        placement: Placement,
+    ) -> None:
+        self._activation: Activation = activation
+        super().__init__(in_features, parts, bias=bias, placement=placement)
 
     def _multiplier(self, ops: Ops) -> Multiply:
-        return ops.gated_linear(*self._parameters_given_away())
+        return ops.gated_linear(*self._parameters_given_away(), self._activation)
 
 
 class Embedding(nn.Module):
     """Token vectors; also the output matrix where the checkpoint ties the two.
 
-    A rank has those of its part of the vocabulary.
+    A rank has those of its part of the vocabulary. `scale` multiplies the vectors, not the matrix.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, placement: Placement) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        scale: float | None = None,
+        placement: Placement,
+    ) -> None:
         super().__init__()
+        # Rounded as the vectors are: sqrt(3072) is 55.5 in bfloat16.
+        self.scale = 1.0 if scale is None else float(torch.tensor(scale).to(placement.dtype))
         self._group = placement.group
         self.tokens = self._group.tokens(vocab_size)
         self.weight = placement.parameter(self.tokens.size, hidden_size)
@@ -113,11 +134,14 @@ class Embedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Maps int32 ids [num_tokens] to [num_tokens, hidden]."""
         if self.tokens.is_all:
-            return functional.embedding(token_ids, self.weight)
+            return self._scaled(functional.embedding(token_ids, self.weight))
         places = token_ids - self.tokens.start
         is_elsewhere = (places < 0) | (places >= self.tokens.size)
         vectors = functional.embedding(places.masked_fill(is_elsewhere, 0), self.weight)
-        return self._group.sum(vectors.masked_fill_(is_elsewhere[:, None], 0))
+        return self._scaled(self._group.sum(vectors.masked_fill_(is_elsewhere[:, None], 0)))
+
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        return vectors if self.scale == 1.0 else vectors * self.scale
 
     def named_tensors(self, name: str) -> Iterator[tuple[str, Place]]:
         """Yields the checkpoint's `name` and what of it this rank has."""
@@ -162,15 +186,17 @@ class Placement:
 
 
 class RMSNorm(nn.Module):
-    """Weight [size] and epsilon of a root mean square norm (arXiv:1910.07467).
+    """Weight [size] of a root mean square norm (arXiv:1910.07467).
 
     Ops.add_norm and Ops.rotate compute it.
     """
 
-    def __init__(self, size: int, eps: float, *, placement: Placement) -> None:
+    def __init__(
+        self, size: int, eps: float, *, adds_one: bool = False, placement: Placement
+    ) -> None:
         super().__init__()
-        self.eps = eps
         self.weight = placement.parameter(size)
+        self.norm = Norm(self.weight, eps, adds_one)
 
     def named_tensors(self, name: str) -> Iterator[tuple[str, Place]]:
         """Yields the checkpoint's `name` and all of it."""

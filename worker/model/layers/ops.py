@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,15 +13,24 @@ from torch.nn import functional
 from worker.model.attention.base import AttentionBackend
 
 Multiply = Callable[[Tensor], Tensor]
+Activation = Literal["silu", "gelu_tanh"]  # of a gate
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A root mean square norm: x / rms(x) times `weight` [size], or times 1 + weight."""
+
+    weight: Tensor
+    eps: float
+    adds_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Weights [head_dim] of the norms of query and key heads."""
+    """The norms [head_dim] of query and key heads, of the same kind."""
 
-    query: Tensor
-    key: Tensor
-    eps: float
+    query: Norm
+    key: Norm
 
 
 # What torch's private operators raise where they are missing, or have changed. Callers log or
@@ -44,19 +53,21 @@ class Ops(Protocol):
         """
         ...
 
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        """Returns a function [rows, in] -> [rows, out / 2]: silu(gate) * up.
+    def gated_linear(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Multiply:
+        """Returns a function [rows, in] -> [rows, out / 2]: activation(gate) * up.
 
         weight is [out, in], its first half gate; bias [out].
         """
         ...
 
     def add_norm(
-        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+        self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns x + delta, and that normalised by its root mean square; all [rows, size].
+        """Returns x + delta, and that normalised; all [rows, size].
 
-        `weight` is [size].
+        `delta_norm`: by which delta is normalised before it is added.
         """
         ...
 
@@ -83,15 +94,17 @@ class TorchOps:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
         return lambda x: functional.linear(x, weight, bias)
 
-    def gated_linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        return gated(self.linear(weight, bias))
+    def gated_linear(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Multiply:
+        return gated(self.linear(weight, bias), activation)
 
     def add_norm(
-        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+        self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
     ) -> tuple[Tensor, Tensor]:
         if delta is not None:
-            x = x + delta
-        return x, weight * rms_normalize(x, eps)
+            x = x + (delta if delta_norm is None else normalize(delta, delta_norm))
+        return x, normalize(x, norm)
 
     def rotate(
         self,
@@ -106,40 +119,56 @@ class TorchOps:
         heads = qkv.view(qkv.shape[0], num_rotated + num_kv_heads, -1)
         rotated = heads[:, :num_rotated]
         if norm is not None:
-            rotated = rms_normalize(rotated, norm.eps)
-            rotated[:, :num_heads] *= norm.query
-            rotated[:, num_heads:] *= norm.key
+            parts = ((rotated[:, :num_heads], norm.query), (rotated[:, num_heads:], norm.key))
+            rotated = torch.cat([normalize(part, of_part) for part, of_part in parts], dim=1)
         first, second = rotated.chunk(2, dim=-1)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return rotated[:, :num_heads], rotated[:, num_heads:], heads[:, num_rotated:]
 
 
-def gated(multiply: Multiply) -> Multiply:
-    """Returns a function [rows, in] -> [rows, out / 2]: silu(gate) * up of `multiply`'s result."""
+def gated(multiply: Multiply, activation: Activation) -> Multiply:
+    """Returns a function [rows, in] -> [rows, out / 2]: activation(gate) * up of `multiply`'s
+    result."""
 
     def multiply_gated(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out / 2]
         gate, up = multiply(x).chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        if activation == "silu":
+            return functional.silu(gate) * up
+        return functional.gelu(gate, approximate="tanh") * up
 
     return multiply_gated
 
 
-def rms_normalize(x: Tensor, eps: float) -> Tensor:
-    """Returns x [..., size] / rms(x) over the last dimension: computed in float32, in x's dtype."""
+def normalize(x: Tensor, norm: Norm) -> Tensor:
+    """Returns x [..., size] normalised over the last dimension, in x's dtype.
+
+    Where 1 is added to the weight that is done in float32, before the only rounding; elsewhere the
+    result is rounded before it is multiplied. Both as transformers has it.
+    """
     wide = x.float()
     mean_square = wide.square().mean(dim=-1, keepdim=True)
-    return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
+    wide = wide * torch.rsqrt(mean_square + norm.eps)
+    if norm.adds_one:
+        return (wide * (1.0 + norm.weight.float())).to(x.dtype)
+    return norm.weight * wide.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of a step's positions, [num_tokens, 1, head_dim / 2] each."""
+
+    cos: Tensor
+    sin: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Arguments that all layers of one forward pass share.
 
-    `backend` has been prepared for exactly these tokens; `cos` and `sin` are those of their
-    positions, [num_tokens, 1, head_dim / 2] float32.
+    `backend` has been prepared for exactly these tokens, whose positions the rotations are of.
     """
 
     ops: Ops
     backend: AttentionBackend
-    cos: Tensor
-    sin: Tensor
+    rotation: Rotation
+    local_rotation: Rotation  # of local layers

@@ -35,7 +35,7 @@ def all_logits(path: Path, dtype: torch.dtype, prompt: list[int]) -> torch.Tenso
     model = CausalLM(config, 64, Placement(device, dtype))
     load_weights(model, path)
     pool = KVCachePool(config, 8, 16, device=device, dtype=dtype)
-    backend = SdpaAttention(pool)
+    backend = SdpaAttention(pool, config.layer_scores)
     sequence = ScheduledSequence(
         0, 0, len(prompt), prompt, [3, 1], False, SamplingParams(), prompt, []
     )
@@ -117,7 +117,17 @@ def test_members_left_out_take_the_defaults_of_transformers(family: str) -> None
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    theirs_by_layer = theirs.rope_parameters
+    if ours.local_rope is not None:
+        assert ours.local_rope.theta == theirs_by_layer["sliding_attention"]["rope_theta"]
+        theirs_by_layer = theirs_by_layer["full_attention"]
+    assert ours.rope.theta == theirs_by_layer["rope_theta"]
+    window = getattr(theirs, "sliding_window", None)
+    everywhere = ["full_attention" if window is None else "sliding_attention"] * 2
+    assert [layer.window for layer in ours.layers] == [
+        window if kind == "sliding_attention" else None
+        for kind in getattr(theirs, "layer_types", None) or everywhere
+    ]
     assert ours.eos_token_ids == ({theirs.eos_token_id} - {None})
 
 

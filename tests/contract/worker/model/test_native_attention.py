@@ -9,6 +9,7 @@ from shared.messages import SamplingParams
 from tests.support.cpu_kernels import kernels, variants
 from tests.support.table import table
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.model.attention.base import LayerScores, Reach
 from worker.model.config import ModelConfig
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_stack import NativeAttention, work_list
@@ -16,6 +17,7 @@ from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
 
 BF16 = torch.bfloat16
+PLAIN = LayerScores()
 CPU = torch.device("cpu")
 NUM_BLOCKS = 80
 # (tokens already in the cache, tokens of this step) per sequence
@@ -58,12 +60,16 @@ def places(pool: KVCachePool, layer: int, block: int, offset: int) -> tuple[torc
     return keys, values[:, offset // 2, :, offset % 2]
 
 
-def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def exact(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores_of: LayerScores = PLAIN
+) -> torch.Tensor:
     new, heads, head_dim = q.shape
     group = heads // k.shape[1]
     k, v = (part.double().repeat_interleave(group, dim=1) for part in (k, v))
-    scores = torch.einsum("thd,shd->hts", q.double(), k) / head_dim**0.5
-    seen = torch.arange(len(k))[None] <= torch.arange(new)[:, None] + len(k) - new
+    scale = head_dim**-0.5 if scores_of.scale is None else scores_of.scale
+    scores = torch.einsum("thd,shd->hts", q.double(), k) * scale
+    places = torch.arange(len(k))
+    seen = scores_of.reach.mask(places[len(k) - new :, None], places[None])
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     return torch.einsum("hts,shd->thd", weights, v)
 
@@ -75,6 +81,7 @@ def run_step(
     heads: int,
     seed: int = 0,
     layer: int = 1,
+    scores: LayerScores = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One step over scattered blocks; every place that is not a past token holds NaN."""
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +103,7 @@ def run_step(
             )
         )
         fresh.append(torch.cat((q, k[past:], v[past:]), dim=1))
-        expected.append(exact(q, k, v))
+        expected.append(exact(q, k, v, scores))
     forward = ForwardBatch.build(
         ScheduledBatch(tuple(sequences)),
         block_size=16,
@@ -132,6 +139,23 @@ def test_equals_the_formula(
     backend = NativeAttention(pool, library)
     out, expected = run_step(backend, pool, SHAPES[shape], heads, seed=heads)
     torch.testing.assert_close(out.double(), expected, rtol=2**-6, atol=2e-2)
+
+
+@table("shape", SHAPES)
+@table("window", [1, 2, 15, 16, 17, 33, 64, 100])
+def test_a_window_hides_what_is_before_it(library: NativeKernels, shape: str, window: int) -> None:
+    scores = LayerScores(scale=0.3, reach=Reach(window=window))
+    for heads, kv_heads in ((4, 2), (8, 1), (3, 3)):
+        pool = new_pool(kv_heads, 32, heads)
+        backend = NativeAttention(pool, library, (PLAIN, scores))
+        out, expected = run_step(backend, pool, SHAPES[shape], heads, seed=window, scores=scores)
+        torch.testing.assert_close(out.double(), expected, rtol=2**-6, atol=2e-2)
+
+
+def test_layers_that_the_kernels_do_not_compute_are_refused(library: NativeKernels) -> None:
+    for scores in (LayerScores(softcap=30.0), LayerScores(reach=Reach(chunk=8))):
+        with pytest.raises(ValueError, match="no soft caps"):
+            NativeAttention(new_pool(2, 32, 4), library, (scores, PLAIN))
 
 
 def test_other_layers_and_blocks_are_left_alone(library: NativeKernels) -> None:

@@ -15,7 +15,7 @@ from worker.model.cpu.onednn_ops import (
     quantize_rows,
     quantize_weight,
 )
-from worker.model.layers.ops import HeadNorm, Ops, TorchOps
+from worker.model.layers.ops import Activation, HeadNorm, Norm, Ops, TorchOps
 
 BF16 = torch.bfloat16
 EPS = 1e-6
@@ -50,6 +50,9 @@ def test_this_machine_can_run_the_kernels() -> None:
     assert variants(), "tests of the native tier need AVX2"
 
 
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh")
+
+
 @table("with_bias", [False, True])
 @table(("size_in", "size_out"), SHAPES)
 def test_products(ops: NativeOps, size_in: int, size_out: int, with_bias: bool) -> None:
@@ -62,14 +65,17 @@ def test_products(ops: NativeOps, size_in: int, size_out: int, with_bias: bool) 
         torch.testing.assert_close(multiply(x).float(), expected, rtol=2**-7, atol=1e-2)
 
 
+@table("activation", ACTIVATIONS)
 @table("with_bias", [False, True])
 @table("inner", [16, 40, 7, 96, 176])
-def test_gated_products(ops: NativeOps, inner: int, with_bias: bool) -> None:
+def test_gated_products(
+    ops: NativeOps, inner: int, with_bias: bool, activation: Activation
+) -> None:
     weight = random(2 * inner, 64, seed=1, scale=0.2)
     bias = random(2 * inner, seed=2) if with_bias else None
-    multiply = ops.gated_linear(weight, bias)
+    multiply = ops.gated_linear(weight, bias, activation)
     wide_bias = bias.float() if bias is not None else None
-    twin = TorchOps().gated_linear(weight.float(), wide_bias)
+    twin = TorchOps().gated_linear(weight.float(), wide_bias, activation)
     for rows in ROWS:
         x = random(rows, 64, seed=rows)
         out = multiply(x)
@@ -77,13 +83,15 @@ def test_gated_products(ops: NativeOps, inner: int, with_bias: bool) -> None:
         torch.testing.assert_close(out.float(), twin(x.float()), rtol=2**-7, atol=2e-2)
 
 
-def test_silu_of_large_numbers_does_not_overflow(ops: NativeOps) -> None:
+@table("activation", ACTIVATIONS)
+def test_gates_of_large_numbers_do_not_overflow(ops: NativeOps, activation: Activation) -> None:
     weight = torch.eye(32, dtype=BF16)
     x = torch.zeros(1, 32, dtype=BF16)
     x[0, :4] = torch.tensor([300.0, -300.0, 89.0, -89.0])
     x[0, 16:] = 2.0
-    out = ops.gated_linear(weight, None)(x)
-    torch.testing.assert_close(out, TorchOps().gated_linear(weight, None)(x), atol=1e-4, rtol=1e-2)
+    out = ops.gated_linear(weight, None, activation)(x)
+    expected = TorchOps().gated_linear(weight, None, activation)(x)
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-2)
 
 
 @table("with_bias", [False, True])
@@ -98,10 +106,11 @@ def test_int8_products(int8_ops: NativeOps, size_in: int, size_out: int, with_bi
         torch.testing.assert_close(multiply(x).float(), expected, rtol=2**-7, atol=1e-2)
 
 
-def test_int8_gated_products(int8_ops: NativeOps) -> None:
+@table("activation", ACTIVATIONS)
+def test_int8_gated_products(int8_ops: NativeOps, activation: Activation) -> None:
     weight, bias = random(2 * 40, 64, seed=1, scale=0.2), random(2 * 40, seed=2)
-    multiply = int8_ops.gated_linear(weight, bias)
-    twin = Int8Ops().gated_linear(weight.float(), bias.float())
+    multiply = int8_ops.gated_linear(weight, bias, activation)
+    twin = Int8Ops().gated_linear(weight.float(), bias.float(), activation)
     for rows in FEW_ROWS:
         x = random(rows, 64, seed=rows)
         torch.testing.assert_close(multiply(x).float(), twin(x.float()), rtol=2**-7, atol=2e-2)
@@ -142,23 +151,30 @@ def test_a_nan_comes_out_of_a_product_as_a_nan(ops: NativeOps) -> None:
 @table("size", [16, 64, 176, 576])
 @table("rows", [1, 7, 8, 33])
 def test_add_and_norm(ops: NativeOps, rows: int, size: int) -> None:
-    x, delta, weight = random(rows, size), random(rows, size, seed=1), random(size, seed=2)
-    for added in (None, delta):
-        expected_x, expected = TorchOps().add_norm(x, added, weight, EPS)
-        summed, normed = ops.add_norm(x.clone(), added, weight, EPS)
-        assert torch.equal(summed, expected_x)
-        torch.testing.assert_close(normed, expected, rtol=2**-6, atol=1e-3)
+    x, delta = random(rows, size), random(rows, size, seed=1)
+    for adds_one in (False, True):
+        norm, delta_norm = (Norm(random(size, seed=seed), EPS, adds_one) for seed in (2, 3))
+        for added in (None, delta):
+            expected_x, expected = TorchOps().add_norm(x, added, norm)
+            summed, normed = ops.add_norm(x.clone(), added, norm)
+            assert torch.equal(summed, expected_x)
+            torch.testing.assert_close(normed, expected, rtol=2**-6, atol=1e-3)
+        expected_x, expected = TorchOps().add_norm(x, delta, norm, delta_norm)
+        summed, normed = ops.add_norm(x.clone(), delta, norm, delta_norm)
+        # A step of bfloat16 at 4 is 2**-6, and what is left of a difference may be as small.
+        torch.testing.assert_close(summed, expected_x, rtol=2**-6, atol=2**-5)
+        torch.testing.assert_close(normed, expected, rtol=2**-5, atol=2**-4)
 
 
-@table("with_norm", [False, True])
+@table(("with_norm", "adds_one"), [(False, False), (True, False), (True, True)])
 @table("head_dim", [16, 32, 48, 64, 128, 256])
 @table(("heads", "kv_heads"), [(4, 2), (7, 1), (3, 3)])
 def test_rotation(
-    ops: NativeOps, heads: int, kv_heads: int, head_dim: int, with_norm: bool
+    ops: NativeOps, heads: int, kv_heads: int, head_dim: int, with_norm: bool, adds_one: bool
 ) -> None:
     norm = None
     if with_norm:
-        norm = HeadNorm(random(head_dim, seed=3), random(head_dim, seed=4), EPS)
+        norm = HeadNorm(*(Norm(random(head_dim, seed=seed), EPS, adds_one) for seed in (3, 4)))
     for tokens in (1, 9):
         qkv = random(tokens, (heads + 2 * kv_heads) * head_dim, seed=tokens)
         angles = torch.rand(tokens, 1, head_dim // 2, generator=torch.Generator().manual_seed(1))

@@ -41,7 +41,7 @@ def test_the_stack_says_what_the_layers_say(
     model = new_model(FAMILIES[family], NativeOps(library, is_int8=is_int8))
     config = model.config
     pools = [new_pool(config), new_pool(config)]
-    by_layers = LayerByLayer(model, NativeAttention(pools[0], library))
+    by_layers = LayerByLayer(model, NativeAttention(pools[0], library, config.layer_scores))
     at_once = NativeStack(model, pools[1], library)
     for name, step in STEPS.items():  # one after the other: memory is used again, and grows
         for wanted in WANTED[name]:

@@ -11,6 +11,8 @@ import pytest
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from worker.model.config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
+from worker.model.layer_kinds import LayerKind
+from worker.model.rope import RopeConfig
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -80,8 +82,23 @@ def test_eos_comes_from_the_generation_config_first(
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
-        ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"use_sliding_window": "yes"}, "use_sliding_window"),
+        ({"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": None},
+            "sliding_window is null",
+        ),
+        (
+            {"model_type": "llama", "layer_types": ["full_attention", "sliding_attention"]},
+            "sliding_attention",
+        ),
+        ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1}}, "rope_parameters"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
@@ -105,6 +122,60 @@ def test_eos_comes_from_the_generation_config_first(
 def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         ModelConfig.from_dict(raw() | changes)
+
+
+WINDOW = 128  # tokens
+SLIDES, ALL = LayerKind(WINDOW, is_local=True), LayerKind()
+
+
+@pytest.mark.parametrize(
+    ("family", "members", "layers"),
+    [
+        ("llama", {"sliding_window": WINDOW}, (ALL, ALL)),
+        ("qwen2", {"sliding_window": WINDOW, "max_window_layers": 1}, (ALL, ALL)),
+        ("qwen2", {"sliding_window": WINDOW, "max_window_layers": 1, "use_sliding_window": True},
+         (ALL, SLIDES)),
+        ("qwen3", {"sliding_window": WINDOW,
+                   "layer_types": ["sliding_attention", "full_attention"]}, (SLIDES, ALL)),
+        ("mistral", {"sliding_window": WINDOW}, (SLIDES, SLIDES)),
+        ("mistral", {"sliding_window": None}, (ALL, ALL)),
+        ("mistral", {}, (LayerKind(4096, is_local=True),) * 2),
+        ("ministral", {"sliding_window": WINDOW}, (SLIDES, SLIDES)),
+        ("ministral", {"sliding_window": WINDOW,
+                       "layer_types": ["full_attention", "sliding_attention"]}, (ALL, SLIDES)),
+        ("gemma3_text", {"sliding_window": WINDOW}, (SLIDES, SLIDES)),
+        ("gemma3_text", {"sliding_window": WINDOW, "sliding_window_pattern": 2}, (SLIDES, ALL)),
+        # A window that no sequence outgrows hides nothing; its layer still has its rotation.
+        ("gemma3_text", {"sliding_window": WINDOW, "max_position_embeddings": 128},
+         (LayerKind(None, is_local=True),) * 2),
+    ],
+)  # fmt: skip
+def test_windows_are_those_of_the_family(
+    family: str, members: dict[str, Any], layers: tuple[LayerKind, ...]
+) -> None:
+    config = ModelConfig.from_dict(raw(family) | members)
+    assert config.layers == layers
+    assert [scores.reach.window for scores in config.layer_scores] == [
+        layer.window for layer in layers
+    ]
+
+
+def test_gemma_has_two_rotations_in_either_spelling() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 123.0, "rope_scaling": scaling}
+    new = {
+        "rope_parameters": {
+            "full_attention": scaling | {"rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 123.0},
+        }
+    }
+    for members in (old, new):
+        config = ModelConfig.from_dict(raw("gemma3_text") | members)
+        assert (config.rope.kind, config.rope.theta, config.rope.factor) == ("linear", 5e5, 8.0)
+        assert config.local_rope == RopeConfig(theta=123.0)
+        assert config.context_length == 131_072, "its positions count the scaling already"
+    assert config.attention_scale == 256**-0.5
+    assert config.embedding_scale == 8.0
 
 
 def test_qwen2_always_has_its_bias_and_never_on_the_output() -> None:
