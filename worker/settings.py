@@ -49,9 +49,10 @@ ToolFormatChoice = Literal[
     "granite",
     "phi4_mini_json",
     "hunyuan_a13b",
+    "openai",
     "text",
 ]
-ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "granite"]
+ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "openai", "granite"]
 
 MAX_VLLM_ARGS_CHARS = 65_536
 

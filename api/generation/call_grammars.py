@@ -12,6 +12,16 @@ from typing import Protocol
 from api.generation.grammar_writer import GrammarWriter, arguments, quoted
 from api.generation.tools import Tool, ToolUse
 from api.output_parsers.formats import HERMES_CLOSE, HERMES_OPEN, PYTHON_TAG
+from api.output_parsers.harmony import (
+    ANALYSIS,
+    CHANNEL,
+    COMMENTARY,
+    CONSTRAIN,
+    END,
+    FINAL,
+    FUNCTIONS,
+    MESSAGE,
+)
 from api.output_parsers.json_lists import GRANITE_OPEN, HUNYUAN_CLOSE, HUNYUAN_OPEN, PHI4_OPEN
 from api.output_parsers.named_calls import (
     DEEPSEEK_CALL,
@@ -123,6 +133,26 @@ def _hunyuan_a13b(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
     return _section(writer, use, HUNYUAN_OPEN, body, alone=alone)
 
 
+def _openai(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    """Returns one call, which ends the turn. Its header may be as a template writes it."""
+    channel, message = writer.marker(CHANNEL), writer.marker(MESSAGE)
+    kind = f'({writer.marker(CONSTRAIN)} "json" | "json")'
+
+    def head(tool: Tool) -> str:
+        to = f"to={FUNCTIONS}{tool.name}"
+        before = f"{channel} {quoted(f'{COMMENTARY} {to}')}"
+        behind = f"{quoted(f' {to}')} {channel} {quoted(COMMENTARY)}"
+        return f"({before} | {behind}) / ?/ {kind} {message}"
+
+    call = _named(writer, use, head)
+    if alone:
+        return call
+    headers = (writer.harmony_header(name) for name in (COMMENTARY, ANALYSIS))
+    before = writer.rule("preamble", " | ".join(map(writer.harmony_message, headers)))
+    final = f"{writer.harmony_header(FINAL)} {writer.without(END)}"
+    return f"{before}* ({call} | {final})?"
+
+
 def _section(writer: GrammarWriter, use: ToolUse, opening: str, body: str, *, alone: bool) -> str:
     """Returns one section of calls, which has all those of a turn."""
     rest = writer.rule("section", body)
@@ -169,4 +199,5 @@ CALL_GRAMMARS: Mapping[ToolFormat, WriteCalls] = {
     ToolFormat.GRANITE: _granite,
     ToolFormat.PHI4_MINI_JSON: _phi4_mini_json,
     ToolFormat.HUNYUAN_A13B: _hunyuan_a13b,
+    ToolFormat.OPENAI: _openai,
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.generation.tools import Tool, arguments_schema
+from api.output_parsers.harmony import ANALYSIS, CHANNEL, CONSTRAIN, END, FINAL, MESSAGE, START
 from api.output_parsers.parser import Thinking
 from shared.messages import Grammar, GrammarKind
 from shared.text.json_schema import grammar_schema
@@ -64,8 +65,19 @@ class GrammarWriter:
             text = json.dumps({"grammars": parts})
         return Grammar(GrammarKind.LARK, text)
 
-    def answer(self, answer: Grammar) -> str:
-        """Returns the name under which it is part of this grammar."""
+    def answer(self, answer: Grammar, reasoning: ReasoningRule) -> str:
+        """Returns what is the answer behind any reasoning."""
+        name = self._answered(answer)
+        if reasoning.reasoning_format is ReasoningFormat.OPENAI and reasoning.thinking in (
+            Thinking.MAYBE,
+            Thinking.OPEN,
+        ):
+            kind = f'(/ ?/ {self.marker(CONSTRAIN)} "json")?'
+            return f"{self.marker(CHANNEL)} {quoted(FINAL)} {kind} {self.marker(MESSAGE)} {name}"
+        return name
+
+    def _answered(self, answer: Grammar) -> str:
+        """Returns the name under which a grammar is part of this one."""
         if answer.kind is GrammarKind.LARK:
             self._answer = answer.text
             return f"@{_ANSWER}"
@@ -117,9 +129,24 @@ class GrammarWriter:
         self.rule(f"thoughts[max_tokens={rule.budget}]", self.without(rule.closing))
         return self.rule("reasoning", rf"thoughts {self.marker(rule.closing)} /\n{{0,2}}/")
 
+    def harmony_message(self, header: str) -> str:
+        """Returns a message of harmony's, and the beginning of the next one's header."""
+        ending = f'{self.marker(END)} {self.marker(START)} "assistant"'
+        return f"{header} {self.without(END)} {ending}"
+
+    def _harmony_first(self, rule: ReasoningRule) -> str:
+        analysis = self.rule("analysis", self.harmony_message(self.harmony_header(ANALYSIS)))
+        rest = self.harmony_message("") if rule.thinking is Thinking.OPEN else ""
+        return f"{rest} {analysis}*"
+
+    def harmony_header(self, channel: str) -> str:
+        return f"{self.marker(CHANNEL)} {quoted(channel)} {self.marker(MESSAGE)}"
+
     def _first(self, rule: ReasoningRule) -> str | None:
         if rule.thinking is Thinking.NO:
             return None
+        if rule.reasoning_format is ReasoningFormat.OPENAI:
+            return self._harmony_first(rule)
         rest = self.reasoning(rule)
         return rest if rule.thinking is Thinking.OPEN else f"({self.marker(rule.opening)} {rest})?"
 

@@ -173,7 +173,7 @@ def tool_grammar(
     if use.must_call or answer is None:
         return writer.grammar(reasoning, write(writer, use, alone=use.must_call))
     calls = write(writer, use, alone=True)
-    return writer.grammar(reasoning, f"{calls} | {writer.answer(answer)}")
+    return writer.grammar(reasoning, f"{calls} | {writer.answer(answer, reasoning)}")
 
 
 def answer_grammar(answer: Grammar, reasoning: ReasoningRule, token_id: TokenId) -> Grammar:
@@ -181,7 +181,7 @@ def answer_grammar(answer: Grammar, reasoning: ReasoningRule, token_id: TokenId)
     if reasoning.thinking is Thinking.NO:
         return answer
     writer = GrammarWriter(token_id)
-    return writer.grammar(reasoning, writer.answer(answer))
+    return writer.grammar(reasoning, writer.answer(answer, reasoning))
 
 
 def any_grammar(reasoning: ReasoningRule, token_id: TokenId) -> Grammar:

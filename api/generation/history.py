@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shared.text.tool_formats import ToolFormat
@@ -19,10 +19,45 @@ def history(messages: Sequence[Message], tool_format: ToolFormat | None) -> Sequ
     """Returns a conversation as templates of the format take it.
 
     Clients have ids of calls from here, or from any other model. Mistral's templates refuse ids
-    that are not nine letters and digits, and Kimi's write the id where others write the name.
+    that are not nine letters and digits, and Kimi's write the id where others write the name. Those
+    of gpt-oss write the first call of a message only, and refuse one with reasoning and text.
     """
+    if tool_format is ToolFormat.OPENAI:
+        return list(_one_call_each(messages))
     new_id = _NEW_IDS.get(tool_format) if tool_format is not None else None
     return messages if new_id is None else _with_ids(messages, new_id)
+
+
+def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yields the messages with one call in each, and its result behind it."""
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
+        if "tool_calls" not in message:
+            yield message
+            continue
+        results = []
+        while index < len(messages) and "tool_call_id" in messages[index]:
+            results.append(messages[index])
+            index += 1
+        before = _thought(message)
+        for call in message["tool_calls"]:
+            yield {**before, "role": "assistant", "tool_calls": [call]}
+            before = {}
+            yield from (each for each in results if each["tool_call_id"] == call["id"])
+        ids = {call["id"] for call in message["tool_calls"]}
+        yield from (each for each in results if each["tool_call_id"] not in ids)
+
+
+def _thought(message: Message) -> dict[str, Any]:
+    """Returns what stands before a call. It is one message, of analysis."""
+    texts = [message.get("reasoning_content", ""), _text(message.get("content", ""))]
+    return {"content": "", "reasoning_content": "\n".join(text for text in texts if text)}
+
+
+def _text(content: str | Sequence[Mapping[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _with_ids(messages: Sequence[Message], new_id: _NewId) -> list[Message]:

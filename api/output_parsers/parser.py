@@ -27,6 +27,7 @@ from api.output_parsers.formats import (
     plain_text,
     reasoning_first,
 )
+from api.output_parsers.harmony import harmony
 from api.output_parsers.json_lists import granite_calls, hunyuan_a13b_calls, phi4_mini_json_calls
 from api.output_parsers.named_calls import deepseek_calls, kimi_k2_calls, mistral_calls
 from api.output_parsers.tool_calls import CallableTools
@@ -144,6 +145,7 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
     ToolFormat.GRANITE: granite_calls,
     ToolFormat.PHI4_MINI_JSON: phi4_mini_json_calls,
     ToolFormat.HUNYUAN_A13B: hunyuan_a13b_calls,
+    ToolFormat.OPENAI: harmony,
     ToolFormat.TEXT: lambda source, tools: plain_text(source),
 }
 
@@ -190,13 +192,17 @@ class OutputParserFactory:
 
     def __call__(self) -> OutputParser:
         choice, config = next(self._choices), self.config
-        if config.reasoning_format is None and not (config.tool_format and config.names):
+        has_calls = bool(config.names) or config.tool_format is ToolFormat.OPENAI
+        if config.reasoning_format is None and not (config.tool_format and has_calls):
             return PlainParser()
         tools = CallableTools(config.names, lambda call: call_id(self.seed, choice, call))
         return FormatParser(lambda source: _read(source, tools, config))
 
 
 def _read(source: Source, tools: CallableTools, config: ParserConfig) -> Reading:
+    if config.reasoning_format is ReasoningFormat.OPENAI or config.tool_format is ToolFormat.OPENAI:
+        yield from harmony(source, tools, is_open=config.thinking is Thinking.OPEN)
+        return
     if config.reasoning_format is not None:
         is_open = config.thinking is Thinking.OPEN
         yield from reasoning_first(source, config.reasoning_format, is_open=is_open)

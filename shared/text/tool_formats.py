@@ -23,6 +23,7 @@ class ToolFormat(StrEnum):
     GRANITE = "granite"  # <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
     PHI4_MINI_JSON = "phi4_mini_json"  # functools[{"name": ..., "arguments": {...}}, ...]
     HUNYUAN_A13B = "hunyuan_a13b"  # <tool_calls>[{"name": ..., ...}, ...]</tool_calls>
+    OPENAI = "openai"  # harmony: <|channel|>commentary to=functions.name ... <|message|>{...}
     TEXT = "text"  # not known: calls are text of the answer
 
 
@@ -31,6 +32,7 @@ class ReasoningFormat(StrEnum):
 
     THINK = "think"  # <think> ... </think>
     MISTRAL = "mistral"  # [THINK] ... [/THINK]
+    OPENAI = "openai"  # harmony: messages on the channel `analysis`
     GRANITE = "granite"  # Here is my thought process: ... Here is my response:
 
 
@@ -52,11 +54,16 @@ REASONING_MARKERS: Mapping[ReasoningFormat, tuple[tuple[str, ...], tuple[str, ..
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
     ),
+    ReasoningFormat.OPENAI: (("<|channel|>analysis<|message|>",), ("<|end|>",)),
 }
 
 _DEEPSEEK = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
     *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+)
+_HARMONY = (
+    *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"),
+    *("<|end|>", "<|call|>", "<|return|>"),
 )
 _TOOL_MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
     ToolFormat.HERMES: ("<tool_call>", "</tool_call>"),
@@ -69,6 +76,7 @@ _TOOL_MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
     ),
     ToolFormat.GRANITE: ("<|tool_call|>", "<tool_call>"),
     ToolFormat.HUNYUAN_A13B: ("<tool_calls>", "</tool_calls>"),
+    ToolFormat.OPENAI: _HARMONY,
 }
 
 
@@ -79,6 +87,8 @@ def markers(tool_format: str | None, reasoning_format: str | None) -> tuple[str,
     of_calls = () if tool is None else _TOOL_MARKERS.get(tool, ())
     if reasoning is None:
         return of_calls
+    if reasoning is ReasoningFormat.OPENAI:
+        return tuple(dict.fromkeys((*of_calls, *_HARMONY)))
     opening, closing = REASONING_MARKERS[reasoning]
     return (*of_calls, *opening, *closing)
 
@@ -125,6 +135,7 @@ _WRITTEN = {
         rf"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*{_ARGUMENTS}"
     ),
     ToolFormat.PHI4_MINI_JSON: re.compile(rf"functools\s*\[\s*{_CALL_OBJECT}"),
+    ToolFormat.OPENAI: re.compile(rf"to=functions\.{_NAME}[^{{]*<\|message\|>\s*{_ARGUMENTS}"),
     ToolFormat.LLAMA3_JSON: re.compile(
         rf'(?<!<tool_call>)\{{\s*"name":\s*"{_NAME}",\s*"parameters":\s*{_ARGUMENTS}'
     ),
@@ -135,6 +146,7 @@ _DESCRIBED: Mapping[str, ToolFormat] = {
 }
 # Of templates that do not even tell: what the family is trained on.
 _OF_MODEL_TYPE: Mapping[str, ToolFormat] = {
+    "gpt_oss": ToolFormat.OPENAI,
     "kimi_k2": ToolFormat.KIMI_K2,
     "granite": ToolFormat.GRANITE,
     "granitemoe": ToolFormat.GRANITE,
@@ -172,6 +184,7 @@ def find_tool_format(template: ChatTemplate, model_type: str = "") -> ToolFormat
 
 # One of these is in every template that knows the format.
 _REASONING_SIGNS = {
+    ReasoningFormat.OPENAI: ("<|channel|>analysis",),
     ReasoningFormat.MISTRAL: ("[THINK]", "[/THINK]"),
     ReasoningFormat.GRANITE: ("Here is my response:",),
     ReasoningFormat.THINK: ("<think>", "</think>"),

@@ -108,6 +108,33 @@ PHI4_MINI = (
     .replace("functools[{'name': ...}]", "functools[...]")
 )
 HUNYUAN = _template(_each("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"))
+HARMONY = (
+    _SYSTEM
+    + _TOOLS
+    + """\
+{{- 'Reasoning: ' + (reasoning_effort if reasoning_effort is defined else 'medium') }}
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {%- if message.content and message.thinking %}
+            {{- raise_exception('Cannot pass both content and thinking with tool calls!') }}
+        {%- elif message.content or message.thinking %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' }}
+            {{- (message.content or message.thinking) + '<|end|>' }}
+        {%- endif %}
+        {%- set f = message.tool_calls[0].function %}{% set last.name = f.name %}
+        {{- '<|start|>assistant to=functions.' + f.name + '<|channel|>commentary json<|message|>' }}
+        {{- (f.arguments | tojson) + '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- (message.content | tojson) + '<|end|>' }}
+    {%- else %}{{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+)
 
 
 @dataclass(frozen=True)
@@ -157,5 +184,15 @@ FAMILIES = {
         GRANITE_THINKING, ToolFormat.GRANITE, ReasoningFormat.GRANITE, (), ("<|tool_call|>",)
     ),
     "phi4-mini": Family(PHI4_MINI, ToolFormat.PHI4_MINI_JSON),
+    "gpt-oss": Family(
+        HARMONY,
+        ToolFormat.OPENAI,
+        ReasoningFormat.OPENAI,
+        (),
+        (
+            *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"),
+            *("<|end|>", "<|call|>", "<|return|>"),
+        ),
+    ),
     "hunyuan": Family(HUNYUAN, ToolFormat.HUNYUAN_A13B),
 }

@@ -57,6 +57,14 @@ def _hunyuan(calls: Calls) -> str:
     return f"<tool_calls>[{', '.join(_objects(calls))}]</tool_calls>"
 
 
+def _harmony(calls: Calls) -> str:
+    """One call ends a turn; a second one is none of this turn."""
+    return "<|call|><|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+        for name, arguments in calls
+    )
+
+
 # By the name of a family in tests.support.tool_templates.
 WRITTEN: Mapping[str, Callable[[Calls], str]] = {
     "mistral-list": _mistral_list,
@@ -70,4 +78,5 @@ WRITTEN: Mapping[str, Callable[[Calls], str]] = {
     "granite-thinking": _granite,
     "phi4-mini": _phi4_mini,
     "hunyuan": _hunyuan,
+    "gpt-oss": _harmony,
 }

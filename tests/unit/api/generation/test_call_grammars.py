@@ -7,12 +7,12 @@ import json
 import pytest
 
 from api.generation.grammar_writer import ReasoningRule
-from api.generation.grammars import tool_grammar
+from api.generation.grammars import answer_grammar, tool_grammar
 from api.generation.tools import ToolUse
 from api.output_parsers.events import Text, ToolCall
 from api.output_parsers.parser import Thinking
-from shared.messages import Grammar
-from shared.text.tool_formats import reasoning_format_of
+from shared.messages import Grammar, GrammarKind
+from shared.text.tool_formats import ReasoningFormat, ToolFormat, reasoning_format_of
 from tests.support.grammar_model import TOOLS, Model, checked_calls, tool_use
 from tests.support.tool_models import make_family_checkpoint
 from tests.support.tool_templates import FAMILIES
@@ -30,6 +30,12 @@ class Spoken:
         self.model = model
         self.written = WRITTEN[family]
         self.reasoning = reasoning_format_of(model.card.reasoning_format)
+
+    def said(self, text: str) -> str:
+        """An answer, as the model writes one."""
+        if self.model.form is ToolFormat.OPENAI:
+            return f"<|channel|>final<|message|>{text}"
+        return text
 
     def grammar(self, use: ToolUse, thinking: Thinking = Thinking.NO) -> Grammar:
         rule = ReasoningRule(thinking)
@@ -81,7 +87,7 @@ def test_calls_in_the_style_of_the_family_are_accepted(spoken: Spoken) -> None:
         assert spoken.model.form in ONE_CALL
 
 
-ONE_CALL: frozenset[str] = frozenset()  # formats with one call to a turn
+ONE_CALL = frozenset({ToolFormat.OPENAI})  # formats with one call to a turn
 
 
 def test_calls_that_are_wrong_are_not_accepted_among_text(spoken: Spoken) -> None:
@@ -91,7 +97,7 @@ def test_calls_that_are_wrong_are_not_accepted_among_text(spoken: Spoken) -> Non
     right = spoken.written(NOW)
     assert spoken.accepts(use, right)
     assert spoken.accepts(use, "")
-    assert spoken.accepts(use, "Just text.")
+    assert spoken.accepts(use, spoken.said("Just text."))
     for name, arguments in (("rm", "{}"), ("get_weather", '{"city": "Oslo", "days": 99}')):
         wrong = spoken.written([(name, arguments)])
         assert not spoken.accepts(use, wrong), wrong
@@ -104,7 +110,8 @@ def test_reasoning_may_come_first(spoken: Spoken) -> None:
         return
     rule = ReasoningRule(Thinking.MAYBE, None, spoken.reasoning)
     use, call = tool_use(TOOLS, "required", True), spoken.written(NOW)
-    thought = f"{rule.opening}\nI see, hm.\n{rule.closing}\n"
+    behind = "<|start|>assistant" if spoken.model.form is ToolFormat.OPENAI else "\n"
+    thought = f"{rule.opening}\nI see, hm.\n{rule.closing}{behind}"
     assert spoken.accepts(use, thought + call, Thinking.MAYBE)
     assert spoken.accepts(use, call, Thinking.MAYBE)
     assert spoken.accepts(use, thought.removeprefix(rule.opening) + call, Thinking.OPEN)
@@ -123,3 +130,24 @@ def test_markers_reach_the_parser_though_they_are_special(spoken: Spoken) -> Non
     events = spoken.model.read(tokenizer.decode(tokenizer.encode(text)), use, Thinking.NO)
     assert json.loads(WEATHER[1]) == {"city": "Oslo", "days": 2}
     assert checked_calls(events) == ["get_weather"]
+
+
+def test_a_structured_answer_is_behind_what_announces_it(spoken: Spoken) -> None:
+    if spoken.model.form is not ToolFormat.OPENAI:
+        return
+    rule = ReasoningRule(Thinking.MAYBE, None, ReasoningFormat.OPENAI)
+    number = Grammar(GrammarKind.REGEX, "[0-9]+")
+    alone = answer_grammar(number, rule, spoken.model.token_id)
+    use = tool_use(TOOLS, "auto", True)
+    beside = tool_grammar(use, ToolFormat.OPENAI, rule, spoken.model.token_id, number)
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    for grammar in (alone, beside):
+        for before in ("", thought, thought * 2):
+            for kind in ("", " <|constrain|>json"):
+                answer = f"{before}<|channel|>final{kind}<|message|>42"
+                assert spoken.model.accepts(grammar, answer)
+                events = spoken.model.read(answer, use, Thinking.MAYBE)
+                assert "".join(e.text for e in events if isinstance(e, Text)) == "42"
+        assert not spoken.model.accepts(grammar, "42")
+        assert not spoken.model.accepts(grammar, "<|channel|>final<|message|>x")
+    assert spoken.model.accepts(beside, spoken.written(NOW))

@@ -69,6 +69,9 @@ def test_a_call_of_any_model_is_written_as_the_family_writes_it(
                 r'"days": 2\}, "id": "[a-z0-9]{9}"\}\]',
                 prompt,
             )
+        elif family == "gpt-oss":
+            header = "assistant to=functions.get_weather<|channel|>commentary json<|message|>"
+            assert f"<|start|>{header}{ARGUMENTS}<|call|>" in prompt
         elif family == "phi4-mini":  # its template leaves the marker out
             assert f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}' in prompt
         else:
@@ -92,6 +95,23 @@ def test_kimis_ids_are_counted_through_the_conversation(tmp_path: Path) -> None:
     assert "functions.get_weather:0<|tool_call_argument_begin|>" in prompt
     assert "functions.get_weather:1<|tool_call_argument_begin|>" in prompt
     assert "## Return of functions.get_weather:1\n" in prompt
+
+
+def test_a_turn_with_several_calls_is_several_messages_of_harmonys(tmp_path: Path) -> None:
+    """The template has the first call of a message only, and no text beside reasoning."""
+    model = served(make_family_checkpoint(tmp_path, "gpt-oss"))
+    calls = [
+        {"id": call_id, "function": {"name": name, "arguments": "{}"}}
+        for call_id, name in (("a", "get_weather"), ("b", "now"))
+    ]
+    turn = {"role": "assistant", "content": "So.", "reasoning": "Hm.", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": each, "content": f"of {each}"} for each in "ba"]
+    prompt = prompt_of(model, [*conversation(), turn, *results], reasoning_effort="high")
+    assert "Reasoning: high" in prompt
+    assert prompt.count("<|channel|>analysis<|message|>Hm.\nSo.<|end|>") == 1
+    order = ["to=functions.get_weather", '"of a"', "to=functions.now", '"of b"']
+    assert sorted(order, key=prompt.index) == order
+    assert prompt.endswith("<|start|>assistant")
 
 
 def test_calls_in_a_format_that_is_not_known_are_text_and_cannot_be_required(

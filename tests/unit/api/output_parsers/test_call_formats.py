@@ -143,6 +143,59 @@ RECORDED = [
     ),
 ]
 
+C, M, END = "<|channel|>", "<|message|>", "<|end|>"
+ASSISTANT = "<|end|><|start|>assistant"
+THINKS = f"{C}analysis{M}We need the weather.{ASSISTANT}"
+HARMONY = [
+    (f"{C}final{M}Hi there!\n", (), "Hi there!\n", ""),
+    (f"{THINKS}{C}final{M}Yes.<|return|>", (), "Yes.", "We need the weather."),
+    (
+        f"{THINKS}{C}commentary to=functions.get_weather <|constrain|>json{M}{OSLO}<|call|>",
+        BOTH[:1],
+        "",
+        "We need the weather.",
+    ),
+    (f" to=functions.get_weather{C}commentary json{M}{OSLO}", BOTH[:1], "", ""),
+    (
+        f"{THINKS}{C}commentary{M}I look.{ASSISTANT}{C}analysis{M}Now.{ASSISTANT}"
+        f"{C}commentary to=functions.now <|constrain|>json{M}<|call|>",
+        (("now", "{}"),),
+        "I look.",
+        "We need the weather.\nNow.",
+    ),
+    (f"{C}commentary{M}One.{ASSISTANT}{C}final{M}Two.", (), "One.\nTwo.", ""),
+    (f"{C}analysis{M}to the end", (), "", "to the end"),
+    # Calls of what is not callable, headers that never end, and none at all are text.
+    (
+        f"{C}commentary to=functions.rm{M}{{}}<|call|>",
+        (),
+        f"{C}commentary to=functions.rm{M}{{}}",
+        "",
+    ),
+    (f"{C}commentary to=python code{M}1+1", (), f"{C}commentary to=python code{M}1+1", ""),
+    (f"{C}fin", (), f"{C}fin", ""),
+    (f"{C}{'x' * 2000}{M}", (), f"{C}{'x' * 2000}{M}", ""),
+    ("No header <|channel", (), "No header <|channel", ""),
+    (f"No header{ASSISTANT}{C}final{M}Yes.", (), "No header\nYes.", ""),
+    ("to=", (), "to=", ""),
+    ("", (), "", ""),
+]
+RECORDED += [
+    Recorded(ToolFormat.OPENAI, text, calls, content, thoughts, ReasoningFormat.OPENAI)
+    for text, calls, content, thoughts in HARMONY
+]
+RECORDED += [
+    Recorded(
+        ToolFormat.OPENAI,
+        f"the city is Oslo{ASSISTANT}{C}final{M}Oslo.",
+        (),
+        "Oslo.",
+        "the city is Oslo",
+        ReasoningFormat.OPENAI,
+        Thinking.OPEN,
+    )
+]
+
 # What is no call, or breaks off: it is all text, in this form.
 TEXTS = [
     (ToolFormat.MISTRAL, "[TOOL_CALLS]rm[ARGS]{}"),
@@ -247,7 +300,9 @@ PIECES = [
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_call|>", "<tool_call>"),
     *("</tool_call>", "functools", "<tool_calls>", "</tool_calls>", "now", "get_weather", ":0"),
     *("{}", OSLO, "[", "]", ",", "{", "}", '"', " ", "\n", "é", "text", "<", "Here is my"),
-    *(" thought process:", " response:", _OBJECT.format(OSLO), LIST, '"name": "now"', "\\"),
+    *(C, M, END, "<|start|>", "assistant", "to=functions.now", "<|constrain|>", "<|call|>"),
+    *("final", "analysis", "commentary", " thought process:", " response:", LIST, "\\"),
+    *(_OBJECT.format(OSLO), '"name": "now"'),
 ]  # fmt: skip
 
 
@@ -293,11 +348,14 @@ def test_nothing_is_lost_of_a_text_without_calls(
     text, pieces = cut
     to = parser(Recorded(form, text))
     events = read(to, pieces)
-    if not to.has_calls:
+    if not to.has_calls and form is not ToolFormat.OPENAI:
         assert joined(events, Text) == text.removeprefix("<|python_tag|>")
         return
     rest = iter(text)
-    assert all(char in rest for char in joined(events, Text))  # in order
+    shown = joined(events, Text)
+    if form is ToolFormat.OPENAI:  # lines between messages are not the model's
+        shown = "".join(shown.split())
+    assert all(char in rest for char in shown)  # in order
 
 
 MEBIBYTE = 2**20

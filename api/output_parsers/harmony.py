@@ -1,0 +1,187 @@
+"""OpenAI's harmony format: messages on channels, of gpt-oss.
+
+`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>`;
+a call has a recipient in its header, `to=functions.name`, and ends with `<|call|>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from api.output_parsers.events import (
+    OutputEvent,
+    Reading,
+    Reasoning,
+    Source,
+    Span,
+    Text,
+    ToolArguments,
+    first_of,
+    space_dropped,
+    text_before,
+)
+from api.output_parsers.tool_calls import CallableTools, stream_arguments
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
+ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
+FUNCTIONS = "functions."
+MAX_HEADER_CHARS = 1024
+
+_ENDS = (END, RETURN, CALL, START)
+_OPENINGS = (START, CHANNEL, MESSAGE, "to=")  # what a header may begin with
+_NO_HEADER = (END, RETURN, CALL)
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"(?:^|[\s>\w])to=([^\s<]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """A message's header: its length, and what is in it."""
+
+    num_chars: int
+    channel: str
+    recipient: str | None
+
+
+def harmony(source: Source, tools: CallableTools, *, is_open: bool = False) -> Reading:
+    """Parses messages: analysis is reasoning, calls of functions are calls, other text is text.
+
+    `is_open`: the prompt has opened a message of analysis. Text without a header is text, and so is
+    a message to a recipient that may not be called, with its header.
+    """
+    shown = _Shown()
+    if is_open:
+        yield from _content(source, shown, Reasoning, Span.REASONING)
+    while True:
+        yield from _ends_dropped(source)
+        if not source.text:
+            return
+        header = yield from _header(source)
+        if header is None:
+            yield from _without_header(source, shown)
+            continue
+        name = None if header.recipient is None else header.recipient.removeprefix(FUNCTIONS)
+        if name is not None and name in tools.names:
+            source.take(header.num_chars, Span.CALL)
+            yield from _call(source, tools, name)
+        elif header.channel == ANALYSIS:
+            source.take(header.num_chars, Span.REASONING)
+            yield from _content(source, shown, Reasoning, Span.REASONING)
+        elif name is None and header.channel in (FINAL, COMMENTARY):
+            source.take(header.num_chars, Span.SPACE)
+            yield from _content(source, shown, Text, Span.TEXT)
+        else:
+            yield from shown.next(Text)
+            yield Text(source.take(header.num_chars, Span.TEXT))
+            yield from _content(source, shown, Text, Span.TEXT, begun=True)
+
+
+class _Shown:
+    """Whether there is reasoning or text already: a further message begins on a line of its own."""
+
+    def __init__(self) -> None:
+        self._kinds: set[type[Text] | type[Reasoning]] = set()
+
+    def next(self, kind: type[Text] | type[Reasoning]) -> Generator[OutputEvent, None, None]:
+        if kind in self._kinds:
+            yield kind("\n")
+        self._kinds.add(kind)
+
+
+def _content(
+    source: Source,
+    shown: _Shown,
+    kind: type[Text] | type[Reasoning],
+    span: Span,
+    *,
+    begun: bool = False,
+) -> Generator[OutputEvent | None, None, None]:
+    """Yields a message's text, up to its end. `begun`: a part of it was yielded before."""
+    for event in text_before(source, _ENDS, kind, span):
+        if event is not None and not begun:
+            begun = True
+            yield from shown.next(kind)
+        yield event
+    if source.text and span is Span.REASONING:  # the marker counts as reasoning
+        at = first_of(source.text, _ENDS)
+        if not source.text.startswith(START, at):
+            source.take(source.text.index("|>", at) + len("|>"), span)
+
+
+def _call(
+    source: Source, tools: CallableTools, name: str
+) -> Generator[OutputEvent | None, None, None]:
+    call = tools.begin(name)
+    yield call
+    yield from space_dropped(source)
+    if (yield from _is_next(source, _ENDS)):
+        yield ToolArguments(call.index, "{}")
+        return
+    yield from stream_arguments(source, call.index, CALL)
+
+
+def _without_header(source: Source, shown: _Shown) -> Generator[OutputEvent | None, None, None]:
+    """Yields text up to what may be a header. At least one character: what is there is none."""
+    text = source.text.lstrip()
+    begin = next((each for each in _OPENINGS[:3] if text.startswith(each)), "")
+    yield from shown.next(Text)
+    if begin:
+        yield Text(source.take(len(source.text) - len(text) + len(begin), Span.TEXT))
+    yield from text_before(source, (*_ENDS, CHANNEL), Text, Span.TEXT)
+
+
+def _header(source: Source) -> Generator[None, None, _Header | None]:
+    """Returns the header at the front; None where there is none."""
+    while True:
+        text = source.text.lstrip()
+        if not any(text.startswith(each[: len(text)]) for each in _OPENINGS):
+            return None
+        end = source.text.find(MESSAGE, 0, MAX_HEADER_CHARS + len(MESSAGE))
+        head = source.text[: end if end >= 0 else MAX_HEADER_CHARS]
+        if first_of(head, _NO_HEADER) >= 0:
+            return None
+        if end >= 0:
+            return _parsed(head, end + len(MESSAGE))
+        if source.has_ended or len(source.text) >= MAX_HEADER_CHARS + len(MESSAGE):
+            return None
+        yield None
+
+
+def _parsed(head: str, num_chars: int) -> _Header:
+    channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
+    role = head.partition(CHANNEL)[0].replace(START, "").strip()
+    default = FINAL if role in ("", "assistant") else ""
+    return _Header(
+        num_chars,
+        default if channel is None else channel[1],
+        None if recipient is None else recipient[1],
+    )
+
+
+def _ends_dropped(source: Source) -> Generator[None, None, None]:
+    """Drops the ends of messages, and white space before them and before a header."""
+    while True:
+        text = source.text.lstrip()
+        found = next((each for each in _NO_HEADER if text.startswith(each)), None)
+        if found is not None:
+            source.take(len(source.text) - len(text) + len(found), Span.SPACE)
+            continue
+        may_grow = any(each.startswith(text) for each in (*_NO_HEADER, *_OPENINGS))
+        if source.has_ended or not may_grow:
+            if not text or any(text.startswith(each) for each in (START, CHANNEL)):
+                source.take(len(source.text) - len(text), Span.SPACE)
+            return
+        yield None
+
+
+def _is_next(source: Source, markers: tuple[str, ...]) -> Generator[None, None, bool]:
+    while True:
+        if source.text.startswith(markers):
+            return True
+        may_grow = any(each.startswith(source.text) for each in markers)
+        if source.has_ended or not may_grow:
+            return may_grow and bool(source.text)
+        yield None
