@@ -50,3 +50,11 @@ class DeviceLost(EngineFailed):
 
 class StepsFailed(EngineFailed):
     """Steps fail whatever is in them, for a reason that the device does not give."""
+
+
+def failure_named(reason: str) -> tuple[ErrorCode, str]:
+    """Returns the code and the sentence of a sampler's reason: a code, and perhaps why."""
+    name, _, why = reason.partition(": ")
+    known = name in ErrorCode.__members__.values()
+    code = ErrorCode(name) if known else ErrorCode.ENGINE_ERROR
+    return code, f"the model runner gave this sequence up: {why or reason}"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from shared.messages import ErrorCode, SamplingParams
 from worker.engine.config import EngineConfig
-from worker.engine.errors import EngineFailed, StepsFailed
+from worker.engine.errors import EngineFailed, StepsFailed, failure_named
 from worker.engine.ports import ModelRunner, StepResult
 from worker.engine.scheduler import PlannedSequence, Scheduler
 from worker.engine.sequence import Sequence, SequenceStatus
@@ -86,10 +86,7 @@ def failure_of(
     seq_id = item.sequence.seq_id
     reason = result.failed.get(seq_id)
     if reason is not None:
-        name, _, why = reason.partition(": ")
-        known = name in ErrorCode.__members__.values()
-        code = ErrorCode(name) if known else ErrorCode.ENGINE_ERROR
-        return code, f"the model runner gave this sequence up: {why or reason}"
+        return failure_named(reason)
     if len(result.prompt_logprobs.get(seq_id, ())) != len(item.scores):
         return ErrorCode.ENGINE_ERROR, "the model runner did not score the prompt"
     if not item.samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+from shared.text.checkpoint_text import load_tokenizer_and_eos
 from worker.engine.config import EngineConfig
 from worker.engine_options import EngineOptions
 from worker.engine_process.interface import BuiltEngine, Progress
@@ -23,7 +24,7 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     from vllm.platforms import current_platform
 
     from worker.vllm.engine import VllmEngine
-    from worker.vllm.requests import eos_token_ids
+    from worker.vllm.sampler import keeps_to_grammars
     from worker.vllm.stats import StatsReader
 
     report("importing vLLM", 1.0)
@@ -46,8 +47,8 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
         max_waiting=options.max_waiting,
         prefix_caching=bool(cache.enable_prefix_caching),
         policy=options.scheduling_policy,
-        eos_token_ids=eos_token_ids(model),
-        structured_output=options.structured_output,
+        eos_token_ids=frozenset(load_tokenizer_and_eos(options.checkpoint)[1]),
+        structured_output=options.structured_output and all(llm.collective_rpc(keeps_to_grammars)),
     )
     vocab_size = model.get_vocab_size()
     return BuiltEngine(

@@ -6,9 +6,8 @@ worker.engine, so that both engines end the same stream at the same token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from vllm import LLMEngine, RequestOutput
 from vllm import SamplingParams as VllmParams
@@ -18,10 +17,12 @@ from vllm.sampling_params import RequestOutputKind
 
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
-from worker.engine.errors import EngineFull, RequestRefused
+from worker.engine.errors import EngineFull, RequestRefused, failure_named
 from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
 from worker.engine.stop import StopMatch, find_stop
-from worker.vllm.requests import NUM_EXTRA_TOP, prompt_logprobs, to_extra_args, token_logprob
+from worker.vllm.kv_blocks import discard_content
+from worker.vllm.requests import FAILED_TOKEN, prompt_logprobs, to_extra_args
+from worker.vllm.sampler import Report, take_reports
 from worker.vllm.stats import StatsReader
 
 
@@ -30,9 +31,12 @@ class _Live:
     """A request inside vLLM, and what it has generated."""
 
     request: EngineRequest
+    seq_id: int  # by which the sampler knows it
     most_tokens: int  # of its output
     output: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
+    vllm_id: str = ""  # by which vLLM's scheduler knows it
+    reports: dict[int, Report] = field(default_factory=dict)  # by output index; vLLM may be ahead
 
     @property
     def samples_nothing(self) -> bool:
@@ -50,6 +54,7 @@ class VllmEngine:
         self._vocab_size = vocab_size
         self._stats = stats
         self._live: dict[str, _Live] = {}
+        self._next_seq_id = 0
         self._ended_on_arrival: dict[str, EngineOutput] = {}
 
     def add(self, request: EngineRequest) -> None:
@@ -63,13 +68,15 @@ class VllmEngine:
         if len(self._live) >= self.config.max_num_seqs + self.config.max_waiting:
             raise EngineFull(self.config.max_waiting)
         room = self.config.max_model_len - len(request.prompt_token_ids)
-        live = _Live(request, min(request.params.max_tokens, room), [*request.output_token_ids])
+        most_tokens = min(request.params.max_tokens, room)
+        live = _Live(request, self._next_seq_id, most_tokens, [*request.output_token_ids])
+        self._next_seq_id += 1
         # An earlier attempt may have died between its last token and the report of its end.
         if stop := self._find_stop(live):
             self._ended_on_arrival[request_id] = _ended(live, stop)
             return
         try:
-            self._llm.add_request(
+            live.vllm_id = self._llm.add_request(
                 request_id,
                 tokens_input(
                     [*request.prompt_token_ids, *request.output_token_ids],
@@ -99,8 +106,10 @@ class VllmEngine:
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
         if self._llm.has_unfinished_requests():
-            for result in self._llm.step():
-                assert isinstance(result, RequestOutput), "the model generates"
+            results = [each for each in self._llm.step() if isinstance(each, RequestOutput)]
+            if any(map(self._is_reported, results)):
+                self._take_reports()
+            for result in results:
                 live = self._live.get(result.request_id)
                 if live is not None:
                     outputs += self._take(live, result)
@@ -127,11 +136,26 @@ class VllmEngine:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            logprobs=None if params.logprobs is None else params.logprobs + NUM_EXTRA_TOP,
             prompt_logprobs=params.prompt_logprobs if scores_prompt else None,
-            extra_args=to_extra_args(live.request),
+            extra_args=to_extra_args(live.request, live.seq_id),
             skip_clone=True,
         )
+
+    def _is_reported(self, result: RequestOutput) -> bool:
+        """Returns whether the sampler may have more to say of these tokens."""
+        live = self._live.get(result.request_id)
+        token_ids = result.outputs[0].token_ids
+        if live is None or not token_ids:
+            return False
+        return live.request.params.logprobs is not None or FAILED_TOKEN in token_ids
+
+    def _take_reports(self) -> None:
+        live_by_id = {live.seq_id: live for live in self._live.values()}
+        # Every worker draws the same tokens; those of a pipeline's earlier stages draw none.
+        for reports in self._llm.collective_rpc(take_reports):
+            for report in reports:
+                if report.seq_id in live_by_id:
+                    live_by_id[report.seq_id].reports[report.output_index] = report
 
     def _find_stop(self, live: _Live) -> StopMatch | None:
         return find_stop(
@@ -149,23 +173,29 @@ class VllmEngine:
             if scores:
                 outputs.append(EngineOutput(request.request_id, (), prompt_logprobs=scores))
         completion = result.outputs[0]
-        tokens, stop = self._grow(live, completion.token_ids)
+        grown = self._grow(live, completion.token_ids)
+        if grown.failure is not None:
+            if grown.failure[0] is ErrorCode.NONFINITE_LOGITS:
+                discard_content(self._llm, live.vllm_id)
+            self.cancel(request.request_id)
+            return [*outputs, _failed(live, *grown.failure)]
+        stop = grown.stop
         if live.samples_nothing and result.finished:
             stop = StopMatch(FinishReason.LENGTH)
-        if not tokens and stop is None and not result.finished:
+        if not grown.token_ids and stop is None and not result.finished:
             return outputs
         if stop is not None or result.finished:
             self._live.pop(request.request_id)
             if not result.finished:
                 self._llm.abort_request([request.request_id])
         if stop is None and result.finished:
-            outputs.append(_failed(live, f"vLLM ended it: {completion.finish_reason}"))
-            return outputs
+            reason = f"vLLM ended it: {completion.finish_reason}"
+            return [*outputs, _failed(live, ErrorCode.ENGINE_ERROR, reason)]
         outputs.append(
             EngineOutput(
                 request.request_id,
-                tuple(tokens),
-                logprobs=_logprobs(live, tokens, completion.logprobs),
+                tuple(grown.token_ids),
+                logprobs=None if request.params.logprobs is None else tuple(grown.logprobs),
                 finish_reason=stop.reason if stop else None,
                 stop_reason=stop.token_id if stop else None,
                 num_cached_tokens=live.num_cached_tokens,
@@ -173,27 +203,37 @@ class VllmEngine:
         )
         return outputs
 
-    def _grow(self, live: _Live, token_ids: Sequence[int]) -> tuple[list[int], StopMatch | None]:
-        """Appends new tokens up to the first that ends the output; returns them and the end."""
-        taken: list[int] = []
+    def _grow(self, live: _Live, token_ids: Sequence[int]) -> _Grown:
+        """Appends new tokens up to the first that ends the output, or was not drawn."""
+        grown = _Grown()
         if live.samples_nothing:
-            return taken, None
+            return grown
         for token_id in token_ids:
+            report = live.reports.pop(len(live.output), None)
+            if report is not None and report.failure:
+                grown.failure = failure_named(report.failure)
+                return grown
+            if live.request.params.logprobs is not None:
+                if report is None or report.logprob is None:
+                    grown.failure = ErrorCode.ENGINE_ERROR, "the sampler gave no log probability"
+                    return grown
+                grown.logprobs.append(report.logprob)
             live.output.append(token_id)
-            taken.append(token_id)
+            grown.token_ids.append(token_id)
             if stop := self._find_stop(live):
-                return taken, stop
-        return taken, None
+                grown.stop = stop
+                return grown
+        return grown
 
 
-def _logprobs(
-    live: _Live, tokens: Sequence[int], rows: Sequence[Mapping[int, Any]] | None
-) -> tuple[TokenLogprob, ...] | None:
-    num_top = live.request.params.logprobs
-    if num_top is None:
-        return None
-    found = zip(tokens, rows or (), strict=False)
-    return tuple(token_logprob(token_id, row, num_top) for token_id, row in found)
+@dataclass(slots=True)
+class _Grown:
+    """What a step has added to an output."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stop: StopMatch | None = None
+    failure: tuple[ErrorCode, str] | None = None
 
 
 def _ended(live: _Live, stop: StopMatch) -> EngineOutput:
@@ -206,12 +246,12 @@ def _ended(live: _Live, stop: StopMatch) -> EngineOutput:
     )
 
 
-def _failed(live: _Live, message: str) -> EngineOutput:
+def _failed(live: _Live, code: ErrorCode, message: str) -> EngineOutput:
     return EngineOutput(
         live.request.request_id,
         (),
         finish_reason=FinishReason.ERROR,
-        error=ErrorCode.ENGINE_ERROR,
+        error=code,
         message=message,
         num_cached_tokens=live.num_cached_tokens,
     )

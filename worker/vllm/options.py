@@ -10,7 +10,7 @@ from worker.engine_options import EngineOptions
 
 PROCESSOR = "worker.vllm.sampler:PenstockLogitsProcessor"
 CPU_BLOCK_SIZE = 32  # vLLM's own is 128, of which short prompts share little
-MAX_TOP = 32  # log probabilities of a token: more than a request may have
+MAX_TOP = 32  # log probabilities of a prompt's token: more than a request may have
 
 _HOST_SHARE = 0.5  # of the free memory, for the KV cache
 _DEVICE_SHARE = 0.9  # of a device that several workers use
@@ -23,8 +23,11 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers on one machine would take the same cores
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
 }
-# The engine steps in this process, which is one of its own already.
-FIXED_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+FIXED_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is one of its own already
+    # The second has another interface for samplers, which shows no tokens to the host.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
 
 
 def set_environment() -> None:
@@ -55,9 +58,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
         "block_size": options.block_size or (CPU_BLOCK_SIZE if device == "cpu" else None),
         "generation_config": "vllm",  # what a request leaves out is filled in by the frontend
         "logits_processors": [PROCESSOR],
-        "logprobs_mode": "processed_logprobs",
         "max_logprobs": MAX_TOP,
-        "async_scheduling": False,
     }
     if options.num_kv_blocks is not None:
         args["num_gpu_blocks_override"] = options.num_kv_blocks + 1  # one is vLLM's null block

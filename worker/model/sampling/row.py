@@ -16,9 +16,11 @@ from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledSequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingRow:
-    """`in_flight` is where the sequence's newest token lies in the step before's sample.
+    """What one row of logits is drawn by; made for one step, or kept and moved on by `position`.
+
+    `in_flight` is where the sequence's newest token lies in the step before's sample.
 
     It is None unless the host does not know that token yet; then `output_token_ids` lacks it.
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -115,26 +115,41 @@ class Sampler:
 
         `previous` [n] int64 is the step before's sample. Never waits for a CUDA device.
         """
-        best_logits, token_ids = best_of_rows(logits)
         work = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
+        if len(work) == len(rows):
+            return self.draw(logits.to(torch.float32, copy=True), rows, previous)
+        best_logits, token_ids = best_of_rows(logits)
         if not work:
             return Sampled(token_ids, best_logits, None)
         index = to_device(np.array(work, dtype=np.int64), self._device)
         edited = logits.index_select(0, index).float()
-        chosen_rows = [rows[i] for i in work]
-        self._edit(edited, chosen_rows, previous)
-        failed, best_logits = self._keep_to_grammars(edited, chosen_rows, index, best_logits)
-        chosen = edited.argmax(dim=1)
-        drawn = [i for i, row in enumerate(chosen_rows) if not row.params.greedy]
+        part = self.draw(edited, [rows[i] for i in work], previous)
+        logprobs = part.logprobs
+        if logprobs is not None:
+            logprobs = replace(logprobs, rows=tuple(work[i] for i in logprobs.rows))
+        return Sampled(
+            token_ids.index_copy(0, index, part.token_ids),
+            best_logits.index_copy(0, index, part.best_logits.to(best_logits.dtype)),
+            logprobs,
+            {work[i]: why for i, why in part.failed.items()},
+        )
+
+    def draw(self, logits: Tensor, rows: Sequence[SamplingRow], previous: Tensor) -> Sampled:
+        """Draws as `sample` from float32 logits [rows, vocab], which are edited in place.
+
+        No row is drawn in a shorter way.
+        """
+        best_logits = logits.amax(dim=1)
+        self._edit(logits, rows, previous)
+        failed, best_logits = self._keep_to_grammars(logits, rows, best_logits)
+        token_ids = logits.argmax(dim=1)
+        drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
         if drawn:
             drawn_index = to_device(np.array(drawn, dtype=np.int64), self._device)
-            part = edited.index_select(0, drawn_index)
-            choice = self._row_threads.map(self._draw, part, [chosen_rows[i] for i in drawn])
-            chosen = chosen.index_copy(0, drawn_index, choice)
-        token_ids = token_ids.index_copy(0, index, chosen)
-        logprobs = self._logprobs(edited, chosen, work, chosen_rows)
-        failed_rows = {work[i]: why for i, why in failed.items()}
-        return Sampled(token_ids, best_logits, logprobs, failed_rows)
+            part = logits.index_select(0, drawn_index)
+            choice = self._row_threads.map(self._draw, part, [rows[i] for i in drawn])
+            token_ids = token_ids.index_copy(0, drawn_index, choice)
+        return Sampled(token_ids, best_logits, self._logprobs(logits, token_ids, rows), failed)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Frees what was kept for these sequences; unknown ones are fine."""
@@ -155,12 +170,12 @@ class Sampler:
                 self._edits.suppress_stops(logits[i], row)
 
     def _keep_to_grammars(
-        self, logits: Tensor, rows: Sequence[SamplingRow], index: Tensor, best_logits: Tensor
+        self, logits: Tensor, rows: Sequence[SamplingRow], best_logits: Tensor
     ) -> tuple[dict[int, str], Tensor]:
         """Masks `logits` [rows, vocab] by the grammars; returns failed rows and new `best_logits`.
 
-        `best_logits` [n] get the best of the tokens that are left at `index` [rows]: a model may
-        give none of them a finite logit.
+        `best_logits` [rows] become the best of the tokens that are left: a model may give none of
+        them a finite logit.
         """
         structured = {i: row for i, row in enumerate(rows) if row.params.grammar is not None}
         if not structured:
@@ -168,11 +183,10 @@ class Sampler:
         assert self._grammar_masks is not None, "jobs with a grammar are refused without masks"
         failed = self._grammar_masks.apply(logits, structured)
         part = to_device(np.array(list(structured), dtype=np.int64), self._device)
-        there = index.index_select(0, part)
-        raw = best_logits.index_select(0, there)
-        left = logits.index_select(0, part).amax(dim=1).to(raw.dtype)
+        raw = best_logits.index_select(0, part)
+        left = logits.index_select(0, part).amax(dim=1)
         worst = torch.where(raw.isfinite(), left, raw)
-        return failed, best_logits.index_copy(0, there, worst)
+        return failed, best_logits.index_copy(0, part, worst)
 
     def _draw(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         """Returns [rows] int64 tokens drawn from logits [rows, vocab]."""
@@ -226,11 +240,11 @@ class Sampler:
         return torch.cat(parts)
 
     def _logprobs(
-        self, edited: Tensor, chosen: Tensor, work: Sequence[int], rows: Sequence[SamplingRow]
+        self, edited: Tensor, chosen: Tensor, rows: Sequence[SamplingRow]
     ) -> Logprobs | None:
-        """Returns those of the `rows` that request them: `edited` [rows, vocab], `chosen` [rows].
+        """Returns those of the `rows` that request them.
 
-        `work` has the rows' places in the batch.
+        `edited` are logits [rows, vocab], `chosen` [rows] the tokens.
         """
         wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         if not wanted:
@@ -241,9 +255,7 @@ class Sampler:
         norm = part.logsumexp(dim=1, keepdim=True)
         picked = part.gather(1, chosen.index_select(0, index)[:, None]) - norm
         best, best_ids = part.topk(min(max(num_top), part.shape[1]), dim=1)
-        return Logprobs(
-            tuple(work[i] for i in wanted), num_top, picked[:, 0], best_ids, best - norm
-        )
+        return Logprobs(tuple(wanted), num_top, picked[:, 0], best_ids, best - norm)
 
 
 def best_of_rows(logits: Tensor) -> tuple[Tensor, Tensor]:

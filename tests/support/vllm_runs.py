@@ -1,0 +1,91 @@
+"""Requests through ENGINE=vllm in the interpreter that has vLLM, from a test in this one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+from tests.support.vllm_environment import vllm_python
+from worker.engine_options import EngineOptions
+from worker.engine_process.interpreter import environment_of
+
+TIMEOUT_S = 240.0
+_DRIVER = Path(__file__).parents[1] / "contract/worker/vllm/engine_driver.py"
+
+
+class VllmRequest(msgspec.Struct, frozen=True):
+    """A request for the driver. `resumed` are its outputs of an earlier attempt."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    resumed: tuple[int, ...] = ()
+    tenant: str = "default"
+
+
+class Said(msgspec.Struct):
+    """What one request was answered."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason | None
+    error: ErrorCode | None
+    message: str
+    num_cached_tokens: int
+
+
+class Run(msgspec.Struct):
+    """What requests that ran together were answered, by id; preemptions since the start."""
+
+    said: dict[str, Said]
+    preemptions: int
+
+
+@dataclass
+class VllmWork:
+    """Runs for one start of vLLM, one after the other."""
+
+    options: EngineOptions
+    runs: list[list[VllmRequest]] = field(default_factory=list)
+
+    def add(self, requests: Sequence[VllmRequest]) -> int:
+        """Returns the place of the run among the results."""
+        self.runs.append(list(requests))
+        return len(self.runs) - 1
+
+    def results(self, folder: Path, env: dict[str, str] | None = None) -> list[Run]:
+        """Runs all. Raises AssertionError with what the process wrote when it fails."""
+        work, results = folder / "work", folder / "results"
+        options: dict[str, Any] = msgspec.to_builtins(self.options)
+        work.write_bytes(msgspec.msgpack.encode({"options": options, "runs": self.runs}))
+        run_in_vllm([str(_DRIVER), str(work), str(results)], self.options, env)
+        return msgspec.msgpack.decode(results.read_bytes(), type=list[Run])
+
+
+def run_in_vllm(
+    arguments: Sequence[str], options: EngineOptions, env: dict[str, str] | None = None
+) -> str:
+    """Returns what a program prints that runs as an engine process would.
+
+    Raises AssertionError with what it wrote when it fails.
+    """
+    python = vllm_python()
+    assert python is not None, "the marker vllm is for tests that are skipped without it"
+    inherited = environment_of(options)
+    assert inherited is not None, "ENGINE=vllm has an environment of its own"
+    done = subprocess.run(
+        [python, *arguments],
+        env=inherited | {"OMP_NUM_THREADS": "1"} | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    return done.stdout
