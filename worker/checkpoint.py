@@ -10,11 +10,13 @@ from pathlib import Path
 
 from shared.messages import ErrorCode, Job
 from shared.text.base import Tokenizer
+from shared.text.checkpoint_files import read_json
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.model_card import ModelCard
 from shared.text.sampling_defaults import parse_override
 from shared.text.text_model import load_card_tokenizer
 from worker.engine_process.messages import EngineReady
+from worker.model.context_length import ContextLength
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
 
 
@@ -49,6 +51,7 @@ class LoadedModel:
             name=checkpoint.name,
             max_model_len=ready.config.max_model_len,
             kv_capacity_tokens=ready.config.capacity_tokens,
+            context_length=checkpoint.context_length(),
             dtype=ready.dtype,
             num_parameters=ready.num_parameters,
             tool_format=settings.tool_format,
@@ -67,6 +70,26 @@ class LoadedModel:
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.config.eos_token_ids,
         )
+
+    def shortcomings(self) -> list[str]:
+        """Returns a sentence for the operator on each thing that the model could do here and does
+        not, with the setting that changes it."""
+        card, found = self.card, []
+        if not card.has_chat_template:
+            found.append(
+                "the model has no chat template: it serves completions, and chat requests are "
+                "refused; CHAT_TEMPLATE can name a Jinja file with one"
+            )
+        if card.max_model_len < card.context_length and card.kv_capacity_tokens < (
+            card.context_length
+        ):
+            found.append(
+                f"the context is {card.max_model_len} tokens instead of the model's "
+                f"{card.context_length}: the KV cache holds {card.kv_capacity_tokens}; "
+                "KV_CACHE_MEMORY_GB or NUM_KV_BLOCKS gives it more, MAX_MODEL_LEN chooses a "
+                "context that must fit"
+            )
+        return found
 
     def check(self, job: Job) -> None:
         """Raises JobRefused for a job that this model cannot run.
@@ -124,6 +147,15 @@ class Checkpoint:
 
     path: Path
     name: str
+
+    def context_length(self) -> int:
+        """Returns the tokens of a sequence that config.json allows; 0 where it does not say.
+
+        Raises TextInvalid for a file that cannot be read; the engine, which is there by then, has
+        read it before.
+        """
+        context = ContextLength.of(read_json(self.path / "config.json"))
+        return 0 if context is None else context.default
 
 
 def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:

@@ -177,12 +177,8 @@ class WorkerService:
                 "default_sampling": self._model.card.default_sampling,
             },
         )
-        if not self._model.card.has_chat_template:
-            log.warning(
-                "the model has no chat template: it serves completions, and chat requests are "
-                "refused; CHAT_TEMPLATE can name a Jinja file with one",
-                extra={"model": self._model.name, "checkpoint": str(self._checkpoint.path)},
-            )
+        for warning in self._model.shortcomings():
+            log.warning(warning, extra={"model": self._model.name})
 
     async def _connect(self) -> None:
         for warning in await self._retrying("reaching the store", self._check):

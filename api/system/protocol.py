@@ -50,6 +50,7 @@ class Model(ResponseModel):
     owned_by: str
     max_model_len: int
     kv_capacity_tokens: int
+    context_length: int | None  # that the checkpoint allows; max_model_len is what is served
     vocab_size: int
     dtype: str
     num_parameters: int
@@ -67,6 +68,7 @@ class Model(ResponseModel):
             owned_by=card.owned_by,
             max_model_len=model.context_tokens,
             kv_capacity_tokens=card.kv_capacity_tokens,
+            context_length=card.context_length or None,
             vocab_size=card.vocab_size,
             dtype=card.dtype,
             num_parameters=card.num_parameters,

@@ -48,6 +48,7 @@ def card_from_checkpoint(
     generation_config: str = AUTO,
     override_generation_config: Mapping[str, float] = MappingProxyType({}),
     chat_template: Path | None = None,
+    context_length: int = 0,
 ) -> tuple[ModelCard, dict[str, bytes]]:
     """Returns the card of a Hugging Face checkpoint directory, and its blobs by digest.
 
@@ -81,6 +82,7 @@ def card_from_checkpoint(
         template_digest=None if template is None else digest_of(template),
         special_tokens=dict(text.special_tokens),
         kv_capacity_tokens=kv_capacity_tokens,
+        context_length=context_length,
         dtype=dtype,
         num_parameters=num_parameters,
         default_sampling=_default_sampling(text, generation_config, override_generation_config),

@@ -32,6 +32,7 @@ class ModelCard:
     template_digest: str | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)  # role -> text
     kv_capacity_tokens: int = 0  # of the worker's whole cache
+    context_length: int = 0  # that the checkpoint allows, at least max_model_len; 0: not known
     dtype: str = ""
     num_parameters: int = 0
     owned_by: str = "penstock"

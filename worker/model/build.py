@@ -135,7 +135,7 @@ def _longest(options: EngineOptions, config: ModelConfig) -> int:
     if options.max_model_len > config.context_length:
         raise ModelError(
             f"max_model_len {options.max_model_len} is more than the model's "
-            f"{config.context_length} positions"
+            f"{config.context_length} positions: MAX_MODEL_LEN may be at most that"
         )
     return options.max_model_len
 
