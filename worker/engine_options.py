@@ -19,6 +19,7 @@ LoadFormat = Literal["auto", "dummy"]
 CpuTier = Literal["auto", "reference", "packed", "native"]
 Quantization = Literal["none", "int8"]
 WeightCopies = Literal["auto", "on", "off"]
+ModelImpl = Literal["auto", "native", "transformers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class EngineOptions:
     vllm_args: str = ""  # JSON object of vLLM's EngineArgs
     tensor_parallel_size: int = 1  # devices, or processes on a CPU, that share the model
 
+    model_impl: ModelImpl = "auto"  # see worker.model.build.choose_source
     dtype: Dtype = "auto"
     device: Device = "auto"
     load_format: LoadFormat = "auto"  # dummy: random weights for config.json's shapes

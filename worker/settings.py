@@ -18,6 +18,7 @@ from worker.engine_options import (
     EngineName,
     EngineOptions,
     LoadFormat,
+    ModelImpl,
     Quantization,
     Runner,
     WeightCopies,
@@ -124,6 +125,11 @@ class WorkerSettings(SharedSettings):
         description="Devices, or processes on a CPU, that share the model's weights.",
     )
 
+    model_impl: ModelImpl = Field(
+        default="auto",
+        description="native: families of our own; transformers: its modules over our KV cache; "
+        "auto: native where there is one.",
+    )
     dtype: Dtype = Field(default="auto", description="Type of weights and KV cache.")
     device: Device = Field(default="auto", description="auto, cpu or cuda.")
     load_format: LoadFormat = Field(

@@ -27,9 +27,21 @@ class GreedyReference:
     logprobs: list[torch.Tensor]
 
 
-def greedy_reference(path: Path, device: torch.device, seed: int = 0) -> GreedyReference:
-    """NUM_PROMPTS random prompts of mixed lengths, some of which share a beginning."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval()
+def greedy_reference(
+    path: Path,
+    device: torch.device,
+    seed: int = 0,
+    attention: str | None = None,
+    min_gap: float = _MIN_GAP,
+) -> GreedyReference:
+    """NUM_PROMPTS random prompts of mixed lengths, some of which share a beginning.
+
+    `attention` is one of transformers' implementations; None: its choice.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=attention
+    )
+    model = model.to(device).eval()
     rng = np.random.default_rng(seed)
     vocab_size = model.config.vocab_size
     beginning = rng.integers(0, vocab_size, 24)
@@ -52,7 +64,7 @@ def greedy_reference(path: Path, device: torch.device, seed: int = 0) -> GreedyR
         )
         logits = torch.stack(result.logits, dim=1).float()
         best = logits.topk(2, dim=-1).values
-        decided = (best[..., 0] - best[..., 1]).amin(dim=1) > _MIN_GAP
+        decided = (best[..., 0] - best[..., 1]).amin(dim=1) > min_gap
         for i in torch.nonzero(decided)[:, 0].tolist():
             prompts.append(batch[i].tolist())
             outputs.append(result.sequences[i, length:].tolist())

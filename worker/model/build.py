@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +15,14 @@ from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.ports import ModelRunner
-from worker.engine_options import EngineOptions
-from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
-from worker.model.cpu.tiers import Tier, TierRequest, choose_tier, reference_tier
+from worker.engine_options import EngineOptions, ModelImpl
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
-from worker.model.errors import KVCacheTooSmall, ModelError
+from worker.model.errors import KVCacheTooSmall, ModelError, UnsupportedModel
 from worker.model.kv_cache import KVCachePool, blocks_that_fit
-from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Placement
-from worker.model.loader import fill_with_noise, load_weights
+from worker.model.native import NativeSource
 from worker.model.runner import TorchModelRunner
+from worker.model.served import BuiltStack, ModelSource, ServedConfig
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import FastTokenizer
@@ -52,7 +49,7 @@ class BuiltModel:
 
     runner: ModelRunner
     engine_config: EngineConfig
-    model_config: ModelConfig
+    model_config: ServedConfig
     dtype: str  # of weights and KV cache, e.g. "bfloat16"
     num_parameters: int
 
@@ -68,30 +65,38 @@ def build_model(options: EngineOptions, on_progress: Progress | None = None) -> 
     num_threads = options.num_threads or default_threads()
     torch.set_num_threads(num_threads)
     directory = Path(options.checkpoint)
-    config = ModelConfig.from_directory(directory)
+    source = choose_source(options.model_impl, directory)
     text = _text(directory)
     if text is not None:
-        config = replace(config, eos_token_ids=text.eos_token_ids)
+        source.end_sequences_with(text.eos_token_ids)
+    config = source.config
     longest = _longest(options, config)
     dtype = choose_dtype(options.dtype, config.dtype, device)
-    model = _load(options, config, directory, longest, Placement(device, dtype), report)
     block_size = options.block_size or (32 if device.type == "cuda" else 16)
-    tier = _tier(options, config, dtype, block_size, device)
-    model.use(tier.ops)
-    if tier.has_own_threads:
+    report("loading weights", 0.0)
+    built_stack = source.load(
+        options,
+        Placement(device, dtype),
+        longest,
+        block_size,
+        lambda share: report("loading weights", share),
+    )
+    report("loading weights", 1.0)
+    model = built_stack.model
+    if built_stack.has_own_threads:
         torch.set_num_threads(1)  # what is left to torch in a step is little, and its threads spin
     report("allocating KV cache", 0.0)
-    num_blocks = _num_blocks(options, model, block_size, longest)
-    pool = KVCachePool(config, num_blocks, block_size, device=device, dtype=dtype)
+    num_blocks = _num_blocks(options, built_stack, block_size, longest)
+    pool = KVCachePool(model.config, num_blocks, block_size, device=device, dtype=dtype)
     report("allocating KV cache", 1.0)
     grammar_masks = _grammar_masks(text, config, device) if options.structured_output else None
     runner = TorchModelRunner(
         model,
-        tier.stack(model, pool),
+        built_stack.stack(pool),
         block_size=block_size,
         max_num_seqs=options.max_num_seqs,
         grammar_masks=grammar_masks,
-        sampler_threads=num_threads if tier.has_own_threads else 1,
+        sampler_threads=num_threads if built_stack.has_own_threads else 1,
     )
     engine_config = options.engine_config(
         num_blocks=num_blocks,
@@ -110,17 +115,46 @@ def build_model(options: EngineOptions, on_progress: Progress | None = None) -> 
         dtype=str(dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
     )
-    _log_ready(built, options, tier, device)
+    _log_ready(built, options, source.name, built_stack.tier, device)
     return built
 
 
-def _log_ready(built: BuiltModel, options: EngineOptions, tier: Tier, device: torch.device) -> None:
+def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
+    """Returns how the checkpoint's model is made: as a native family, or by transformers.
+
+    "auto" takes a native family where there is one. Raises ModelError naming what is at fault.
+    """
+    if implementation != "transformers":
+        try:
+            return NativeSource(directory)
+        except UnsupportedModel as error:
+            if implementation == "native":
+                raise
+            not_native = error
+    try:
+        # Here and not above: it takes seconds, and native families do not need it.
+        from worker.model.transformers.source import TransformersSource
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"model_impl 'transformers' needs the package transformers: {error}"
+            if implementation == "transformers"
+            else f"{not_native}; transformers may have it, but cannot be imported: {error}"
+        ) from error
+    if implementation == "auto":
+        logger.info("no native family (%s): transformers computes the model", not_native)
+    return TransformersSource(directory)
+
+
+def _log_ready(
+    built: BuiltModel, options: EngineOptions, implementation: str, tier: str, device: torch.device
+) -> None:
     logger.info(
-        "model ready: device=%s dtype=%s tier=%s quantization=%s parameters=%d "
+        "model ready: implementation=%s device=%s dtype=%s tier=%s quantization=%s parameters=%d "
         "kv_capacity_tokens=%d structured_output=%s",
+        implementation,
         device,
         built.dtype,
-        tier.name,
+        tier,
         options.quantization,
         built.num_parameters,
         built.engine_config.capacity_tokens,
@@ -128,7 +162,7 @@ def _log_ready(built: BuiltModel, options: EngineOptions, tier: Tier, device: to
     )
 
 
-def _longest(options: EngineOptions, config: ModelConfig) -> int:
+def _longest(options: EngineOptions, config: ServedConfig) -> int:
     """Returns the prompt and output tokens that a sequence may have. Raises ModelError."""
     if options.max_model_len is None:
         return config.context_length
@@ -138,33 +172,6 @@ def _longest(options: EngineOptions, config: ModelConfig) -> int:
             f"{config.context_length} positions: MAX_MODEL_LEN may be at most that"
         )
     return options.max_model_len
-
-
-def _tier(
-    options: EngineOptions,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    block_size: int,
-    device: torch.device,
-) -> Tier:
-    request = TierRequest(
-        config=config,
-        dtype=dtype,
-        block_size=block_size,
-        quantization=options.quantization,
-        num_threads=options.num_threads or default_threads(),
-        weight_copies=options.cpu_weight_copies,
-        memory_share=options.memory_share,
-    )
-    if device.type == "cpu":
-        return choose_tier(options.cpu_tier, request)
-    for name, value, neutral in (
-        ("cpu_tier", options.cpu_tier, "auto"),
-        ("quantization", options.quantization, "none"),
-    ):
-        if value != neutral:
-            raise ModelError(f"{name} {value!r} is for the CPU, the device is {device}")
-    return reference_tier(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +201,7 @@ def _text(directory: Path) -> _Text | None:
 
 
 def _grammar_masks(
-    text: _Text | None, config: ModelConfig, device: torch.device
+    text: _Text | None, config: ServedConfig, device: torch.device
 ) -> GrammarMasks | None:
     """Returns None, and logs why, where no output can be kept to a grammar."""
     if text is None:
@@ -214,34 +221,13 @@ def _grammar_masks(
         return None
 
 
-def _load(
-    options: EngineOptions,
-    config: ModelConfig,
-    directory: Path,
-    max_model_len: int,
-    placement: Placement,
-    report: Progress,
-) -> CausalLM:
-    report("loading weights", 0.0)
-    try:
-        model = CausalLM(config, max_model_len, placement)
-        if options.load_format == "dummy":
-            fill_with_noise(model)
-            report("loading weights", 1.0)
-        else:
-            load_weights(model, directory, lambda share: report("loading weights", share))
-    except torch.OutOfMemoryError as error:
-        raise ModelError(f"the weights do not fit in the memory of {placement.device}") from error
-    return model
-
-
-def _num_blocks(options: EngineOptions, model: CausalLM, block_size: int, longest: int) -> int:
+def _num_blocks(options: EngineOptions, built: BuiltStack, block_size: int, longest: int) -> int:
     """Returns the blocks of the pool: by the options, or by the free memory.
 
     Without options it takes at most what all running sequences could fill twice; the second half
     serves the prefix cache. Raises KVCacheTooSmall.
     """
-    config, dtype = model.config, model.placement.dtype
+    config, dtype = built.model.config, built.model.placement.dtype
     per_sequence = -(-longest // block_size)
     if options.num_kv_blocks is not None:
         num_blocks = options.num_kv_blocks
@@ -249,7 +235,7 @@ def _num_blocks(options: EngineOptions, model: CausalLM, block_size: int, longes
         memory = int(options.kv_cache_memory_gb * 2**30)
         num_blocks = blocks_that_fit(memory, config, block_size, dtype)
     else:
-        memory = _free_bytes(options, model, block_size, longest)
+        memory = _free_bytes(options, built, block_size, longest)
         num_blocks = blocks_that_fit(memory, config, block_size, dtype)
         num_blocks = min(num_blocks, 2 * options.max_num_seqs * per_sequence)
     if options.max_model_len is not None and num_blocks < per_sequence:
@@ -260,9 +246,9 @@ def _num_blocks(options: EngineOptions, model: CausalLM, block_size: int, longes
     return num_blocks
 
 
-def _free_bytes(options: EngineOptions, model: CausalLM, block_size: int, longest: int) -> int:
+def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, longest: int) -> int:
     """Returns the bytes that the KV cache may take beside weights and the largest activations."""
-    device = model.placement.device
+    model, device = built.model, built.model.placement.device
     if device.type != "cuda":
         free = available_host_bytes() * options.memory_share
         return min(int(free * _HOST_SHARE), _HOST_LIMIT_BYTES)
@@ -279,7 +265,7 @@ def _free_bytes(options: EngineOptions, model: CausalLM, block_size: int, longes
     )
     runner = TorchModelRunner(
         model,
-        LayerByLayer(model, SdpaAttention(pool, model.config.layer_scores)),
+        built.stack(pool),
         block_size=block_size,
         max_num_seqs=options.max_num_seqs,
     )

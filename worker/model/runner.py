@@ -12,10 +12,11 @@ from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
 from worker.model.device import step_failure
 from worker.model.forward_batch import ForwardBatch, PreviousSample
-from worker.model.layers.decoder import CausalLM, DecoderStack
+from worker.model.layers.decoder import DecoderStack
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
 from worker.model.sampling.row import RowThreads, SamplingRow
 from worker.model.sampling.sampler import Sampled, Sampler
+from worker.model.served import ServedModel
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
@@ -32,7 +33,7 @@ class TorchModelRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: ServedModel,
         stack: DecoderStack,
         *,
         block_size: int,

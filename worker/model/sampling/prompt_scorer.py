@@ -19,8 +19,8 @@ from torch import Tensor
 from shared.messages import ErrorCode, PromptLogprob
 from worker.engine.batch import ScheduledSequence
 from worker.model.device import to_device, to_host
-from worker.model.layers.decoder import CausalLM
 from worker.model.sampling.row import RowThreads
+from worker.model.served import ServedModel
 
 MAX_LOGITS = 1 << 23  # made at once: 32 MiB of float32, and as much again for what compares them
 DECIMALS = 1e6  # six: far finer than what another order of summing up changes
@@ -111,7 +111,7 @@ class PromptScores:
 
 
 def score_prompts(
-    model: CausalLM, hidden: Tensor, scored: ScoredRows, threads: RowThreads
+    model: ServedModel, hidden: Tensor, scored: ScoredRows, threads: RowThreads
 ) -> PromptScores:
     """Scores tokens by final hidden states [rows, hidden]. Never waits for a CUDA device.
 

@@ -1,0 +1,83 @@
+"""NativeSource: models of the families that this code has layers for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from shared.cores import default_threads
+from worker.engine_options import EngineOptions
+from worker.model.config import ModelConfig
+from worker.model.cpu.tiers import Tier, TierRequest, choose_tier, reference_tier
+from worker.model.errors import ModelError
+from worker.model.layers.decoder import CausalLM
+from worker.model.layers.linear import Placement
+from worker.model.loader import fill_with_noise, load_weights
+from worker.model.served import BuiltStack, Report
+
+
+class NativeSource:
+    """A ModelSource over worker.model.layers."""
+
+    name = "native"
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UnsupportedModel for another family, CheckpointError for files at fault."""
+        self._directory = directory
+        self.config = ModelConfig.from_directory(directory)
+
+    def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
+        self.config = replace(self.config, eos_token_ids=eos_token_ids)
+
+    def load(
+        self,
+        options: EngineOptions,
+        placement: Placement,
+        max_model_len: int,
+        block_size: int,
+        report: Report,
+    ) -> BuiltStack:
+        """Loads the weights and gives them to the tier's products. Raises ModelError."""
+        try:
+            model = CausalLM(self.config, max_model_len, placement)
+            if options.load_format == "dummy":
+                fill_with_noise(model)
+            else:
+                load_weights(model, self._directory, report)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"the weights do not fit in the memory of {placement.device}"
+            ) from error
+        tier = _tier(options, self.config, placement, block_size)
+        model.use(tier.ops)
+        return BuiltStack(
+            model=model,
+            stack=lambda pool: tier.stack(model, pool),
+            tier=tier.name,
+            has_own_threads=tier.has_own_threads,
+        )
+
+
+def _tier(
+    options: EngineOptions, config: ModelConfig, placement: Placement, block_size: int
+) -> Tier:
+    request = TierRequest(
+        config=config,
+        dtype=placement.dtype,
+        block_size=block_size,
+        quantization=options.quantization,
+        num_threads=options.num_threads or default_threads(),
+        weight_copies=options.cpu_weight_copies,
+        memory_share=options.memory_share,
+    )
+    if placement.device.type == "cpu":
+        return choose_tier(options.cpu_tier, request)
+    for name, value, neutral in (
+        ("cpu_tier", options.cpu_tier, "auto"),
+        ("quantization", options.quantization, "none"),
+    ):
+        if value != neutral:
+            raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
+    return reference_tier(request)

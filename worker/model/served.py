@@ -1,0 +1,94 @@
+"""ServedModel: what runner and engine need of a model; ModelSource: one way to make it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from worker.engine_options import EngineOptions
+from worker.model.kv_cache import KVCachePool, KVLayer
+from worker.model.layers.decoder import DecoderStack
+from worker.model.layers.linear import Placement
+
+
+class ServedConfig(Protocol):
+    """The bounds of a model, as its checkpoint says."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence that the positions were made for."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The checkpoint's: one of worker.model.config.DTYPES."""
+        ...
+
+    @property
+    def kv_layers(self) -> Sequence[KVLayer]:
+        """What each layer keeps in the KV cache."""
+        ...
+
+
+class ServedModel(Protocol):
+    """A loaded model."""
+
+    @property
+    def config(self) -> ServedConfig: ...
+
+    @property
+    def placement(self) -> Placement: ...
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns logits [rows, vocab] of what a DecoderStack returned for these rows."""
+        ...
+
+
+Report = Callable[[float], None]  # gets the share that is done, 0 to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltStack:
+    """A model with its weights, and what computes its layers over a pool."""
+
+    model: ServedModel
+    stack: Callable[[KVCachePool], DecoderStack]
+    tier: str  # of the CPU, "reference" elsewhere
+    has_own_threads: bool = False  # torch computes next to nothing of a step
+
+
+class ModelSource(Protocol):
+    """One way from a checkpoint to a model. Made from a directory; raises ModelError there for what
+    it cannot serve, before any weight is read."""
+
+    name: str
+
+    @property
+    def config(self) -> ServedConfig: ...
+
+    def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
+        """Changes the tokens that end a sequence, before `load`."""
+        ...
+
+    def load(
+        self,
+        options: EngineOptions,
+        placement: Placement,
+        max_model_len: int,
+        block_size: int,
+        report: Report,
+    ) -> BuiltStack:
+        """Loads the weights, for positions below `max_model_len`. Raises ModelError."""
+        ...

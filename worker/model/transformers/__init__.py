@@ -1,0 +1,1 @@
+"""Any architecture of transformers, run over our paged KV cache."""

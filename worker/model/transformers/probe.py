@@ -1,0 +1,145 @@
+"""What a model's attention is, found by a forward pass that computes nothing.
+
+The model is built without memory (on torch's meta device) and run over a few tokens. Its attention
+arrives here, through transformers' public attention interface, as often as it has layers: with the
+shapes of keys and values, the scale, and a stand-in for the mask. So a model that cannot be served
+is refused before its weights are read, and the KV cache is sized for what the model really keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+
+from worker.model.attention.base import LayerScores, Reach
+from worker.model.errors import UnsupportedModel
+from worker.model.kv_cache import KVLayer
+from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig
+from worker.model.transformers.masks import MaskShape
+
+logger = logging.getLogger(__name__)
+
+_NAME = "penstock-probe"
+_NUM_TOKENS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """One call of the attention in a forward pass: what it keeps, and how it weighs."""
+
+    kept: KVLayer
+    scores: LayerScores
+    has_sinks: bool
+
+
+def probe(config: TransformersConfig) -> tuple[AttentionCall, ...]:
+    """Returns the calls of one forward pass, in order. Raises UnsupportedModel."""
+    recorder = _Recorder(config)
+    AttentionInterface.register(_NAME, recorder.attend)
+    AttentionMaskInterface.register(_NAME, recorder.mask)
+    try:
+        with torch.device("meta"), torch.inference_mode():
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config.hugging_face,
+                attn_implementation=_NAME,
+                # The others look at the data to see which experts have tokens.
+                experts_implementation="batched_mm",
+                trust_remote_code=False,
+            )
+            tokens = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64)
+            # Without a padding mask some look into the positions for packed sequences.
+            logits = model(
+                input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False
+            ).logits
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # whatever that model's own code does with what it lacks
+        logger.info("probe of %s: %s: %s", config.model_type, type(error).__name__, error)
+        raise UnsupportedModel(
+            f"model_type {config.model_type!r} does not leave its attention, masks and positions "
+            f"to transformers' attention interface alone; {SERVED_ELSEWHERE}"
+        ) from error
+    recorder.check(model)
+    if logits.shape[-1] != config.vocab_size:
+        raise UnsupportedModel(
+            f"model_type {config.model_type!r} has {logits.shape[-1]} logits for a vocab_size of "
+            f"{config.vocab_size}"
+        )
+    return tuple(recorder.calls)
+
+
+class _Recorder:
+    """Stands in for attention and masks of one forward pass."""
+
+    def __init__(self, config: TransformersConfig) -> None:
+        self._config = config
+        self._text = config.hugging_face.get_text_config(decoder=True)
+        self.calls: list[AttentionCall] = []
+
+    def mask(self, *, mask_function: Any, **others: Any) -> MaskShape:
+        return MaskShape(mask_function)
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: object,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        layer_index = getattr(module, "layer_idx", None)
+        self.calls.append(
+            AttentionCall(
+                kept=KVLayer(key.shape[1], key.shape[3], value.shape[3]),
+                scores=LayerScores(
+                    scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
+                    softcap=kwargs.get("softcap"),
+                    reach=self._reach(layer_index, attention_mask, kwargs),
+                ),
+                has_sinks=kwargs.get("s_aux") is not None,
+            )
+        )
+        return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+    def _reach(
+        self, layer_index: int | None, attention_mask: object, kwargs: Mapping[str, Any]
+    ) -> Reach:
+        """Returns the reach of the mask; of the arguments where no mask was made."""
+        types = getattr(self._text, "layer_types", None)
+        is_chunked = (
+            types is not None
+            and layer_index is not None
+            and types[layer_index] == "chunked_attention"
+        )
+        if is_chunked:  # its mask function computes on the model's device, where there is no data
+            return Reach(chunk=int(self._text.attention_chunk_size))
+        reach: Reach | None = Reach(window=kwargs.get("sliding_window"))
+        if isinstance(attention_mask, MaskShape):
+            reach = attention_mask.reach(self._config.context_length)
+        elif attention_mask is not None:
+            reach = None
+        if reach is None:
+            raise UnsupportedModel(
+                f"model_type {self._config.model_type!r} has an attention that is not causal, or a "
+                f"mask of its own, which this engine does not compute; {SERVED_ELSEWHERE}"
+            )
+        return reach
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Raises UnsupportedModel where a layer's attention did not arrive here."""
+        num_layers = int(self._text.num_hidden_layers)
+        if len(self.calls) < num_layers:
+            raise UnsupportedModel(
+                f"model_type {self._config.model_type!r} computes {len(self.calls)} of "
+                f"{num_layers} layers' attention through transformers' attention interface; "
+                f"{SERVED_ELSEWHERE}"
+            )
