@@ -138,7 +138,8 @@ class WorkerProcess(Process):
         os.kill(self.engine_pid(), signal.SIGSTOP)
 
     async def ready(self) -> WorkerProcess:
-        await until(lambda: " ready " in self.log or not self.alive, "a worker")
+        patience_s = float(self.settings["LOAD_TIMEOUT_S"])
+        await until(lambda: " ready " in self.log or not self.alive, "a worker", patience_s)
         assert self.alive, self.log
         return self
 

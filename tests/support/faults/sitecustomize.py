@@ -1,9 +1,9 @@
 """Faults that a process cannot be given from outside; on PYTHONPATH of the processes under test.
 
 Python imports this by itself at start. In an engine process it sets traps, which a prompt springs
-by its first token (echo runner only), a throttle, which tests/support/throttle.py sets, and a
-device that can fail (with a model). Elsewhere it does nothing unless CHAOS_CLOCK_OFFSET_S,
-CHAOS_SCHEMA or JOB_HISTORY is set.
+by its first token (echo runner; the poison with vLLM too), a throttle, which
+tests/support/throttle.py sets, and a device that can fail (with a model). Elsewhere it does nothing
+unless CHAOS_CLOCK_OFFSET_S, CHAOS_SCHEMA or JOB_HISTORY is set.
 """
 
 from __future__ import annotations
@@ -48,6 +48,20 @@ def _set_traps() -> None:
         return launch(self, batch)
 
     EchoModelRunner.launch = trapped  # type: ignore[method-assign]
+
+
+def _set_trap_at_the_door() -> None:
+    """A poison request kills any engine that it comes to, without a token."""
+    from worker.engine_process.loop import EngineLoop
+
+    add = EngineLoop._add
+
+    def trapped(self: EngineLoop, request: Any) -> None:
+        if request.prompt_token_ids[0] == POISON_TOKEN:
+            os.kill(os.getpid(), signal.SIGKILL)
+        add(self, request)
+
+    EngineLoop._add = trapped  # type: ignore[method-assign]
 
 
 def _endanger_device() -> None:
@@ -110,6 +124,8 @@ def _set_faults() -> None:
     if "worker.engine_process" in sys.orig_argv:
         if os.environ.get("RUNNER") == "echo":
             _set_traps()
+        elif os.environ.get("ENGINE") == "vllm":
+            _set_trap_at_the_door()
         elif DEVICE in os.environ or MEMORY in os.environ:
             _endanger_device()
         if THROTTLE in os.environ:
