@@ -120,6 +120,7 @@ CHAOS_ARGS ?= --streams 10000
 chaos: $(VENV)/.dev ## the long searches; thousands of streams under random faults; the seed is printed
 	@PENSTOCK_EXAMPLES=10 $(BIN)/python -m pytest -q -n 2 -m 'long or hypothesis' --timeout 3600 \
 		tests/sim tests/contract tests/unit
+	$(if $(NO_VLLM),,@$(BIN)/python -m pytest -q -m 'long and vllm' tests)
 	@$(BIN)/python -m tests.chaos.long $(CHAOS_ARGS)
 
 .PHONY: smoke
