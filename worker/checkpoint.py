@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.messages import ErrorCode, Job
@@ -60,6 +60,12 @@ class LoadedModel:
             generation_config=settings.generation_config,
             override_generation_config=parse_override(settings.override_generation_config),
             chat_template=settings.chat_template,
+        )
+        card = replace(
+            card,
+            engine=ready.engine_name,
+            engine_version=ready.engine_version,
+            exact_resume=ready.exact_resume,
         )
         return cls(
             name=checkpoint.name,

@@ -13,6 +13,7 @@ from worker.engine.config import EngineConfig
 
 Runner = Literal["model", "echo"]
 EngineName = Literal["penstock", "vllm"]
+VllmSampler = Literal["auto", "penstock", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
@@ -36,6 +37,7 @@ class EngineOptions:
     engine: EngineName = "penstock"  # vllm: see worker.vllm
     engine_python: str = ""  # interpreter of the engine process; empty: the service's
     vllm_args: str = ""  # JSON object of vLLM's EngineArgs
+    vllm_sampler: VllmSampler = "auto"  # see worker.vllm.options
     tensor_parallel_size: int = 1  # devices, or processes on a CPU, that share the model
 
     model_impl: ModelImpl = "auto"  # see worker.model.build.choose_source

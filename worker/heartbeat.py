@@ -168,6 +168,9 @@ class LoadReport:
             "tok_s": self._tokens_per_s(engine.get("generated_tokens", 0)),
         }
         if ready is not None:
+            stats["engine"] = ready.engine_name
+            stats["engine_version"] = ready.engine_version
+            stats["exact_resume"] = int(ready.exact_resume)
             stats["block_size"] = ready.config.block_size
             stats["max_model_len"] = ready.config.max_model_len
             stats["kv_capacity_tokens"] = ready.config.capacity_tokens

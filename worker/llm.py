@@ -47,7 +47,15 @@ from worker.output import OutputProcessor, Piece
 Prompt = str | Sequence[int]
 
 # Fields of EngineOptions.
-NOT_OF_LLM = {"checkpoint", "runner", "echo_step_ms", "engine", "engine_python", "vllm_args"}
+NOT_OF_LLM = {
+    "checkpoint",
+    "runner",
+    "echo_step_ms",
+    "engine",
+    "engine_python",
+    "vllm_args",
+    "vllm_sampler",
+}
 
 # Reported at a shell as one line: the message alone explains the error.
 _EXPECTED = (CheckpointNotFound, InvalidParameter, ModelError, OSError, RequestRefused, TextInvalid)

@@ -174,11 +174,20 @@ class WorkerService:
                 "max_model_len": ready.config.max_model_len,
                 "kv_capacity_tokens": ready.config.capacity_tokens,
                 "load_s": ready.load_s,
+                "engine": ready.engine_name,
+                "engine_version": ready.engine_version,
+                "exact_resume": ready.exact_resume,
                 "default_sampling": self._model.card.default_sampling,
             },
         )
         for warning in self._model.shortcomings():
             log.warning(warning, extra={"model": self._model.name})
+
+        if not ready.exact_resume:
+            log.warning(
+                "an output that is cut goes on with other tokens than without the cut",
+                extra={"model": self._model.name, "engine": ready.engine_name},
+            )
 
     async def _connect(self) -> None:
         for warning in await self._retrying("reaching the store", self._check):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +20,11 @@ from worker.engine_options import (
     ModelImpl,
     Quantization,
     Runner,
+    VllmSampler,
     WeightCopies,
 )
 from worker.intake import max_waiting
+from worker.vllm.options import parse_vllm_args
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"
@@ -56,6 +57,18 @@ ToolFormatChoice = Literal[
 ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "openai", "granite"]
 
 MAX_VLLM_ARGS_CHARS = 65_536
+
+# Settings that one engine alone has; the other's worker refuses them.
+OF_VLLM = ("engine_python", "vllm_args", "vllm_sampler", "tensor_parallel_size")
+OF_PENSTOCK = (
+    "runner",
+    "echo_step_ms",
+    "cpu_tier",
+    "quantization",
+    "cpu_weight_copies",
+    "lookahead",
+    "step_target_ms",
+)
 
 
 class WorkerSettings(SharedSettings):
@@ -117,6 +130,12 @@ class WorkerSettings(SharedSettings):
         max_length=MAX_VLLM_ARGS_CHARS,
         description="JSON object of further arguments of vLLM's EngineArgs, such as "
         '{"enforce_eager": true}.',
+    )
+    vllm_sampler: VllmSampler = Field(
+        default="auto",
+        description="What draws tokens with ENGINE=vllm; penstock: this project's sampler, with "
+        "which a resumed output continues exactly; vllm: vLLM's own, with which it is redrawn; "
+        "auto: vllm with speculative decoding and pipeline parallelism alone.",
     )
     tensor_parallel_size: int = Field(
         default=1,
@@ -266,26 +285,17 @@ class WorkerSettings(SharedSettings):
 
     @field_validator("vllm_args")
     @classmethod
-    def _json_object(cls, value: str) -> str:
-        try:
-            is_object = not value or isinstance(json.loads(value), dict)
-        except ValueError as error:
-            raise ValueError(f"must be a JSON object: {error}") from None
-        if not is_object:
-            raise ValueError("must be a JSON object")
+    def _engine_args(cls, value: str) -> str:
+        parse_vllm_args(value)
         return value
 
     @model_validator(mode="after")
     def _fits_its_engine(self) -> WorkerSettings:
-        if self.engine == "vllm":
-            if self.runner != "model":
-                raise ValueError(f"RUNNER={self.runner} is for ENGINE=penstock")
-            return self
-        for name in ("engine_python", "vllm_args"):
-            if getattr(self, name):
-                raise ValueError(f"{name.upper()} is for ENGINE=vllm")
-        if self.tensor_parallel_size > 1:
-            raise ValueError("TENSOR_PARALLEL_SIZE is for ENGINE=vllm")
+        other = "penstock" if self.engine == "vllm" else "vllm"
+        for name in OF_PENSTOCK if self.engine == "vllm" else OF_VLLM:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default:
+                raise ValueError(f"{name.upper()}={value} is for ENGINE={other}")
         return self
 
     @model_validator(mode="after")

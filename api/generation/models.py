@@ -11,7 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from api.dependencies import provided
@@ -28,6 +28,7 @@ from shared.transport.ports.registry import AnnouncedModel, WorkerRegistry
 
 log = logging.getLogger(__name__)
 
+MIXED_ENGINES = "mixed"  # a card's engine where workers of one model differ
 MAX_TEXTS = 16  # text sides kept, served or not
 MAX_SEEN = 256  # names remembered after their workers left
 MIN_REFRESH_S = 0.2  # between refreshes that requests cause
@@ -219,7 +220,7 @@ class ModelCatalog:
             return None
         self._load_again_s.pop(name, None)
         try:
-            card = ModelCard.from_json(blob)
+            card = _of_all_workers(ModelCard.from_json(blob), found)
             return ServedModel(card, await self._text(card), found.unserved_s == 0.0)
         except UnavailableError as error:  # of this model's text alone, and of this moment
             log.error("model text not loaded", extra={"model": name, "reason": error.message})
@@ -253,6 +254,13 @@ class ModelCatalog:
         while len(self._texts) > MAX_TEXTS:
             self._texts.popitem(last=False)
         return text
+
+
+def _of_all_workers(card: ModelCard, found: AnnouncedModel) -> ModelCard:
+    """Returns the card with what holds for every live worker of the model: it is one of them."""
+    if len(found.engines) > 1:
+        card = replace(card, engine=MIXED_ENGINES, engine_version="")
+    return replace(card, exact_resume=card.exact_resume and found.exact_resume)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from api.generation.formatter import usage_payload
+from api.generation.models import ServedModel
 from api.generation.protocol import ResponseModel, UsageObject
 from api.http.pagination import Absent, ListQuery
 from api.ids import public_id
@@ -84,10 +86,12 @@ class JobObject(ResponseModel):
     error: JobError | None
     sampling: dict[str, int | float] | None  # what the job has; null: of an older release
     client_request_id: str | None
+    exact_resume: bool | None  # of its model's workers now; null: the model is not known any more
 
     @classmethod
-    def of(cls, record: JobRecord) -> JobObject:
-        """Returns a job as its record has it."""
+    def of(cls, record: JobRecord, known: Mapping[str, ServedModel]) -> JobObject:
+        """Returns a job as its record has it; `known` are the models by name."""
+        model = known.get(record.model)
         has_failed = record.state in (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
         usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
         return cls(
@@ -121,6 +125,7 @@ class JobObject(ResponseModel):
             else None,
             sampling=None if record.sampling is None else dict(record.sampling),
             client_request_id=record.client_request_id,
+            exact_resume=None if model is None else model.card.exact_resume,
         )
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from api.auth.stream_tokens import StreamTokensDep
 from api.dependencies import provided
 from api.errors import MAX_ECHO_CHARS, ClientError, dead_letter_not_found, job_not_found
+from api.generation.models import GenerationDep
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import NAMED, STORE, errors, parameter, streamed
@@ -43,18 +44,24 @@ _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 
 @router.get("/v1/jobs", response_model=JobList, responses=errors(STORE))
 async def list_jobs(
-    params: Annotated[JobQuery, Query()], caller: CallerDep, jobs: JobsDep
+    params: Annotated[JobQuery, Query()],
+    caller: CallerDep,
+    jobs: JobsDep,
+    generation: GenerationDep,
 ) -> Response:
     """Lists jobs, newest first."""
     records = await jobs.store.list_jobs(params.state, params.limit, caller.scope)
-    page = JobList.model_construct(data=map(JobObject.of, records))
+    known = generation.models.known
+    page = JobList.model_construct(data=(JobObject.of(record, known) for record in records))
     return LongJsonResponse(page, jobs.slices)
 
 
 @router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(NAMED))
-async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
+async def get_job(
+    name: str, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+) -> Response:
     """Returns a job's state, queue position, timings, token counts, worker and finish reason."""
-    return json_response(JobObject.of(await _find(jobs, caller, name)))
+    return json_response(JobObject.of(await _find(jobs, caller, name), generation.models.known))
 
 
 @router.delete(
@@ -69,12 +76,14 @@ async def get_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     responses=errors(NAMED),
     operation_id="cancel_job_post",
 )
-async def cancel_job(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
+async def cancel_job(
+    name: str, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+) -> Response:
     """Cancels a job in any state. Returns the job as it ended. Idempotent."""
     record = await _find(jobs, caller, name)
     if not await jobs.cancel(record.job_id):
         raise job_not_found(name)
-    return json_response(JobObject.of(await _find(jobs, caller, name)))
+    return json_response(JobObject.of(await _find(jobs, caller, name), generation.models.known))
 
 
 async def _resume_point(
@@ -162,7 +171,11 @@ async def delete_dead_letter(
 
 @router.post("/v1/jobs/{name}/requeue", response_model=JobObject, responses=errors(NAMED | {409}))
 async def requeue_job(
-    name: str, caller: CallerDep, jobs: JobsDep, dead_letters: DeadLettersDep
+    name: str,
+    caller: CallerDep,
+    jobs: JobsDep,
+    dead_letters: DeadLettersDep,
+    generation: GenerationDep,
 ) -> Response:
     """Runs a dead letter's job again: as a new job without a history and without a reader.
 
@@ -176,7 +189,7 @@ async def requeue_job(
     record = await jobs.store.get(new_id)
     if record is None:
         raise job_not_found(new_id)
-    return json_response(JobObject.of(record))
+    return json_response(JobObject.of(record, generation.models.known))
 
 
 async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:

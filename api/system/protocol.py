@@ -57,6 +57,9 @@ class Model(ResponseModel):
     has_chat_template: bool
     default_sampling: dict[str, int | float]  # of members that a request leaves out
     is_served: bool  # by a live worker; else its requests wait until one comes
+    engine: str  # of its workers; "mixed": they differ
+    engine_version: str
+    exact_resume: bool  # whether an output that was cut continues as it would have
 
     @classmethod
     def of(cls, model: ServedModel) -> Model:
@@ -75,6 +78,9 @@ class Model(ResponseModel):
             has_chat_template=card.has_chat_template,
             default_sampling=dict(model.defaults.values),
             is_served=model.is_served,
+            engine=card.engine,
+            engine_version=card.engine_version,
+            exact_resume=card.exact_resume,
         )
 
 

@@ -41,6 +41,11 @@ class ModelCard:
     tool_format: str | None = None  # a ToolFormat, or a newer release's; None: no tools
     reasoning_format: str | None = None  # a ReasoningFormat, or a newer release's
     structured_output: bool = False  # whether its worker can keep outputs to a grammar
+    engine: str = "penstock"  # what computes it: "penstock" or "vllm", or a newer release's
+    engine_version: str = ""  # of vLLM
+    # Whether an output that is cut, by the death of an engine or a worker, continues with the
+    # tokens that it would have had.
+    exact_resume: bool = True
 
     def to_json(self) -> bytes:
         """Returns the card as it is announced."""

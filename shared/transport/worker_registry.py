@@ -85,7 +85,10 @@ class RedisWorkerRegistry:
         return queue_stats(fields, dict(zip(names, queued, strict=True)))
 
     async def models(self) -> Mapping[str, AnnouncedModel]:
-        served = {model for worker in await self.workers() for model in worker.models}
+        serving: dict[str, list[WorkerStatus]] = {}
+        for worker in await self.workers():
+            for model in worker.models:
+                serving.setdefault(model, []).append(worker)
         with translated("models"):
             pipe = self._redis.pipeline(transaction=False)
             pipe.time()
@@ -95,12 +98,14 @@ class RedisWorkerRegistry:
         now_ms, seen_ms = _milliseconds(time), dict(seen)
 
         def unserved_s(name: bytes) -> float:
-            if name.decode() in served:
+            if name.decode() in serving:
                 return 0.0
             return max(0.0, (now_ms - float(seen_ms.get(name, 0))) / 1000)
 
         return {
-            name.decode(): AnnouncedModel(card, unserved_s(name))
+            name.decode(): AnnouncedModel(
+                card, unserved_s(name), *_engines(serving.get(name.decode(), ()))
+            )
             for name, card in sorted(cards.items())
         }
 
@@ -122,6 +127,15 @@ def _milliseconds(time: tuple[int, int]) -> int:
     """Converts the reply of TIME."""
     seconds, microseconds = time
     return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def _engines(workers: Sequence[WorkerStatus]) -> tuple[tuple[str, ...], bool]:
+    """Returns the engines of a model's workers, and whether all of them resume exactly.
+
+    A worker of an older release reports neither.
+    """
+    engines = {str(worker.stats["engine"]) for worker in workers if "engine" in worker.stats}
+    return tuple(sorted(engines)), all(w.stats.get("exact_resume", 1) for w in workers)
 
 
 def _tokens_of(worker: WorkerStatus) -> float:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import logging
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from shared.text.checkpoint_text import load_tokenizer_and_eos
 from worker.engine.config import EngineConfig
@@ -10,52 +15,136 @@ from worker.engine_options import EngineOptions
 from worker.engine_process.interface import BuiltEngine, Progress
 from worker.model.device import available_host_bytes
 from worker.model.errors import ModelError
-from worker.vllm.options import engine_args, set_environment
+from worker.vllm import loading
+from worker.vllm.options import (
+    check_types,
+    check_version,
+    engine_args,
+    parse_vllm_args,
+    set_environment,
+    uses_own_sampler,
+)
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine
+
+    from worker.vllm.stats import StatsReader
+
+MAX_MESSAGE_CHARS = 500
+
+log = logging.getLogger(__name__)
 
 
 def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     """Loads the model into vLLM. Raises ModelError or ValueError with a sentence."""
     if importlib.util.find_spec("vllm") is None:
         raise ModelError("ENGINE=vllm needs vLLM in the interpreter that ENGINE_PYTHON names")
-    report("importing vLLM", 0.0)
+    report(loading.IMPORTING, 0.0)
     set_environment()
+    loading.log_records(logging.getLogger().level)
     import vllm
-    from vllm import EngineArgs, LLMEngine
+    from vllm import EngineArgs
     from vllm.platforms import current_platform
 
+    if not check_version(vllm.__version__):
+        log.warning("this release of vLLM is not tested", extra={"vllm": vllm.__version__})
+    # After the version: in another one these may lack what they import.
     from worker.vllm.engine import VllmEngine
-    from worker.vllm.sampler import keeps_to_grammars
     from worker.vllm.stats import StatsReader
 
-    report("importing vLLM", 1.0)
+    report(loading.IMPORTING, 1.0)
+    given = parse_vllm_args(options.vllm_args)
+    check_types(given, {field.name: field.type for field in dataclasses.fields(EngineArgs)})
     args = engine_args(
         options, device=current_platform.device_type, free_bytes=available_host_bytes()
     )
     stats = StatsReader()
-    report("loading weights", 0.0)
-    llm = LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[stats.logger])
+    with loading.progress(report):
+        llm = _load(args, stats)
+    exact = uses_own_sampler(options, given)
+    config = _config(llm, options, exact)
+    model = llm.vllm_config.model_config
+    _log_ready(llm, config, exact)
+    return BuiltEngine(
+        engine=VllmEngine(llm, config, model.get_vocab_size(), stats, own_sampler=exact),
+        config=config,
+        vocab_size=model.get_vocab_size(),
+        num_parameters=_num_parameters(llm),
+        dtype=str(model.dtype).removeprefix("torch."),
+        version=vllm.__version__,
+        exact_resume=exact,
+    )
+
+
+def _load(args: Mapping[str, Any], stats: StatsReader) -> LLMEngine:
+    from vllm import EngineArgs, LLMEngine
+
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[stats.logger])
+    except (ValueError, NotImplementedError, OSError) as error:
+        # What vLLM cannot serve, or not with these settings.
+        raise ModelError(f"vLLM cannot serve this model: {sentence_of(error)}") from error
+
+
+def sentence_of(error: Exception) -> str:
+    """Returns what an exception of vLLM's says, on one line."""
+    # pydantic's names the class and repeats the value around the validator's own sentence.
+    details = getattr(error, "errors", None)
+    text = "; ".join(str(one["msg"]) for one in details()) if callable(details) else str(error)
+    text = re.sub(r"\s+", " ", text).removeprefix("Value error, ").strip()
+    return text[:MAX_MESSAGE_CHARS] or type(error).__name__
+
+
+def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig:
     model, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
     num_blocks = (cache.num_gpu_blocks or 1) - 1  # the null block holds nothing
     if num_blocks < 1:
-        raise ModelError("vLLM has no KV cache for this model")
-    config = EngineConfig(
+        raise ModelError("vLLM has no KV cache for this model, which therefore writes no text")
+    # Where layers keep other spans of a sequence, a block is not block_size of its tokens.
+    capacity = cache.kv_cache_size_tokens or num_blocks * cache.block_size
+    return EngineConfig(
         num_blocks=num_blocks,
         block_size=cache.block_size,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=llm.vllm_config.scheduler_config.max_num_batched_tokens,
-        max_model_len=min(model.max_model_len, num_blocks * cache.block_size),
+        max_model_len=min(model.max_model_len, capacity, num_blocks * cache.block_size),
         max_waiting=options.max_waiting,
         prefix_caching=bool(cache.enable_prefix_caching),
         policy=options.scheduling_policy,
         eos_token_ids=frozenset(load_tokenizer_and_eos(options.checkpoint)[1]),
-        structured_output=options.structured_output and all(llm.collective_rpc(keeps_to_grammars)),
+        structured_output=options.structured_output and _keeps_to_grammars(llm, exact),
     )
-    vocab_size = model.get_vocab_size()
-    return BuiltEngine(
-        engine=VllmEngine(llm, config, vocab_size, stats),
-        config=config,
-        vocab_size=vocab_size,
-        num_parameters=0,
-        dtype=str(model.dtype).removeprefix("torch."),
-        version=vllm.__version__,
+
+
+def _keeps_to_grammars(llm: LLMEngine, exact: bool) -> bool:
+    """Returns whether outputs can be kept to grammars; vLLM's own sampler needs a tokenizer."""
+    from worker.vllm.sampler import keeps_to_grammars
+
+    return all(llm.collective_rpc(keeps_to_grammars)) if exact else llm.tokenizer is not None
+
+
+def _num_parameters(llm: LLMEngine) -> int:
+    """Returns the parameters of the model; 0 where its parts are in other processes."""
+    if llm.vllm_config.parallel_config.world_size > 1:
+        return 0
+    (number,) = llm.apply_model(lambda model: sum(p.numel() for p in model.parameters()))
+    return int(number)
+
+
+def _log_ready(llm: LLMEngine, config: EngineConfig, exact: bool) -> None:
+    import vllm
+
+    settings = llm.vllm_config
+    log.info(
+        "vLLM is ready",
+        extra={
+            "vllm": vllm.__version__,
+            "architecture": settings.model_config.architecture,
+            "device": settings.device_config.device_type,
+            "dtype": str(settings.model_config.dtype).removeprefix("torch."),
+            "quantization": settings.model_config.quantization or "none",
+            "sampler": "penstock" if exact else "vllm",
+            "kv_capacity_tokens": config.capacity_tokens,
+            "tensor_parallel_size": settings.parallel_config.tensor_parallel_size,
+        },
     )

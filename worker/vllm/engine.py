@@ -6,24 +6,39 @@ worker.engine, so that both engines end the same stream at the same token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from vllm import LLMEngine, RequestOutput
 from vllm import SamplingParams as VllmParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+from shared.messages import ErrorCode, FinishReason, GrammarKind, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
-from worker.engine.errors import EngineFull, RequestRefused, failure_named
+from worker.engine.errors import EngineFull, RequestRefused, StepsFailed, failure_named
 from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
 from worker.engine.stop import StopMatch, find_stop
+from worker.model.device import step_failure
 from worker.vllm.kv_blocks import discard_content
-from worker.vllm.requests import FAILED_TOKEN, prompt_logprobs, to_extra_args
+from worker.vllm.requests import (
+    FAILED_TOKEN,
+    for_vllms_sampler,
+    prompt_logprobs,
+    to_extra_args,
+    vllms_logprob,
+)
 from worker.vllm.sampler import Report, take_reports
-from worker.vllm.stats import StatsReader
+from worker.vllm.stats import StatsReader, num_hashed_blocks
+
+_KINDS = {
+    GrammarKind.JSON_SCHEMA: "json",
+    GrammarKind.REGEX: "regex",
+    GrammarKind.LARK: "grammar",
+}
 
 
 @dataclass(slots=True)
@@ -47,9 +62,17 @@ class VllmEngine:
     """Runs many requests at once on one LLMEngine, which steps in this process."""
 
     def __init__(
-        self, llm: LLMEngine, config: EngineConfig, vocab_size: int, stats: StatsReader
+        self,
+        llm: LLMEngine,
+        config: EngineConfig,
+        vocab_size: int,
+        stats: StatsReader,
+        *,
+        own_sampler: bool,
     ) -> None:
+        """`own_sampler`: PenstockLogitsProcessor draws the tokens, and not vLLM's sampler."""
         self.config = config
+        self._own_sampler = own_sampler
         self._llm = llm
         self._vocab_size = vocab_size
         self._stats = stats
@@ -83,6 +106,7 @@ class VllmEngine:
                     cache_salt=request.tenant,
                 ),
                 self._vllm_params(live),
+                priority=request.priority if self.config.policy == "priority" else 0,
             )
         except (VLLMClientError, ValueError) as error:
             raise RequestRefused(ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}") from error
@@ -102,11 +126,16 @@ class VllmEngine:
         return bool(self._live or self._ended_on_arrival or self._llm.has_unfinished_requests())
 
     def step(self) -> list[EngineOutput]:
-        """Runs one step of vLLM's and returns its outputs."""
+        """Runs one step of vLLM's and returns its outputs.
+
+        Raises EngineFailed when the device fails. Whatever else vLLM raises goes through: it does
+        not say which request is at fault and cannot undo the step, so this process ends, and its
+        jobs are blamed as those of an engine that crashed.
+        """
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
         if self._llm.has_unfinished_requests():
-            results = [each for each in self._llm.step() if isinstance(each, RequestOutput)]
+            results = self._step()
             if any(map(self._is_reported, results)):
                 self._take_reports()
             for result in results:
@@ -117,7 +146,15 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """Returns vLLM's own figures, of its last step."""
-        return self._stats.engine_stats(self.config, is_idle=not self._live)
+        num_without_token = sum(
+            len(live.output) == len(live.request.output_token_ids) for live in self._live.values()
+        )
+        return self._stats.engine_stats(
+            self.config,
+            num_live=len(self._live),
+            num_without_token=num_without_token,
+            num_hashed=num_hashed_blocks(self._llm),
+        )
 
     def self_test(self) -> None:
         """Generates two tokens for no request. Raises what vLLM raises."""
@@ -127,8 +164,28 @@ class VllmEngine:
         while self.has_unfinished():
             self.step()
 
+    def _step(self) -> list[RequestOutput]:
+        try:
+            return [each for each in self._llm.step() if isinstance(each, RequestOutput)]
+        except Exception as error:
+            device = torch.device(self._llm.vllm_config.device_config.device_type)
+            failure = step_failure(error, device)
+            if failure is None:
+                raise
+            raise StepsFailed(str(failure)) from error
+
     def _vllm_params(self, live: _Live) -> VllmParams:
         params = live.request.params
+        if not self._own_sampler:
+            grammar = params.grammar
+            return VllmParams(
+                **for_vllms_sampler(live.request, live.most_tokens, self.config.eos_token_ids),
+                structured_outputs=grammar
+                and StructuredOutputsParams(**{_KINDS[grammar.kind]: grammar.text}),
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                skip_clone=True,
+            )
         scores_prompt = live.request.scores_prompt and params.prompt_logprobs is not None
         return VllmParams(
             temperature=0.0,
@@ -145,7 +202,7 @@ class VllmEngine:
         """Returns whether the sampler may have more to say of these tokens."""
         live = self._live.get(result.request_id)
         token_ids = result.outputs[0].token_ids
-        if live is None or not token_ids:
+        if live is None or not token_ids or not self._own_sampler:
             return False
         return live.request.params.logprobs is not None or FAILED_TOKEN in token_ids
 
@@ -173,7 +230,7 @@ class VllmEngine:
             if scores:
                 outputs.append(EngineOutput(request.request_id, (), prompt_logprobs=scores))
         completion = result.outputs[0]
-        grown = self._grow(live, completion.token_ids)
+        grown = self._grow(live, completion.token_ids, completion.logprobs)
         if grown.failure is not None:
             if grown.failure[0] is ErrorCode.NONFINITE_LOGITS:
                 discard_content(self._llm, live.vllm_id)
@@ -203,17 +260,26 @@ class VllmEngine:
         )
         return outputs
 
-    def _grow(self, live: _Live, token_ids: Sequence[int]) -> _Grown:
+    def _grow(
+        self,
+        live: _Live,
+        token_ids: Sequence[int],
+        vllms_logprobs: Sequence[Mapping[int, Any]] | None,
+    ) -> _Grown:
         """Appends new tokens up to the first that ends the output, or was not drawn."""
         grown = _Grown()
+        num_top = live.request.params.logprobs
         if live.samples_nothing:
             return grown
-        for token_id in token_ids:
+        for place, token_id in enumerate(token_ids):
             report = live.reports.pop(len(live.output), None)
             if report is not None and report.failure:
                 grown.failure = failure_named(report.failure)
                 return grown
-            if live.request.params.logprobs is not None:
+            if num_top is not None and not self._own_sampler:
+                assert vllms_logprobs is not None, "they were requested"
+                grown.logprobs.append(vllms_logprob(token_id, vllms_logprobs[place], num_top))
+            elif num_top is not None:
                 if report is None or report.logprob is None:
                     grown.failure = ErrorCode.ENGINE_ERROR, "the sampler gave no log probability"
                     return grown

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from typing import Any
+import re
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin
 
 from worker.engine_options import EngineOptions
 
 PROCESSOR = "worker.vllm.sampler:PenstockLogitsProcessor"
 CPU_BLOCK_SIZE = 32  # vLLM's own is 128, of which short prompts share little
 MAX_TOP = 32  # log probabilities of a prompt's token: more than a request may have
+
+# Of vLLM's releases, those with which the tests ran. An older one is refused: what worker.vllm
+# relies upon is not in it. With a newer one a warning is logged.
+OLDEST_TESTED, NEWEST_TESTED = (0, 32), (0, 32)
 
 _HOST_SHARE = 0.5  # of the free memory, for the KV cache
 _DEVICE_SHARE = 0.9  # of a device that several workers use
@@ -29,12 +37,123 @@ FIXED_ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
 
+# Arguments of EngineArgs that a setting of this project decides, with its name.
+SET_BY_SETTINGS = {
+    "model": "MODEL",
+    "model_weights": "MODEL",
+    "served_model_name": "SERVED_MODEL_NAME",
+    "dtype": "DTYPE",
+    "max_model_len": "MAX_MODEL_LEN",
+    "max_num_seqs": "MAX_NUM_SEQS",
+    "max_num_batched_tokens": "MAX_NUM_BATCHED_TOKENS",
+    "enable_prefix_caching": "PREFIX_CACHING",
+    "tensor_parallel_size": "TENSOR_PARALLEL_SIZE",
+    "block_size": "BLOCK_SIZE",
+    "num_gpu_blocks_override": "NUM_KV_BLOCKS",
+    "kv_cache_memory_bytes": "KV_CACHE_MEMORY_GB",
+    "scheduling_policy": "SCHEDULING_POLICY",
+    "generation_config": "GENERATION_CONFIG",
+    "override_generation_config": "OVERRIDE_GENERATION_CONFIG",
+    "log_level": "LOG_LEVEL",
+}
+# Arguments on which the worker relies.
+SET_BY_THE_WORKER = frozenset(
+    {
+        "logits_processors",
+        "logprobs_mode",
+        "max_logprobs",
+        "tokenizer",
+        "tokenizer_revision",
+        "runner",
+        "convert",
+        "enable_prompt_embeds",
+        "disable_log_stats",
+        "aggregate_engine_logging",
+        "stream_interval",
+        "use_tqdm_on_load",
+        "log_config_file",
+        "logging_config",
+        "structured_outputs_config",
+        "watermark_config",
+        "diffusion_config",
+        "data_parallel_size",
+        "data_parallel_rank",
+        "data_parallel_start_rank",
+        "data_parallel_size_local",
+        "data_parallel_hybrid_lb",
+        "data_parallel_external_lb",
+    }
+)
+
 
 def set_environment() -> None:
     """Sets what vLLM reads from the environment of this process; before it is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.update(FIXED_ENVIRONMENT)
+
+
+def parse_vllm_args(text: str) -> dict[str, Any]:
+    """Returns VLLM_ARGS as a mapping. Raises ValueError for anything but a JSON object, and for a
+    name that is not the operator's to set."""
+    try:
+        args = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ValueError(f"must be a JSON object: {error}") from None
+    if not isinstance(args, dict):
+        raise ValueError("must be a JSON object")
+    for name in args:
+        if name in SET_BY_SETTINGS:
+            raise ValueError(f"{name!r} is set by {SET_BY_SETTINGS[name]}")
+        if name in SET_BY_THE_WORKER:
+            raise ValueError(f"{name!r} is set by the worker")
+    return args
+
+
+def check_types(args: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Raises ValueError with a sentence for a name that EngineArgs lacks, and for a value of
+    another type. `fields` are its fields with their types."""
+    for name, value in args.items():
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f"; is {near[0]!r} meant?" if near else ""
+            raise ValueError(f"VLLM_ARGS: vLLM's EngineArgs have no {name!r}{hint}")
+        words = _expected(fields[name], value)
+        if words:
+            raise ValueError(f"VLLM_ARGS: {name!r} must be {words}, got {value!r}")
+
+
+def check_version(version: str) -> bool:
+    """Returns whether the tests ran with this release of vLLM. Raises ValueError for one that is
+    too old."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        return False  # built from a working tree
+    release = (int(found[1]), int(found[2]))
+    if release < OLDEST_TESTED:
+        oldest = ".".join(map(str, OLDEST_TESTED))
+        raise ValueError(
+            f"ENGINE_PYTHON has vLLM {version}, {oldest} is the oldest that ENGINE=vllm runs with"
+        )
+    return release <= NEWEST_TESTED
+
+
+def uses_own_sampler(options: EngineOptions, args: Mapping[str, Any]) -> bool:
+    """Returns whether this project's sampler draws the tokens, so that a resumed output continues
+    exactly. Raises ValueError where VLLM_SAMPLER=penstock demands what vLLM does not allow."""
+    if options.vllm_sampler == "vllm":
+        return False
+    reasons = {
+        "speculative decoding": args.get("speculative_config") or args.get("spec_method"),
+        "pipeline parallelism": (args.get("pipeline_parallel_size") or 1) > 1,
+    }
+    obstacles = [name for name, is_on in reasons.items() if is_on]
+    if obstacles and options.vllm_sampler == "penstock":
+        raise ValueError(
+            f"VLLM_SAMPLER=penstock and {obstacles[0]} in VLLM_ARGS exclude each other; with "
+            "VLLM_SAMPLER=vllm a resumed output goes on with other tokens than without the cut"
+        )
+    return not obstacles
 
 
 def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict[str, Any]:
@@ -46,6 +165,9 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
         raise ValueError(
             f"DEVICE={options.device}: the vLLM in ENGINE_PYTHON is built for {device!r}"
         )
+    given = parse_vllm_args(options.vllm_args)
+    if options.load_format != "auto" and "load_format" in given:
+        raise ValueError("VLLM_ARGS: 'load_format' is set by LOAD_FORMAT")
     args: dict[str, Any] = {
         "model": options.checkpoint,
         "dtype": options.dtype,
@@ -56,10 +178,17 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
         "enable_prefix_caching": options.prefix_caching,
         "tensor_parallel_size": options.tensor_parallel_size,
         "block_size": options.block_size or (CPU_BLOCK_SIZE if device == "cpu" else None),
+        "scheduling_policy": options.scheduling_policy,
         "generation_config": "vllm",  # what a request leaves out is filled in by the frontend
-        "logits_processors": [PROCESSOR],
         "max_logprobs": MAX_TOP,
+        # With several processes each would draw a bar of its own.
+        "use_tqdm_on_load": options.tensor_parallel_size == 1,
     }
+    if uses_own_sampler(options, given):
+        args["logits_processors"] = [PROCESSOR]
+    else:
+        # Of vLLM's grammar libraries the one that this project's grammars are written for.
+        args["structured_outputs_config"] = {"backend": "guidance"}
     if options.num_kv_blocks is not None:
         args["num_gpu_blocks_override"] = options.num_kv_blocks + 1  # one is vLLM's null block
     if options.kv_cache_memory_gb is not None:
@@ -70,6 +199,37 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     elif options.memory_share < 1:
         # Of the device's whole memory, and of all that the engine takes there.
         args["gpu_memory_utilization"] = round(_DEVICE_SHARE * options.memory_share, 4)
-    if options.vllm_args:
-        args |= json.loads(options.vllm_args)
-    return {name: value for name, value in args.items() if value is not None}
+    return {name: value for name, value in (args | given).items() if value is not None}
+
+
+_WORDS: dict[type, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    dict: "an object",
+    list: "a list",
+    type(None): "null",
+}
+
+
+def _expected(kind: Any, value: Any) -> str:
+    """Returns in words what a value of the type `kind` is, where `value` is not; empty where it is
+    or where the type says too little."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    words = []
+    for one in kinds:
+        origin = get_origin(one) or one
+        if origin is Literal:
+            choices = get_args(one)
+            if value in choices and type(value) in map(type, choices):
+                return ""
+            words.append("one of " + ", ".join(map(str, choices)))
+        elif origin in _WORDS:
+            allowed = (int, float) if origin is float else origin
+            if isinstance(value, allowed) and (origin is bool) == isinstance(value, bool):
+                return ""
+            words.append(_WORDS[origin])
+        else:
+            return ""  # vLLM makes it of the value, or refuses it
+    return " or ".join(words)

@@ -1,15 +1,26 @@
-"""StatsReader: EngineStats from the figures that vLLM gives its stat loggers."""
+"""StatsReader: EngineStats from the figures that vLLM gives its stat loggers after each step."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from vllm import LLMEngine
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from worker.engine.config import EngineConfig
 from worker.engine.request import EngineStats
+
+
+def num_hashed_blocks(llm: LLMEngine) -> int:
+    """Returns how many blocks have a content that can be found, held or not.
+
+    vLLM reports no such figure: it is the size of the scheduler's own table, which is in this
+    process.
+    """
+    pool = llm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    return len(pool.cached_block_hash_to_block)
 
 
 class StatsReader:
@@ -36,19 +47,29 @@ class StatsReader:
             self._prompt_tokens += step.num_prompt_tokens
             self._generated_tokens += step.num_generation_tokens
 
-    def engine_stats(self, config: EngineConfig, *, is_idle: bool) -> EngineStats:
-        """Returns the figures; `is_idle`: no request is left since the last step."""
-        last = SchedulerStats() if is_idle else self._scheduler
+    def engine_stats(
+        self, config: EngineConfig, *, num_live: int, num_without_token: int, num_hashed: int
+    ) -> EngineStats:
+        """Returns the figures now, when `num_live` requests are left, some of them without a token.
+
+        A step's figures are from before what was cancelled after it. `num_hashed`: blocks whose
+        content can be found, held or not.
+        """
+        last = self._scheduler if num_live else SchedulerStats()
+        running = min(last.num_running_reqs, num_live)
+        waiting = num_live - running
+        prefilling = min(running, max(0, num_without_token - waiting))
         used = round(last.kv_cache_usage * config.num_blocks)
         return EngineStats(
             step=self._steps,
-            waiting=last.num_waiting_reqs + last.num_skipped_waiting_reqs,
-            prefilling=0,
-            active=last.num_running_reqs,
-            running=last.num_running_reqs,
+            waiting=waiting,
+            prefilling=prefilling,
+            active=running - prefilling,
+            running=running,
             preemptions=self._preemptions,
             free_blocks=config.num_blocks - used,
-            cached_blocks=0,
+            # Each running request has a block that is not full yet, and so is not found.
+            cached_blocks=min(config.num_blocks - used, max(0, num_hashed - used + running)),
             total_blocks=config.num_blocks,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,

@@ -30,6 +30,8 @@ class AnnouncedModel:
 
     card: bytes  # JSON
     unserved_s: float  # since its last announcement; 0.0 while a live worker serves it
+    engines: tuple[str, ...] = ()  # of the live workers that serve it, each once
+    exact_resume: bool = True  # of all these workers: any of them may continue a job
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,18 @@ def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ({"VLLM_ARGS": "{}"}, "VLLM_ARGS is for ENGINE=vllm"),
-        ({"ENGINE_PYTHON": "/p"}, "ENGINE_PYTHON is for ENGINE=vllm"),
-        ({"TENSOR_PARALLEL_SIZE": "2"}, "TENSOR_PARALLEL_SIZE is for ENGINE=vllm"),
+        ({"VLLM_ARGS": "{}"}, "VLLM_ARGS={} is for ENGINE=vllm"),
+        ({"VLLM_SAMPLER": "vllm"}, "VLLM_SAMPLER=vllm is for ENGINE=vllm"),
+        ({"ENGINE_PYTHON": "/p"}, "ENGINE_PYTHON=/p is for ENGINE=vllm"),
+        ({"TENSOR_PARALLEL_SIZE": "2"}, "TENSOR_PARALLEL_SIZE=2 is for ENGINE=vllm"),
+        ({"ENGINE": "vllm", "QUANTIZATION": "int8"}, "QUANTIZATION=int8 is for ENGINE=penstock"),
+        ({"ENGINE": "vllm", "CPU_TIER": "native"}, "CPU_TIER=native is for ENGINE=penstock"),
+        ({"ENGINE": "vllm", "LOOKAHEAD": "0"}, "LOOKAHEAD=0 is for ENGINE=penstock"),
+        ({"ENGINE": "vllm", "VLLM_ARGS": '{"dtype": "half"}'}, "'dtype' is set by DTYPE"),
+        (
+            {"ENGINE": "vllm", "VLLM_ARGS": '{"logits_processors": []}'},
+            "'logits_processors' is set by the worker",
+        ),
         ({"ENGINE": "vllm", "RUNNER": "echo"}, "RUNNER=echo is for ENGINE=penstock"),
         ({"ENGINE": "vllm", "VLLM_ARGS": "[1]"}, "VLLM_ARGS='[1]' cannot be used: must be a JSON"),
         ({"ENGINE": "vllm", "VLLM_ARGS": "{"}, "VLLM_ARGS='{' cannot be used: must be a JSON"),

@@ -1,0 +1,188 @@
+"""EngineOptions and VLLM_ARGS as arguments of vLLM's EngineArgs; needs no vLLM."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from worker.engine_options import EngineOptions
+from worker.vllm.options import (
+    PROCESSOR,
+    check_types,
+    check_version,
+    engine_args,
+    parse_vllm_args,
+    uses_own_sampler,
+)
+
+FREE = 2 << 30
+FIELDS: dict[str, Any] = {
+    "enforce_eager": bool,
+    "seed": int,
+    "watermark": float,
+    "load_format": str,
+    "hf_overrides": dict[str, Any],
+    "quantization": str | None,
+    "kv_cache_dtype": Literal["auto", "fp8"],
+    "compilation_config": object,
+    "ignore_patterns": str | list[str],
+}
+
+
+def args_of(device: str = "cpu", **options: Any) -> dict[str, Any]:
+    made = EngineOptions(checkpoint="/m", engine="vllm", **options)
+    return engine_args(made, device=device, free_bytes=FREE)
+
+
+def test_each_option_becomes_vllms_argument() -> None:
+    args = args_of(
+        dtype="float32",
+        max_model_len=64,
+        max_num_seqs=3,
+        max_num_batched_tokens=96,
+        block_size=16,
+        num_kv_blocks=7,
+        kv_cache_memory_gb=0.5,
+        prefix_caching=False,
+        tensor_parallel_size=2,
+        load_format="dummy",
+        scheduling_policy="priority",
+    )
+    assert args == {
+        "model": "/m",
+        "dtype": "float32",
+        "load_format": "dummy",
+        "max_model_len": 64,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 96,
+        "enable_prefix_caching": False,
+        "tensor_parallel_size": 2,
+        "block_size": 16,
+        "scheduling_policy": "priority",
+        "generation_config": "vllm",
+        "max_logprobs": args["max_logprobs"],
+        "use_tqdm_on_load": False,
+        "logits_processors": [PROCESSOR],
+        "num_gpu_blocks_override": 8,
+        "kv_cache_memory_bytes": 1 << 29,
+    }
+
+
+def test_defaults_leave_room_on_the_host_and_the_rest_to_vllm() -> None:
+    args = args_of()
+    assert args["kv_cache_memory_bytes"] == FREE // 2
+    assert args["block_size"] == 32
+    assert "max_model_len" not in args
+    on_gpu = args_of("cuda")
+    assert not {"kv_cache_memory_bytes", "block_size"} & on_gpu.keys()
+
+
+def test_a_budget_below_the_number_of_sequences_is_raised_to_it() -> None:
+    assert args_of(max_num_seqs=600)["max_num_batched_tokens"] == 600
+
+
+def test_vllm_args_are_passed_on() -> None:
+    assert args_of(vllm_args='{"enforce_eager": true}')["enforce_eager"] is True
+
+
+def test_another_device_than_vllm_is_built_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="DEVICE=cuda: the vLLM in ENGINE_PYTHON is built for"):
+        engine_args(
+            EngineOptions(checkpoint="/m", engine="vllm", device="cuda"),
+            device="cpu",
+            free_bytes=FREE,
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[]", "must be a JSON object"),
+        ("{", "must be a JSON object: "),
+        ('{"max_model_len": 5}', "'max_model_len' is set by MAX_MODEL_LEN"),
+        ('{"block_size": 16}', "'block_size' is set by BLOCK_SIZE"),
+        ('{"logprobs_mode": "raw_logits"}', "'logprobs_mode' is set by the worker"),
+        ('{"data_parallel_size": 2}', "'data_parallel_size' is set by the worker"),
+    ],
+)
+def test_what_is_not_the_operators_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        parse_vllm_args(text)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ({"enforce_eagr": True}, "EngineArgs have no 'enforce_eagr'; is 'enforce_eager' meant?"),
+        ({"qqq": True}, "EngineArgs have no 'qqq'"),
+        ({"enforce_eager": 1}, "'enforce_eager' must be true or false, got 1"),
+        ({"seed": True}, "'seed' must be an integer, got True"),
+        ({"seed": 1.5}, "'seed' must be an integer, got 1.5"),
+        ({"watermark": "x"}, "'watermark' must be a number, got 'x'"),
+        ({"hf_overrides": []}, r"'hf_overrides' must be an object, got \[\]"),
+        ({"quantization": 4}, "'quantization' must be text or null, got 4"),
+        ({"kv_cache_dtype": "fp7"}, "'kv_cache_dtype' must be one of auto, fp8, got 'fp7'"),
+        ({"ignore_patterns": 1}, "'ignore_patterns' must be text or a list, got 1"),
+    ],
+)
+def test_a_value_that_vllm_does_not_take_is_refused(args: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        check_types(args, FIELDS)
+
+
+def test_what_fits_its_type_is_let_through() -> None:
+    check_types(
+        {
+            "enforce_eager": False,
+            "seed": 3,
+            "watermark": 1,
+            "hf_overrides": {"a": 1},
+            "quantization": None,
+            "kv_cache_dtype": "fp8",
+            "compilation_config": 3,
+            "ignore_patterns": ["*.bin"],
+        },
+        FIELDS,
+    )
+
+
+def test_releases_of_vllm() -> None:
+    assert check_version("0.32.0")
+    assert check_version("0.32.1+cpu")
+    assert not check_version("0.33.0")
+    assert not check_version("dev")
+    with pytest.raises(ValueError, match=r"vLLM 0\.31\.2, 0\.32 is the oldest"):
+        check_version("0.31.2")
+
+
+SPECULATIVE: dict[str, Any] = {"speculative_config": {"method": "ngram"}}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "args", "own"),
+    [
+        ("auto", {}, True),
+        ("penstock", {}, True),
+        ("vllm", {}, False),
+        ("auto", SPECULATIVE, False),
+        ("vllm", SPECULATIVE, False),
+        ("auto", {"pipeline_parallel_size": 2}, False),
+        ("auto", {"pipeline_parallel_size": 1}, True),
+    ],
+)
+def test_which_sampler_draws(sampler: Any, args: dict[str, Any], own: bool) -> None:
+    options = EngineOptions(checkpoint="/m", engine="vllm", vllm_sampler=sampler)
+    assert uses_own_sampler(options, args) is own
+
+
+def test_our_sampler_cannot_be_demanded_where_vllm_has_no_place_for_it() -> None:
+    options = EngineOptions(checkpoint="/m", engine="vllm", vllm_sampler="penstock")
+    with pytest.raises(ValueError, match="VLLM_SAMPLER=penstock and speculative decoding"):
+        uses_own_sampler(options, SPECULATIVE)
+
+
+def test_vllms_sampler_gets_a_grammar_library_and_not_our_processor() -> None:
+    args = args_of(vllm_sampler="vllm")
+    assert "logits_processors" not in args
+    assert args["structured_outputs_config"] == {"backend": "guidance"}

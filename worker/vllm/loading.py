@@ -1,0 +1,112 @@
+"""vLLM's records and progress bars while it loads, as this project's log and LoadProgress.
+
+vLLM reports how far it has come to people alone: in log records and in bars on standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from worker.engine_process.interface import Progress
+
+IMPORTING, WEIGHTS, COMPILING = "importing vLLM", "loading weights", "compiling"
+KV_CACHE, GRAPHS, WARM_UP = "allocating KV cache", "capturing CUDA graphs", "warming up"
+
+# How records that begin or end a stage read, by the release that check_version knows.
+_RECORDS: tuple[tuple[re.Pattern[str], str, float], ...] = (
+    (re.compile("Starting to load model"), WEIGHTS, 0.0),
+    (re.compile("Loading weights took|Model loading took"), WEIGHTS, 1.0),
+    (re.compile("Dynamo bytecode transform|Compiling a graph|Start compiling"), COMPILING, 0.0),
+    (re.compile("Warming up model|Compile and warming up"), WARM_UP, 0.0),
+    (re.compile("Available KV cache memory|%s KV cache size"), KV_CACHE, 0.0),
+    (re.compile("Graph capturing finished"), GRAPHS, 1.0),
+)
+_BARS = {"Loading": WEIGHTS, "Capturing": GRAPHS}
+_BAR = re.compile(r"(Loading|Capturing)[^%]*?(\d{1,3})%")
+# Put on records by vLLM for its own format.
+_EXTRA_FIELDS = ("vllm_process_name", "fileinfo")
+
+
+def log_records(level: int) -> None:
+    """Sends vLLM's records to this process's log: warnings where that has `level` INFO, as INFO is
+    one line for each of vLLM's decisions."""
+    least = logging.INFO if level <= logging.DEBUG else max(level, logging.WARNING)
+    logger = logging.getLogger("vllm")
+    logger.setLevel(least)
+    logger.propagate = True
+
+
+@contextlib.contextmanager
+def progress(report: Progress) -> Iterator[None]:
+    """Reports vLLM's stages while it loads; its bars are not shown."""
+    logger = logging.getLogger("vllm")
+    least = logger.level
+    handler = _StageHandler(report, least)
+    logger.setLevel(min(least, logging.INFO))
+    logger.propagate = False
+    logger.addHandler(handler)
+    bars = _BarReader(report)
+    try:
+        with contextlib.redirect_stderr(bars):
+            yield
+    finally:
+        bars.end()
+        logger.removeHandler(handler)
+        logger.setLevel(least)
+        logger.propagate = True
+
+
+class _StageHandler(logging.Handler):
+    """Finds the stages in vLLM's records; hands on those of `least` severity."""
+
+    def __init__(self, report: Progress, least: int) -> None:
+        super().__init__(logging.INFO)
+        self._report = report
+        self._least = least
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = str(record.msg)
+        for pattern, stage, share in _RECORDS:
+            if pattern.match(text):
+                self._report(stage, share)
+        if record.levelno >= self._least:
+            logging.getLogger().handle(record)
+
+
+class _BarReader(io.TextIOBase):
+    """Standard error: takes out the bars that are stages, and passes on all else."""
+
+    def __init__(self, report: Progress) -> None:
+        self._report = report
+        self._stream: TextIO = sys.stderr
+        self._in_bar = False
+        self._is_over = False
+
+    def write(self, text: str) -> int:
+        found = None if self._is_over else _BAR.search(text)
+        if found is not None:
+            self._in_bar = True
+            self._report(_BARS[found[1]], min(100, int(found[2])) / 100)
+        elif not (self._in_bar and not text.strip()):  # a bar ends its line
+            self._in_bar = False
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def end(self) -> None:
+        """Passes everything on from now: what kept a reference to it may write later."""
+        self._is_over, self._in_bar = True, False
