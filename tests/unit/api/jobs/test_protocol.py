@@ -22,7 +22,7 @@ def test_public_ids_lead_back_to_the_job() -> None:
 
 def test_status_words_are_those_of_http() -> None:
     words = {
-        state: JobObject.of(record_of(state)).model_dump(mode="json")["status"]
+        state: JobObject.of(record_of(state), {}).model_dump(mode="json")["status"]
         for state in JobState
     }
     assert set(words.values()) == {

@@ -25,7 +25,7 @@ def words_in(path: str, pattern: str, word: str) -> set[str]:
 
 @pytest.mark.parametrize("state", JobState)
 def test_the_api_says_a_state_as_the_store_does(state: JobState) -> None:
-    assert JobObject.of(record_of(state)).model_dump(mode="json")["status"] == state.value
+    assert JobObject.of(record_of(state), {}).model_dump(mode="json")["status"] == state.value
     assert JobQuery.model_validate({"state": state.value}).state is state
 
 
