@@ -18,7 +18,11 @@ from worker.engine_options import EngineOptions
 from worker.engine_process.interpreter import environment_of
 from worker.settings import DEMO_CHECKPOINT
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(vllm_python() is None, reason="no interpreter with vLLM"),
+]
 
 BLOCK = 32
 CONTEXT = 256
