@@ -73,7 +73,8 @@ class Launched:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> Launched:
+    def spawn(self) -> None:
+        """Starts it; does not wait for the ready line."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shared.launcher"],
             cwd=self._directory,
@@ -86,6 +87,10 @@ class Launched:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def start(self) -> Launched:
+        self.spawn()
+        assert self._process is not None
         deadline = time.monotonic() + self._ready_timeout_s
         while "Stop: Ctrl-C" not in self.output:
             if self._process.poll() is not None:
@@ -115,6 +120,13 @@ class Launched:
             raise AssertionError(f"did not stop in {STOP_TIMEOUT_S} s:\n{self.output}") from None
         finally:
             self._reader.join(5)
+
+    def kill(self) -> None:
+        """Ends it by SIGKILL where it still runs."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(5)
 
     def wait(self, timeout_s: float) -> int:
         assert self._process is not None

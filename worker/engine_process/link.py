@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
@@ -201,11 +203,18 @@ class EngineLink:
             await self._exit_status()
         finally:
             self._transport.close()
+            self._kill_session()
 
     def kill(self) -> None:
         """Sends SIGKILL to an engine that does not respond; `receive` then raises EngineDied."""
         if self._process.returncode is None:
-            self._process.kill()
+            self._kill_session()
+
+    def _kill_session(self) -> None:
+        """Sends SIGKILL to the engine process and to the processes that it has started: those of
+        several devices outlive it where they are loading or waiting for one another."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _exit_status(self) -> int | None:
         try:

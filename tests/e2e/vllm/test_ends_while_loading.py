@@ -1,0 +1,59 @@
+"""A launcher that ends while its vLLM is loading leaves no process, whichever way it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shared.launcher.main import KILL_AFTER_S
+from tests.support.launched import Launched, is_alive
+from tests.support.vllm_worker import READY_TIMEOUT_S, vllm_settings
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
+
+STOP_TIMEOUT_S = 2.0
+END_S = STOP_TIMEOUT_S + KILL_AFTER_S + 10.0  # and what a busy machine takes for it
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_of_vllm_outlives_the_launcher(tmp_path: Path, signum: signal.Signals) -> None:
+    env = vllm_settings(TENSOR_PARALLEL_SIZE="2", STOP_TIMEOUT_S=str(STOP_TIMEOUT_S))
+    penstock = Launched(tmp_path, env)
+    penstock.spawn()
+    try:
+        # vLLM's own children, of which each loads its half of the model.
+        until(lambda: len(of(penstock, b"multiprocessing.spawn")) == 2, READY_TIMEOUT_S)
+        assert "Penstock is ready" not in penstock.output
+        started = penstock.descendants()
+        assert len(of(penstock, b"worker.engine_process")) == 1
+        os.kill(penstock.pid, signum)
+        until(lambda: not any(map(is_alive, started)), END_S)
+        assert penstock.wait(END_S) == (0 if signum is signal.SIGTERM else -signum)
+        assert "Traceback" not in penstock.output
+    finally:
+        penstock.kill()
+
+
+def of(penstock: Launched, word: bytes) -> list[int]:
+    """Returns its descendants whose command line has `word`."""
+    found = []
+    for pid in penstock.descendants():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        if word in command:
+            found.append(pid)
+    return found
+
+
+def until(holds: Callable[[], bool], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
