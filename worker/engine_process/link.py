@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +38,7 @@ from worker.engine_process.messages import (
 
 SOCKET_BUFFER_BYTES = 1 << 18
 READ_AHEAD_BYTES = 1 << 16
+SCRATCH_PREFIX = "penstock-engine-"
 STOP_GRACE_S = 0.5
 EXIT_WAIT_S = 5.0
 
@@ -122,9 +125,15 @@ class EngineLink:
     """
 
     def __init__(
-        self, process: Process, transport: asyncio.Transport, frames: EngineFrames
+        self,
+        process: Process,
+        transport: asyncio.Transport,
+        frames: EngineFrames,
+        scratch: str | None,
     ) -> None:
+        """`scratch` is the engine's own folder for temporary files, removed with it."""
         self._process = process
+        self._scratch = scratch
         self._transport = transport
         self._frames = frames
         self.num_received = 0  # messages
@@ -137,6 +146,11 @@ class EngineLink:
         """
         if configure.options.engine == "vllm":
             await check_interpreter(configure.options.engine_python or sys.executable)
+        env = environment_of(configure.options)
+        scratch = None
+        if env is not None:
+            # vLLM, its compilers and its sockets leave files behind where they are killed.
+            env["TMPDIR"] = scratch = tempfile.mkdtemp(prefix=SCRATCH_PREFIX)
         own, other = socket.socketpair()
         with other:
             for end in (own, other):
@@ -150,13 +164,13 @@ class EngineLink:
                 str(os.getpid()),
                 stdin=DEVNULL,
                 pass_fds=(other.fileno(),),
-                env=environment_of(configure.options),
+                env=env,
                 # A terminal's Ctrl-C goes to the service alone, which decides about the engine.
                 start_new_session=True,
             )
         loop = asyncio.get_running_loop()
         transport, frames = await loop.create_unix_connection(EngineFrames, sock=own)
-        link = cls(process, transport, frames)
+        link = cls(process, transport, frames, scratch)
         link.send(configure)
         return link
 
@@ -204,6 +218,8 @@ class EngineLink:
         finally:
             self._transport.close()
             self._kill_session()
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
 
     def kill(self) -> None:
         """Sends SIGKILL to an engine that does not respond; `receive` then raises EngineDied."""

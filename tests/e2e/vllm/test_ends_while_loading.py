@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +23,14 @@ END_S = STOP_TIMEOUT_S + KILL_AFTER_S + 10.0  # and what a busy machine takes fo
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_of_vllm_outlives_the_launcher(tmp_path: Path, signum: signal.Signals) -> None:
+    with tempfile.TemporaryDirectory(prefix="v") as temporary:  # short, for paths of sockets
+        check_end(tmp_path, signum, Path(temporary))
+
+
+def check_end(directory: Path, signum: signal.Signals, temporary: Path) -> None:
     env = vllm_settings(TENSOR_PARALLEL_SIZE="2", STOP_TIMEOUT_S=str(STOP_TIMEOUT_S))
-    penstock = Launched(tmp_path, env)
+    env["TMPDIR"] = str(temporary)
+    penstock = Launched(directory, env)
     penstock.spawn()
     try:
         # vLLM's own children, of which each loads its half of the model.
@@ -35,6 +42,7 @@ def test_no_process_of_vllm_outlives_the_launcher(tmp_path: Path, signum: signal
         until(lambda: not any(map(is_alive, started)), END_S)
         assert penstock.wait(END_S) == (0 if signum is signal.SIGTERM else -signum)
         assert "Traceback" not in penstock.output
+        assert list(temporary.iterdir()) == []
     finally:
         penstock.kill()
 
