@@ -147,6 +147,7 @@ class LoadReport:
             "max_num_seqs": settings.max_num_seqs,
             "max_num_batched_tokens": settings.max_num_batched_tokens,
             "policy": settings.scheduling_policy,
+            "tensor_parallel_size": settings.tensor_parallel_size,
         }
 
     def __call__(self) -> dict[str, float | str]:

@@ -59,7 +59,7 @@ ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "openai", "g
 MAX_VLLM_ARGS_CHARS = 65_536
 
 # Settings that one engine alone has; the other's worker refuses them.
-OF_VLLM = ("engine_python", "vllm_args", "vllm_sampler", "tensor_parallel_size")
+OF_VLLM = ("engine_python", "vllm_args", "vllm_sampler")
 OF_PENSTOCK = (
     "runner",
     "echo_step_ms",
@@ -296,6 +296,8 @@ class WorkerSettings(SharedSettings):
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:
                 raise ValueError(f"{name.upper()}={value} is for ENGINE={other}")
+        if self.tensor_parallel_size > 1 and self.runner != "model":
+            raise ValueError(f"TENSOR_PARALLEL_SIZE is not for RUNNER={self.runner}")
         return self
 
     @model_validator(mode="after")

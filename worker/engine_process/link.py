@@ -23,6 +23,7 @@ from worker.engine_process.interpreter import (
     environment_of,
 )
 from worker.engine_process.messages import (
+    EXIT_RANK_LOST,
     Configure,
     EngineReady,
     FrameTooLong,
@@ -50,7 +51,8 @@ class EngineDied(Exception):
     """
 
     def __init__(self, status: int | None, detail: str = "", *, by_device: bool = False) -> None:
-        super().__init__(detail or f"the engine process ended with status {status}")
+        reason = ": a rank of the model has ended" if status == EXIT_RANK_LOST else ""
+        super().__init__(detail or f"the engine process ended with status {status}{reason}")
         self.status = status
         self.by_device = by_device
 

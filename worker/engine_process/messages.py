@@ -18,6 +18,8 @@ from worker.engine.config import EngineConfig
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions
 
+EXIT_RANK_LOST = 72  # of the engine process: see worker.engine_process.process
+
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 256 * 2**20
 

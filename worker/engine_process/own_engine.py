@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from worker.engine.batch import ScheduledBatch
@@ -19,8 +20,13 @@ ECHO_BLOCK_SIZE = 16
 ECHO_MAX_MODEL_LEN = 4096
 
 
-def build_own_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
-    """Loads the model. Raises ModelError, ValueError or OSError with a sentence."""
+def build_own_engine(
+    options: EngineOptions, report: Progress, on_rank_end: Callable[[str], None]
+) -> BuiltEngine:
+    """Loads the model. Raises ModelError, ValueError or OSError with a sentence.
+
+    `on_rank_end` gets a sentence, in any thread, when another rank has ended.
+    """
     if options.runner == "echo":
         config, runner = _echo(options)
         num_parameters, dtype = 0, "echo"
@@ -28,7 +34,7 @@ def build_own_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
         # torch comes in here and nowhere else: an echo engine starts without it.
         from worker.model.build import build_model
 
-        built = build_model(options, report)
+        built = build_model(options, report, on_rank_end)
         config, runner = built.engine_config, built.runner
         num_parameters, dtype = built.num_parameters, built.dtype
     return BuiltEngine(

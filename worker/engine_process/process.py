@@ -4,7 +4,8 @@ It has the device and nothing else. The service starts it with one end of a sock
 Configure; it answers with progress, then EngineReady, and runs the EngineLoop until the service
 closes the socket or dies. Exit status: 0 after Shutdown or when the service is gone, 1 when the
 engine cannot be built or fails its self-test (LoadFailed is sent before), 70 after an unexpected
-exception, 71 when no further step can succeed in this process (EngineEnds is sent before).
+exception, 71 when no further step can succeed in this process (EngineEnds is sent before), 72 when
+a process that has a part of the model has ended, or is out of step.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from shared.cores import default_threads
 from shared.huge_pages import collapse_heap
-from shared.logs import start_logs
+from shared.logs import Logs, start_logs
 from shared.process import die_with_parent
 from worker.engine.errors import EngineFailed
 from worker.engine_options import EngineOptions
 from worker.engine_process.interface import BuiltEngine, Progress
 from worker.engine_process.loop import EngineLoop, EngineSocket, LinkClosed
 from worker.engine_process.messages import (
+    EXIT_RANK_LOST,
     Configure,
     EngineEnds,
     EngineReady,
@@ -71,7 +74,7 @@ def main() -> int:
         fields={"process": "engine"},
     )
     try:
-        return _serve(configure.options, link)
+        return _serve(configure.options, link, logs)
     except LinkClosed:
         log.info("the service is gone; ending")
         return 0
@@ -82,13 +85,19 @@ def main() -> int:
         logs.stop()
 
 
-def _serve(options: EngineOptions, link: EngineSocket) -> int:
+def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
     begin_s = time.monotonic()
     # Before torch is imported: its thread pools read this once.
     num_threads = str(options.num_threads or default_threads())
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = num_threads
+
+    def end(sentence: str) -> None:
+        log.critical("the engine cannot continue", extra={"error": sentence})
+        logs.stop()
+        os._exit(EXIT_RANK_LOST)  # the thread that computes may wait for ever
+
     try:
-        built = _build(options, _Progress(link))
+        built = _build(options, _Progress(link), end)
         # A device that fails for good is found here, and not by the first jobs.
         built.engine.self_test()
     except (ModelError, ValueError, OSError) as error:
@@ -125,7 +134,9 @@ def _serve(options: EngineOptions, link: EngineSocket) -> int:
     return 0
 
 
-def _build(options: EngineOptions, report: Progress) -> BuiltEngine:
+def _build(
+    options: EngineOptions, report: Progress, on_rank_end: Callable[[str], None]
+) -> BuiltEngine:
     # Here and not above: an environment for vLLM need not have what our own engine imports.
     if options.engine == "vllm":
         from worker.vllm.build import build_vllm_engine
@@ -133,7 +144,7 @@ def _build(options: EngineOptions, report: Progress) -> BuiltEngine:
         return build_vllm_engine(options, report)
     from worker.engine_process.own_engine import build_own_engine
 
-    return build_own_engine(options, report)
+    return build_own_engine(options, report, on_rank_end)
 
 
 class _Progress:

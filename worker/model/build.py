@@ -21,11 +21,17 @@ from worker.model.errors import KVCacheTooSmall, ModelError, UnsupportedModel
 from worker.model.kv_cache import KVCachePool, blocks_that_fit
 from worker.model.layers.linear import Placement
 from worker.model.native import NativeSource
+from worker.model.parallel.forward import RankForward
+from worker.model.parallel.group import ALONE, RankGroup
+from worker.model.parallel.joining import rank_device
+from worker.model.parallel.plan import rank_options
 from worker.model.runner import TorchModelRunner
 from worker.model.served import BuiltStack, ModelSource, ServedConfig
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import FastTokenizer
+    from worker.model.layers.decoder import DecoderStack
+    from worker.model.parallel.ranks import Ranks
     from worker.model.sampling.grammar_masks import GrammarMasks
 
 logger = logging.getLogger(__name__)
@@ -52,57 +58,131 @@ class BuiltModel:
     model_config: ServedConfig
     dtype: str  # of weights and KV cache, e.g. "bfloat16"
     num_parameters: int
+    close: Callable[[], None]  # ends the other ranks; at the latest the end of this process does
 
 
-def build_model(options: EngineOptions, on_progress: Progress | None = None) -> BuiltModel:
+def build_model(
+    options: EngineOptions,
+    on_progress: Progress | None = None,
+    on_rank_end: Callable[[str], None] | None = None,
+) -> BuiltModel:
     """Loads the weights, sizes and allocates the KV cache, runs one step.
 
-    `on_progress` gets a stage's name and the share of it that is done, 0 to 1. Raises ModelError
-    with a sentence that names the option, member or file at fault.
+    `on_progress` gets a stage's name and the share of it that is done, 0 to 1. `on_rank_end` gets a
+    sentence, in any thread, when another rank has ended, and is to end this process. Raises
+    ModelError with a sentence that names the option, member or file at fault.
     """
     report = on_progress or (lambda stage, share: None)
     device = choose_device(options.device)
-    num_threads = options.num_threads or default_threads()
-    torch.set_num_threads(num_threads)
     directory = Path(options.checkpoint)
     source = choose_source(options.model_impl, directory)
     text = _text(directory)
     if text is not None:
         source.end_sequences_with(text.eos_token_ids)
-    config = source.config
-    longest = _longest(options, config)
-    dtype = choose_dtype(options.dtype, config.dtype, device)
+    if options.tensor_parallel_size == 1:
+        part = load_part(options, source, device, ALONE, report)
+        return _built(options, source, part, text, None, report)
+    source.check_divisible(options.tensor_parallel_size)
+    # Here and not above: it starts processes, which a model in one process does not need.
+    from worker.model.parallel.ranks import start_ranks
+
+    ranks = start_ranks(options, device, on_rank_end)
+    try:
+        report("starting ranks", 0.0)
+        group = ranks.join(rank_device(device, 0))
+        report("starting ranks", 1.0)
+        part = load_part(options, source, device, group, ranks.watched(report))
+        ranks.loaded()
+        return _built(options, source, part, text, ranks, report)
+    except Exception as error:
+        ranks.explain(error)
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedPart:
+    """A rank's part of a model, over its KV cache."""
+
+    built: BuiltStack
+    stack: DecoderStack
+    longest: int  # prompt and output tokens of a sequence
+    num_blocks: int
+    block_size: int
+    lookahead: int
+    num_threads: int
+
+
+def load_part(
+    options: EngineOptions,
+    source: ModelSource,
+    device: torch.device,
+    group: RankGroup,
+    report: Progress,
+) -> LoadedPart:
+    """Loads what this rank has of the model, sizes and allocates its KV cache.
+
+    All ranks call it together. Raises ModelError.
+    """
+    options = rank_options(options, group, device)
+    num_threads = options.num_threads or default_threads()
+    torch.set_num_threads(num_threads)
+    longest = _longest(options, source.config)
+    dtype = choose_dtype(options.dtype, source.config.dtype, device)
     block_size = options.block_size or (32 if device.type == "cuda" else 16)
     report("loading weights", 0.0)
-    built_stack = source.load(
+    built = source.load(
         options,
-        Placement(device, dtype),
+        Placement(device, dtype, group),
         longest,
         block_size,
         lambda share: report("loading weights", share),
     )
     report("loading weights", 1.0)
-    model = built_stack.model
-    if built_stack.has_own_threads:
+    if built.has_own_threads:
         torch.set_num_threads(1)  # what is left to torch in a step is little, and its threads spin
     report("allocating KV cache", 0.0)
-    num_blocks = _num_blocks(options, built_stack, block_size, longest)
-    pool = KVCachePool(model.config, num_blocks, block_size, device=device, dtype=dtype)
+    num_blocks = group.least(_num_blocks(options, built, block_size, longest), device)
+    pool = KVCachePool(built.keeps, num_blocks, block_size, device=device, dtype=dtype)
     report("allocating KV cache", 1.0)
+    lookahead = options.lookahead
+    return LoadedPart(
+        built=built,
+        stack=built.stack(pool),
+        longest=longest,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        lookahead=(1 if device.type == "cuda" else 0) if lookahead is None else lookahead,
+        num_threads=num_threads,
+    )
+
+
+def _built(
+    options: EngineOptions,
+    source: ModelSource,
+    part: LoadedPart,
+    text: _Text | None,
+    ranks: Ranks | None,
+    report: Progress,
+) -> BuiltModel:
+    """Returns the model with its runner, after a first step. `ranks` have its other parts."""
+    config, model = source.config, part.built.model
+    device = model.placement.device
     grammar_masks = _grammar_masks(text, config, device) if options.structured_output else None
     runner = TorchModelRunner(
         model,
-        built_stack.stack(pool),
-        block_size=block_size,
+        part.stack,
+        block_size=part.block_size,
         max_num_seqs=options.max_num_seqs,
         grammar_masks=grammar_masks,
-        sampler_threads=num_threads if built_stack.has_own_threads else 1,
+        sampler_threads=part.num_threads if part.built.has_own_threads else 1,
+        ranks=ranks,
+        shares_tokens=ranks is not None and part.lookahead > 0,
     )
     engine_config = options.engine_config(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_model_len=min(longest, num_blocks * block_size),
-        default_lookahead=1 if device.type == "cuda" else 0,
+        num_blocks=part.num_blocks,
+        block_size=part.block_size,
+        max_model_len=min(part.longest, part.num_blocks * part.block_size),
+        default_lookahead=part.lookahead,
         default_step_target_ms=_STEP_TARGET_MS,
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
@@ -112,10 +192,11 @@ def build_model(options: EngineOptions, on_progress: Progress | None = None) -> 
         runner=runner,
         engine_config=engine_config,
         model_config=config,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(model.placement.dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
+        close=ranks.close if ranks is not None else lambda: None,
     )
-    _log_ready(built, options, source.name, built_stack.tier, device)
+    _log_ready(built, options, source.name, part.built.tier, device)
     return built
 
 
@@ -227,16 +308,16 @@ def _num_blocks(options: EngineOptions, built: BuiltStack, block_size: int, long
     Without options it takes at most what all running sequences could fill twice; the second half
     serves the prefix cache. Raises KVCacheTooSmall.
     """
-    config, dtype = built.model.config, built.model.placement.dtype
+    keeps, placement = built.keeps, built.model.placement
     per_sequence = -(-longest // block_size)
     if options.num_kv_blocks is not None:
         num_blocks = options.num_kv_blocks
     elif options.kv_cache_memory_gb is not None:
         memory = int(options.kv_cache_memory_gb * 2**30)
-        num_blocks = blocks_that_fit(memory, config, block_size, dtype)
+        num_blocks = blocks_that_fit(memory, keeps, block_size, placement.dtype)
     else:
         memory = _free_bytes(options, built, block_size, longest)
-        num_blocks = blocks_that_fit(memory, config, block_size, dtype)
+        num_blocks = blocks_that_fit(memory, keeps, block_size, placement.dtype)
         num_blocks = min(num_blocks, 2 * options.max_num_seqs * per_sequence)
     if options.max_model_len is not None and num_blocks < per_sequence:
         raise KVCacheTooSmall(
@@ -247,33 +328,39 @@ def _num_blocks(options: EngineOptions, built: BuiltStack, block_size: int, long
 
 
 def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, longest: int) -> int:
-    """Returns the bytes that the KV cache may take beside weights and the largest activations."""
+    """Returns the bytes that this rank's KV cache may take beside its weights and the largest
+    activations."""
     model, device = built.model, built.model.placement.device
     if device.type != "cuda":
         free = available_host_bytes() * options.memory_share
-        return min(int(free * _HOST_SHARE), _HOST_LIMIT_BYTES)
+        limit = _HOST_LIMIT_BYTES // model.placement.group.size
+        return min(int(free * _HOST_SHARE), limit)
     num_tokens = min(options.max_num_batched_tokens, longest)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     pool = KVCachePool(
-        model.config,
+        built.keeps,
         -(-num_tokens // block_size),
         block_size,
         device=device,
         dtype=model.placement.dtype,
     )
-    runner = TorchModelRunner(
-        model,
-        built.stack(pool),
-        block_size=block_size,
-        max_num_seqs=options.max_num_seqs,
-    )
-    _run_prefill(runner, block_size, num_tokens)
+    stack = built.stack(pool)
+    if model.placement.group.rank == 0:
+        runner = TorchModelRunner(
+            model, stack, block_size=block_size, max_num_seqs=options.max_num_seqs
+        )
+        _run_prefill(runner, block_size, num_tokens)
+        del runner
+    else:
+        forward = RankForward(model, stack, block_size=block_size, shares_tokens=False)
+        forward.run(ScheduledBatch((_prefill(block_size, num_tokens),)))
+        del forward
     peak = torch.cuda.max_memory_allocated(device) - before
     # Every row's logits in float32, several times over while they are sampled from.
     logits = 8 * 4 * options.max_num_seqs * model.config.vocab_size
-    del pool, runner
+    del pool, stack
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - logits)
@@ -292,8 +379,13 @@ def _warm_up(
 
 def _run_prefill(runner: TorchModelRunner, block_size: int, num_tokens: int) -> None:
     """Runs one step over blocks that no sequence owns; its keys and values are never read."""
+    runner.launch(ScheduledBatch((_prefill(block_size, num_tokens),))).collect()
+    runner.launch(ScheduledBatch((), (-1,))).collect()
+
+
+def _prefill(block_size: int, num_tokens: int) -> ScheduledSequence:
     tokens = [0] * num_tokens
-    sequence = ScheduledSequence(
+    return ScheduledSequence(
         seq_id=-1,
         start=0,
         num_scheduled_tokens=num_tokens,
@@ -304,5 +396,3 @@ def _run_prefill(runner: TorchModelRunner, block_size: int, num_tokens: int) -> 
         prompt_token_ids=tokens,
         output_token_ids=(),
     )
-    runner.launch(ScheduledBatch((sequence,))).collect()
-    runner.launch(ScheduledBatch((), (-1,))).collect()

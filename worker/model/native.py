@@ -15,6 +15,7 @@ from worker.model.errors import ModelError
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
 from worker.model.loader import fill_with_noise, load_weights
+from worker.model.parallel.plan import check_divisible, rank_config
 from worker.model.served import BuiltStack, Report
 
 
@@ -30,6 +31,9 @@ class NativeSource:
 
     def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
         self.config = replace(self.config, eos_token_ids=eos_token_ids)
+
+    def check_divisible(self, size: int) -> None:
+        check_divisible(self.config, size)
 
     def load(
         self,
@@ -50,10 +54,12 @@ class NativeSource:
             raise ModelError(
                 f"the weights do not fit in the memory of {placement.device}"
             ) from error
-        tier = _tier(options, self.config, placement, block_size)
+        config = rank_config(self.config, placement.group)
+        tier = _tier(options, config, placement, block_size)
         model.use(tier.ops)
         return BuiltStack(
             model=model,
+            keeps=config,
             stack=lambda pool: tier.stack(model, pool),
             tier=tier.name,
             has_own_threads=tier.has_own_threads,
@@ -69,6 +75,7 @@ def _tier(
         block_size=block_size,
         quantization=options.quantization,
         num_threads=options.num_threads or default_threads(),
+        num_ranks=placement.group.size,
         weight_copies=options.cpu_weight_copies,
         memory_share=options.memory_share,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from shared.messages import ErrorCode
 from worker.engine.batch import ScheduledBatch
@@ -19,6 +20,7 @@ from worker.model.sampling.sampler import Sampled, Sampler
 from worker.model.served import ServedModel
 
 if TYPE_CHECKING:
+    from worker.model.parallel.ranks import Ranks
     from worker.model.sampling.grammar_masks import GrammarMasks
 
 
@@ -40,16 +42,21 @@ class TorchModelRunner:
         max_num_seqs: int,
         grammar_masks: GrammarMasks | None = None,
         sampler_threads: int = 1,
+        ranks: Ranks | None = None,
+        shares_tokens: bool = False,
     ) -> None:
         """`stack` computes the model's layers. Without `grammar_masks` no sequence may have a
         grammar. `sampler_threads` draw from rows of logits and score them: more than one where
-        torch itself has one."""
+        torch itself has one. `ranks` have the rest of the model: they compute each step too. With
+        `shares_tokens` they get its tokens by the device, as the host may not know the last."""
         self.vocab_size = model.config.vocab_size
         self._model = model
         self._stack = stack
         self._block_size = block_size
         self._device = model.placement.device
         self._grammar_masks = grammar_masks
+        self._ranks = ranks
+        self._shares_tokens = shares_tokens
         self._row_threads = RowThreads(sampler_threads)
         self._sampler = Sampler(
             self.vocab_size,
@@ -85,6 +92,8 @@ class TorchModelRunner:
         self._sampler.forget(batch.finished_seq_ids)
         if not batch.sequences:
             self._previous = previous
+            if self._ranks is not None:
+                self._ranks.send(batch)
             return TorchStepHandle({}, None, self._device)
         forward = ForwardBatch.build(
             batch,
@@ -95,16 +104,16 @@ class TorchModelRunner:
         )
         if self._grammar_masks is not None:
             self._grammar_masks.expect(batch.sequences)
-        rows = forward.logits_rows
-        hidden = self._stack(forward.input_ids, forward.positions, forward.metadata, rows)
-        scores = None
-        if forward.scored is not None:
-            scores = score_prompts(self._model, hidden, forward.scored, self._row_threads)
-        if not forward.sampling:
+        if self._ranks is not None:
+            self._ranks.send(batch)
+        try:
+            logits, scores = self._compute(forward)
+        except Exception as error:
+            if self._ranks is not None:
+                self._ranks.lost(error)
+            raise
+        if logits is None:
             return TorchStepHandle({}, None, self._device, scores)
-        if forward.sampled is not None:
-            hidden = hidden.index_select(0, forward.sampled)
-        logits = self._model.logits(hidden)
         sampling = [
             SamplingRow.of(sequence, previous.index_of.get(sequence.seq_id))
             for sequence in forward.sampling
@@ -113,6 +122,21 @@ class TorchModelRunner:
         index_of = {row.seq_id: i for i, row in enumerate(sampling)}
         self._previous = PreviousSample(sampled.token_ids, index_of)
         return TorchStepHandle(index_of, sampled, self._device, scores)
+
+    def _compute(self, forward: ForwardBatch) -> tuple[Tensor | None, PromptScores | None]:
+        """Returns the logits [rows, vocab] to sample from and the scores, where there are any."""
+        if self._shares_tokens:
+            self._model.placement.group.broadcast(forward.input_ids)
+        rows = forward.logits_rows
+        hidden = self._stack(forward.input_ids, forward.positions, forward.metadata, rows)
+        scores = None
+        if forward.scored is not None:
+            scores = score_prompts(self._model, hidden, forward.scored, self._row_threads)
+        if not forward.sampling:
+            return None, scores
+        if forward.sampled is not None:
+            hidden = hidden.index_select(0, forward.sampled)
+        return self._model.logits(hidden), scores
 
 
 class TorchStepHandle:

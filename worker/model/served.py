@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker.engine_options import EngineOptions
-from worker.model.kv_cache import KVCachePool, KVLayer
+from worker.model.kv_cache import KeepsKV, KVCachePool, KVLayer
 from worker.model.layers.decoder import DecoderStack
 from worker.model.layers.linear import Placement
 
@@ -64,6 +64,7 @@ class BuiltStack:
     """A model with its weights, and what computes its layers over a pool."""
 
     model: ServedModel
+    keeps: KeepsKV  # what this rank keeps in the KV cache
     stack: Callable[[KVCachePool], DecoderStack]
     tier: str  # of the CPU, "reference" elsewhere
     has_own_threads: bool = False  # torch computes next to nothing of a step
@@ -80,6 +81,10 @@ class ModelSource(Protocol):
 
     def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
         """Changes the tokens that end a sequence, before `load`."""
+        ...
+
+    def check_divisible(self, size: int) -> None:
+        """Raises UnsupportedModel where `size` ranks cannot divide the model."""
         ...
 
     def load(

@@ -123,7 +123,10 @@ def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyP
         ({"VLLM_ARGS": "{}"}, "VLLM_ARGS={} is for ENGINE=vllm"),
         ({"VLLM_SAMPLER": "vllm"}, "VLLM_SAMPLER=vllm is for ENGINE=vllm"),
         ({"ENGINE_PYTHON": "/p"}, "ENGINE_PYTHON=/p is for ENGINE=vllm"),
-        ({"TENSOR_PARALLEL_SIZE": "2"}, "TENSOR_PARALLEL_SIZE=2 is for ENGINE=vllm"),
+        (
+            {"TENSOR_PARALLEL_SIZE": "2", "RUNNER": "echo"},
+            "TENSOR_PARALLEL_SIZE is not for RUNNER=echo",
+        ),
         ({"ENGINE": "vllm", "QUANTIZATION": "int8"}, "QUANTIZATION=int8 is for ENGINE=penstock"),
         ({"ENGINE": "vllm", "CPU_TIER": "native"}, "CPU_TIER=native is for ENGINE=penstock"),
         ({"ENGINE": "vllm", "LOOKAHEAD": "0"}, "LOOKAHEAD=0 is for ENGINE=penstock"),

@@ -61,6 +61,7 @@ class TierRequest:
     block_size: int
     quantization: Quantization = "none"
     num_threads: int = 1
+    num_ranks: int = 1  # among which the layers are divided; they add up after products
     weight_copies: WeightCopies = "auto"  # the native tier's
     memory_share: float = 1.0  # of the free memory; the rest is other workers'
 
@@ -122,6 +123,10 @@ def native_tier(request: TierRequest) -> Tier:
     )
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
+        if request.num_ranks > 1:
+            logger.info("the native tier computes layer by layer: ranks add up within each layer")
+            attention = NativeAttention(pool, kernels, model.config.layer_scores)
+            return LayerByLayer(model, attention)
         whole = NativeStack(model, pool, kernels)
         if copy_rows := whole.copy_rows:
             attention = NativeAttention(pool, kernels, model.config.layer_scores)

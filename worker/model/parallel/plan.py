@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
+from shared.cores import default_threads, share_of_cores
+from worker.engine_options import EngineOptions
 from worker.model.config import ModelConfig
 from worker.model.errors import UnsupportedModel
 from worker.model.parallel.group import RankGroup
@@ -17,6 +21,27 @@ def rank_config(config: ModelConfig, group: RankGroup) -> ModelConfig:
         num_kv_heads=group.kv_heads(config.num_kv_heads).size,
         intermediate_size=group.features(config.intermediate_size).size,
     )
+
+
+def rank_options(options: EngineOptions, group: RankGroup, device: torch.device) -> EngineOptions:
+    """Returns the options of one rank: its part of the engine's threads, at least one, and of its
+    memory. CUDA devices have memory of their own."""
+    if group.size == 1:
+        return options
+    memory_gb = options.kv_cache_memory_gb
+    is_cuda = device.type == "cuda"
+    return replace(
+        options,
+        num_threads=rank_threads(options, group.rank),
+        kv_cache_memory_gb=memory_gb / group.size if memory_gb is not None else None,
+        memory_share=options.memory_share / (1 if is_cuda else group.size),
+    )
+
+
+def rank_threads(options: EngineOptions, rank: int) -> int:
+    """Returns the CPU threads of a rank."""
+    num_threads = options.num_threads or default_threads()
+    return share_of_cores(num_threads, options.tensor_parallel_size, rank)
 
 
 def check_divisible(config: ModelConfig, size: int) -> None:

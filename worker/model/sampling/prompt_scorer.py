@@ -8,7 +8,7 @@ is dropped. They are the model's own: no bias, penalty or grammar is applied.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,17 +117,15 @@ def score_prompts(
 
     The logits of at most MAX_LOGITS numbers, and of one row at least, are held at any time.
     """
-    vocab_size = model.config.vocab_size
     requested = max(sequence.params.prompt_logprobs or 0 for sequence in scored.sequences)
-    num_top = min(requested, vocab_size)
-    step = max(1, MAX_LOGITS // vocab_size)
-    parts = []
-    for begin in range(0, len(scored.places), step):
-        part = slice(begin, begin + step)
-        rows = hidden.index_select(0, scored.places[part])
-        compare = functools.partial(_numbers, num_top=num_top)
-        parts.append(threads.map(compare, model.logits(rows), scored.token_ids[part]))
-    numbers = torch.cat(parts)
+    num_top = min(requested, model.config.vocab_size)
+    compare = functools.partial(_numbers, num_top=num_top)
+    numbers = torch.cat(
+        [
+            threads.map(compare, logits, scored.token_ids[part])
+            for part, logits in logits_by_part(model, hidden, scored)
+        ]
+    )
     return PromptScores(
         scored.sequences,
         chosen=numbers[:, 0],
@@ -135,6 +133,19 @@ def score_prompts(
         top_ids=numbers[:, 2 : 2 + num_top].long(),
         top=numbers[:, 2 + num_top :],
     )
+
+
+def logits_by_part(
+    model: ServedModel, hidden: Tensor, scored: ScoredRows
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yields which of the scored rows come next, and their logits [n, vocab], valid until then.
+
+    `hidden` are final hidden states [rows, hidden] of the step.
+    """
+    step = max(1, MAX_LOGITS // model.config.vocab_size)
+    for begin in range(0, len(scored.places), step):
+        part = slice(begin, begin + step)
+        yield part, model.logits(hidden.index_select(0, scored.places[part]))
 
 
 def _numbers(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from transformers import AttentionInterface
 
 from worker.model.attention.base import AttentionMetadata
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.kv_cache import KVCachePool
+from worker.model.kv_cache import KVCachePool, KVLayer
 from worker.model.transformers.probe import AttentionCall
 
 
@@ -32,6 +33,7 @@ class PagedAttention:
         self._calls = tuple(calls)
         self._backend: SdpaAttention | None = None
         self._next = 0
+        self._observed: list[KVLayer] | None = None
         own = weakref.ref(self)  # the interface keeps what is registered for ever
 
         def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -44,6 +46,19 @@ class PagedAttention:
     def use(self, pool: KVCachePool) -> None:
         """Keeps keys and values in `pool` from now on."""
         self._backend = SdpaAttention(pool, [call.scores for call in self._calls])
+
+    def replace(self, calls: Sequence[AttentionCall]) -> None:
+        """Expects these calls from now on."""
+        self._calls = tuple(calls)
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[list[KVLayer]]:
+        """Yields a list that gets what each call of a forward pass keeps; nothing is attended."""
+        self._observed = []
+        try:
+            yield self._observed
+        finally:
+            self._observed = None
 
     def begin(self, metadata: AttentionMetadata) -> None:
         """Prepares a step, before the model's forward pass."""
@@ -76,6 +91,9 @@ class PagedAttention:
         `query` [1, heads, T, key_dim], `key` and `value` [1, kv_heads, T, ...] become [1, T, heads,
         value_dim]. What a layer's window is follows from the probe.
         """
+        if self._observed is not None:
+            self._observed.append(KVLayer(key.shape[1], key.shape[3], value.shape[3]))
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
         number = self._next
         self._next += 1
         if number >= len(self._calls) or self._backend is None:

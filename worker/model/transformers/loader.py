@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
 from worker.model.layers.linear import Placement
 from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
+from worker.model.transformers.sharding import distributed_config
 
 Report = Callable[[float], None]
 
@@ -43,6 +44,7 @@ def load_model(
                 config=config.hugging_face,
                 dtype=placement.dtype,
                 attn_implementation=attention,
+                distributed_config=distributed_config(placement.group),
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,

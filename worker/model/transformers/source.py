@@ -17,6 +17,7 @@ from worker.model.transformers.config import TransformersConfig, read_config
 from worker.model.transformers.loader import load_model, random_model
 from worker.model.transformers.model import TransformersModel, TransformersStack, check_attention
 from worker.model.transformers.probe import probe
+from worker.model.transformers.sharding import check_plan, rank_calls
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,9 @@ class TransformersSource:
     def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
         self.config = replace(self.config, eos_token_ids=eos_token_ids)
 
+    def check_divisible(self, size: int) -> None:
+        check_plan(self.config, self._calls, size)
+
     def load(
         self,
         options: EngineOptions,
@@ -56,11 +60,22 @@ class TransformersSource:
                     f"{name} {value!r} is for native model families; this model_type, "
                     f"{self.config.model_type!r}, is computed by transformers"
                 )
+        group = placement.group
         attention = PagedAttention(self._calls)
         if options.load_format == "dummy":
+            if group.size > 1:
+                raise ModelError(
+                    f"load_format 'dummy' with TENSOR_PARALLEL_SIZE={group.size} is for native "
+                    f"model families"
+                )
             network = random_model(self.config, placement, attention.name)
         else:
             network = load_model(self.config, self._directory, placement, attention.name, report)
+        keeps = self.config
+        if group.size > 1:
+            calls = rank_calls(network, attention, self._calls)
+            attention.replace(calls)
+            keeps = replace(keeps, kv_layers=tuple(call.kept for call in calls))
         model = TransformersModel(self.config, network, attention, placement)
 
         def stack(pool: KVCachePool) -> DecoderStack:
@@ -68,4 +83,4 @@ class TransformersSource:
             check_attention(model, made, pool)
             return made
 
-        return BuiltStack(model=model, stack=stack, tier="reference")
+        return BuiltStack(model=model, keeps=keeps, stack=stack, tier="reference")

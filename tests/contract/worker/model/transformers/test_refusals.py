@@ -144,7 +144,6 @@ def test_a_broken_file(checkpoint: Path) -> None:
         {"quant_method": "gptq", "bits": 4, "group_size": 32},
         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
         {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}},
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
     ],
     ids=lambda value: value["quant_method"],
 )

@@ -1,0 +1,74 @@
+"""TENSOR_PARALLEL_SIZE=2 through the front door: streams outlive a rank, no process outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.launched import Launched, is_alive
+from tests.support.service_client import ServiceClient, token_ids_of
+
+STALL_LIMIT_S = 3
+BODY = {
+    "prompt": "Once upon a time",
+    "max_tokens": 300,
+    "temperature": 0.8,
+    "seed": 11,
+    "ignore_eos": True,
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
+    env = {
+        "TENSOR_PARALLEL_SIZE": "2",
+        "DTYPE": "float32",
+        "DEVICE": "cpu",
+        "NUM_KV_BLOCKS": "256",
+        "STALL_LIMIT_S": str(STALL_LIMIT_S),
+        "BEAT_INTERVAL_MS": "100",
+        "HEALTH_INTERVAL_S": "0.05",
+    }
+    with (
+        Launched(tmp_path_factory.mktemp("ranks"), env) as penstock,
+        ServiceClient(penstock) as made,
+    ):
+        yield made
+
+
+def test_a_stream_goes_on_when_a_rank_dies_or_stands_still(service: ServiceClient) -> None:
+    with service.stream("/generate", BODY) as events:
+        expected = token_ids_of(list(events))
+    assert len(expected) == 300
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        rank = service.pid_of("worker.model.parallel")
+        with service.stream("/generate", BODY) as events:
+            seen = [next(events) for _ in range(20)]
+            os.kill(rank, number)
+            seen += events
+        assert token_ids_of(seen) == expected
+        service.until(lambda pid=rank: not is_alive(pid), "the end of the old rank", 5)
+    assert service.worker()["engine_restarts"] == 2
+
+
+def test_health_shows_the_size_and_the_whole_models_figures(service: ServiceClient) -> None:
+    worker = service.worker()
+    assert worker["tensor_parallel_size"] == 2
+    assert worker["kv_capacity_tokens"] == 256 * worker["block_size"]
+    (model,) = service.http.get("/v1/models").json()["data"]
+    assert model["num_parameters"] == 2_459_584
+
+
+def test_no_process_is_left_when_the_worker_is_killed(service: ServiceClient) -> None:
+    """The last one here: the launcher starts the worker again or ends."""
+    worker = service.pid_of("worker")
+    pids = [worker, service.pid_of("worker.engine_process")]
+    pids.append(service.pid_of("worker.model.parallel"))
+    begin_s = time.monotonic()
+    os.kill(worker, signal.SIGKILL)
+    service.until(lambda: not any(map(is_alive, pids)), "the end of all", 5)
+    assert time.monotonic() - begin_s < 5

@@ -1,0 +1,106 @@
+"""A step as rank 0 sends it: the batch again at the other end, in a message of constant size."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shared.messages import SamplingParams
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.config import EngineConfig
+from worker.engine.echo_runner import EchoModelRunner
+from worker.engine.engine import Engine
+from worker.engine.ports import StepHandle
+from worker.engine.request import EngineRequest
+from worker.model.parallel.messages import StepDecoder, StepEncoder, decode_step, encode
+
+
+class Wire:
+    """A ModelRunner that looks at each batch as another rank gets it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._inner = EchoModelRunner(vocab_size)
+        self._encoder, self._decoder = StepEncoder(), StepDecoder()
+        self.num_steps = 0
+
+    def launch(self, batch: ScheduledBatch) -> StepHandle:
+        self.num_steps += 1
+        there = self._decoder.decode(decode_step(encode(self._encoder.encode(batch))))
+        assert there.finished_seq_ids == batch.finished_seq_ids
+        assert there.num_decodes == batch.num_decodes
+        for sent, got in zip(batch.sequences, there.sequences, strict=True):
+            assert (got.seq_id, got.start, got.end) == (sent.seq_id, sent.start, sent.end)
+            assert (got.samples, got.scores) == (sent.samples, sent.scores)
+            num_known = len(sent.token_ids)
+            assert list(got.token_ids[:num_known]) == list(sent.token_ids)
+            assert len(got.token_ids) == got.num_scheduled_tokens
+            num_blocks = -(-sent.end // 4)
+            assert list(got.block_table[:num_blocks]) == list(sent.block_table[:num_blocks])
+        assert len(self._decoder._tables) <= 64, "what has ended is forgotten"
+        return self._inner.launch(batch)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_other_end_has_the_same_batches(seed: int, lookahead: int) -> None:
+    rng = random.Random(seed)
+    wire = Wire(64)
+    config = EngineConfig(
+        num_blocks=24,
+        block_size=4,
+        max_num_seqs=6,
+        max_num_batched_tokens=16,
+        max_model_len=80,
+        lookahead=lookahead,
+    )
+    engine = Engine(config, wire)
+    live: list[str] = []
+    for number in range(60):
+        prompt = tuple(rng.randrange(3, 6) for _ in range(rng.randrange(1, 40)))
+        params = SamplingParams(temperature=0.0, max_tokens=rng.randrange(1, 30))
+        live.append(f"r{number}")
+        engine.add(EngineRequest(request_id=live[-1], prompt_token_ids=prompt, params=params))
+        for _ in range(rng.randrange(4)):
+            engine.step()
+        if rng.random() < 0.2:
+            engine.cancel(live.pop(rng.randrange(len(live))))
+    while engine.has_unfinished():
+        engine.step()
+    assert wire.num_steps > 100
+    assert engine.stats().preemptions > 0
+    assert engine.stats().prefix_hit_tokens > 0
+
+
+def decode_bytes(num_sequences: int, context: int) -> int:
+    """Bytes of a step that decodes sequences of that length, once their blocks have been sent."""
+    encoder = StepEncoder()
+    tables = [list(range(i, i + context // 16 + 1)) for i in range(num_sequences)]
+    sizes = []
+    for start in (context - 2, context - 1):
+        batch = ScheduledBatch(
+            tuple(
+                ScheduledSequence(
+                    seq_id=70_000 + i,
+                    start=start,
+                    num_scheduled_tokens=1,
+                    token_ids=(70_000,),
+                    block_table=table,
+                    samples=True,
+                    params=SamplingParams(),
+                    prompt_token_ids=range(context - 10),
+                    output_token_ids=range(10),
+                )
+                for i, table in enumerate(tables)
+            )
+        )
+        sizes.append(len(encode(encoder.encode(batch))))
+    return sizes[1]
+
+
+@pytest.mark.parametrize("num_sequences", [1, 64])
+def test_a_decode_is_sent_in_as_many_bytes_whatever_came_before(num_sequences: int) -> None:
+    sizes = [decode_bytes(num_sequences, context) for context in (4096, 20_000, 60_000)]
+    assert len(set(sizes)) == 1, sizes
+    assert sizes[0] <= 8 + 25 * num_sequences

@@ -1,0 +1,66 @@
+"""How a rank joins the group: torch.distributed over loopback, and a file that leaves no trace."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from worker.engine_options import EngineOptions
+from worker.model.errors import DeviceUnavailable, ModelError
+from worker.model.parallel.group import RankGroup
+
+# A backstop: a rank that dies is noticed at once, one that stands still by the service's watch.
+_TIMEOUT = datetime.timedelta(minutes=10)
+_LOOPBACK = "lo"
+
+
+def check_machine(options: EngineOptions, device: torch.device) -> None:
+    """Raises ModelError where this machine, or this process, cannot have so many ranks."""
+    size = options.tensor_parallel_size
+    if sys.platform != "linux":
+        raise DeviceUnavailable(f"TENSOR_PARALLEL_SIZE={size} needs Linux")
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise DeviceUnavailable(
+            f"TENSOR_PARALLEL_SIZE={size} needs as many CUDA devices, "
+            f"torch sees {torch.cuda.device_count()}"
+        )
+    if dist.is_initialized():
+        raise ModelError("one process holds one model with TENSOR_PARALLEL_SIZE above 1")
+
+
+def rank_device(device: torch.device, rank: int) -> torch.device:
+    """Returns the device of a rank, made this process's own: CUDA devices are counted by rank."""
+    if device.type != "cuda":
+        return device
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def new_store() -> int:
+    """Returns the descriptor of a file in memory, for `join`. It has no name: no process can leave
+    it behind."""
+    return os.memfd_create("ranks")
+
+
+def join(rank: int, size: int, store_fd: int, device: torch.device) -> RankGroup:
+    """Joins the group, which waits for all ranks. gloo on the CPU, NCCL on CUDA.
+
+    All connections are between addresses of the loopback interface.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = _LOOPBACK
+    is_cuda = device.type == "cuda"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+        store=dist.FileStore(f"/proc/self/fd/{store_fd}", size),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=_TIMEOUT,
+        device_id=device if is_cuda else None,
+    )
+    group = RankGroup(rank, size)
+    group.least(0, device)  # connects
+    return group

@@ -1,0 +1,255 @@
+"""Ranks: the processes of ranks 1 and up, as rank 0 starts, feeds and watches them.
+
+Rank 0 schedules and samples; the others compute what it sends them (docs/adr/0047). They end with
+it, whatever ends it. When one of them ends, or fails, no step can be computed any more: the others
+wait in a collective that never ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from shared.cores import default_threads
+from worker.engine.batch import ScheduledBatch
+from worker.engine.errors import EngineFailed
+from worker.engine_options import EngineOptions
+from worker.model.errors import ModelError
+from worker.model.parallel.group import RankGroup
+from worker.model.parallel.joining import check_machine, join, new_store
+from worker.model.parallel.messages import (
+    FromRank,
+    RankFailed,
+    RankLoaded,
+    RankLog,
+    RankStarted,
+    StartRank,
+    StepEncoder,
+    decode_from_rank,
+    encode,
+)
+from worker.model.parallel.plan import rank_threads
+
+Progress = Callable[[str, float], None]
+
+_EXIT_WAIT_S = 1.0
+# In which the thread that computes can notice a rank's end by itself, before the process is ended.
+_NOTICE_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class RanksLost(EngineFailed):
+    """A rank has ended, or the ranks are out of step."""
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    connection: Connection  # over the same socket
+    progress: type[RankStarted | RankLoaded] | None = None
+
+
+class Ranks:
+    """Ranks 1 and up. Threads: one computes, `_watch` runs in another."""
+
+    def __init__(self, options: EngineOptions, on_end: Callable[[str], None] | None) -> None:
+        """Starts the processes. `on_end` gets a sentence when a rank has ended, in any thread, and
+        is to end this process: NCCL waits for ever. Without it the next step raises RanksLost."""
+        self._on_end = on_end
+        self._encoder = StepEncoder()
+        self._changed = threading.Condition()
+        self._failure: RankFailed | None = None
+        self._is_closed = False
+        self.num_bytes_sent = 0  # of all steps, to each rank
+        self._ranks: list[_Rank] = []
+        self._store_fd = new_store()
+        for number in range(1, options.tensor_parallel_size):
+            self._ranks.append(self._start(options, number))
+        atexit.register(self.close)
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+
+    def join(self, device: torch.device) -> RankGroup:
+        """Joins the group as rank 0, when all others are about to. Raises as `check` does."""
+        self._wait_for(RankStarted)
+        return join(0, 1 + len(self._ranks), self._store_fd, device)
+
+    def loaded(self) -> None:
+        """Waits until all ranks have loaded their parts. Raises as `check` does."""
+        self._wait_for(RankLoaded)
+        os.close(self._store_fd)
+
+    def check(self) -> None:
+        """Raises ModelError when a rank could not load its part, RanksLost when one has ended."""
+        failure = self._failure
+        if failure is not None:
+            raise (ModelError if failure.by_settings else RanksLost)(failure.message)
+
+    def watched(self, report: Progress) -> Progress:
+        """Returns `report` with a `check` before each call."""
+
+        def checked(stage: str, share: float) -> None:
+            self.check()
+            report(stage, share)
+
+        return checked
+
+    def explain(self, error: Exception) -> None:
+        """Ends the processes after an error of loading; raises as `check` does where a rank's
+        failure has caused it."""
+        if not isinstance(error, ModelError | RanksLost):
+            self._wait_for_failure()
+        self.close()
+        self.check()
+
+    def send(self, batch: ScheduledBatch) -> None:
+        """Sends a step, which the others begin to compute. Raises RanksLost."""
+        body = encode(self._encoder.encode(batch))
+        self.num_bytes_sent += len(body)
+        try:
+            for rank in self._ranks:
+                rank.connection.send_bytes(body)
+        except OSError as error:
+            self.lost(error)
+
+    def lost(self, error: Exception) -> NoReturn:
+        """Ends the engine after an exception in a step that the ranks compute together.
+
+        They cannot be brought into step again: some may wait in a collective. Raises RanksLost
+        where this process is not ended.
+        """
+        failure = self._wait_for_failure()
+        sentence = f"a step failed at rank 0: {type(error).__name__}: {error}"
+        self._end(failure.message if failure is not None else sentence)
+        raise RanksLost(failure.message if failure is not None else sentence) from error
+
+    def close(self) -> None:
+        """Ends the processes and the group. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):  # it has ended already
+                rank.socket.shutdown(socket.SHUT_RDWR)
+        for rank in self._ranks:
+            try:
+                rank.process.wait(_EXIT_WAIT_S)
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+                rank.process.wait()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(_EXIT_WAIT_S)  # it sees the ends of the connections
+        for rank in self._ranks:
+            rank.connection.close()
+            rank.socket.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _start(self, options: EngineOptions, number: int) -> _Rank:
+        own, other = socket.socketpair()
+        with other:
+            num_threads = str(rank_threads(options, number))
+            process = subprocess.Popen(
+                (
+                    sys.executable,
+                    "-m",
+                    "worker.model.parallel",
+                    str(other.fileno()),
+                    str(os.getpid()),
+                ),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(other.fileno(), self._store_fd),
+                env=os.environ | {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads},
+            )
+        connection = Connection(os.dup(own.fileno()))
+        level = logging.getLogger().getEffectiveLevel()
+        connection.send_bytes(encode(StartRank(options, number, self._store_fd, level)))
+        return _Rank(number, process, own, connection)
+
+    def _wait_for(self, progress: type[RankStarted | RankLoaded]) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._failure is not None or all(r.progress is progress for r in self._ranks)
+                )
+            )
+        self.check()
+
+    def _wait_for_failure(self) -> RankFailed | None:
+        """Returns what ended a rank, after an error that its end may have caused."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None, _NOTICE_S)
+        return self._failure
+
+    def _watch(self) -> None:
+        open_ranks = {rank.connection: rank for rank in self._ranks}
+        while open_ranks and not self._is_closed:
+            for connection in wait(list(open_ranks)):
+                rank = open_ranks[connection]  # type: ignore[index]
+                try:
+                    self._take(rank, decode_from_rank(rank.connection.recv_bytes()))
+                except (EOFError, OSError):
+                    del open_ranks[rank.connection]
+                    if not self._is_closed:
+                        self._ended(rank)
+
+    def _take(self, rank: _Rank, message: FromRank) -> None:
+        match message:
+            case RankLog():
+                record = logging.getLogger(message.logger)
+                record.log(message.level, message.message, extra={"rank": rank.number})
+            case RankFailed():
+                self._fail(message)
+            case _:
+                with self._changed:
+                    rank.progress = type(message)
+                    self._changed.notify_all()
+
+    def _ended(self, rank: _Rank) -> None:
+        try:
+            status: int | str = rank.process.wait(_EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            status = "unknown"
+        sentence = f"rank {rank.number} of the model has ended with status {status}"
+        self._fail(RankFailed(sentence, by_settings=False))
+        if self._on_end is not None:
+            time.sleep(_NOTICE_S)  # an engine that loads reports the reason by itself
+            if not self._is_closed:
+                self._end(sentence)
+
+    def _fail(self, failure: RankFailed) -> None:
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def _end(self, sentence: str) -> None:
+        if self._on_end is not None:
+            self._on_end(sentence)
+
+
+def start_ranks(
+    options: EngineOptions, device: torch.device, on_end: Callable[[str], None] | None
+) -> Ranks:
+    """Starts ranks 1 and up of `options`. Raises ModelError where this machine cannot run them."""
+    check_machine(options, device)
+    # Before the parts are made of it: a rank's own environment has its part alone.
+    num_threads = options.num_threads or default_threads()
+    return Ranks(replace(options, num_threads=num_threads), on_end)

@@ -1,0 +1,63 @@
+"""A model of transformers over several ranks: divided by transformers' own plan for its type."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
+
+from worker.model.errors import UnsupportedModel
+from worker.model.parallel.group import RankGroup
+from worker.model.transformers.attention import PagedAttention
+from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig
+from worker.model.transformers.probe import AttentionCall
+
+
+def check_plan(config: TransformersConfig, calls: Sequence[AttentionCall], size: int) -> None:
+    """Raises UnsupportedModel where transformers has no plan for the model, or `size` ranks cannot
+    divide its key heads."""
+    text = config.hugging_face.get_text_config(decoder=True)
+    if not getattr(text, "base_model_tp_plan", None):
+        raise UnsupportedModel(
+            f"TENSOR_PARALLEL_SIZE={size}: transformers has no tensor parallel plan for model_type "
+            f"{config.model_type!r}; {SERVED_ELSEWHERE}"
+        )
+    if importlib.util.find_spec("accelerate") is None:
+        raise UnsupportedModel(
+            f"TENSOR_PARALLEL_SIZE={size} for a model of transformers needs the package accelerate"
+        )
+    if getattr(config.hugging_face, "quantization_config", None) is not None:
+        raise UnsupportedModel(
+            f"TENSOR_PARALLEL_SIZE={size} is for checkpoints that are not quantized "
+            f"(quantization_config); {SERVED_ELSEWHERE}"
+        )
+    heads = sorted({call.kept.num_kv_heads for call in calls} | {text.num_attention_heads})
+    if any(number % size for number in heads):
+        raise UnsupportedModel(
+            f"TENSOR_PARALLEL_SIZE={size} does not divide the heads of the model: there are layers "
+            f"with {', '.join(map(str, heads))}"
+        )
+
+
+def distributed_config(group: RankGroup) -> DistributedConfig | None:
+    """Returns what `from_pretrained` divides a model by; None for one rank."""
+    return DistributedConfig(tp_plan="auto", tp_size=group.size) if group.size > 1 else None
+
+
+@torch.inference_mode()
+def rank_calls(
+    model: PreTrainedModel, attention: PagedAttention, calls: Sequence[AttentionCall]
+) -> tuple[AttentionCall, ...]:
+    """Returns the attention's calls as this rank computes them, with its own heads.
+
+    Computes one token, together with the other ranks. What a plan divides shows in the shapes that
+    arrive, and nowhere else for all models.
+    """
+    with attention.observed() as kept:
+        tokens = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        model(input_ids=tokens, position_ids=tokens, use_cache=False)
+    return tuple(replace(call, kept=layer) for call, layer in zip(calls, kept, strict=True))
