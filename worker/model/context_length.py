@@ -32,6 +32,7 @@ class ContextLength:
 
     default: int  # where MAX_MODEL_LEN is not set
     longest: int  # what MAX_MODEL_LEN may be; above `default` where frequencies depend on length
+    by_yarn: bool = False  # more than the positions that config.json names
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ContextLength | None:
@@ -49,6 +50,7 @@ class ContextLength:
             return None
         positions = min(_whole(member, value) for member, value in named)
         default = longest = positions
+        by_yarn = False
         for scaling in _scalings(text):
             kind = scaling.get("rope_type", scaling.get("type", "default"))
             original = text.get("original_max_position_embeddings") or scaling.get(
@@ -58,11 +60,12 @@ class ContextLength:
                 default = min(default, positions if original is None else int(original))
             elif kind in _YARN:
                 extended = int((original or 0) * _factor(scaling))
+                by_yarn = extended > longest
                 default, longest = max(default, extended), max(longest, extended)
             elif kind not in _ALREADY_SCALED and "gemma3" not in str(config.get("model_type")):
                 longest = max(longest, int(positions * _factor(scaling)))
                 default = default if kind == "dynamic" else longest
-        return cls(default=default, longest=longest)
+        return cls(default=default, longest=longest, by_yarn=by_yarn)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from worker.engine_options import EngineOptions
+from worker.vllm.context import context_args
 
 PROCESSOR = "worker.vllm.sampler:PenstockLogitsProcessor"
 CPU_BLOCK_SIZE = 32  # vLLM's own is 128, of which short prompts share little
@@ -172,7 +173,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
         "model": options.checkpoint,
         "dtype": options.dtype,
         "load_format": options.load_format,
-        "max_model_len": options.max_model_len,
+        **context_args(options.checkpoint, options.max_model_len),
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
         "enable_prefix_caching": options.prefix_caching,

@@ -47,7 +47,10 @@ LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     ],
 )  # fmt: skip
 def test_the_context_of_a_config(config: dict[str, Any], default: int, longest: int) -> None:
-    assert ContextLength.of(config) == ContextLength(default=default, longest=longest)
+    found = ContextLength.of(config)
+    assert found is not None
+    assert (found.default, found.longest) == (default, longest)
+    assert found.by_yarn == (default == 4 * 32768 and config["max_position_embeddings"] == 40960)
 
 
 def test_a_config_without_positions_says_nothing() -> None:
