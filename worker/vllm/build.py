@@ -14,7 +14,7 @@ from worker.engine.config import EngineConfig
 from worker.engine_options import EngineOptions
 from worker.engine_process.interface import BuiltEngine, Progress
 from worker.model.device import available_host_bytes
-from worker.model.errors import ModelError
+from worker.model.errors import KVCacheTooSmall, ModelError
 from worker.vllm import loading
 from worker.vllm.options import (
     check_types,
@@ -102,12 +102,17 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
         raise ModelError("vLLM has no KV cache for this model, which therefore writes no text")
     # Where layers keep other spans of a sequence, a block is not block_size of its tokens.
     capacity = cache.kv_cache_size_tokens or num_blocks * cache.block_size
+    capacity = min(capacity, num_blocks * cache.block_size)
+    if options.max_model_len is not None and capacity < options.max_model_len:
+        raise KVCacheTooSmall(
+            f"the KV cache has {capacity} token places, max_model_len is {options.max_model_len}"
+        )
     return EngineConfig(
         num_blocks=num_blocks,
         block_size=cache.block_size,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=llm.vllm_config.scheduler_config.max_num_batched_tokens,
-        max_model_len=min(model.max_model_len, capacity, num_blocks * cache.block_size),
+        max_model_len=min(model.max_model_len, capacity),
         max_waiting=options.max_waiting,
         prefix_caching=bool(cache.enable_prefix_caching),
         policy=options.scheduling_policy,
