@@ -51,10 +51,16 @@ ToolFormatChoice = Literal[
     "granite",
     "phi4_mini_json",
     "hunyuan_a13b",
+    "glm45",
+    "qwen3_coder",
+    "minimax_m2",
+    "pythonic",
+    "functiongemma",
+    "gemma4",
     "openai",
     "text",
 ]
-ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "openai", "granite"]
+ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "openai", "granite", "gemma4"]
 
 MAX_VLLM_ARGS_CHARS = 65_536
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from api.generation.grammar_writer import GrammarWriter, arguments, quoted
+from api.generation.parameter_grammars import gemma, pythonic, tagged
 from api.generation.tools import Tool, ToolUse
 from api.output_parsers.formats import HERMES_CLOSE, HERMES_OPEN, PYTHON_TAG
 from api.output_parsers.harmony import (
@@ -40,9 +41,22 @@ from api.output_parsers.named_calls import (
     MISTRAL_ID,
     MISTRAL_OPEN,
 )
+from api.output_parsers.pythonic import (
+    FUNCTIONGEMMA_CLOSE,
+    FUNCTIONGEMMA_OPEN,
+    FUNCTIONGEMMA_QUOTE,
+    GEMMA4_CLOSE,
+    GEMMA4_OPEN,
+    GEMMA4_QUOTE,
+    PYTHON_END,
+    PYTHON_START,
+)
+from api.output_parsers.xml_calls import GLM, MINIMAX_M2, QWEN3_CODER, Markup
 from shared.text.tool_formats import ToolFormat
 
 _LINE_BREAK = '"\\n"'
+# Text that begins neither a list nor a tag or a block of code, with which one may stand.
+_NO_LIST = r"/([ \t\r\n]*([^\[`< \t\r\n]|<[^|]|`[^`]|``[^`]|```[^tp])(.|\n)*)?/"
 _SHORT_ID = "/[a-zA-Z0-9]{9}/"  # Mistral's
 
 
@@ -153,6 +167,78 @@ def _openai(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
     return f"{before}* ({call} | {final})?"
 
 
+def _glm45(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    def call(tool: Tool) -> str:
+        return rf"{quoted(tool.name)} /\n?/ {tagged(writer, tool, GLM)}"
+
+    rest = writer.rule("call", f"{_of_tools(writer, use, call)} {writer.marker(GLM.call_close)}")
+    if not alone:
+        return writer.with_text(GLM.opening, rest, is_repeated=use.parallel)
+    return _several(f"{writer.marker(GLM.opening)} {rest}", r"/\n?/", use)
+
+
+def _qwen3_coder(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    calls = _tagged_calls(writer, use, QWEN3_CODER)
+    closing = f"{_LINE_BREAK} {writer.marker(QWEN3_CODER.section_close)}"
+    rest = writer.rule("call", f"{_LINE_BREAK} {calls} {closing}")
+    if not alone:
+        return writer.with_text(QWEN3_CODER.opening, rest, is_repeated=use.parallel)
+    return _several(f"{writer.marker(QWEN3_CODER.opening)} {rest}", _LINE_BREAK, use)
+
+
+def _minimax_m2(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    call = f"{_LINE_BREAK} {_tagged_calls(writer, use, MINIMAX_M2)}"
+    closing = f"{_LINE_BREAK} {writer.marker(MINIMAX_M2.section_close)}"
+    body = f"{_several(call, '', use)} {closing}"
+    return _section(writer, use, MINIMAX_M2.opening, body, alone=alone)
+
+
+def _tagged_calls(writer: GrammarWriter, use: ToolUse, markup: Markup) -> str:
+    def call(tool: Tool) -> str:
+        head = quoted(f"{markup.name[0]}{tool.name}{markup.name[1]}\n")
+        return f"{head} {tagged(writer, tool, markup)} {quoted(markup.call_close)}"
+
+    return _of_tools(writer, use, call)
+
+
+def _pythonic(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    """Returns a list of calls, or text that does not begin as one does."""
+    indices = {tool.name: index for index, tool in enumerate(use.callable)}
+
+    def call(tool: Tool) -> str:
+        return f'{quoted(f"{tool.name}(")} {pythonic(writer, tool, indices[tool.name])} ")"'
+
+    calls = _list(_of_tools(writer, use, call), use)
+    if alone:
+        return calls
+    start, end = writer.token(PYTHON_START), writer.token(PYTHON_END)
+    framed = calls if start is None else f"{start} {calls} {end or ''}"
+    return f"{writer.rule('OTHER', _NO_LIST)} | {calls} | {framed}"
+
+
+def _functiongemma(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    quote = FUNCTIONGEMMA_QUOTE
+    return _gemma(writer, use, FUNCTIONGEMMA_OPEN, FUNCTIONGEMMA_CLOSE, quote, alone=alone)
+
+
+def _gemma4(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    return _gemma(writer, use, GEMMA4_OPEN, GEMMA4_CLOSE, GEMMA4_QUOTE, alone=alone)
+
+
+def _gemma(
+    writer: GrammarWriter, use: ToolUse, opening: str, closing: str, quote: str, *, alone: bool
+) -> str:
+    indices = {tool.name: index for index, tool in enumerate(use.callable)}
+
+    def call(tool: Tool) -> str:
+        return f"{quoted(f'call:{tool.name}')} {gemma(writer, tool, indices[tool.name], quote)}"
+
+    rest = writer.rule("call", f"{_of_tools(writer, use, call)} {writer.marker(closing)}")
+    if not alone:
+        return writer.with_text(opening, rest, is_repeated=use.parallel)
+    return _several(f"{writer.marker(opening)} {rest}", "", use)
+
+
 def _section(writer: GrammarWriter, use: ToolUse, opening: str, body: str, *, alone: bool) -> str:
     """Returns one section of calls, which has all those of a turn."""
     rest = writer.rule("section", body)
@@ -199,5 +285,11 @@ CALL_GRAMMARS: Mapping[ToolFormat, WriteCalls] = {
     ToolFormat.GRANITE: _granite,
     ToolFormat.PHI4_MINI_JSON: _phi4_mini_json,
     ToolFormat.HUNYUAN_A13B: _hunyuan_a13b,
+    ToolFormat.GLM45: _glm45,
+    ToolFormat.QWEN3_CODER: _qwen3_coder,
+    ToolFormat.MINIMAX_M2: _minimax_m2,
+    ToolFormat.PYTHONIC: _pythonic,
+    ToolFormat.FUNCTIONGEMMA: _functiongemma,
+    ToolFormat.GEMMA4: _gemma4,
     ToolFormat.OPENAI: _openai,
 }

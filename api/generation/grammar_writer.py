@@ -7,6 +7,7 @@ has anything to forbid: one space behind colons and commas, no other white space
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ TokenId = Callable[[str], int | None]  # of a vocabulary's entry, by its exact n
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANYTHING = r"(.|\n)*"
 _ANSWER = "answer"
+_MARKUP = re.compile(r"(<[^<>]+>)")
 _SIGNS = frozenset("\\.+*?()|[]{}^$#&-~/")  # of regular expressions
 
 
@@ -100,8 +102,12 @@ class GrammarWriter:
         return None if token_id is None else f"<[{token_id}]>"
 
     def marker(self, text: str) -> str:
-        """Returns what matches the marker: as a token where it is one, else spelled out."""
-        return self.token(text) or quoted(text)
+        """Returns what matches the marker: tokens as they are, what is none spelled out."""
+        whole = self.token(text)
+        if whole is not None:
+            return whole
+        parts = [part for part in _MARKUP.split(text) if part]
+        return " ".join(self.token(part) or quoted(part) for part in parts)
 
     def without(self, marker: str) -> str:
         """Returns any text in which the marker does not occur, not even spelled out."""

@@ -11,6 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.errors import unsupported
+from api.generation.conversation import (
+    NO_CALLS,
+    NO_TOOLS,
+    NO_TOOLS_CODE,
+    chat_text,
+    continued_text,
+    thinking_within,
+)
 from api.generation.grammar_writer import ReasoningRule
 from api.generation.grammars import (
     RequestedGrammar,
@@ -20,8 +28,8 @@ from api.generation.grammars import (
     check_grammar,
     tool_grammar,
 )
-from api.generation.history import history
 from api.generation.models import ServedModel
+from api.generation.parameters import parameter_types
 from api.generation.protocol import NO_PROMPT
 from api.generation.tools import ToolUse
 from api.ids import random_seed
@@ -31,58 +39,19 @@ from api.output_parsers.parser import (
     Thinking,
     thinking_after,
 )
+from api.output_parsers.typed_values import Types
 from shared.messages import Grammar, InvalidParameter
 from shared.text.tool_formats import (
-    REASONING_MARKERS,
-    ReasoningFormat,
+    UNTYPED_FORMATS,
     ToolFormat,
     reasoning_format_of,
     tool_format_of,
 )
 
-NO_TOOLS = "This model's chat template has no tools in a format that is known here."
-NO_CALLS = "This model calls tools in a format that is not known here: it cannot be made to."
-NO_TOOLS_CODE = "tools_not_supported"
-NO_TEMPLATE = (
-    "This model has no chat template: it serves completions, or chat once its worker is given a "
-    "template with CHAT_TEMPLATE."
-)
-NO_TEMPLATE_CODE = "chat_not_supported"
-
 QUICK_CHARS = 512
 QUICK_IDS = 8192
 
 Prompt = str | Sequence[str | int | list[int]]
-
-
-def chat_text(
-    model: ServedModel,
-    messages: Sequence[Mapping[str, Any]],
-    extra: Mapping[str, Any],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    template_name: str = "",
-) -> str:
-    """Returns the conversation through the model's template. Raises InvalidParameter.
-
-    Calls of tools in it are refused where the model is not known to have any: its template would
-    leave them out.
-    """
-    template = model.text.chat_template
-    if template is None:
-        raise InvalidParameter("messages", NO_TEMPLATE, NO_TEMPLATE_CODE)
-    if model.card.tool_format is None:
-        for index, message in enumerate(messages):
-            if "tool_calls" in message:
-                raise InvalidParameter(f"messages.{index}.tool_calls", NO_TOOLS, NO_TOOLS_CODE)
-    return template.render(
-        history(messages, tool_format_of(model.card.tool_format)),
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        extra=extra,
-        name=template_name,
-    )
 
 
 def check_text_fits(model: ServedModel, text: str, param: str) -> None:
@@ -256,6 +225,7 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
     config = ParserConfig(
         tool_format=tool_format,
         names=tuple(tool.name for tool in use.callable),
+        types=_types(use, tool_format),
         reasoning_format=reasoning_format,
         thinking=thinking,
     )
@@ -265,6 +235,13 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
         new_parser=OutputParserFactory(config, chat.call_id_seed or random_seed()),
         counts_reasoning=reasoning_format is not None,
     )
+
+
+def _types(use: ToolUse, tool_format: ToolFormat | None) -> dict[str, dict[str, Types]]:
+    """Returns the types of the tools' parameters, for formats that do not write them."""
+    if tool_format not in UNTYPED_FORMATS:
+        return {}
+    return {tool.name: parameter_types(tool) for tool in use.callable}
 
 
 def _prompt(
@@ -351,68 +328,3 @@ def _grammar(
         raise InvalidParameter(param, "with everything around it, it is too large") from None
     check_grammar(model, RequestedGrammar(turn, param))
     return turn
-
-
-# Prompts that end within the assistant's own turn, whose text the answer continues.
-
-_MARK = "qzxjjxzq"  # where the text ends; in no template's own text
-
-
-def continued_text(
-    model: ServedModel,
-    messages: Sequence[Mapping[str, Any]],
-    extra: Mapping[str, Any],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template_name: str = "",
-) -> str:
-    """Returns the conversation through the model's template, up to where its last message ends.
-
-    Raises InvalidParameter where that is not an assistant's text, or the template does not show it.
-    """
-    last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or last.get("tool_calls") or not last_text(messages):
-        raise InvalidParameter(
-            "messages", "only a last message of an assistant's text is continued"
-        )
-    mark = _MARK
-    while mark in last_text(messages):
-        mark += _MARK
-    marked = {**last, "content": _followed_by(last["content"], mark)}
-    text = chat_text(
-        model,
-        [*messages[:-1], marked],
-        extra,
-        tools=tools,
-        add_generation_prompt=False,
-        template_name=template_name,
-    )
-    before, found, _ = text.rpartition(mark)
-    if not found:
-        raise InvalidParameter("messages", "this model's chat template hides the last message")
-    return before
-
-
-def thinking_within(
-    messages: Sequence[Mapping[str, Any]], reasoning_format: ReasoningFormat | None
-) -> Thinking:
-    """Returns whether the text that is continued has opened its reasoning and not closed it."""
-    if reasoning_format is None:
-        return Thinking.NO
-    text = last_text(messages)
-    opening, closing = REASONING_MARKERS[reasoning_format]
-    is_open = max(map(text.rfind, opening)) > max(map(text.rfind, closing))
-    return Thinking.OPEN if is_open else Thinking.NO
-
-
-def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text of the last message; of one in parts, that of its last part."""
-    content = messages[-1]["content"] if messages else ""
-    return content if isinstance(content, str) else str(content[-1]["text"])
-
-
-def _followed_by(content: str | list[Mapping[str, Any]], mark: str) -> Any:
-    if isinstance(content, str):
-        return content + mark
-    *before, last = content
-    return [*before, {**last, "text": last["text"] + mark}]

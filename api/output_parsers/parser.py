@@ -30,7 +30,10 @@ from api.output_parsers.formats import (
 from api.output_parsers.harmony import harmony
 from api.output_parsers.json_lists import granite_calls, hunyuan_a13b_calls, phi4_mini_json_calls
 from api.output_parsers.named_calls import deepseek_calls, kimi_k2_calls, mistral_calls
+from api.output_parsers.pythonic import functiongemma_calls, gemma4_calls, pythonic_calls
 from api.output_parsers.tool_calls import CallableTools
+from api.output_parsers.typed_values import Types
+from api.output_parsers.xml_calls import glm45_calls, minimax_m2_calls, qwen3_coder_calls
 from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
 
 SLICE_CHARS = 4096  # parsed at a time: taking from the front copies what is behind
@@ -145,6 +148,12 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
     ToolFormat.GRANITE: granite_calls,
     ToolFormat.PHI4_MINI_JSON: phi4_mini_json_calls,
     ToolFormat.HUNYUAN_A13B: hunyuan_a13b_calls,
+    ToolFormat.GLM45: glm45_calls,
+    ToolFormat.QWEN3_CODER: qwen3_coder_calls,
+    ToolFormat.MINIMAX_M2: minimax_m2_calls,
+    ToolFormat.PYTHONIC: pythonic_calls,
+    ToolFormat.FUNCTIONGEMMA: functiongemma_calls,
+    ToolFormat.GEMMA4: gemma4_calls,
     ToolFormat.OPENAI: harmony,
     ToolFormat.TEXT: lambda source, tools: plain_text(source),
 }
@@ -171,10 +180,11 @@ def thinking_after(prompt: str, reasoning_format: ReasoningFormat | None) -> Thi
 
 class ParserConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a parser must know of a request and its model. `names`: the tools that may be called;
-    calls of others are text."""
+    calls of others are text; `types`: those of their parameters, where the format needs them."""
 
     tool_format: ToolFormat | None = None
     names: tuple[str, ...] = ()
+    types: dict[str, dict[str, Types]] = {}
     reasoning_format: ReasoningFormat | None = None
     thinking: Thinking = Thinking.NO
 
@@ -195,7 +205,9 @@ class OutputParserFactory:
         has_calls = bool(config.names) or config.tool_format is ToolFormat.OPENAI
         if config.reasoning_format is None and not (config.tool_format and has_calls):
             return PlainParser()
-        tools = CallableTools(config.names, lambda call: call_id(self.seed, choice, call))
+        tools = CallableTools(
+            config.names, lambda call: call_id(self.seed, choice, call), config.types
+        )
         return FormatParser(lambda source: _read(source, tools, config))
 
 

@@ -106,6 +106,18 @@ def literal_at(source: Source, index: int, text: str) -> Generator[None, None, i
     return end
 
 
+def until_at(source: Source, index: int, text: str) -> Generator[None, None, tuple[str, int]]:
+    """Returns what stands there before this text, and the index behind the text."""
+    while True:
+        last = index + MAX_WORD_CHARS + len(text)
+        at = source.text.find(text, index, last)
+        if at >= 0:
+            return source.text[index:at], at + len(text)
+        if len(source.text) >= last:
+            raise NotACall
+        yield from char_at(source, len(source.text))
+
+
 def optional_at(source: Source, index: int, text: str) -> Generator[None, None, int]:
     """Returns the index behind this text if it stands there, else the index."""
     while True:

@@ -6,8 +6,8 @@ Shared by the formats that write a call as one JSON object, whatever they put ar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import dataclass, field
 
 from api.output_parsers.events import OutputEvent, Source, Span, ToolArguments, ToolCall, num_held
 from api.output_parsers.json_scanner import JsonScanner
@@ -20,17 +20,24 @@ from api.output_parsers.reading import (
     string_at,
     value_at,
 )
+from api.output_parsers.typed_values import Types
 
 ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats accept each
 
 
 @dataclass(slots=True)
 class CallableTools:
-    """The tools that a choice may call; numbers the calls."""
+    """The tools that a choice may call; numbers the calls. `types`: of their parameters, by name,
+    where a format does not write what a value is."""
 
     names: Collection[str]
     new_call_id: Callable[[int], str]
+    types: Mapping[str, Mapping[str, Types]] = field(default_factory=dict)
     num_calls: int = 0
+
+    def types_of(self, name: str, key: str) -> Types:
+        """Returns the types of one parameter; () for any."""
+        return self.types.get(name, {}).get(key, ())
 
     def begin(self, name: str) -> ToolCall:
         """Returns the event of the next call."""

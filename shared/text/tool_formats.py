@@ -23,8 +23,20 @@ class ToolFormat(StrEnum):
     GRANITE = "granite"  # <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
     PHI4_MINI_JSON = "phi4_mini_json"  # functools[{"name": ..., "arguments": {...}}, ...]
     HUNYUAN_A13B = "hunyuan_a13b"  # <tool_calls>[{"name": ..., ...}, ...]</tool_calls>
+    GLM45 = "glm45"  # <tool_call>name <arg_key>key</arg_key> <arg_value>value</arg_value>
+    QWEN3_CODER = "qwen3_coder"  # <tool_call> <function=name> <parameter=key>value</parameter>
+    MINIMAX_M2 = "minimax_m2"  # <invoke name="name"> <parameter name="key">value</parameter>
+    PYTHONIC = "pythonic"  # [name(key="value", ...), ...], from the first character on
+    FUNCTIONGEMMA = "functiongemma"  # <start_function_call>call:name{key:<escape>value<escape>}
+    GEMMA4 = "gemma4"  # <|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>
     OPENAI = "openai"  # harmony: <|channel|>commentary to=functions.name ... <|message|>{...}
     TEXT = "text"  # not known: calls are text of the answer
+
+
+# They write a value as bare text: its type is the schema's.
+UNTYPED_FORMATS = frozenset(
+    {ToolFormat.GLM45, ToolFormat.QWEN3_CODER, ToolFormat.MINIMAX_M2, ToolFormat.PYTHONIC}
+)
 
 
 class ReasoningFormat(StrEnum):
@@ -33,6 +45,7 @@ class ReasoningFormat(StrEnum):
     THINK = "think"  # <think> ... </think>
     MISTRAL = "mistral"  # [THINK] ... [/THINK]
     OPENAI = "openai"  # harmony: messages on the channel `analysis`
+    GEMMA4 = "gemma4"  # <|channel>thought ... <channel|>
     GRANITE = "granite"  # Here is my thought process: ... Here is my response:
 
 
@@ -54,6 +67,7 @@ REASONING_MARKERS: Mapping[ReasoningFormat, tuple[tuple[str, ...], tuple[str, ..
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
     ),
+    ReasoningFormat.GEMMA4: (("<|channel>thought",), ("<channel|>",)),
     ReasoningFormat.OPENAI: (("<|channel|>analysis<|message|>",), ("<|end|>",)),
 }
 
@@ -76,7 +90,21 @@ _TOOL_MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
     ),
     ToolFormat.GRANITE: ("<|tool_call|>", "<tool_call>"),
     ToolFormat.HUNYUAN_A13B: ("<tool_calls>", "</tool_calls>"),
+    ToolFormat.GLM45: (
+        *("<tool_call>", "</tool_call>"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    ToolFormat.QWEN3_CODER: ("<tool_call>", "</tool_call>"),
+    ToolFormat.MINIMAX_M2: ("<minimax:tool_call>", "</minimax:tool_call>"),
+    ToolFormat.PYTHONIC: ("<|python_start|>", "<|python_end|>"),
+    ToolFormat.FUNCTIONGEMMA: ("<start_function_call>", "<end_function_call>", "<escape>"),
+    ToolFormat.GEMMA4: ("<|tool_call>", "<tool_call|>", '<|"|>'),
     ToolFormat.OPENAI: _HARMONY,
+}
+# Where the markers of reasoning are several tokens.
+_REASONING_TOKENS: Mapping[ReasoningFormat, tuple[str, ...]] = {
+    ReasoningFormat.OPENAI: _HARMONY,
+    ReasoningFormat.GEMMA4: ("<|channel>", "<channel|>"),
 }
 
 
@@ -87,10 +115,9 @@ def markers(tool_format: str | None, reasoning_format: str | None) -> tuple[str,
     of_calls = () if tool is None else _TOOL_MARKERS.get(tool, ())
     if reasoning is None:
         return of_calls
-    if reasoning is ReasoningFormat.OPENAI:
-        return tuple(dict.fromkeys((*of_calls, *_HARMONY)))
     opening, closing = REASONING_MARKERS[reasoning]
-    return (*of_calls, *opening, *closing)
+    of_reasoning = _REASONING_TOKENS.get(reasoning, (*opening, *closing))
+    return tuple(dict.fromkeys((*of_calls, *of_reasoning)))
 
 
 _NAME, _KEY = "qzxj", "jxzq"  # in no template's own text
@@ -135,6 +162,14 @@ _WRITTEN = {
         rf"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*{_ARGUMENTS}"
     ),
     ToolFormat.PHI4_MINI_JSON: re.compile(rf"functools\s*\[\s*{_CALL_OBJECT}"),
+    ToolFormat.GLM45: re.compile(rf"<tool_call>\s*{_NAME}\s*<arg_key>\s*{_KEY}"),
+    ToolFormat.QWEN3_CODER: re.compile(rf"<function={_NAME}>\s*<parameter={_KEY}>"),
+    ToolFormat.MINIMAX_M2: re.compile(
+        rf'<minimax:tool_call>\s*<invoke name="{_NAME}">\s*<parameter name="{_KEY}">'
+    ),
+    ToolFormat.PYTHONIC: re.compile(rf"\[\s*{_NAME}\(\s*{_KEY}\s*="),
+    ToolFormat.FUNCTIONGEMMA: re.compile(rf"<start_function_call>\s*call:{_NAME}\{{\s*{_KEY}"),
+    ToolFormat.GEMMA4: re.compile(rf"<\|tool_call>\s*call:{_NAME}\{{\s*{_KEY}"),
     ToolFormat.OPENAI: re.compile(rf"to=functions\.{_NAME}[^{{]*<\|message\|>\s*{_ARGUMENTS}"),
     ToolFormat.LLAMA3_JSON: re.compile(
         rf'(?<!<tool_call>)\{{\s*"name":\s*"{_NAME}",\s*"parameters":\s*{_ARGUMENTS}'
@@ -146,11 +181,15 @@ _DESCRIBED: Mapping[str, ToolFormat] = {
 }
 # Of templates that do not even tell: what the family is trained on.
 _OF_MODEL_TYPE: Mapping[str, ToolFormat] = {
+    "gemma4": ToolFormat.GEMMA4,
+    "glm4_moe": ToolFormat.GLM45,
     "gpt_oss": ToolFormat.OPENAI,
     "kimi_k2": ToolFormat.KIMI_K2,
     "granite": ToolFormat.GRANITE,
     "granitemoe": ToolFormat.GRANITE,
     "hunyuan_v1_moe": ToolFormat.HUNYUAN_A13B,
+    "llama4": ToolFormat.PYTHONIC,
+    "minimax_m2": ToolFormat.MINIMAX_M2,
     "mistral": ToolFormat.MISTRAL,
     "mistral3": ToolFormat.MISTRAL,
     "ministral": ToolFormat.MISTRAL,
@@ -185,6 +224,7 @@ def find_tool_format(template: ChatTemplate, model_type: str = "") -> ToolFormat
 # One of these is in every template that knows the format.
 _REASONING_SIGNS = {
     ReasoningFormat.OPENAI: ("<|channel|>analysis",),
+    ReasoningFormat.GEMMA4: ("<channel|>",),
     ReasoningFormat.MISTRAL: ("[THINK]", "[/THINK]"),
     ReasoningFormat.GRANITE: ("Here is my response:",),
     ReasoningFormat.THINK: ("<think>", "</think>"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_input
+from api.generation.parameters import parameter_types
 from api.generation.tools import ToolUse
 from api.generation.validation import parse_request
 from api.output_parsers.events import OutputEvent, ToolArguments, ToolCall
@@ -137,6 +138,7 @@ class Model:
         config = ParserConfig(
             tool_format=self.form,
             names=tuple(tool.name for tool in use.callable),
+            types={tool.name: parameter_types(tool) for tool in use.callable},
             reasoning_format=None if thinking is Thinking.NO else reasoning_format,
             thinking=thinking,
         )

@@ -108,6 +108,77 @@ PHI4_MINI = (
     .replace("functools[{'name': ...}]", "functools[...]")
 )
 HUNYUAN = _template(_each("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"))
+_PAIRS = """
+    {{%- for key, value in f.arguments.items() %}}
+        {{{{- '{before}' + key + '{between}' }}}}
+        {{{{- (value if value is string else (value | tojson)) + '{after}' }}}}
+    {{%- endfor %}}"""
+
+
+def _written(opening: str, pairs: str, closing: str) -> str:
+    """A template's loop over calls whose arguments are written one by one."""
+    return f"""
+{{%- for call in message.tool_calls %}}{{% set f = call.function %}}
+    {{{{- '{opening}' }}}}{pairs}{{{{- '{closing}' }}}}
+{{%- endfor %}}"""
+
+
+GLM = (
+    _template(
+        _written(
+            "\\n<tool_call>' + f.name + '\\n",
+            _PAIRS.format(
+                before="<arg_key>", between="</arg_key>\\n<arg_value>", after="</arg_value>\\n"
+            ),
+            "</tool_call>",
+        )
+    )
+    + "{#- <think>...</think> stands before an answer -#}"
+)
+QWEN3_CODER = _template(
+    _written(
+        "\\n<tool_call>\\n<function=' + f.name + '>\\n",
+        _PAIRS.format(before="<parameter=", between=">\\n", after="\\n</parameter>\\n"),
+        "</function>\\n</tool_call>",
+    )
+)
+MINIMAX = _template(
+    "{{- '\\n<minimax:tool_call>\\n' }}"
+    + _written(
+        "<invoke name=\"' + f.name + '\">\\n",
+        _PAIRS.format(before='<parameter name="', between='">', after="</parameter>\\n"),
+        "</invoke>\\n",
+    )
+    + "{{- '</minimax:tool_call>' }}"
+)
+LLAMA4 = _template(
+    """
+{{- '[' }}
+{%- for call in message.tool_calls %}{% set f = call.function %}
+    {{- f.name + '(' }}
+    {%- for key, value in f.arguments.items() %}
+        {{- key + '=' + (value | tojson) }}{% if not loop.last %}{{ ', ' }}{% endif %}
+    {%- endfor %}
+    {{- ')' }}{% if not loop.last %}{{ ', ' }}{% endif %}
+{%- endfor %}{{- ']' }}"""
+)
+_GEMMA = """
+{{%- for call in message.tool_calls %}}{{% set f = call.function %}}
+    {{{{- '{opening}call:' + f.name + '{{' }}}}
+    {{%- for key, value in f.arguments.items() %}}
+        {{{{- key + ':' }}}}
+        {{{{- '{quote}' + value + '{quote}' if value is string else value | tojson }}}}
+        {{%- if not loop.last %}}{{{{ ',' }}}}{{% endif %}}
+    {{%- endfor %}}
+    {{{{- '}}' + '{closing}' }}}}
+{{%- endfor %}}"""
+FUNCTIONGEMMA = _template(
+    _GEMMA.format(opening="<start_function_call>", quote="<escape>", closing="<end_function_call>")
+)
+GEMMA4 = (
+    _template(_GEMMA.format(opening="<|tool_call>", quote='<|"|>', closing="<tool_call|>"))
+    + "{#- <|channel>thought ... <channel|> stands before an answer -#}"
+)
 HARMONY = (
     _SYSTEM
     + _TOOLS
@@ -184,6 +255,36 @@ FAMILIES = {
         GRANITE_THINKING, ToolFormat.GRANITE, ReasoningFormat.GRANITE, (), ("<|tool_call|>",)
     ),
     "phi4-mini": Family(PHI4_MINI, ToolFormat.PHI4_MINI_JSON),
+    "glm": Family(
+        GLM,
+        ToolFormat.GLM45,
+        ReasoningFormat.THINK,
+        (
+            *("<tool_call>", "</tool_call>", "<think>", "</think>"),
+            *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        ),
+    ),
+    "qwen3-coder": Family(
+        QWEN3_CODER, ToolFormat.QWEN3_CODER, None, ("<tool_call>", "</tool_call>")
+    ),
+    "minimax": Family(
+        MINIMAX, ToolFormat.MINIMAX_M2, None, ("<minimax:tool_call>", "</minimax:tool_call>")
+    ),
+    "llama4": Family(LLAMA4, ToolFormat.PYTHONIC, None, (), ("<|python_start|>", "<|python_end|>")),
+    "functiongemma": Family(
+        FUNCTIONGEMMA,
+        ToolFormat.FUNCTIONGEMMA,
+        None,
+        (),
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    "gemma4": Family(
+        GEMMA4,
+        ToolFormat.GEMMA4,
+        ReasoningFormat.GEMMA4,
+        (),
+        ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+    ),
     "gpt-oss": Family(
         HARMONY,
         ToolFormat.OPENAI,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 
 Calls = Sequence[tuple[str, str]]  # names, and arguments as JSON
@@ -65,6 +66,72 @@ def _harmony(calls: Calls) -> str:
     )
 
 
+def _texts(arguments: str) -> list[tuple[str, str]]:
+    """Names and values of arguments, texts without quotes."""
+    return [
+        (key, value if isinstance(value, str) else json.dumps(value))
+        for key, value in json.loads(arguments).items()
+    ]
+
+
+def _glm45(calls: Calls) -> str:
+    texts = []
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+            for key, value in _texts(arguments)
+        )
+        texts.append(f"<tool_call>{name}\n{pairs}</tool_call>")
+    return "\n".join(texts)
+
+
+def _qwen3_coder(calls: Calls) -> str:
+    texts = []
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in _texts(arguments)
+        )
+        texts.append(f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>")
+    return "\n".join(texts)
+
+
+def _minimax_m2(calls: Calls) -> str:
+    texts = []
+    for name, arguments in calls:
+        pairs = "".join(
+            f'<parameter name="{key}">{value}</parameter>\n' for key, value in _texts(arguments)
+        )
+        texts.append(f'<invoke name="{name}">\n{pairs}</invoke>\n')
+    return f"<minimax:tool_call>\n{''.join(texts)}</minimax:tool_call>"
+
+
+def _pythonic(calls: Calls) -> str:
+    texts = []
+    for name, arguments in calls:
+        pairs = (f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
+        texts.append(f"{name}({', '.join(pairs)})")
+    return f"[{', '.join(texts)}]"
+
+
+def _gemma(calls: Calls, opening: str, closing: str, quote: str) -> str:
+    texts = []
+    for name, arguments in calls:
+        pairs = (
+            f"{key}:{quote}{value}{quote}" if isinstance(value, str) else f"{key}:{value}"
+            for key, value in json.loads(arguments).items()
+        )
+        texts.append(f"{opening}call:{name}{{{','.join(pairs)}}}{closing}")
+    return "".join(texts)
+
+
+def _functiongemma(calls: Calls) -> str:
+    return _gemma(calls, "<start_function_call>", "<end_function_call>", "<escape>")
+
+
+def _gemma4(calls: Calls) -> str:
+    return _gemma(calls, "<|tool_call>", "<tool_call|>", '<|"|>')
+
+
 # By the name of a family in tests.support.tool_templates.
 WRITTEN: Mapping[str, Callable[[Calls], str]] = {
     "mistral-list": _mistral_list,
@@ -78,5 +145,11 @@ WRITTEN: Mapping[str, Callable[[Calls], str]] = {
     "granite-thinking": _granite,
     "phi4-mini": _phi4_mini,
     "hunyuan": _hunyuan,
+    "glm": _glm45,
+    "qwen3-coder": _qwen3_coder,
+    "minimax": _minimax_m2,
+    "llama4": _pythonic,
+    "functiongemma": _functiongemma,
+    "gemma4": _gemma4,
     "gpt-oss": _harmony,
 }

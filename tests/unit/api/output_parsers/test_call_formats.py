@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from api.output_parsers import reading
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import (
     SLICE_CHARS,
@@ -19,8 +20,7 @@ from api.output_parsers.parser import (
     Thinking,
     merged,
 )
-from api.output_parsers.reading import MAX_HEAD_CHARS
-from shared.text.tool_formats import ReasoningFormat, ToolFormat
+from shared.text.tool_formats import ReasoningFormat, ToolFormat, markers
 from tests.support.examples import examples
 
 NAMES = ("get_weather", "now")
@@ -196,6 +196,116 @@ RECORDED += [
     )
 ]
 
+TYPES = {
+    "get_weather": {
+        "city": ("string",),
+        "days": ("integer",),
+        "tags": ("array",),
+        "note": ("string", "null"),
+        "dry": ("boolean",),
+    }
+}
+_GLM_OSLO = "<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+_QWEN_OSLO = "<parameter=city>\nOslo\n</parameter>\n"
+_MINIMAX_OSLO = '<parameter name="city">Oslo</parameter>\n'
+_ROME = (
+    '{"city": "Rome\\n\\"1\\"", "days": 2, "tags": ["a", {"b": null}], "note": null, '
+    '"dry": false, "else": 5}'
+)
+_PAIRS = (
+    ("city", 'Rome\n"1"'),
+    ("days", "2"),
+    ("tags", '["a", {"b": null}]'),
+    ("note", "null"),
+    ("dry", "False"),
+    ("else", "5"),
+)
+_GLM_ROME = "".join(
+    f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in _PAIRS
+)
+_QWEN_ROME = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in _PAIRS)
+_MINIMAX_ROME = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in _PAIRS)
+TYPED = (("get_weather", OSLO), ("get_weather", _ROME))
+_PYTHON_ROME = (
+    "get_weather(city='Rome\\n\"1\"', days=2, tags=['a', {'b': None}], note=None, dry=False, "
+    "else=5)"
+)
+_GEMMA_ROME = (
+    'call:get_weather{{city:{q}Rome\n"1"{q},days:2,tags:[{q}a{q},{{b:null}}],note:null,'
+    "dry:false,else:5}}"
+)
+RECORDED += [
+    Recorded(
+        ToolFormat.GLM45,
+        f"<think>Hm.</think>\nI look.\n<tool_call>get_weather\n{_GLM_OSLO}</tool_call>\n"
+        f"<tool_call>get_weather\n{_GLM_ROME}</tool_call>",
+        TYPED,
+        "I look.",
+        "Hm.",
+        ReasoningFormat.THINK,
+    ),
+    Recorded(
+        ToolFormat.GLM45,
+        "<tool_call>now</tool_call><tool_call>get_weather<arg_key>city</arg_key>"
+        "<arg_value>Oslo</arg_value></tool_call>",
+        (("now", "{}"), TYPED[0]),
+    ),
+    Recorded(
+        ToolFormat.QWEN3_CODER,
+        f"So:\n<tool_call>\n<function=get_weather>\n{_QWEN_OSLO}</function>\n</tool_call>\n"
+        f"<tool_call>\n<function=get_weather>\n{_QWEN_ROME}</function>\n</tool_call>\n Done",
+        TYPED,
+        "So:Done",
+    ),
+    Recorded(
+        ToolFormat.QWEN3_CODER,
+        "<tool_call>\n<function=now>\n</function>\n<function=get_weather><parameter=city>Oslo"
+        "</parameter></function></tool_call>",
+        (("now", "{}"), TYPED[0]),
+    ),
+    Recorded(
+        ToolFormat.MINIMAX_M2,
+        f'<minimax:tool_call>\n<invoke name="get_weather">\n{_MINIMAX_OSLO}</invoke>\n'
+        f'<invoke name="get_weather">\n{_MINIMAX_ROME}</invoke>\n</minimax:tool_call>',
+        TYPED,
+    ),
+    Recorded(
+        ToolFormat.PYTHONIC, f'[get_weather(city="Oslo"), {_PYTHON_ROME}] Done', TYPED, "Done"
+    ),
+    Recorded(
+        ToolFormat.PYTHONIC,
+        "<|python_start|>[now( ), get_weather(city='''Oslo''', )]<|python_end|>",
+        (("now", "{}"), TYPED[0]),
+    ),
+    Recorded(
+        ToolFormat.PYTHONIC,
+        "```tool_code\nget_weather(city='Oslo')\nnow()\n```",
+        (TYPED[0], ("now", "{}")),
+    ),
+    Recorded(  # a number in quotes, where the schema has no text
+        ToolFormat.PYTHONIC,
+        '[get_weather(city="Rome", days="2")]',
+        (("get_weather", ROME),),
+    ),
+    Recorded(
+        ToolFormat.FUNCTIONGEMMA,
+        "I look. <start_function_call>call:get_weather{city:<escape>Oslo<escape>}"
+        f"<end_function_call><start_function_call>{_GEMMA_ROME.format(q='<escape>')}"
+        "<end_function_call>",
+        TYPED,
+        "I look.",
+    ),
+    Recorded(
+        ToolFormat.GEMMA4,
+        '<|channel>thought\nHm.\n<channel|><|tool_call>call:get_weather{city:<|"|>Oslo<|"|>}'
+        "<tool_call|><|tool_call>" + _GEMMA_ROME.format(q='<|"|>') + "<tool_call|>",
+        TYPED,
+        "",
+        "Hm.",
+        ReasoningFormat.GEMMA4,
+    ),
+]
+
 # What is no call, or breaks off: it is all text, in this form.
 TEXTS = [
     (ToolFormat.MISTRAL, "[TOOL_CALLS]rm[ARGS]{}"),
@@ -212,13 +322,32 @@ TEXTS = [
     (ToolFormat.GRANITE, "<|tool_call|>[] <tool_call>no [1, 2]"),
     (ToolFormat.PHI4_MINI_JSON, "functools [x], import functools"),
     (ToolFormat.HUNYUAN_A13B, "<tool_calls>[5]</tool_calls>"),
+    (ToolFormat.GLM45, "<tool_call>rm\n<arg_key>a</arg_key><tool_call>now"),
+    (ToolFormat.GLM45, '<tool_call>{"name": "now"}</tool_call>'),
+    (ToolFormat.QWEN3_CODER, "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
+    (ToolFormat.QWEN3_CODER, "<tool_call>\n<function=now>\ntext"),
+    (ToolFormat.MINIMAX_M2, '<minimax:tool_call>\n<invoke name="rm">\n</invoke>'),
+    (ToolFormat.PYTHONIC, "[rm()]"),
+    (ToolFormat.PYTHONIC, "[1, 2] and now()"),
+    (ToolFormat.PYTHONIC, "I call [now()]"),
+    (ToolFormat.PYTHONIC, "[now(1)]"),
+    (ToolFormat.PYTHONIC, "now()"),
+    (ToolFormat.PYTHONIC, "```python\nprint(1)\n```"),
+    (ToolFormat.PYTHONIC, "<|python_start|>"),
+    (ToolFormat.FUNCTIONGEMMA, "<start_function_call>call:rm{}<end_function_call>"),
+    (ToolFormat.GEMMA4, "<|tool_call>now{}<tool_call|>"),
 ]
+
+
+# The values are bare text: what one is depends on all of it.
+BY_TYPE = frozenset({ToolFormat.GLM45, ToolFormat.QWEN3_CODER, ToolFormat.MINIMAX_M2})
 
 
 def parser(recorded: Recorded) -> OutputParser:
     config = ParserConfig(
         tool_format=recorded.form,
         names=NAMES,
+        types=TYPES,
         reasoning_format=recorded.reasoning,
         thinking=recorded.thinking,
     )
@@ -267,10 +396,12 @@ def test_a_recorded_text_may_break_off_anywhere(recorded: Recorded) -> None:
     """What there is of a call is a beginning of it."""
     for at in range(len(recorded.text)):
         calls = calls_of(read(parser(recorded), [recorded.text[:at]]))
-        for (name, arguments), (whole_name, whole) in zip(calls, recorded.calls, strict=False):
-            assert name == whole_name
+        assert [name for name, _ in calls] == [name for name, _ in recorded.calls[: len(calls)]]
+        if recorded.form in BY_TYPE:  # a word that breaks off may be a text
+            assert calls[:-1] == recorded.calls[: max(0, len(calls) - 1)]
+            continue
+        for (_, arguments), (_, whole) in zip(calls, recorded.calls, strict=False):
             assert whole.startswith(arguments)
-        assert len(calls) <= len(recorded.calls)
 
 
 @pytest.mark.parametrize(("form", "text"), TEXTS, ids=[text[:40] for _, text in TEXTS])
@@ -284,13 +415,14 @@ def test_what_is_no_call_is_text_wherever_it_is_cut(form: ToolFormat, text: str)
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.text[:40])
 def test_arguments_are_streamed_behind_the_name(recorded: Recorded) -> None:
     """A call is announced before its last argument is there, and its arguments are not gathered."""
-    if not any("city" in arguments for _, arguments in recorded.calls):
+    if ("get_weather", OSLO) not in recorded.calls:
         return
-    to, begin = parser(recorded), recorded.text.index('Oslo"')
+    to, begin = parser(recorded), recorded.text.rindex("Oslo")
     before = [event for char in recorded.text[:begin] for event in to.push(char)]
     assert any(isinstance(event, ToolCall) for event in before)
     after = [event for char in "Os" for event in to.push(char)]
-    assert "".join(e.text for e in after if isinstance(e, ToolArguments)) == "Os"
+    shown = "".join(e.text for e in after if isinstance(e, ToolArguments))
+    assert shown.removeprefix('"') == "Os"
 
 
 PIECES = [
@@ -301,6 +433,12 @@ PIECES = [
     *("</tool_call>", "functools", "<tool_calls>", "</tool_calls>", "now", "get_weather", ":0"),
     *("{}", OSLO, "[", "]", ",", "{", "}", '"', " ", "\n", "é", "text", "<", "Here is my"),
     *(C, M, END, "<|start|>", "assistant", "to=functions.now", "<|constrain|>", "<|call|>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<function=", "</function>"),
+    *("<parameter=city>", "<parameter=days>", "</parameter>", "<minimax:tool_call>", ">", '">'),
+    *("</minimax:tool_call>", '<invoke name="', "</invoke>", '<parameter name="', "city", "days"),
+    *("<start_function_call>", "<end_function_call>", "<escape>", "call:", "<|tool_call>"),
+    *("(", ")", "<tool_call|>", '<|"|>', "city=", "'", "'''", "None", "2."),
+    *("```", "<|python_start|>", "="),
     *("final", "analysis", "commentary", " thought process:", " response:", LIST, "\\"),
     *(_OBJECT.format(OSLO), '"name": "now"'),
 ]  # fmt: skip
@@ -317,6 +455,8 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 REASONING = {
     ToolFormat.MISTRAL: ReasoningFormat.MISTRAL,
     ToolFormat.GRANITE: ReasoningFormat.GRANITE,
+    ToolFormat.GEMMA4: ReasoningFormat.GEMMA4,
+    ToolFormat.OPENAI: ReasoningFormat.OPENAI,
 }
 
 
@@ -358,18 +498,20 @@ def test_nothing_is_lost_of_a_text_without_calls(
     assert all(char in rest for char in shown)  # in order
 
 
-MEBIBYTE = 2**20
+HEAD_CHARS = 2048
+LONG_CHARS = 2**15
 
 
-@pytest.mark.parametrize("form", ToolFormat)
-@pytest.mark.parametrize("held", ["", '{"x": "'])
-def test_little_is_held_back_of_a_mebibyte_of_anything(form: ToolFormat, held: str) -> None:
+@pytest.mark.parametrize("form", [form for form in ToolFormat if form is not ToolFormat.TEXT])
+@pytest.mark.parametrize("held", ["", '{"x": "', "now"])
+def test_little_is_held_back_of_a_long_text_of_markers(
+    form: ToolFormat, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is held back is read and copied again: without a bound, once for each of its parts."""
-    for piece in PIECES:
-        if len(piece) < 2:
-            continue
-        unit = piece + held
-        to, text, most = parser(Recorded(form, "")), unit * (MEBIBYTE // len(unit)), 0
+    monkeypatch.setattr(reading, "MAX_HEAD_CHARS", HEAD_CHARS)
+    for marker in (*markers(form, REASONING.get(form)), "functools", "[", "to="):
+        unit = marker + held
+        to, text, most = parser(Recorded(form, "")), unit * (LONG_CHARS // len(unit)), 0
         num_bytes = 0
         for begin in range(0, len(text), SLICE_CHARS):
             given = text[begin : begin + SLICE_CHARS]
@@ -377,4 +519,4 @@ def test_little_is_held_back_of_a_mebibyte_of_anything(form: ToolFormat, held: s
             assert to.spans is not None
             num_bytes += len(given.encode())
             most = max(most, num_bytes - to.spans.num_bytes)
-        assert most <= 3 * (MAX_HEAD_CHARS + SLICE_CHARS), unit
+        assert most <= 3 * (HEAD_CHARS + SLICE_CHARS) < LONG_CHARS, unit

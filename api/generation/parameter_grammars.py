@@ -1,0 +1,189 @@
+"""Grammars of arguments that are written one by one: between tags, as in Python, or as Gemma does.
+
+The required ones come first. A text whose length is bounded has no `<`, with which a tag begins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from api.generation.grammar_writer import GrammarWriter, quoted, styled
+from api.generation.parameters import (
+    Parameter,
+    branches_of,
+    parameters,
+    refused,
+    resolved,
+    types_of,
+)
+from api.generation.tools import Tool
+from api.output_parsers.xml_calls import Markup
+
+_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+_MAX_LENGTH = 2**16
+_DEFINITIONS = ("$defs", "definitions")
+# Of a text, that cannot be enforced where it stands without quotes.
+_UNKEPT = ("pattern", "format", "allOf", "not", "if")
+
+
+def tagged(writer: GrammarWriter, tool: Tool, markup: Markup) -> str:
+    """Returns the arguments between tags, each behind the one before it.
+
+    Raises InvalidParameter for the schema of a strict tool.
+    """
+    found = parameters(tool)
+    frame = quoted("\n") if markup.is_framed else ""
+    between = f"{writer.marker(markup.key[1])} "
+    if markup.value[0]:
+        between += rf"/\n?/ {writer.marker(markup.value[0])} "
+    ending = r"/\n?/" if not markup.is_framed else quoted("\n")
+
+    def argument(key: str, value: str) -> str:
+        return f"{writer.marker(markup.key[0])} {key} {between}{frame} {value} {ending}"
+
+    texts = _Texts(writer, tool, markup.value[1], frame)
+    written = [
+        f"({argument(quoted(each.name), texts.of(each.schema))}){'' if each.is_required else '?'}"
+        for each in found.named
+    ]
+    if found.is_open:
+        written.append(f"({argument(_KEY, texts.any())})*")
+    return " ".join(written)
+
+
+def pythonic(writer: GrammarWriter, tool: Tool, index: int) -> str:
+    """Returns the arguments as in Python: `city="Oslo", days=2`. Raises InvalidParameter as
+    `tagged`. `index` is the tool's."""
+
+    def argument(parameter: Parameter) -> str:
+        if _is_boolean(parameter.schema):
+            value = '("True" | "False")'
+        else:
+            value = f"%json {json.dumps(_within(parameter.schema, tool))}"
+        return f"{quoted(parameter.name + '=')} {value}"
+
+    return _separated(writer, tool, index, ", ", argument)
+
+
+def gemma(writer: GrammarWriter, tool: Tool, index: int, quote: str) -> str:
+    """Returns the arguments in braces as Gemma writes them, texts between `quote`. Raises
+    InvalidParameter as `tagged`."""
+    texts = _Texts(writer, tool, quote, "")
+    texts.opening = writer.marker(quote)
+
+    def argument(parameter: Parameter) -> str:
+        return f"{quoted(parameter.name + ':')} ({texts.of(parameter.schema)})"
+
+    return f'"{{" {_separated(writer, tool, index, ",", argument)} "}}"'
+
+
+def _separated(
+    writer: GrammarWriter,
+    tool: Tool,
+    index: int,
+    separator: str,
+    argument: Callable[[Parameter], str],
+) -> str:
+    """Returns arguments with a separator between each two. Names that the schema leaves open are
+    left out."""
+    found = parameters(tool).named
+    required = [argument(each) for each in found if each.is_required]
+    optional = [argument(each) for each in found if not each.is_required]
+    between = quoted(separator)
+    if required:
+        rest = " ".join(f"({between} {each})?" for each in optional)
+        return f"{f' {between} '.join(required)} {rest}"
+    if not optional:
+        return ""
+    firsts, rest = [], ""
+    for number, each in reversed(list(enumerate(optional))):
+        firsts.append(f"{each} {rest}")
+        rest = writer.rule(f"rest_{index}_{number}", f"({between} {each})? {rest}")
+    return f"({' | '.join(reversed(firsts))})?"
+
+
+class _Texts:
+    """Writes values that stand between two tags, each with the closing one."""
+
+    def __init__(self, writer: GrammarWriter, tool: Tool, closing: str, frame: str) -> None:
+        self.opening = ""  # before a text alone, where the format has quotes for it
+        self._writer = writer
+        self._tool = tool
+        self._closing = closing
+        self._frame = frame
+
+    def any(self) -> str:
+        """Returns any text."""
+        return f"{self.opening} {self._writer.up_to(self._closing)}"
+
+    def of(self, schema: Mapping[str, Any], depth: int = 0) -> str:
+        """Returns the values of a schema."""
+        schema = resolved(schema, self._tool.parameters)
+        values = _values(schema)
+        if values is not None:
+            return f"({' | '.join(map(self._literal, values))})"
+        branches = branches_of(schema)
+        if branches and depth < 3:
+            return f"({' | '.join(self.of(branch, depth + 1) for branch in branches)})"
+        types = types_of(schema, self._tool.parameters)
+        if not types or (branches and "string" in types):
+            return self.any()
+        others = [kind for kind in types if kind != "string"]
+        written = []
+        if others:
+            inner = {name: value for name, value in schema.items() if name not in _OF_TEXTS}
+            inner = inner if len(others) == len(types) else {**inner, "type": others}
+            written.append(self._closed(f"%json {json.dumps(_within(inner, self._tool))}", False))
+        if len(others) < len(types):
+            written.append(self._text(schema))
+        return f"({' | '.join(written)})"
+
+    def _text(self, schema: Mapping[str, Any]) -> str:
+        for keyword in _UNKEPT:
+            if self._tool.strict and keyword in schema:
+                raise refused(self._tool, f"'{keyword}' of a text")
+        least, most = schema.get("minLength"), schema.get("maxLength")
+        if not isinstance(least, int) and not isinstance(most, int):
+            return self.any()
+        low = min(max(least if isinstance(least, int) else 0, 0), _MAX_LENGTH)
+        high = "" if not isinstance(most, int) else str(min(max(most, low), _MAX_LENGTH))
+        if not self._frame:
+            return self._closed(f"/[^<]{{{low},{high}}}/", True)
+        # The line break is a part of the expression, which would take it otherwise.
+        return f"/[^<]{{{low},{high}}}\\n/ {self._writer.marker(self._closing)}"
+
+    def _literal(self, value: object) -> str:
+        if isinstance(value, str):
+            return self._closed(quoted(value), True)
+        return self._closed(quoted(json.dumps(value, ensure_ascii=False)), False)
+
+    def _closed(self, value: str, is_text: bool) -> str:
+        if not self.opening:
+            return f"{value} {self._frame} {self._writer.marker(self._closing)}"
+        return f"{self.opening} {value} {self._writer.marker(self._closing)}" if is_text else value
+
+
+_OF_TEXTS = ("minLength", "maxLength", "pattern", "format")
+
+
+def _values(schema: Mapping[str, Any]) -> Sequence[object] | None:
+    values = schema.get("enum")
+    if isinstance(values, list) and values:
+        return values
+    return [schema["const"]] if "const" in schema else None
+
+
+def _within(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+    """Returns the schema of one parameter as a schema of its own. Raises InvalidParameter."""
+    inner = dict(schema)
+    text = json.dumps(schema)
+    if '"$ref"' in text:
+        root = tool.parameters
+        inner.update({name: root[name] for name in _DEFINITIONS if name in root})
+    return styled(inner, tool)
+
+
+def _is_boolean(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "boolean" and _values(schema) is None

@@ -1,0 +1,139 @@
+"""The parameters of a tool, one by one: for formats that write each argument by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from api.generation.tools import Tool, arguments_schema
+from api.output_parsers.typed_values import Types
+from shared.messages import InvalidParameter
+
+MAX_REFERENCES = 8  # from one schema to the next
+_KINDS = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+# What a schema of arguments may say beside its properties and still be kept to.
+_KNOWN = frozenset(
+    {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
+    | {"title", "description", "default", "examples", "example", "$id", "$comment"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a tool, and its JSON schema."""
+
+    name: str
+    schema: Mapping[str, Any]
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """All parameters of a tool. `is_open`: it takes others, of any name."""
+
+    named: Sequence[Parameter]
+    is_open: bool
+
+
+def parameters(tool: Tool) -> Parameters:
+    """Returns the parameters, the required ones first. Raises InvalidParameter where a strict tool
+    says more of its arguments than a format can be kept to that writes each by itself."""
+    schema = arguments_schema(tool.parameters)
+    additional = schema.get("additionalProperties", True)
+    if tool.strict:
+        others = [keyword for keyword in schema if keyword not in _KNOWN]
+        if isinstance(additional, Mapping) and additional:
+            others.append("additionalProperties")
+        if others:
+            raise refused(tool, f"'{others[0][:80]}'")
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = schema.get("required")
+    required = [str(name) for name in required] if isinstance(required, list) else []
+    names = dict.fromkeys([*(name for name in properties if name in required), *required])
+    named = [Parameter(name, _schema(properties.get(name)), True) for name in names]
+    named += [
+        Parameter(name, _schema(inner), False)
+        for name, inner in properties.items()
+        if name not in names
+    ]
+    return Parameters(named, additional is not False)
+
+
+def refused(tool: Tool, what: str) -> InvalidParameter:
+    """Returns the error of a strict tool whose schema cannot be kept to."""
+    return InvalidParameter(
+        tool.schema_param,
+        f"the schema uses {what}, which cannot be enforced in the format of this model's calls",
+    )
+
+
+def parameter_types(tool: Tool) -> dict[str, Types]:
+    """Returns the types of each parameter of a known one."""
+    root = tool.parameters
+    properties = root.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    found = {name: types_of(_schema(inner), root) for name, inner in properties.items()}
+    return {name: types for name, types in found.items() if types}
+
+
+def types_of(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Types:
+    """Returns JSON schema's names of the types that a value may have; () for any."""
+    schema = resolved(schema, root)
+    kinds = schema.get("type")
+    found: set[str] = set()
+    if isinstance(kinds, str | list):
+        found = set([kinds] if isinstance(kinds, str) else map(str, kinds)) & _KINDS
+    elif "const" in schema or isinstance(schema.get("enum"), list):
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        found = {_type_of(value) for value in values}
+    else:
+        branches = branches_of(schema)
+        if not branches or depth == MAX_REFERENCES:
+            return ()
+        for branch in branches:
+            types = types_of(branch, root, depth + 1)
+            if not types:
+                return ()
+            found.update(types)
+    if found and schema.get("nullable") is True:
+        found.add("null")
+    return tuple(sorted(found))
+
+
+def branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the alternatives of a schema."""
+    for keyword in ("anyOf", "oneOf"):
+        branches = schema.get(keyword)
+        if isinstance(branches, list) and branches:
+            return [_schema(branch) for branch in branches]
+    return []
+
+
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what a `$ref` refers to; {} for one that leads nowhere."""
+    for _ in range(MAX_REFERENCES):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        found: Any = root
+        for part in reference.removeprefix("#").strip("/").split("/"):
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, Mapping) and name else None
+        schema = _schema(found)
+    return {}
+
+
+def _schema(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _type_of(value: object) -> str:
+    if value is None:
+        return "null"
+    for kind, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string")):
+        if isinstance(value, kind):
+            return name
+    return "array" if isinstance(value, list) else "object"

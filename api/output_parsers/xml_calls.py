@@ -1,0 +1,227 @@
+"""Formats of calls that write each argument between two tags: GLM's, Qwen3-Coder's, MiniMax's.
+
+The values are bare text. They become JSON by the types that the tool's schema gives them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from api.output_parsers.events import (
+    OutputEvent,
+    Reading,
+    Source,
+    Span,
+    Text,
+    ToolArguments,
+    num_held,
+    space_dropped,
+    text_before,
+)
+from api.output_parsers.reading import (
+    NotACall,
+    literal_at,
+    optional_at,
+    space_at,
+    take_if_next,
+    until_at,
+    word_at,
+)
+from api.output_parsers.tool_calls import CallableTools
+from api.output_parsers.typed_values import TEXT_ONLY, Types, json_of
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """The tags of a format. `name`, `key` and `value` are what stands before and behind one.
+
+    `section_close` ends a section of several calls, "" where each call has the opening.
+    `is_framed`: a value is on lines of its own.
+    """
+
+    opening: str
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    call_close: str
+    section_close: str = ""
+    is_framed: bool = False
+
+
+GLM = Markup(
+    opening="<tool_call>",
+    name=("", ""),
+    key=("<arg_key>", "</arg_key>"),
+    value=("<arg_value>", "</arg_value>"),
+    call_close="</tool_call>",
+)
+QWEN3_CODER = Markup(
+    opening="<tool_call>",
+    name=("<function=", ">"),
+    key=("<parameter=", ">"),
+    value=("", "</parameter>"),
+    call_close="</function>",
+    section_close="</tool_call>",
+    is_framed=True,
+)
+MINIMAX_M2 = Markup(
+    opening="<minimax:tool_call>",
+    name=('<invoke name="', '">'),
+    key=('<parameter name="', '">'),
+    value=("", "</parameter>"),
+    call_close="</invoke>",
+    section_close="</minimax:tool_call>",
+)
+
+
+def glm45_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and calls in GLM's tags."""
+    yield from _calls(source, tools, GLM)
+
+
+def qwen3_coder_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and calls in Qwen3-Coder's tags."""
+    yield from _calls(source, tools, QWEN3_CODER)
+
+
+def minimax_m2_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and calls in MiniMax's tags."""
+    yield from _calls(source, tools, MINIMAX_M2)
+
+
+def _calls(source: Source, tools: CallableTools, markup: Markup) -> Reading:
+    while True:
+        yield from text_before(source, markup.opening, Text, Span.TEXT)
+        if not source.text:
+            return
+        lead = source.text.index(markup.opening) + len(markup.opening)
+        try:
+            yield from _call(source, lead, tools, markup)
+        except NotACall:
+            yield Text(source.take(lead, Span.TEXT))
+            continue
+        while markup.section_close and not (
+            yield from take_if_next(source, markup.section_close, Span.CALL)
+        ):
+            try:
+                yield from _call(source, 0, tools, markup)
+            except NotACall:
+                break
+        yield from space_dropped(source)
+
+
+def _call(
+    source: Source, start: int, tools: CallableTools, markup: Markup
+) -> Generator[OutputEvent | None, None, None]:
+    """Parses a call. Raises NotACall and takes nothing where no argument and no end follows its
+    name. Where one of these should be and something else is, the call ends."""
+    index = yield from space_at(source, start)
+    if markup.name[0]:
+        index = yield from literal_at(source, index, markup.name[0])
+    name, index = yield from word_at(source, index)
+    if name not in tools.names:
+        raise NotACall
+    if markup.name[1]:
+        index = yield from literal_at(source, index, markup.name[1])
+    index = yield from space_at(source, index)
+    if (yield from optional_at(source, index, markup.call_close)) == index:
+        yield from literal_at(source, index, markup.key[0])
+    source.take(index, Span.CALL)
+    call = tools.begin(name)
+    yield call
+    yield ToolArguments(call.index, "{")
+    separator = ""
+    while not (yield from take_if_next(source, markup.call_close, Span.CALL)):
+        try:
+            key, index = yield from _key(source, markup)
+        except NotACall:
+            if source.has_ended:  # within a tag
+                source.take(len(source.text), Span.CALL)
+            else:
+                yield ToolArguments(call.index, "}")
+            return
+        source.take(index, Span.CALL)
+        yield ToolArguments(call.index, f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        separator = ", "
+        types = tools.types_of(name, key)
+        if types == TEXT_ONLY:
+            yield from _text(source, call.index, markup)
+        else:
+            yield from _value(source, call.index, markup, types)
+    yield ToolArguments(call.index, "}")
+
+
+def _key(source: Source, markup: Markup) -> Generator[None, None, tuple[str, int]]:
+    """Returns the name of the argument at the front, and the index where its value begins."""
+    index = yield from space_at(source, 0)
+    index = yield from literal_at(source, index, markup.key[0])
+    key, index = yield from until_at(source, index, markup.key[1])
+    if markup.value[0]:
+        index = yield from space_at(source, index)
+        index = yield from literal_at(source, index, markup.value[0])
+    return key.strip(), index
+
+
+def _text(
+    source: Source, call_index: int, markup: Markup
+) -> Generator[OutputEvent | None, None, None]:
+    """Passes a text on while it arrives."""
+    yield ToolArguments(call_index, '"')
+    closing = markup.value[1]
+    if markup.is_framed:
+        yield from _line_break(source)
+    while True:
+        at = source.text.find(closing)
+        end = at if at >= 0 else len(source.text)
+        if at < 0:
+            end -= num_held(source.text, closing)
+        is_whole = at >= 0 or not source.has_ended
+        frame = int(markup.is_framed and is_whole and source.text[:end].endswith("\n"))
+        text = source.take(end - frame, Span.CALL)
+        yield ToolArguments(call_index, json.dumps(text, ensure_ascii=False)[1:-1])
+        if at >= 0:
+            source.take(frame + len(closing), Span.CALL)
+            yield ToolArguments(call_index, '"')
+            return
+        if source.has_ended:
+            source.take(len(source.text), Span.CALL)
+            return
+        yield None
+
+
+def _line_break(source: Source) -> Generator[None, None, None]:
+    while not source.text and not source.has_ended:
+        yield None
+    if source.text.startswith("\n"):
+        source.take(1, Span.CALL)
+
+
+def _value(
+    source: Source, call_index: int, markup: Markup, types: Types
+) -> Generator[OutputEvent | None, None, None]:
+    """Passes a value on when it is whole: what it is depends on all of it."""
+    closing, searched = markup.value[1], 0
+    while True:
+        at = source.text.find(closing, max(0, searched - len(closing)))
+        if at >= 0:
+            text = source.take(at, Span.CALL)
+            source.take(len(closing), Span.CALL)
+            if markup.is_framed:
+                text = text.removeprefix("\n").removesuffix("\n")
+            yield ToolArguments(call_index, json_of(text, types))
+            return
+        searched = len(source.text)
+        if source.has_ended:
+            yield ToolArguments(call_index, _begun(source.take(searched, Span.CALL), types))
+            return
+        yield None
+
+
+def _begun(text: str, types: Types) -> str:
+    """Returns what there is of a value that breaks off, as the beginning of its JSON."""
+    converted = json_of(text, types)
+    if not converted.startswith('"'):
+        return converted
+    return text.strip() if types and "string" not in types else converted[:-1]
