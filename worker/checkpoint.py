@@ -18,6 +18,7 @@ from shared.text.text_model import load_card_tokenizer
 from worker.engine_process.messages import EngineReady
 from worker.model.context_length import ContextLength
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
+from worker.tokenizer_conversion import NotConverted, has_older_form, with_tokenizer_json
 
 
 class JobRefused(Exception):
@@ -171,26 +172,34 @@ def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:
     """
     name = served_name(model, served_model_name)
     if not model:
-        _require_files(DEMO_CHECKPOINT, "the demo model")
-        return Checkpoint(DEMO_CHECKPOINT, name)
+        return Checkpoint(_with_files(DEMO_CHECKPOINT, "the demo model"), name)
     path = Path(model).expanduser()
     if path.exists() or model.startswith(("/", ".", "~")):
-        _require_files(path, f"MODEL={model!r}")
-        return Checkpoint(path, name)
+        return Checkpoint(_with_files(path, f"MODEL={model!r}"), name)
     if not _HUB_ID.fullmatch(model):
         raise CheckpointNotFound(f"MODEL={model!r} is neither a directory nor a hub id.")
     return Checkpoint(_from_hub(model), name)
 
 
-def _require_files(path: Path, what: str) -> None:
+def _with_files(path: Path, what: str) -> Path:
+    """Returns a directory that has all files to serve: `path`, or links to it beside a converted
+    tokenizer. Raises CheckpointNotFound."""
     if not path.is_dir():
         raise CheckpointNotFound(f"{what}: there is no directory {str(path)!r}.")
     if not (path / "config.json").is_file():
         raise CheckpointNotFound(f"{what}: {str(path)!r} has no config.json.")
-    if not (path / "tokenizer.json").is_file():  # before the weights are loaded
+    if (path / "tokenizer.json").is_file():  # before the weights are loaded
+        return path
+    if not has_older_form(path):
+        raise CheckpointNotFound(f"{what}: {str(path)!r} has no tokenizer.json.")
+    try:
+        return with_tokenizer_json(path)
+    except NotConverted as error:
         raise CheckpointNotFound(
-            f"{what}: {str(path)!r} has no tokenizer.json; slow tokenizers are not supported."
-        )
+            f"{what}: {str(path)!r} has no tokenizer.json, and its tokenizer cannot be converted "
+            f"into one: {error}. Packages that it needs, such as sentencepiece, protobuf, tiktoken "
+            "or mistral-common, can be installed beside transformers."
+        ) from None
 
 
 def _from_hub(model: str) -> Path:
@@ -225,5 +234,4 @@ def _from_hub(model: str) -> Path:
         raise CheckpointNotFound(
             f"MODEL={model!r} could not be downloaded ({type(error).__name__}: {error})."
         ) from None
-    _require_files(path, f"MODEL={model!r}")
-    return path
+    return _with_files(path, f"MODEL={model!r}")

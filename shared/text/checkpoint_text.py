@@ -127,7 +127,7 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
         raise TextInvalid(f"{path} is not a checkpoint directory")
     tokenizer_json = read_bytes(path / "tokenizer.json", MAX_TOKENIZER_BYTES)
     if tokenizer_json is None:
-        raise TextInvalid(_no_tokenizer(path))
+        raise TextInvalid(f"{path} has no tokenizer.json")
     config = read_json(path / "config.json")
     generation = read_json(path / "generation_config.json")
     tokenizer_config = read_json(path / "tokenizer_config.json")
@@ -161,19 +161,6 @@ def _check_encodable(path: Path, what: str, content: object) -> None:
     except UnicodeEncodeError as error:
         code = ord(error.object[error.start])
         raise TextInvalid(f"{path}: lone surrogate U+{code:04X} in the {what}") from error
-
-
-def _no_tokenizer(path: Path) -> str:
-    slow = [
-        name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (path / name).exists()
-    ]
-    if slow:
-        return (
-            f"{path} has {slow[0]} but no tokenizer.json: slow tokenizers are not supported. "
-            "Loading it once with transformers' AutoTokenizer and saving it with save_pretrained "
-            "writes the tokenizer.json"
-        )
-    return f"{path} has no tokenizer.json"
 
 
 def _content(token: object) -> str | None:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from worker.cache import cache_directory
 from worker.model.errors import TierUnavailable
 from worker.model.layers.ops import Activation
 
@@ -243,6 +244,8 @@ def build(flags: tuple[str, ...]) -> Path:
     parts = (*sources, version, *_FLAGS, *flags)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     directory = cache_directory()
+    if directory is None:
+        raise TierUnavailable("there is no cache directory to build in; set XDG_CACHE_HOME")
     library = directory / f"kernels-{digest}.so"
     if library.exists():
         return library
@@ -256,29 +259,6 @@ def build(flags: tuple[str, ...]) -> Path:
         partial.unlink(missing_ok=True)
     logger.info("built the CPU kernels: library=%s flags=%s", library, " ".join(flags))
     return library
-
-
-def cache_directory() -> Path:
-    """Returns $XDG_CACHE_HOME/penstock or ~/.cache/penstock, else one of the user's own in the
-    temporary directory.
-
-    Others must not be able to put a library there. Raises TierUnavailable.
-    """
-    wanted = os.environ.get("XDG_CACHE_HOME")
-    base = Path(wanted) if wanted else Path.home() / ".cache"
-    for directory in (
-        base / "penstock",
-        Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}",
-    ):
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        status = directory.stat()
-        is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
-        if is_ours and os.access(directory, os.W_OK | os.X_OK):
-            return directory
-    raise TierUnavailable("there is no cache directory to build in; set XDG_CACHE_HOME")
 
 
 def _run(command: list[str]) -> str:

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import torch
 
+from worker.cache import cache_directory
 from worker.engine_options import CpuTier, Quantization, WeightCopies
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.cpu import native_ops
 from worker.model.cpu.choices import ProductChoices, choices_path
-from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, build_for, cache_directory
+from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, build_for
 from worker.model.cpu.measuring import ProductMeter, is_quicker
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeAttention, NativeStack
@@ -155,9 +156,10 @@ def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> Prod
         "quantization": request.quantization,
         "with_onednn": str(with_onednn),
     }
+    directory = cache_directory()
     return ProductChoices(
         ProductMeter(kernels, is_int8=is_int8, with_onednn=with_onednn),
-        choices_path(cache_directory(), machine),
+        None if directory is None else choices_path(directory, machine),
         copies=request.weight_copies,
         free_bytes=int(available_host_bytes() * request.memory_share * _COPIES_SHARE),
     )

@@ -212,8 +212,6 @@ def adding(tokens: dict[str, Any]) -> dict[str, Any]:
     ("files", "sentence"),
     [
         ({"tokenizer__json": None}, r"has no tokenizer\.json"),
-        ({"tokenizer__json": None, "tokenizer__model": b"x"}, "slow tokenizers are not supported"),
-        ({"tokenizer__json": None, "vocab__json": b"{}"}, "slow tokenizers are not supported"),
         ({"tokenizer__json": b"{}"}, r"tokenizer\.json cannot be used"),
         ({"tokenizer_config__json": b"{"}, r"tokenizer_config\.json is not JSON"),
         ({"tokenizer_config__json": b"[" * 100_000}, r"tokenizer_config\.json is not JSON"),

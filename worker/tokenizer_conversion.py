@@ -1,0 +1,141 @@
+"""A tokenizer.json for checkpoints that have their tokenizer in an older form.
+
+    python -m worker.tokenizer_conversion CHECKPOINT TOKENIZER_JSON
+
+converts one by transformers, in a process of its own: it takes seconds to import, and reads files
+of the checkpoint's author. Their code is never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import logging
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from worker.cache import cache_directory
+
+# Where transformers finds a tokenizer that is not in tokenizer.json.
+OLDER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model", "vocab.txt")
+TIMEOUT_S = 300.0
+MAX_MEMORY_BYTES = 16 << 30  # of address space
+_DESCRIBING = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "config.json")
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME", "VIRTUAL_ENV")  # no secrets in it
+_MAX_REASON_CHARS = 300
+
+log = logging.getLogger(__name__)
+
+
+class NotConverted(Exception):
+    """The tokenizer cannot be brought into a tokenizer.json; the message says why."""
+
+
+def has_older_form(checkpoint: Path) -> bool:
+    """Returns whether a checkpoint has a tokenizer that `with_tokenizer_json` may convert."""
+    return any((checkpoint / name).is_file() for name in OLDER_FORMS)
+
+
+def with_tokenizer_json(checkpoint: Path) -> Path:
+    """Returns a directory with the checkpoint's files, as links, and a tokenizer.json.
+
+    It lies in the cache and is made once for each state of the tokenizer's files. Raises
+    NotConverted.
+    """
+    cache = cache_directory()
+    if cache is None:
+        raise NotConverted("there is no cache directory for it; set XDG_CACHE_HOME")
+    directory = cache / f"checkpoint-{_digest(checkpoint)}"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        _link(checkpoint, directory)
+        if not (directory / "tokenizer.json").exists():
+            log.info("converting the tokenizer of %s", checkpoint)
+            _convert(checkpoint, directory / "tokenizer.json")
+    except OSError as error:
+        raise NotConverted(f"{directory} cannot be written: {error}") from error
+    return directory
+
+
+def _digest(checkpoint: Path) -> str:
+    """Returns a name for the checkpoint's place, the state of its tokenizer and transformers'."""
+    parts = [str(checkpoint.resolve())]
+    for name in (*OLDER_FORMS, *_DESCRIBING):
+        file = checkpoint / name
+        if file.is_file():
+            status = file.stat()
+            parts.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+    try:
+        parts.append(importlib.metadata.version("transformers"))
+    except importlib.metadata.PackageNotFoundError:
+        raise NotConverted("that needs the package transformers, which is not installed") from None
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def _link(checkpoint: Path, directory: Path) -> None:
+    """Links what is in the checkpoint now, and no longer what was."""
+    there = {path.name: path.resolve() for path in checkpoint.iterdir()}
+    for path in directory.iterdir():
+        if path.is_symlink() and there.get(path.name) != path.resolve():
+            path.unlink()
+    for name, path in there.items():
+        if not (directory / name).is_symlink():
+            (directory / name).symlink_to(path)
+
+
+def _convert(checkpoint: Path, target: Path) -> None:
+    handle, name = tempfile.mkstemp(prefix=".converting-", dir=target.parent)
+    os.close(handle)
+    partial = Path(name)
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "worker.tokenizer_conversion", str(checkpoint), str(partial)],
+            env={
+                **kept,
+                "HF_HUB_OFFLINE": "1",
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise NotConverted(lines[-1][:_MAX_REASON_CHARS])
+        partial.replace(target)
+    except subprocess.TimeoutExpired:
+        raise NotConverted(f"that took more than {TIMEOUT_S:.0f} s") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def main() -> int:
+    """Converts one tokenizer. Returns the exit status; on an error its reason is the last line."""
+    checkpoint, target = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(
+            checkpoint, trust_remote_code=False, local_files_only=True
+        )
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise TypeError(f"{type(tokenizer).__name__} has no fast form")
+        Path(target).write_text(backend.to_str(), encoding="utf-8")
+    except Exception as error:  # of many kinds: each tokenizer class reads its own files
+        reason = " ".join(str(error).split())
+        sys.stderr.write(f"\n{type(error).__name__}: {reason}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
