@@ -10,6 +10,7 @@ import io
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -37,9 +38,9 @@ def log_records(level: int) -> None:
     """Sends vLLM's records to this process's log: warnings where that has `level` INFO, as INFO is
     one line for each of vLLM's decisions."""
     least = logging.INFO if level <= logging.DEBUG else max(level, logging.WARNING)
-    logger = logging.getLogger("vllm")
-    logger.setLevel(least)
-    logger.propagate = True
+    logging.getLogger("vllm").setLevel(least)
+    # To vLLM's own developers, of what it imports.
+    warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 @contextlib.contextmanager

@@ -137,6 +137,22 @@ async def test_a_paused_frontend_is_distinguished_from_a_dead_one(steps: Steps) 
     await steps.transport.bus.unsubscribe(subscription)
 
 
+async def test_a_model_has_the_engines_of_its_live_workers(steps: Steps) -> None:
+    await steps.queue.setup([MODEL])
+    await steps.queue.announce(MODEL, b"{}", {})
+    for name, stats in {
+        "old": {},
+        "own": {"engine": "penstock", "exact_resume": 1},
+        "speculating": {"engine": "vllm", "exact_resume": 0},
+    }.items():
+        await steps.heartbeat(name, stats=stats)
+    found = (await steps.registry.models())[MODEL]
+    assert (found.engines, found.exact_resume) == (("penstock", "vllm"), False)
+    await steps.queue.retire("speculating")
+    found = (await steps.registry.models())[MODEL]
+    assert (found.engines, found.exact_resume) == (("penstock",), True)
+
+
 async def test_a_worker_is_seen_with_its_card_until_it_retires(steps: Steps) -> None:
     await steps.worker("w1")
     await steps.queue.announce(MODEL, b"{}", {"digest": b"blob"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ class Store:
     def __init__(self) -> None:
         self.cards: dict[str, bytes] = {}
         self.unserved_s: dict[str, float] = {}
+        self.engines: tuple[str, ...] = ()
+        self.exact_resume = True
         self.kept: list[str] = []
         self.blobs: dict[str, bytes] = {}
         self.is_away = False
@@ -34,7 +37,9 @@ class Store:
         if self.is_away:
             raise TransportError("away")
         return {
-            name: AnnouncedModel(card, self.unserved_s.get(name, 0.0))
+            name: AnnouncedModel(
+                card, self.unserved_s.get(name, 0.0), self.engines, self.exact_resume
+            )
             for name, card in self.cards.items()
         }
 
@@ -98,6 +103,27 @@ async def test_each_way_of_not_being_served_has_its_own_answer(
     store.unserved_s["m"] = 1.0
     await catalog.refresh()
     assert await refused(catalog, "m") == (503, "service_unavailable")  # its workers are gone
+
+
+async def test_a_model_promises_what_all_its_workers_keep(checkpoint: Path, pool: TextPool) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
+    store.serve(checkpoint, "m")
+    store.engines = ("vllm",)
+
+    async def seen() -> tuple[str, bool]:
+        await catalog.refresh()
+        card = (await catalog.require("m")).card
+        return card.engine, card.exact_resume
+
+    card = ModelCard.from_json(store.cards["m"])
+    store.cards["m"] = replace(card, engine="vllm", engine_version="0.32.0").to_json()
+    assert await seen() == ("vllm", True)
+    store.exact_resume = False  # another worker's: the card is the last one's that announced
+    assert await seen() == ("vllm", False)
+    store.engines = ("penstock", "vllm")
+    assert await seen() == ("mixed", False)
+    assert (await catalog.require("m")).card.engine_version == ""
 
 
 async def test_a_model_that_was_served_lately_can_be_named_and_one_that_is_kept_for_ever(
