@@ -210,7 +210,9 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
             return NativeSource(directory)
         except UnsupportedModel as error:
             if implementation == "native":
-                raise
+                raise UnsupportedModel(
+                    f"{error}; MODEL_IMPL=auto leaves it to transformers, ENGINE=vllm may serve it"
+                ) from error
             not_native = error
     try:
         # Here and not above: it takes seconds, and native families do not need it.
@@ -322,7 +324,8 @@ def _num_blocks(options: EngineOptions, built: BuiltStack, block_size: int, long
     if options.max_model_len is not None and num_blocks < per_sequence:
         raise KVCacheTooSmall(
             f"the KV cache has {num_blocks * block_size} token places, "
-            f"max_model_len is {options.max_model_len}"
+            f"max_model_len is {options.max_model_len}; "
+            "KV_CACHE_MEMORY_GB or NUM_KV_BLOCKS gives it more"
         )
     return num_blocks
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from worker.model.attention.base import LayerScores, Reach
-from worker.model.context_length import ContextLength
+from worker.model.context_length import ContextLength, text_config
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.kv_cache import KVLayer
 from worker.model.layer_kinds import LayerKind, Windows, layer_kinds
@@ -46,6 +46,7 @@ class Family:
     is_gemma: bool = False
     local_theta: float | None = None  # of layers with windows, which have a rotation of their own
     theta: float = 10_000.0
+    defaults: Mapping[str, int] = field(default_factory=dict)  # of further members
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -98,7 +99,13 @@ FAMILIES: Mapping[str, Family] = {
         is_gemma=True,
         local_theta=10_000.0,
         theta=1_000_000.0,
+        defaults={"num_attention_heads": 8, "vocab_size": 262_208},
     ),
+}
+# Models with images whose language model is of a family, in a `text_config`: text is served.
+_MULTIMODAL: Mapping[str, str] = {
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
 }
 
 _ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
@@ -142,6 +149,7 @@ class ModelConfig:
     dtype: str  # the checkpoint's: one of DTYPES
     eos_token_ids: frozenset[int]
     context_length: int  # tokens of a sequence; with YaRN or linear scaling more than the positions
+    is_language_part: bool = False  # of a model that has more, which is not loaded
 
     @property
     def kv_layers(self) -> tuple[KVLayer, ...]:
@@ -175,7 +183,9 @@ class ModelConfig:
         cls, raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None
     ) -> ModelConfig:
         """Returns the config from the files' parsed contents. Raises UnsupportedModel."""
+        raw, is_part = _language_model(raw)
         family = _check_family(raw)
+        raw = {**family.defaults, **raw}
         num_layers = _whole(raw, "num_hidden_layers")
         num_heads = _whole(raw, "num_attention_heads")
         hidden_size = _whole(raw, "hidden_size")
@@ -220,6 +230,7 @@ class ModelConfig:
             dtype=_dtype(raw),
             eos_token_ids=_eos_token_ids(raw, generation or {}, family),
             context_length=context.default,
+            is_language_part=is_part,
         )
 
 
@@ -233,6 +244,22 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
     return value
+
+
+def _language_model(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Returns the members of a multimodal model's language model, and True; else `raw`."""
+    model_type, inner = raw.get("model_type"), raw.get("text_config")
+    if not isinstance(model_type, str) or model_type not in _MULTIMODAL:
+        return raw, False
+    if not isinstance(inner, Mapping):
+        raise UnsupportedModel(f"text_config of model_type {model_type!r} must be an object")
+    if (architectures := raw.get("architectures")) and _MULTIMODAL[model_type] not in architectures:
+        raise UnsupportedModel(
+            f"architectures {architectures!r} is not supported for model_type {model_type!r}"
+        )
+    # Whether the output matrix is the embedding is said of the whole model.
+    tie = {"tie_word_embeddings": raw.get("tie_word_embeddings")}
+    return {**text_config(raw), **tie, "architectures": None}, True
 
 
 def _check_family(raw: Mapping[str, Any]) -> Family:
@@ -345,7 +372,8 @@ def _fraction(raw: Mapping[str, Any], member: str, default: float) -> float:
 
 
 def _flag(raw: Mapping[str, Any], member: str, default: bool = False) -> bool:
-    value = raw.get(member, default)
-    if value is not None and not isinstance(value, bool):
+    value = raw.get(member)
+    value = default if value is None else value
+    if not isinstance(value, bool):
         raise UnsupportedModel(f"{member} must be true or false, got {value!r}")
-    return bool(value)
+    return value

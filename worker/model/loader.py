@@ -22,6 +22,15 @@ _TYPES = frozenset({"F32", "BF16", "F16"})
 # Old exports carry this table; it follows from the configuration.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
+# Of models with images: as transformers 5 and 4 write them.
+_LANGUAGE_PARTS = {"model.language_model.": "model.", "language_model.": ""}
+_OTHER_PARTS = (
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+    "vision_tower.",
+    "multi_modal_projector.",
+)
+
 
 def load_weights(
     model: CausalLM, directory: Path, on_progress: Callable[[float], None] | None = None
@@ -37,12 +46,15 @@ def load_weights(
     num_places = len(places)
     tied = model.config.tie_word_embeddings
     for path in _files(directory):
-        for name, stored in _read(path, model.placement.device):
-            if _DERIVED.search(name) or (tied and name == "lm_head.weight"):
+        for stored_name, stored in _read(path, model.placement.device):
+            name = stored_name
+            if model.config.is_language_part:
+                name = _name_in_language_part(stored_name)
+            if not name or _DERIVED.search(name) or (tied and name == "lm_head.weight"):
                 continue
             place = places.pop(name, None)
             if place is None:
-                raise CheckpointError(f"{path.name}: unexpected or repeated tensor {name!r}")
+                raise CheckpointError(f"{path.name}: unexpected or repeated tensor {stored_name!r}")
             if stored.shape != place.whole_shape:
                 raise CheckpointError(
                     f"{path.name}: tensor {name!r} has shape {list(stored.shape)}, "
@@ -51,7 +63,7 @@ def load_weights(
             if stored.type_name not in _TYPES:
                 raise UnsupportedModel(
                     f"{path.name}: tensor {name!r} is stored as {stored.type_name}, "
-                    f"which is not supported"
+                    "which is not supported; ENGINE=vllm may serve it"
                 )
             if place.data is not None:
                 place.data.copy_(stored.part(place.rows, place.columns))
@@ -63,6 +75,14 @@ def load_weights(
             f"{directory}: tensor {missing[0]!r} is missing"
             + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
         )
+
+
+def _name_in_language_part(name: str) -> str:
+    """Returns a tensor's name without the language model's prefix; "" for one of other parts."""
+    for prefix, replacement in _LANGUAGE_PARTS.items():
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    return "" if name.startswith(_OTHER_PARTS) else name
 
 
 def fill_with_noise(model: CausalLM, seed: int = 0) -> None:

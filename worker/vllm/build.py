@@ -105,7 +105,8 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
     capacity = min(capacity, num_blocks * cache.block_size)
     if options.max_model_len is not None and capacity < options.max_model_len:
         raise KVCacheTooSmall(
-            f"the KV cache has {capacity} token places, max_model_len is {options.max_model_len}"
+            f"the KV cache has {capacity} token places, max_model_len is {options.max_model_len}; "
+            "KV_CACHE_MEMORY_GB or NUM_KV_BLOCKS gives it more"
         )
     return EngineConfig(
         num_blocks=num_blocks,

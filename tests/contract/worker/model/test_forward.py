@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Gemma3Config,
+    Mistral3Config,
+)
 
 from shared.messages import SamplingParams
 from tests.support.checkpoints import FAMILIES, make_checkpoint
@@ -99,6 +108,45 @@ def test_a_checkpoint_saved_by_transformers_loads(family: str, tmp_path: Path) -
         expected = theirs(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
     (result,) = generate(new_engine(built), [PROMPT], replace(GREEDY, max_tokens=1, logprobs=3))
     assert result.logprobs[0].logprob == pytest.approx(expected.max().item(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "whole", "members"),
+    [
+        ("gemma3_text", Gemma3Config, {"mm_tokens_per_image": 4}),
+        ("mistral", Mistral3Config, {"spatial_merge_size": 2}),
+    ],
+)
+@pytest.mark.parametrize("as_version_4", [False, True])
+def test_the_language_part_of_a_model_with_images_loads(
+    family: str, whole: Any, members: dict[str, Any], as_version_4: bool, tmp_path: Path
+) -> None:
+    text = AutoConfig.from_pretrained(make_checkpoint(tmp_path / "source", family))
+    vision = {
+        "model_type": "siglip_vision_model" if family == "gemma3_text" else "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+    }
+    config = whole(text_config=text.to_dict(), vision_config=vision, **members)
+    torch.manual_seed(0)
+    theirs = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    theirs.save_pretrained(tmp_path / "saved")
+    if as_version_4:
+        file = tmp_path / "saved" / "model.safetensors"
+        tensors = {
+            re.sub(r"^model\.language_model\.", "language_model.model.", name): tensor
+            for name, tensor in load_file(file).items()
+        }
+        save_file(tensors, file, {"format": "pt"})
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(
+        all_logits(tmp_path / "saved", torch.float32, PROMPT), expected, rtol=1e-4, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

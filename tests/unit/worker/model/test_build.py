@@ -166,3 +166,14 @@ def test_a_block_is_contiguous_over_all_layers(options: EngineOptions) -> None:
     assert pool.storage[3].is_contiguous()
     assert pool.storage[3].sum() == 3 * 4 * config.num_kv_heads * config.head_dim
     assert pool.storage.sum() == pool.storage[3].sum()
+
+
+@pytest.mark.parametrize(
+    "member", [{"quantization_config": {"quant_method": "fp8"}}, {"model_type": "gemma2"}]
+)
+def test_what_no_native_family_computes_is_refused_with_what_would(
+    member: dict[str, Any], tmp_path: Path
+) -> None:
+    path = make_checkpoint(tmp_path, **member)
+    with pytest.raises(ModelError, match=f"{next(iter(member))}.*MODEL_IMPL=auto.*ENGINE=vllm"):
+        build_model(EngineOptions(checkpoint=str(path), model_impl="native", device="cpu"))
