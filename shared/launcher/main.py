@@ -22,7 +22,13 @@ from shared.launcher.processes import (
 from shared.launcher.ready_line import ReadyLine
 from shared.launcher.redis_server import PrivateServer, ServerError, find_server_binary
 from shared.launcher.settings import LauncherSettings
-from shared.launcher.vllm_environment import NotMade, build_for, make_environment, python_of
+from shared.launcher.vllm_environment import (
+    NotMade,
+    build_for,
+    has_nvidia_driver,
+    make_environment,
+    python_of,
+)
 from shared.launcher.worker_specs import WorkerSpec, worker_specs
 from shared.process import STOP_SIGNALS, EarlySignals
 from shared.redis.url import UnsupportedUrl
@@ -83,7 +89,10 @@ def _with_interpreter(spec: WorkerSpec, early_signals: EarlySignals) -> WorkerSp
     """Returns it with the interpreter of its engine; makes vLLM's environment. Raises NotMade."""
     if spec.engine != "vllm" or spec.variable("ENGINE_PYTHON"):
         return spec
-    build = build_for(spec.variable("DEVICE"))
+    device = spec.variable("DEVICE")
+    if device == "cuda" and not has_nvidia_driver():
+        raise NotMade(f"{spec.label}: DEVICE=cuda, and this machine has no NVIDIA driver.")
+    build = build_for(device)
     make_environment(build, say, lambda: bool(early_signals.received))
     return spec.with_defaults({"ENGINE_PYTHON": str(python_of())})
 

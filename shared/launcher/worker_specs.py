@@ -33,6 +33,8 @@ MAX_WORKERS = 64
 _OF_ALL = frozenset(SharedSettings.model_fields) | {"lease_ms"}
 # Settings that a file of models takes the place of.
 _ONE_MODEL = ("MODEL", "SERVED_MODEL_NAME", "WORKERS")
+# Of the launcher's environment these reach the workers with vLLM alone: others refuse them.
+_OF_VLLM = ("engine_python", "vllm_args")
 _SIZES_KV_CACHE = ("KV_CACHE_MEMORY_GB", "NUM_KV_BLOCKS", "MEMORY_SHARE")
 
 
@@ -173,11 +175,19 @@ def _variables(where: str, table: Mapping[str, Any]) -> dict[str, str]:
             meant = f"; did you mean {close[0]!r}?" if close else "."
             raise SettingsError(f"{where}: the worker has no setting {key!r}{meant}")
         values[key] = _text(where, key, value)
+    if (values.get("engine") or os.environ.get("ENGINE")) != "vllm":
+        values |= {name: "" for name in _OF_VLLM if name not in values}
     try:
         load_settings(WorkerSettings, redis_url="unix:///unused", **values)
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}") from None
-    return {**further, **{key.upper(): value for key, value in values.items()}}
+    own = {key.upper(): value for key, value in values.items()}
+    return {**further, **{name: value for name, value in own.items() if _is_needed(name, value)}}
+
+
+def _is_needed(name: str, value: str) -> bool:
+    """Returns whether a worker must get the variable: an empty one takes the launcher's away."""
+    return bool(value) or bool(os.environ.get(name))
 
 
 def _text(where: str, key: str, value: object) -> str:

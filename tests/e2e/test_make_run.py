@@ -18,6 +18,7 @@ import pytest
 from openai import OpenAI
 
 from shared.launcher.redis_server import PrivateServer
+from shared.launcher.vllm_environment import has_nvidia_driver
 from tests.support.launched import REPOSITORY, Launched, is_alive
 from tests.support.service_client import ServiceClient, echo, token_ids_of
 from tests.support.throttle import FAULTS, Throttle
@@ -201,7 +202,8 @@ def test_a_second_launcher_on_the_same_data_directory_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("PORT", "notaport"), ("WORKERS", "0"), ("DTYPE", "float7")]
+    ("variable", "value"),
+    [("PORT", "notaport"), ("WORKERS", "0"), ("DTYPE", "float7"), ("ENGINE", "vlm")],
 )
 def test_a_bad_setting_ends_with_a_sentence_that_names_it(
     tmp_path: Path, variable: str, value: str
@@ -223,6 +225,19 @@ def test_a_bad_setting_ends_with_a_sentence_that_names_it(
     assert ended.returncode == 2
     assert variable in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_vllm_on_a_gpu_that_is_not_there_is_refused_before_anything_is_fetched(
+    tmp_path: Path,
+) -> None:
+    if has_nvidia_driver():
+        pytest.skip("this machine has one")
+    penstock = Launched(tmp_path, {"ENGINE": "vllm", "DEVICE": "cuda"})
+    with pytest.raises(AssertionError, match="ended with 1"):
+        penstock.start()
+    assert penstock.output == (
+        "penstock: worker 0: DEVICE=cuda, and this machine has no NVIDIA driver.\n"
+    )
 
 
 def test_without_any_server_one_process_serves_and_says_what_it_cannot_promise(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.launched import Launched
 from tests.support.service_client import ServiceClient
-from tests.support.vllm_environment import vllm_python
+from tests.support.vllm_environment import VARIABLE
 from tests.support.vllm_worker import ALIKE, READY_TIMEOUT_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
@@ -22,7 +23,6 @@ served_model_name = "both"
 [[models]]
 served_model_name = "both"
 engine = "vllm"
-engine_python = "PYTHON"
 vllm_args = {enforce_eager = true}
 
 [[models]]
@@ -40,8 +40,10 @@ REQUEST = {
 
 
 def test_both_engines_serve_one_model_and_say_so(tmp_path: Path) -> None:
-    (tmp_path / "models.toml").write_text(FILE.replace("PYTHON", str(vllm_python())))
+    (tmp_path / "models.toml").write_text(FILE)
     env = {**ALIKE, "MODELS_FILE": "models.toml", "READY_TIMEOUT_S": str(READY_TIMEOUT_S)}
+    if named := os.environ.get(VARIABLE):
+        env["ENGINE_PYTHON"] = named  # else the launcher finds what `make vllm` made
     with Launched(tmp_path, env) as penstock, ServiceClient(penstock) as service:
         assert "Models: both, echo\n" in penstock.output
         service.until(lambda: len(_engines(service)) == 3, "all workers", READY_TIMEOUT_S)

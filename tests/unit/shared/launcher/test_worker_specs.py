@@ -104,6 +104,19 @@ def test_two_engines_may_serve_one_model(tmp_path: Path) -> None:
     assert [spec.model for spec in specs_of(tmp_path, text)] == ["Qwen", "Qwen"]
 
 
+def test_what_is_for_vllm_reaches_its_workers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_PYTHON", "/opt/vllm/bin/python")
+    text = '[[models]]\n[[models]]\nengine = "vllm"\nvllm_args = {enforce_eager = true}'
+    own, vllm = specs_of(tmp_path, text)
+    assert (own.engine, vllm.engine) == ("penstock", "vllm")
+    assert own.own["ENGINE_PYTHON"] == ""  # it would refuse the launcher's
+    assert vllm.variable("ENGINE_PYTHON") == "/opt/vllm/bin/python"
+    assert vllm.own["VLLM_ARGS"] == '{"enforce_eager": true}'
+    assert "VLLM_ARGS" not in own.own
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
