@@ -22,6 +22,8 @@ LEAST_PYTHON = (3, 11)
 NEEDED = ("vllm", "torch", "msgspec", "numpy", "tokenizers", "jinja2")
 CHECK_TIMEOUT_S = 60.0
 
+# Settings of the worker come with Configure; vLLM warns of names that look like its own.
+_NOT_THERE = frozenset({"PYTHONHOME", "VLLM_ARGS", "VLLM_SAMPLER"})
 _PACKAGES = Path(__file__).parents[1] / "vllm" / "packages"
 _CHECK = f"""
 import importlib.util, json, sys
@@ -42,7 +44,7 @@ def environment_of(options: EngineOptions) -> dict[str, str] | None:
     """Returns the environment variables of the engine process; None: those of this process."""
     if options.engine != "vllm":
         return None
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    env = {name: value for name, value in os.environ.items() if name not in _NOT_THERE}
     # Children of the engine process inherit both: they find the two packages, and no directory
     # that happens to be the current one.
     return env | {

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from worker.vllm.stats import StatsReader
 
 MAX_MESSAGE_CHARS = 500
+# How torch says that a compiled operation was left out of a build.
+_NO_KERNEL = re.compile(
+    r"_C::(\w+)\(\) expected at most 0 argument|'_C' object has no attribute '(\w+)'"
+)
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,14 @@ def _load(args: Mapping[str, Any], stats: StatsReader) -> LLMEngine:
     except (ValueError, NotImplementedError, OSError) as error:
         # What vLLM cannot serve, or not with these settings.
         raise ModelError(f"vLLM cannot serve this model: {sentence_of(error)}") from error
+    except (RuntimeError, AttributeError) as error:
+        kernel = _NO_KERNEL.search(str(error))
+        if kernel is None:
+            raise
+        raise ModelError(
+            "vLLM cannot serve this model: its build for this device has no kernel "
+            f"{kernel[1] or kernel[2]}, which the model's weights need in their format"
+        ) from error
 
 
 def sentence_of(error: Exception) -> str:

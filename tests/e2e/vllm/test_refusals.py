@@ -1,0 +1,100 @@
+"""What ENGINE=vllm cannot run ends the worker with status 2 and one sentence that says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.process import dying_with_this_process
+from tests.support.checkpoints import make_checkpoint
+from tests.support.launched import REPOSITORY
+from tests.support.quantised_checkpoints import FORMATS, make_quantised
+from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
+from tests.support.vllm_worker import READY_TIMEOUT_S, vllm_settings
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
+
+BAD_SETTINGS = 2
+
+
+def unknown_architecture(directory: Path) -> Path:
+    checkpoint = make_checkpoint(directory / "unheard-of")
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    config |= {"model_type": "unheard_of", "architectures": ["UnheardOfForCausalLM"]}
+    path.write_text(json.dumps(config))
+    return checkpoint
+
+
+@pytest.fixture(scope="module")
+def ended(
+    redis_url: str,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[int, str]]]:
+    """Status and log of workers that were started side by side, by what is wrong with them."""
+    directory = tmp_path_factory.mktemp("refused")
+    small = make_checkpoint(directory / "small")
+    blocks, _ = make_quantised(directory, FORMATS["fp8-blocks"])
+    wrong = {
+        "name": {"MODEL": str(small), "VLLM_ARGS": '{"enforce_eagre": true}'},
+        "value": {"MODEL": str(small), "VLLM_ARGS": '{"kv_cache_dtype": "int3"}'},
+        "architecture": {"MODEL": str(unknown_architecture(directory))},
+        "kernel": {"MODEL": str(blocks), "DTYPE": "bfloat16"},
+    }
+    processes = {
+        name: _start(redis_url, directory / f"{name}.log", settings)
+        for name, settings in wrong.items()
+    }
+    try:
+        yield {
+            name: (process.wait(READY_TIMEOUT_S), (directory / f"{name}.log").read_text())
+            for name, process in processes.items()
+        }
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Popen[bytes]:  # noqa: F811
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "worker"],
+            cwd=REPOSITORY,
+            env={
+                "PATH": os.environ["PATH"],
+                "REDIS_URL": redis_url,
+                "NAMESPACE": new_namespace(),
+                "LOG_FORMAT": "text",
+                **vllm_settings(**{"MAX_MODEL_LEN": "256", **settings}),
+            },
+            stdout=output,
+            stderr=output,
+            preexec_fn=dying_with_this_process(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("name", "VLLM_ARGS.*enforce_eagre"),
+        ("value", "kv_cache_dtype"),
+        ("architecture", "unheard_of|UnheardOf"),
+        ("kernel", "AMX"),
+    ],
+)
+def test_a_worker_that_cannot_serve_says_why(
+    ended: dict[str, tuple[int, str]], wrong: str, sentence: str
+) -> None:
+    status, log = ended[wrong]
+    assert status == BAD_SETTINGS, log
+    last = log.strip().splitlines()[-1]
+    assert re.search(sentence, last), log
+    assert "Traceback" not in log
+    assert "Unknown vLLM environment variable" not in log
