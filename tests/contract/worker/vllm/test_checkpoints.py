@@ -1,0 +1,133 @@
+"""Quantised checkpoints, and models whose layers are not all alike, through vLLM on a CPU.
+
+What a quantised checkpoint says is compared with its twin of dequantised weights: as long as the
+twin is sure of a token, it is the same. What vLLM's CPU build cannot run is refused by a sentence.
+All are loaded one after the other into one process.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shared.messages import SamplingParams
+from tests.support.quantised_checkpoints import FORMATS, make_quantised
+from tests.support.vllm_runs import Said, VllmRequest, run_in_vllm
+from worker.engine_options import EngineOptions
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+DRIVER = Path(__file__).with_name("models_driver.py")
+NUM_TOKENS = 16
+TOP = 2
+PROMPTS = tuple(
+    tuple(map(int, np.random.default_rng(length).integers(0, 380, length)))
+    for length in (1, 5, 17, 40)
+)
+# The largest difference of log probabilities, and of the two best where the token may differ, that
+# rounding explains: of bfloat16 alone, and of activations of eight bits too.
+ROUNDING = {False: 0.15, True: 0.4}
+# What this build of vLLM has no kernel for, with a word of its reason.
+REFUSED = {"fp8": "fp8", "fp8-blocks": "AMX"}
+
+
+class Model(msgspec.Struct):
+    """What the driver found."""
+
+    refusal: str
+    said: dict[str, Said]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model for the driver."""
+
+    options: EngineOptions
+    requests: list[VllmRequest]
+
+
+def options_of(checkpoint: Path, dtype: str) -> EngineOptions:
+    return EngineOptions(
+        checkpoint=str(checkpoint),
+        engine="vllm",
+        dtype=dtype,  # type: ignore[arg-type]
+        device="cpu",
+        max_model_len=256,
+        max_num_seqs=8,
+        num_kv_blocks=64,
+        block_size=32,
+        num_threads=1,
+        vllm_args='{"enforce_eager": true}',
+    )
+
+
+def greedy_requests(prompts: Any = PROMPTS) -> list[VllmRequest]:
+    params = SamplingParams(
+        max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, logprobs=TOP, seed=1
+    )
+    return [VllmRequest(str(i), tuple(prompt), params) for i, prompt in enumerate(prompts)]
+
+
+def run_models(models: dict[str, Work], folder: Path) -> dict[str, Model]:
+    work, results = folder / "work", folder / "results"
+    work.write_bytes(msgspec.msgpack.encode(msgspec.to_builtins(models)))
+    first = next(iter(models.values())).options
+    run_in_vllm([str(DRIVER), str(work), str(results)], first)
+    return msgspec.msgpack.decode(results.read_bytes(), type=dict[str, Model])
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    folder = tmp_path_factory.mktemp("quantised")
+    models = {}
+    for name, format in FORMATS.items():
+        checkpoint, twin = make_quantised(folder, format)
+        models[name] = Work(options_of(checkpoint, "bfloat16"), greedy_requests())
+        if name not in REFUSED:
+            models[f"{name}-twin"] = Work(options_of(twin, "bfloat16"), greedy_requests())
+    found = run_models(models, folder)
+    shutil.rmtree(folder)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in REFUSED])
+def test_a_quantised_checkpoint_says_what_its_weights_stand_for(
+    quantised: dict[str, Model], name: str
+) -> None:
+    found, twin = quantised[name], quantised[f"{name}-twin"]
+    assert (found.refusal, twin.refusal) == ("", "")
+    rounding = ROUNDING[FORMATS[name].quantises_activations]
+    num_compared = sum(
+        agreeing_tokens(found.said[key], twin.said[key], rounding) for key in twin.said
+    )
+    assert num_compared > len(PROMPTS) * NUM_TOKENS / 3, "they part too early to show anything"
+
+
+def agreeing_tokens(said: Said, twin: Said, rounding: float) -> int:
+    """Returns how many tokens are the same from the start.
+
+    AssertionError where one differs of which the twin was sure, or log probabilities are far apart.
+    """
+    for at, (mine, other) in enumerate(zip(said.logprobs, twin.logprobs, strict=True)):
+        (_, best), (_, second) = other.top[:2]
+        if said.token_ids[at] != twin.token_ids[at]:
+            assert best - second < rounding, (at, said.token_ids, twin.token_ids)
+            return at
+        assert abs(mine.logprob - other.logprob) < rounding, (at, mine, other)
+    return NUM_TOKENS
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_format_without_a_kernel_is_refused_by_a_sentence(
+    quantised: dict[str, Model], name: str
+) -> None:
+    refusal = quantised[name].refusal
+    assert refusal.startswith("vLLM cannot serve this model: ")
+    assert REFUSED[name] in refusal
+    assert "\n" not in refusal
