@@ -1,13 +1,14 @@
 """A service with models that know tools and reasoning: a frontend, and a worker for each of them.
 
 The models named ECHO_... repeat their prompt, which begins with the first system message: a test
-writes down what the model is to say, and asks it to stop at STOP. ENFORCED computes, at random:
+writes down what the model is to say, and asks it to stop at STOP. ENFORCED... compute, at random:
 what it says is right because a grammar keeps it so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,32 @@ import httpx
 from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import running_frontend, wait_until
-from tests.support.tool_models import make_hermes_checkpoint, make_llama3_checkpoint
+from tests.support.tool_models import (
+    make_family_checkpoint,
+    make_hermes_checkpoint,
+    make_llama3_checkpoint,
+)
 
 ECHO_HERMES, ECHO_LLAMA3, ENFORCED = "echo-hermes", "echo-llama3", "enforced"
+ECHO_GPT_OSS, ECHO_MISTRAL = "echo-gpt-oss", "echo-mistral"
+ECHO_GLM, ECHO_LLAMA4 = "echo-glm", "echo-llama4"
+ENFORCED_GPT_OSS = "enforced-gpt-oss"
 STOP = "|end|"
-_MODELS = {
+
+
+def _family(name: str) -> Callable[[Path], Path]:
+    return functools.partial(make_family_checkpoint, family=name)
+
+
+_MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ECHO_HERMES: (make_hermes_checkpoint, "echo"),
     ECHO_LLAMA3: (make_llama3_checkpoint, "echo"),
     ENFORCED: (make_hermes_checkpoint, "model"),
+    ECHO_GPT_OSS: (_family("gpt-oss"), "echo"),
+    ECHO_MISTRAL: (_family("magistral"), "echo"),
+    ECHO_GLM: (_family("glm"), "echo"),
+    ECHO_LLAMA4: (_family("llama4"), "echo"),
+    ENFORCED_GPT_OSS: (_family("gpt-oss"), "model"),
 }
 
 
