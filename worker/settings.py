@@ -51,6 +51,7 @@ ToolFormatChoice = Literal[
     "granite",
     "phi4_mini_json",
     "hunyuan_a13b",
+    "cohere_command3",
     "glm45",
     "qwen3_coder",
     "minimax_m2",
@@ -60,7 +61,9 @@ ToolFormatChoice = Literal[
     "openai",
     "text",
 ]
-ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "openai", "granite", "gemma4"]
+ReasoningFormatChoice = Literal[
+    "auto", "none", "think", "mistral", "openai", "granite", "gemma4", "cohere_command3"
+]
 
 MAX_VLLM_ARGS_CHARS = 65_536
 

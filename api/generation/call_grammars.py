@@ -23,7 +23,14 @@ from api.output_parsers.harmony import (
     FUNCTIONS,
     MESSAGE,
 )
-from api.output_parsers.json_lists import GRANITE_OPEN, HUNYUAN_CLOSE, HUNYUAN_OPEN, PHI4_OPEN
+from api.output_parsers.json_lists import (
+    COHERE_CLOSE,
+    COHERE_OPEN,
+    GRANITE_OPEN,
+    HUNYUAN_CLOSE,
+    HUNYUAN_OPEN,
+    PHI4_OPEN,
+)
 from api.output_parsers.named_calls import (
     DEEPSEEK_CALL,
     DEEPSEEK_CALL_CLOSE,
@@ -167,6 +174,15 @@ def _openai(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
     return f"{before}* ({call} | {final})?"
 
 
+def _cohere_command3(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    def call(tool: Tool) -> str:
+        name = quoted(f'", "tool_name": "{tool.name}", "parameters": ')
+        return f'"{{\\"tool_call_id\\": \\"" /[0-9]{{1,3}}/ {name} {arguments(tool)} "}}"'
+
+    body = f"{_list(_of_tools(writer, use, call), use)} {writer.marker(COHERE_CLOSE)}"
+    return _section(writer, use, COHERE_OPEN, body, alone=alone)
+
+
 def _glm45(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
     def call(tool: Tool) -> str:
         return rf"{quoted(tool.name)} /\n?/ {tagged(writer, tool, GLM)}"
@@ -285,6 +301,7 @@ CALL_GRAMMARS: Mapping[ToolFormat, WriteCalls] = {
     ToolFormat.GRANITE: _granite,
     ToolFormat.PHI4_MINI_JSON: _phi4_mini_json,
     ToolFormat.HUNYUAN_A13B: _hunyuan_a13b,
+    ToolFormat.COHERE_COMMAND3: _cohere_command3,
     ToolFormat.GLM45: _glm45,
     ToolFormat.QWEN3_CODER: _qwen3_coder,
     ToolFormat.MINIMAX_M2: _minimax_m2,

@@ -99,12 +99,16 @@ def _before_object(source: Source, separator: str) -> Generator[None, None, int 
 
 
 def reasoning_first(
-    source: Source, reasoning_format: ReasoningFormat = ReasoningFormat.THINK, *, is_open: bool
+    source: Source,
+    reasoning_format: ReasoningFormat = ReasoningFormat.THINK,
+    *,
+    is_open: bool,
+    ends: tuple[str, ...] = (),
 ) -> Reading:
     """Parses reasoning at the start of the text, up to a closing marker or the end of the text.
 
     `is_open`: the prompt has opened it. Otherwise only text that begins with an opening marker has
-    any.
+    any. `ends`: markers of what may also end it, which they are not part of.
     """
     opening, closing = REASONING_MARKERS[reasoning_format]
     while True:
@@ -119,9 +123,9 @@ def reasoning_first(
             break
         yield None
     yield from space_dropped(source)
-    yield from text_before(source, closing, Reasoning, Span.REASONING)
+    yield from text_before(source, (*closing, *ends), Reasoning, Span.REASONING)
     if source.text:
-        at = first_of(source.text, closing)
-        found = next(marker for marker in closing if source.text.startswith(marker, at))
+        at = first_of(source.text, (*closing, *ends))
+        found = next((marker for marker in closing if source.text.startswith(marker, at)), "")
         source.take(at + len(found), Span.REASONING)
         yield from space_dropped(source)

@@ -28,8 +28,20 @@ from api.output_parsers.formats import (
     reasoning_first,
 )
 from api.output_parsers.harmony import harmony
-from api.output_parsers.json_lists import granite_calls, hunyuan_a13b_calls, phi4_mini_json_calls
-from api.output_parsers.named_calls import deepseek_calls, kimi_k2_calls, mistral_calls
+from api.output_parsers.json_lists import (
+    cohere_command3_calls,
+    granite_calls,
+    hunyuan_a13b_calls,
+    phi4_mini_json_calls,
+)
+from api.output_parsers.named_calls import (
+    DEEPSEEK_OPEN,
+    KIMI_OPEN,
+    MISTRAL_OPEN,
+    deepseek_calls,
+    kimi_k2_calls,
+    mistral_calls,
+)
 from api.output_parsers.pythonic import functiongemma_calls, gemma4_calls, pythonic_calls
 from api.output_parsers.tool_calls import CallableTools
 from api.output_parsers.typed_values import Types
@@ -148,6 +160,7 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
     ToolFormat.GRANITE: granite_calls,
     ToolFormat.PHI4_MINI_JSON: phi4_mini_json_calls,
     ToolFormat.HUNYUAN_A13B: hunyuan_a13b_calls,
+    ToolFormat.COHERE_COMMAND3: cohere_command3_calls,
     ToolFormat.GLM45: glm45_calls,
     ToolFormat.QWEN3_CODER: qwen3_coder_calls,
     ToolFormat.MINIMAX_M2: minimax_m2_calls,
@@ -156,6 +169,16 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
     ToolFormat.GEMMA4: gemma4_calls,
     ToolFormat.OPENAI: harmony,
     ToolFormat.TEXT: lambda source, tools: plain_text(source),
+}
+
+
+# Calls that models also write before they have closed their reasoning. A marker of these formats is
+# a token of its own, which reasoning about a call does not have.
+ENDS_OF_REASONING: Mapping[ToolFormat | None, tuple[str, ...]] = {
+    ToolFormat.MISTRAL: (MISTRAL_OPEN,),
+    ToolFormat.DEEPSEEK_V3: (DEEPSEEK_OPEN,),
+    ToolFormat.DEEPSEEK_V31: (DEEPSEEK_OPEN,),
+    ToolFormat.KIMI_K2: (KIMI_OPEN,),
 }
 
 
@@ -217,7 +240,8 @@ def _read(source: Source, tools: CallableTools, config: ParserConfig) -> Reading
         return
     if config.reasoning_format is not None:
         is_open = config.thinking is Thinking.OPEN
-        yield from reasoning_first(source, config.reasoning_format, is_open=is_open)
+        ends = ENDS_OF_REASONING.get(config.tool_format, ()) if tools.names else ()
+        yield from reasoning_first(source, config.reasoning_format, is_open=is_open, ends=ends)
     if not tools.names or config.tool_format is None:
         yield from plain_text(source)
     else:

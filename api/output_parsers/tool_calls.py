@@ -22,6 +22,7 @@ from api.output_parsers.reading import (
 )
 from api.output_parsers.typed_values import Types
 
+NAMES = ("name", "tool_name")  # others', and Cohere's; all formats accept each
 ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats accept each
 
 
@@ -64,7 +65,7 @@ def read_call(
         key, index = yield from string_at(source, index)
         index = yield from expect(source, index, ":")
         index = yield from space_at(source, index)
-        if key == "name" and name is None:
+        if key in NAMES and name is None:
             name, index = yield from string_at(source, index)
             if name not in tools.names:
                 raise NotACall

@@ -23,6 +23,7 @@ class ToolFormat(StrEnum):
     GRANITE = "granite"  # <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
     PHI4_MINI_JSON = "phi4_mini_json"  # functools[{"name": ..., "arguments": {...}}, ...]
     HUNYUAN_A13B = "hunyuan_a13b"  # <tool_calls>[{"name": ..., ...}, ...]</tool_calls>
+    COHERE_COMMAND3 = "cohere_command3"  # <|START_ACTION|>[{"tool_name": ...}]<|END_ACTION|>
     GLM45 = "glm45"  # <tool_call>name <arg_key>key</arg_key> <arg_value>value</arg_value>
     QWEN3_CODER = "qwen3_coder"  # <tool_call> <function=name> <parameter=key>value</parameter>
     MINIMAX_M2 = "minimax_m2"  # <invoke name="name"> <parameter name="key">value</parameter>
@@ -45,6 +46,7 @@ class ReasoningFormat(StrEnum):
     THINK = "think"  # <think> ... </think>
     MISTRAL = "mistral"  # [THINK] ... [/THINK]
     OPENAI = "openai"  # harmony: messages on the channel `analysis`
+    COHERE_COMMAND3 = "cohere_command3"  # <|START_THINKING|> ... <|END_THINKING|>
     GEMMA4 = "gemma4"  # <|channel>thought ... <channel|>
     GRANITE = "granite"  # Here is my thought process: ... Here is my response:
 
@@ -68,6 +70,7 @@ REASONING_MARKERS: Mapping[ReasoningFormat, tuple[tuple[str, ...], tuple[str, ..
         ("Here is my response:", "Here's my response:"),
     ),
     ReasoningFormat.GEMMA4: (("<|channel>thought",), ("<channel|>",)),
+    ReasoningFormat.COHERE_COMMAND3: (("<|START_THINKING|>",), ("<|END_THINKING|>",)),
     ReasoningFormat.OPENAI: (("<|channel|>analysis<|message|>",), ("<|end|>",)),
 }
 
@@ -90,6 +93,7 @@ _TOOL_MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
     ),
     ToolFormat.GRANITE: ("<|tool_call|>", "<tool_call>"),
     ToolFormat.HUNYUAN_A13B: ("<tool_calls>", "</tool_calls>"),
+    ToolFormat.COHERE_COMMAND3: ("<|START_ACTION|>", "<|END_ACTION|>"),
     ToolFormat.GLM45: (
         *("<tool_call>", "</tool_call>"),
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
@@ -146,6 +150,9 @@ _CALL_OBJECT = (
 )
 _WRITTEN = {
     ToolFormat.HUNYUAN_A13B: re.compile(rf"<tool_calls>\s*\[\s*{_CALL_OBJECT}"),
+    ToolFormat.COHERE_COMMAND3: re.compile(
+        rf'<\|START_ACTION\|>\s*\[[^<]*"tool_name":\s*"{_NAME}"[^<]*"parameters":\s*{_ARGUMENTS}'
+    ),
     ToolFormat.GRANITE: re.compile(rf"<\|?tool_call\|?>\s*\[\s*{_CALL_OBJECT}"),
     ToolFormat.HERMES: re.compile(rf"<tool_call>\s*{_CALL_OBJECT}"),
     ToolFormat.MISTRAL: re.compile(
@@ -225,6 +232,7 @@ def find_tool_format(template: ChatTemplate, model_type: str = "") -> ToolFormat
 _REASONING_SIGNS = {
     ReasoningFormat.OPENAI: ("<|channel|>analysis",),
     ReasoningFormat.GEMMA4: ("<channel|>",),
+    ReasoningFormat.COHERE_COMMAND3: ("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningFormat.MISTRAL: ("[THINK]", "[/THINK]"),
     ReasoningFormat.GRANITE: ("Here is my response:",),
     ReasoningFormat.THINK: ("<think>", "</think>"),

@@ -107,6 +107,13 @@ PHI4_MINI = (
     .replace("[TOOLS]", "[TOOLS]Call as functools[{'name': ...}], all in one list.")
     .replace("functools[{'name': ...}]", "functools[...]")
 )
+_ACTION = (
+    '\'{"tool_call_id": "\' + loop.index0 | string + \'", "tool_name": "\' + f.name '
+    "+ '\", \"parameters\": ' + (f.arguments | tojson) + '}'"
+)
+COHERE = _template(_each("<|START_ACTION|>[", _ACTION, ", ", "]<|END_ACTION|>")) + (
+    "{#- <|START_THINKING|>...<|END_THINKING|> stands before an answer -#}"
+)
 HUNYUAN = _template(_each("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"))
 _PAIRS = """
     {{%- for key, value in f.arguments.items() %}}
@@ -255,6 +262,16 @@ FAMILIES = {
         GRANITE_THINKING, ToolFormat.GRANITE, ReasoningFormat.GRANITE, (), ("<|tool_call|>",)
     ),
     "phi4-mini": Family(PHI4_MINI, ToolFormat.PHI4_MINI_JSON),
+    "cohere": Family(
+        COHERE,
+        ToolFormat.COHERE_COMMAND3,
+        ReasoningFormat.COHERE_COMMAND3,
+        (),
+        (
+            *("<|START_ACTION|>", "<|END_ACTION|>"),
+            *("<|START_THINKING|>", "<|END_THINKING|>"),
+        ),
+    ),
     "glm": Family(
         GLM,
         ToolFormat.GLM45,

@@ -54,6 +54,14 @@ def _phi4_mini(calls: Calls) -> str:
     return f"functools[{', '.join(_objects(calls))}]"
 
 
+def _cohere(calls: Calls) -> str:
+    texts = (
+        f'{{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {arguments}}}'
+        for index, (name, arguments) in enumerate(calls)
+    )
+    return f"<|START_ACTION|>[{', '.join(texts)}]<|END_ACTION|>"
+
+
 def _hunyuan(calls: Calls) -> str:
     return f"<tool_calls>[{', '.join(_objects(calls))}]</tool_calls>"
 
@@ -145,6 +153,7 @@ WRITTEN: Mapping[str, Callable[[Calls], str]] = {
     "granite-thinking": _granite,
     "phi4-mini": _phi4_mini,
     "hunyuan": _hunyuan,
+    "cohere": _cohere,
     "glm": _glm45,
     "qwen3-coder": _qwen3_coder,
     "minimax": _minimax_m2,

@@ -133,6 +133,34 @@ RECORDED = [
         "yes",
         ReasoningFormat.GRANITE,
     ),
+    Recorded(
+        ToolFormat.COHERE_COMMAND3,
+        "<|START_THINKING|>Both.<|END_THINKING|><|START_ACTION|>[\n"
+        f'    {{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {OSLO}}},\n'
+        f'    {{"tool_call_id": "1", "tool_name": "get_weather", "parameters": {ROME}}}\n'
+        "]<|END_ACTION|>",
+        BOTH,
+        "",
+        "Both.",
+        ReasoningFormat.COHERE_COMMAND3,
+    ),
+    # Calls that are written before the reasoning is closed.
+    Recorded(
+        ToolFormat.KIMI_K2,
+        f"<think>I look.\n{KIMI_BEGIN}{_KIMI.format('get_weather', 0, OSLO)}{KIMI_END}",
+        BOTH[:1],
+        "",
+        "I look.",
+        ReasoningFormat.THINK,
+    ),
+    Recorded(
+        ToolFormat.MISTRAL,
+        f"[THINK]I look.[TOOL_CALLS]get_weather[ARGS]{OSLO}",
+        BOTH[:1],
+        "",
+        "I look.",
+        ReasoningFormat.MISTRAL,
+    ),
     Recorded(ToolFormat.PHI4_MINI_JSON, f"functools{LIST}", BOTH),
     Recorded(ToolFormat.HUNYUAN_A13B, f"<tool_calls>{LIST}</tool_calls>", BOTH),
     Recorded(
@@ -430,6 +458,7 @@ PIECES = [
     *(D, "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
     *("function", "```json", "```", KIMI_BEGIN, KIMI_END, "<|tool_call_begin|>", "functions."),
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_call|>", "<tool_call>"),
+    *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>"),
     *("</tool_call>", "functools", "<tool_calls>", "</tool_calls>", "now", "get_weather", ":0"),
     *("{}", OSLO, "[", "]", ",", "{", "}", '"', " ", "\n", "é", "text", "<", "Here is my"),
     *(C, M, END, "<|start|>", "assistant", "to=functions.now", "<|constrain|>", "<|call|>"),
@@ -456,6 +485,7 @@ REASONING = {
     ToolFormat.MISTRAL: ReasoningFormat.MISTRAL,
     ToolFormat.GRANITE: ReasoningFormat.GRANITE,
     ToolFormat.GEMMA4: ReasoningFormat.GEMMA4,
+    ToolFormat.COHERE_COMMAND3: ReasoningFormat.COHERE_COMMAND3,
     ToolFormat.OPENAI: ReasoningFormat.OPENAI,
 }
 
