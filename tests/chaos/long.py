@@ -1,6 +1,10 @@
 """A long round: streams under load while everything is broken at random.
 
     python -m tests.chaos.long --streams 10000 --seed 1
+    python -m tests.chaos.long --streams 400 --engines vllm,penstock
+
+With `--engines` a tiny model answers in place of the echo, in float32, on two workers of each
+engine, which take from one queue.
 
 Every stream is checked as in the scenarios, and beside the streams whole answers, background
 responses, Messages and batches; at the end the store must be at rest and true, and every job's
@@ -18,21 +22,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.harness.api_clients import ApiClients
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
-from tests.chaos.harness.expected import EchoText, random_prompt
+from tests.chaos.harness.expected import Answers, EchoText, ModelText, never_end
 from tests.chaos.harness.faults_at_random import RandomFaults
 from tests.chaos.harness.oracle import StoreOracle, check_reading
 from tests.chaos.harness.proxy import Proxy
 from tests.support.checkpoints import make_checkpoint
-from tests.support.faults.sitecustomize import POISON_TOKEN
+from tests.support.faults.sitecustomize import POISON_TOKEN, TRAP
 from tests.support.job_history import END, HISTORY, HistoryWriter, read_histories
 from tests.support.linearizability import check_history
 from tests.support.settable_clock import SettableClock
+from tests.support.vllm_worker import own_settings, vllm_settings, with_faults
 
 READERS = 48  # streams open at once
 MIN_TOKENS, MAX_TOKENS = 20, 60
@@ -46,11 +52,17 @@ KINDS = {
     "response": 60.0,  # in the background, read at any frontend
     "batch": 1.5,
 }
-STREAM_TIMEOUT_S = 120.0
+STREAM_TIMEOUT_S = 300.0  # all workers may have to load a model first
 JOBS_KEPT_S = 50.0  # rows of a batch can be looked at for a minute after they were saved
 REPORT_EVERY_S = 15.0
 MAX_SHOWN = 20
-WORKERS = 3
+ECHO_WORKERS: dict[str, Any] = {
+    "num_workers": 3,
+    "ECHO_STEP_MS": 5,
+    "MAX_NUM_SEQS": 32,
+    "LEASE_MS": 2000,
+    "STALL_LIMIT_S": 2,
+}
 
 
 class Round:
@@ -59,7 +71,7 @@ class Round:
     def __init__(
         self,
         deployment: Deployment,
-        echo: EchoText,
+        answers: Answers,
         apis: ApiClients,
         history: HistoryWriter,
         num_streams: int,
@@ -71,7 +83,7 @@ class Round:
         self.num_connections = 0
         self.waits_s: list[float] = []
         self._deployment = deployment
-        self._echo = echo
+        self._answers = answers
         self._apis = apis
         self._history = history
         self._rng = random.Random(seed)
@@ -97,7 +109,7 @@ class Round:
 
     async def _stream(self) -> str:
         rng = self._rng
-        prompt = random_prompt(rng, rng.randint(4, 40))
+        prompt = self._answers.draw(rng)
         (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
         if kind in ("chat", "message", "response", "batch"):
             return await self._ask(kind)
@@ -109,6 +121,7 @@ class Round:
             rng.randint(MIN_TOKENS, MAX_TOKENS),
             first_url=rng.randrange(2),
             resumes=kind in ("resuming", "poison"),
+            **self._answers.request(prompt),
         ).start()
         if kind == "leaving":
             return await self._leave(client, rng.randint(0, 15))
@@ -121,7 +134,7 @@ class Round:
         self.waits_s.append(reading.longest_wait_s)
         if not reading.has_ended and kind == "plain":
             return "plain, broken off" if reading.job_id else "plain, refused"
-        check_reading(reading, self._echo)
+        check_reading(reading, self._answers)
         if reading.finished:
             num_tokens = reading.num_tokens
             self._history.record(
@@ -147,27 +160,50 @@ class Round:
         return "leaving, left"
 
 
-async def long_round(directory: Path, num_streams: int, seed: int) -> int:
+async def long_round(
+    directory: Path, num_streams: int, seed: int, engines: Sequence[str] = ()
+) -> int:
+    """Runs a round on the echo runner, or on a model and workers of these engines."""
     checkpoint = make_checkpoint(directory / "tiny")
+    answers: Answers = EchoText(checkpoint)
+    if engines:
+        never_end(checkpoint)
+        answers = ModelText(checkpoint, MAX_TOKENS, random.Random(seed + 3))
     clock = SettableClock(directory / "clock")
     with clock.governs():
-        return await _round(directory, checkpoint, clock, num_streams, seed)
+        deployment = Deployment(directory, checkpoint)
+        deployment.change_usual(
+            **(_workers_of(engines, directory) if engines else ECHO_WORKERS),
+            **{HISTORY: str(directory / "history")},
+        )
+        return await _round(directory, deployment, clock, answers, num_streams, seed)
+
+
+def _workers_of(engines: Sequence[str], directory: Path) -> dict[str, Any]:
+    """Returns arguments of Deployment.change_usual: two workers of each engine."""
+    kinds: dict[str, dict[str, str]] = {"penstock": own_settings(MAX_MODEL_LEN="512")}
+    if "vllm" in engines:
+        kinds["vllm"] = vllm_settings(ENGINE_PYTHON=with_faults(directory), MAX_MODEL_LEN="512")
+    return {
+        "num_workers": 2 * len(engines),
+        "kinds": [kinds[engine] for engine in engines],
+        "RUNNER": "model",
+        "LEASE_MS": 3000,
+        "STALL_LIMIT_S": 10,
+        TRAP: 1,
+    }
 
 
 async def _round(
-    directory: Path, checkpoint: Path, clock: SettableClock, num_streams: int, seed: int
+    directory: Path,
+    deployment: Deployment,
+    clock: SettableClock,
+    answers: Answers,
+    num_streams: int,
+    seed: int,
 ) -> int:
-    deployment = Deployment(directory, checkpoint)
     _end_orderly_on_sigterm()
     try:
-        deployment.change_usual(
-            num_workers=WORKERS,
-            ECHO_STEP_MS=5,
-            MAX_NUM_SEQS=32,
-            LEASE_MS=2000,
-            STALL_LIMIT_S=2,
-            **{HISTORY: str(directory / "history")},
-        )
         deployment.change_frontends(FILES_DIR=str(directory / "files"))
         (directory / "history").mkdir()
         async with Proxy(deployment.server.url) as proxy:
@@ -176,7 +212,7 @@ async def _round(
             apis = ApiClients(deployment.urls, deployment.model, random.Random(seed + 2))
             await apis.learn()
             history = HistoryWriter(directory / "history", "readers")
-            load = Round(deployment, EchoText(checkpoint), apis, history, num_streams, seed)
+            load = Round(deployment, answers, apis, history, num_streams, seed)
             faults = RandomFaults(deployment, proxy, clock, random.Random(seed + 1))
             begin_s = time.monotonic()
             await _run(load, faults, begin_s)
@@ -270,15 +306,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument(
+        "--engines",
+        type=lambda names: names.split(","),
+        default=[],
+        metavar="vllm,penstock",
+        help="workers with a model, two of each of these engines",
+    )
     parser.add_argument("--keep", type=Path, help="directory for logs and data, kept afterwards")
     arguments = parser.parse_args()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    if unknown := set(arguments.engines) - {"vllm", "penstock"}:
+        parser.error(f"--engines: there is no engine {', '.join(sorted(unknown))}")
     print(f"seed {seed}", flush=True)
     if arguments.keep is not None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
-        return asyncio.run(long_round(arguments.keep.resolve(), arguments.streams, seed))
-    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as directory:
-        return asyncio.run(long_round(Path(directory), arguments.streams, seed))
+        directory = arguments.keep.resolve()
+        return asyncio.run(long_round(directory, arguments.streams, seed, arguments.engines))
+    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as name:
+        return asyncio.run(long_round(Path(name), arguments.streams, seed, arguments.engines))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.processes import WorkerProcess
 from tests.chaos.harness.scenario import Scenario
-from tests.support.faults.sitecustomize import POISON_TOKEN
+from tests.support.faults.sitecustomize import POISON_TOKEN, TRAP
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
 from worker.llm import LLM
 
@@ -54,7 +54,7 @@ def _params(sampling: dict[str, Any]) -> SamplingParams:
 def deployment(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("vllm")
     made = Deployment(directory, checkpoint)
-    settings = vllm_settings(ENGINE_PYTHON=with_faults(directory), **SERVED)
+    settings = vllm_settings(ENGINE_PYTHON=with_faults(directory), **SERVED, **{TRAP: "1"})
     made.change_usual(num_workers=1, **settings)
     yield made
     made.close()

@@ -188,12 +188,14 @@ class ApiClients:
 
     def _chat(self, question: str, **more: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": question}]
-        return {"model": self._model, "messages": messages, "max_tokens": MAX_TOKENS, **more}
+        common = {"model": self._model, "max_tokens": MAX_TOKENS, "temperature": 0}
+        return {**common, "messages": messages, **more}
 
     _message = _chat
 
     def _response(self, question: str, **more: Any) -> dict[str, Any]:
-        return {"model": self._model, "input": question, "max_output_tokens": MAX_TOKENS, **more}
+        common = {"model": self._model, "max_output_tokens": MAX_TOKENS, "temperature": 0}
+        return {**common, "input": question, **more}
 
 
 def _check(text: str, expected: str, *, is_whole: bool = True) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,24 +37,41 @@ class Deployment:
         self._numbers = itertools.count()
         self._num_workers = NUM_WORKERS
         self._worker_changes: dict[str, object] = {}
+        self._kinds: Sequence[Mapping[str, object]] = ({},)
         self._frontend_changes: dict[str, object] = {}
         self.server = Server(directory / "redis")
         self.redis_url = self.server.url  # where processes are sent to that are not told otherwise
         self.throttle = Throttle(directory / "throttle")
 
-    def change_usual(self, *, num_workers: int, **worker: object) -> None:
-        """From now on these are the usual workers, in place of the default ones."""
+    def change_usual(
+        self, *, num_workers: int, kinds: Sequence[Mapping[str, object]] = ({},), **worker: object
+    ) -> None:
+        """From now on these are the usual workers, in place of the default ones.
+
+        There are as many of each kind: its settings come on top of the common ones.
+        """
         self._num_workers = num_workers
         self._worker_changes = worker
+        self._kinds = kinds
 
     def change_frontends(self, **changes: object) -> None:
         """From now on these are settings of the usual frontends too."""
         self._frontend_changes = changes
 
     def worker_settings(self, **changes: object) -> dict[str, str]:
+        """Returns those of the next worker: of the kind of which there are fewest."""
+        kinds = [self._settings_of(kind) for kind in self._kinds]
+        present = [worker.settings.items() for worker in self.workers if worker.alive]
+        counts = [sum(have >= settings.items() for have in present) for settings in kinds]
+        return self._settings_of({**self._kinds[counts.index(min(counts))], **changes})
+
+    def _settings_of(self, changes: Mapping[str, object]) -> dict[str, str]:
         model = {"MODEL": str(self.checkpoint), **self.throttle.env}
         changed = {**self._worker_changes, **changes}
-        return WORKER_SETTINGS | model | {name: str(value) for name, value in changed.items()}
+        settings = WORKER_SETTINGS | model | {name: str(value) for name, value in changed.items()}
+        if settings["RUNNER"] != "echo":
+            del settings["ECHO_STEP_MS"]
+        return settings
 
     def frontend_settings(self, **changes: object) -> dict[str, str]:
         changed = {**self._frontend_changes, **changes}
@@ -115,8 +132,12 @@ class Deployment:
     async def heal(self) -> None:
         """As many workers and frontends as usual, with the usual settings, all ready."""
         where = self._where(None)
-        usual = where | self.worker_settings()
-        await self._leave(self.workers, self._surplus(self.workers, usual, self._num_workers))
+        of_a_kind = self._num_workers // len(self._kinds)
+        surplus: set[Process] = set(self.workers)
+        for kind in self._kinds:
+            usual = where | self._settings_of(kind)
+            surplus &= set(self._surplus(self.workers, usual, of_a_kind))
+        await self._leave(self.workers, [*surplus])
         usual = where | self.frontend_settings()
         await self._leave(self.frontends, self._surplus(self.frontends, usual, NUM_FRONTENDS))
         while len(self.workers) < self._num_workers:

@@ -9,7 +9,7 @@ from typing import Any
 from shared.keys import GROUP, NUM_LANES
 from shared.messages import TERMINAL_STATES
 from shared.transport.connect import RedisTransport
-from tests.chaos.harness.expected import EchoText
+from tests.chaos.harness.expected import Answers
 from tests.chaos.harness.polling import PATIENCE_S, until
 from tests.chaos.harness.reading import Reading
 from tests.support.redis_server import assert_every_key_expires
@@ -18,9 +18,9 @@ RELEASED = b"_released"
 TERMINAL = frozenset(state.value for state in TERMINAL_STATES)
 
 
-def check_reading(reading: Reading, echo: EchoText) -> None:
+def check_reading(reading: Reading, answers: Answers) -> None:
     """Text exact, or a prefix and an explicit error; one terminal event; cursors go up."""
-    expected = echo.of(reading.prompt, reading.max_tokens)
+    expected = answers.of(reading.prompt, reading.max_tokens)
     result = f"{reading.status} {reading.refusal}"
     assert len(reading.ends) == 1, f"{reading.job_id}: {len(reading.ends)} ends, {result}"
     steps = zip(reading.cursors, reading.cursors[1:], strict=False)
@@ -39,9 +39,9 @@ def check_reading(reading: Reading, echo: EchoText) -> None:
         assert expected.text.startswith(text), f"{reading.job_id}: no prefix"
 
 
-def check_finished(reading: Reading, echo: EchoText) -> None:
+def check_finished(reading: Reading, answers: Answers) -> None:
     """The same, and nothing less than the whole."""
-    check_reading(reading, echo)
+    check_reading(reading, answers)
     assert reading.finished, f"{reading.job_id}: {reading.ends}"
 
 

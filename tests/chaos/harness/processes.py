@@ -20,6 +20,8 @@ from tests.support.throttle import FAULTS
 
 ROOT = Path(__file__).resolve().parents[3]
 
+READY = "worker.service ready "  # in the log
+
 WORKER_SETTINGS = {
     "RUNNER": "echo",
     "ECHO_STEP_MS": "5",
@@ -118,7 +120,7 @@ class WorkerProcess(Process):
 
     @property
     def worker_id(self) -> str:
-        match = re.search(r" ready .*?worker_id=(\S+)", self.log)
+        match = re.search(READY + r".*?worker_id=(\S+)", self.log)
         assert match is not None, self.log
         return match.group(1)
 
@@ -139,7 +141,7 @@ class WorkerProcess(Process):
 
     async def ready(self) -> WorkerProcess:
         patience_s = float(self.settings["LOAD_TIMEOUT_S"])
-        await until(lambda: " ready " in self.log or not self.alive, "a worker", patience_s)
+        await until(lambda: READY in self.log or not self.alive, "a worker", patience_s)
         assert self.alive, self.log
         return self
 

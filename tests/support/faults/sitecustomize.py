@@ -1,7 +1,7 @@
 """Faults that a process cannot be given from outside; on PYTHONPATH of the processes under test.
 
 Python imports this by itself at start. In an engine process it sets traps, which a prompt springs
-by its first token (echo runner; the poison with vLLM too), a throttle, which
+by its first token (echo runner; with CHAOS_TRAP the poison on any engine), a throttle, which
 tests/support/throttle.py sets, and a device that can fail (with a model). Elsewhere it does nothing
 unless CHAOS_CLOCK_OFFSET_S, CHAOS_SCHEMA or JOB_HISTORY is set.
 """
@@ -24,6 +24,7 @@ DEVICE = (
     "CHAOS_DEVICE"  # names a file; while it is there it has the steps that the device still does
 )
 MEMORY = "CHAOS_STEP_TOKENS"  # a step of more tokens than these is out of memory
+TRAP = "CHAOS_TRAP"  # set: a poison prompt kills any engine
 THROTTLE = "ENGINE_THROTTLE"  # names a file; while it is there it says "<tokens> <seconds>"
 
 
@@ -124,7 +125,7 @@ def _set_faults() -> None:
     if "worker.engine_process" in sys.orig_argv:
         if os.environ.get("RUNNER") == "echo":
             _set_traps()
-        elif os.environ.get("ENGINE") == "vllm":
+        elif TRAP in os.environ:
             _set_trap_at_the_door()
         elif DEVICE in os.environ or MEMORY in os.environ:
             _endanger_device()
