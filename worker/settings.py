@@ -51,9 +51,11 @@ ToolFormatChoice = Literal[
     "granite",
     "phi4_mini_json",
     "hunyuan_a13b",
+    "nemotron_json",
     "cohere_command3",
     "glm45",
     "qwen3_coder",
+    "seed_oss",
     "minimax_m2",
     "pythonic",
     "functiongemma",
@@ -62,7 +64,15 @@ ToolFormatChoice = Literal[
     "text",
 ]
 ReasoningFormatChoice = Literal[
-    "auto", "none", "think", "mistral", "openai", "granite", "gemma4", "cohere_command3"
+    "auto",
+    "none",
+    "think",
+    "mistral",
+    "openai",
+    "granite",
+    "gemma4",
+    "cohere_command3",
+    "seed_oss",
 ]
 
 MAX_VLLM_ARGS_CHARS = 65_536

@@ -29,6 +29,8 @@ from api.output_parsers.json_lists import (
     GRANITE_OPEN,
     HUNYUAN_CLOSE,
     HUNYUAN_OPEN,
+    NEMOTRON_CLOSE,
+    NEMOTRON_OPEN,
     PHI4_OPEN,
 )
 from api.output_parsers.named_calls import (
@@ -58,7 +60,7 @@ from api.output_parsers.pythonic import (
     PYTHON_END,
     PYTHON_START,
 )
-from api.output_parsers.xml_calls import GLM, MINIMAX_M2, QWEN3_CODER, Markup
+from api.output_parsers.xml_calls import GLM, MINIMAX_M2, QWEN3_CODER, SEED_OSS, Markup
 from shared.text.tool_formats import ToolFormat
 
 _LINE_BREAK = '"\\n"'
@@ -148,6 +150,12 @@ def _phi4_mini_json(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
     return _section(writer, use, PHI4_OPEN, body, alone=alone)
 
 
+def _nemotron_json(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    body = _list(_objects(writer, use, "arguments"), use)
+    body = f"{body} {writer.marker(NEMOTRON_CLOSE)}"
+    return _section(writer, use, NEMOTRON_OPEN, body, alone=alone)
+
+
 def _hunyuan_a13b(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
     body = _list(_objects(writer, use, "arguments"), use)
     body = f"{body} {writer.marker(HUNYUAN_CLOSE)}"
@@ -194,12 +202,21 @@ def _glm45(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
 
 
 def _qwen3_coder(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
-    calls = _tagged_calls(writer, use, QWEN3_CODER)
-    closing = f"{_LINE_BREAK} {writer.marker(QWEN3_CODER.section_close)}"
+    return _functions(writer, use, QWEN3_CODER, alone=alone)
+
+
+def _seed_oss(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    return _functions(writer, use, SEED_OSS, alone=alone)
+
+
+def _functions(writer: GrammarWriter, use: ToolUse, markup: Markup, *, alone: bool) -> str:
+    """Returns calls with an opening of their own around each."""
+    closing = f"{_LINE_BREAK} {writer.marker(markup.section_close)}"
+    calls = _tagged_calls(writer, use, markup)
     rest = writer.rule("call", f"{_LINE_BREAK} {calls} {closing}")
     if not alone:
-        return writer.with_text(QWEN3_CODER.opening, rest, is_repeated=use.parallel)
-    return _several(f"{writer.marker(QWEN3_CODER.opening)} {rest}", _LINE_BREAK, use)
+        return writer.with_text(markup.opening, rest, is_repeated=use.parallel)
+    return _several(f"{writer.marker(markup.opening)} {rest}", _LINE_BREAK, use)
 
 
 def _minimax_m2(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
@@ -301,9 +318,11 @@ CALL_GRAMMARS: Mapping[ToolFormat, WriteCalls] = {
     ToolFormat.GRANITE: _granite,
     ToolFormat.PHI4_MINI_JSON: _phi4_mini_json,
     ToolFormat.HUNYUAN_A13B: _hunyuan_a13b,
+    ToolFormat.NEMOTRON_JSON: _nemotron_json,
     ToolFormat.COHERE_COMMAND3: _cohere_command3,
     ToolFormat.GLM45: _glm45,
     ToolFormat.QWEN3_CODER: _qwen3_coder,
+    ToolFormat.SEED_OSS: _seed_oss,
     ToolFormat.MINIMAX_M2: _minimax_m2,
     ToolFormat.PYTHONIC: _pythonic,
     ToolFormat.FUNCTIONGEMMA: _functiongemma,

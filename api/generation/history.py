@@ -19,17 +19,19 @@ def history(messages: Sequence[Message], tool_format: ToolFormat | None) -> Sequ
     """Returns a conversation as templates of the format take it.
 
     Clients have ids of calls from here, or from any other model. Mistral's templates refuse ids
-    that are not nine letters and digits, and Kimi's write the id where others write the name. Those
-    of gpt-oss write the first call of a message only, and refuse one with reasoning and text.
+    that are not nine letters and digits, and Kimi's write the id where others write the name.
+    Llama's refuse a message with several calls; those of gpt-oss write the first one only, and
+    refuse a call with reasoning and text.
     """
-    if tool_format is ToolFormat.OPENAI:
-        return list(_one_call_each(messages))
+    if tool_format in (ToolFormat.OPENAI, ToolFormat.LLAMA3_JSON):
+        return list(_one_call_each(messages, thinks=tool_format is ToolFormat.OPENAI))
     new_id = _NEW_IDS.get(tool_format) if tool_format is not None else None
     return messages if new_id is None else _with_ids(messages, new_id)
 
 
-def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yields the messages with one call in each, and its result behind it."""
+def _one_call_each(messages: Sequence[Message], *, thinks: bool) -> Iterator[Message]:
+    """Yields the messages with one call in each, and its result behind it. `thinks`: text before a
+    call is reasoning."""
     index = 0
     while index < len(messages):
         message = messages[index]
@@ -41,10 +43,10 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
         while index < len(messages) and "tool_call_id" in messages[index]:
             results.append(messages[index])
             index += 1
-        before = _thought(message)
+        before = {**message, **(_thought(message) if thinks else {})}
         for call in message["tool_calls"]:
-            yield {**before, "role": "assistant", "tool_calls": [call]}
-            before = {}
+            yield {**before, "tool_calls": [call]}
+            before = {"role": "assistant", "content": ""}
             yield from (each for each in results if each["tool_call_id"] == call["id"])
         ids = {call["id"] for call in message["tool_calls"]}
         yield from (each for each in results if each["tool_call_id"] not in ids)

@@ -21,12 +21,18 @@ GRANITE_OPEN = ("<|tool_call|>", "<tool_call>")  # of Granite 3.0, and of 3.1 an
 PHI4_OPEN = "functools"
 HUNYUAN_OPEN, HUNYUAN_CLOSE = "<tool_calls>", "</tool_calls>"
 
+NEMOTRON_OPEN, NEMOTRON_CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 COHERE_OPEN, COHERE_CLOSE = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
 def cohere_command3_calls(source: Source, tools: CallableTools) -> Reading:
     """Parses text and lists of calls, each between two markers."""
     yield from _lists(source, tools, (COHERE_OPEN,), COHERE_CLOSE)
+
+
+def nemotron_json_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and lists of calls, each between two markers."""
+    yield from _lists(source, tools, (NEMOTRON_OPEN,), NEMOTRON_CLOSE)
 
 
 def granite_calls(source: Source, tools: CallableTools) -> Reading:

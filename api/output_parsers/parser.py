@@ -32,6 +32,7 @@ from api.output_parsers.json_lists import (
     cohere_command3_calls,
     granite_calls,
     hunyuan_a13b_calls,
+    nemotron_json_calls,
     phi4_mini_json_calls,
 )
 from api.output_parsers.named_calls import (
@@ -45,7 +46,12 @@ from api.output_parsers.named_calls import (
 from api.output_parsers.pythonic import functiongemma_calls, gemma4_calls, pythonic_calls
 from api.output_parsers.tool_calls import CallableTools
 from api.output_parsers.typed_values import Types
-from api.output_parsers.xml_calls import glm45_calls, minimax_m2_calls, qwen3_coder_calls
+from api.output_parsers.xml_calls import (
+    glm45_calls,
+    minimax_m2_calls,
+    qwen3_coder_calls,
+    seed_oss_calls,
+)
 from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
 
 SLICE_CHARS = 4096  # parsed at a time: taking from the front copies what is behind
@@ -160,9 +166,11 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
     ToolFormat.GRANITE: granite_calls,
     ToolFormat.PHI4_MINI_JSON: phi4_mini_json_calls,
     ToolFormat.HUNYUAN_A13B: hunyuan_a13b_calls,
+    ToolFormat.NEMOTRON_JSON: nemotron_json_calls,
     ToolFormat.COHERE_COMMAND3: cohere_command3_calls,
     ToolFormat.GLM45: glm45_calls,
     ToolFormat.QWEN3_CODER: qwen3_coder_calls,
+    ToolFormat.SEED_OSS: seed_oss_calls,
     ToolFormat.MINIMAX_M2: minimax_m2_calls,
     ToolFormat.PYTHONIC: pythonic_calls,
     ToolFormat.FUNCTIONGEMMA: functiongemma_calls,

@@ -66,6 +66,14 @@ QWEN3_CODER = Markup(
     section_close="</tool_call>",
     is_framed=True,
 )
+SEED_OSS = Markup(
+    opening="<seed:tool_call>",
+    name=("<function=", ">"),
+    key=("<parameter=", ">"),
+    value=("", "</parameter>"),
+    call_close="</function>",
+    section_close="</seed:tool_call>",
+)
 MINIMAX_M2 = Markup(
     opening="<minimax:tool_call>",
     name=('<invoke name="', '">'),
@@ -84,6 +92,11 @@ def glm45_calls(source: Source, tools: CallableTools) -> Reading:
 def qwen3_coder_calls(source: Source, tools: CallableTools) -> Reading:
     """Parses text and calls in Qwen3-Coder's tags."""
     yield from _calls(source, tools, QWEN3_CODER)
+
+
+def seed_oss_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and calls in Seed-OSS' tags."""
+    yield from _calls(source, tools, SEED_OSS)
 
 
 def minimax_m2_calls(source: Source, tools: CallableTools) -> Reading:

@@ -23,9 +23,11 @@ class ToolFormat(StrEnum):
     GRANITE = "granite"  # <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
     PHI4_MINI_JSON = "phi4_mini_json"  # functools[{"name": ..., "arguments": {...}}, ...]
     HUNYUAN_A13B = "hunyuan_a13b"  # <tool_calls>[{"name": ..., ...}, ...]</tool_calls>
+    NEMOTRON_JSON = "nemotron_json"  # <TOOLCALL>[{"name": ..., ...}, ...]</TOOLCALL>
     COHERE_COMMAND3 = "cohere_command3"  # <|START_ACTION|>[{"tool_name": ...}]<|END_ACTION|>
     GLM45 = "glm45"  # <tool_call>name <arg_key>key</arg_key> <arg_value>value</arg_value>
     QWEN3_CODER = "qwen3_coder"  # <tool_call> <function=name> <parameter=key>value</parameter>
+    SEED_OSS = "seed_oss"  # the same between <seed:tool_call> and </seed:tool_call>
     MINIMAX_M2 = "minimax_m2"  # <invoke name="name"> <parameter name="key">value</parameter>
     PYTHONIC = "pythonic"  # [name(key="value", ...), ...], from the first character on
     FUNCTIONGEMMA = "functiongemma"  # <start_function_call>call:name{key:<escape>value<escape>}
@@ -36,7 +38,13 @@ class ToolFormat(StrEnum):
 
 # They write a value as bare text: its type is the schema's.
 UNTYPED_FORMATS = frozenset(
-    {ToolFormat.GLM45, ToolFormat.QWEN3_CODER, ToolFormat.MINIMAX_M2, ToolFormat.PYTHONIC}
+    {
+        ToolFormat.GLM45,
+        ToolFormat.QWEN3_CODER,
+        ToolFormat.SEED_OSS,
+        ToolFormat.MINIMAX_M2,
+        ToolFormat.PYTHONIC,
+    }
 )
 
 
@@ -44,6 +52,7 @@ class ReasoningFormat(StrEnum):
     """What marks the reasoning, at the start of the text."""
 
     THINK = "think"  # <think> ... </think>
+    SEED_OSS = "seed_oss"  # <seed:think> ... </seed:think>
     MISTRAL = "mistral"  # [THINK] ... [/THINK]
     OPENAI = "openai"  # harmony: messages on the channel `analysis`
     COHERE_COMMAND3 = "cohere_command3"  # <|START_THINKING|> ... <|END_THINKING|>
@@ -64,6 +73,7 @@ def reasoning_format_of(name: str | None) -> ReasoningFormat | None:
 # What opens and what closes the reasoning; the first of each is what models are trained to write.
 REASONING_MARKERS: Mapping[ReasoningFormat, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ReasoningFormat.THINK: (("<think>",), ("</think>",)),
+    ReasoningFormat.SEED_OSS: (("<seed:think>",), ("</seed:think>",)),
     ReasoningFormat.MISTRAL: (("[THINK]",), ("[/THINK]",)),
     ReasoningFormat.GRANITE: (
         ("Here is my thought process:", "Here's my thought process:"),
@@ -93,12 +103,14 @@ _TOOL_MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
     ),
     ToolFormat.GRANITE: ("<|tool_call|>", "<tool_call>"),
     ToolFormat.HUNYUAN_A13B: ("<tool_calls>", "</tool_calls>"),
+    ToolFormat.NEMOTRON_JSON: ("<TOOLCALL>", "</TOOLCALL>"),
     ToolFormat.COHERE_COMMAND3: ("<|START_ACTION|>", "<|END_ACTION|>"),
     ToolFormat.GLM45: (
         *("<tool_call>", "</tool_call>"),
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
     ToolFormat.QWEN3_CODER: ("<tool_call>", "</tool_call>"),
+    ToolFormat.SEED_OSS: ("<seed:tool_call>", "</seed:tool_call>"),
     ToolFormat.MINIMAX_M2: ("<minimax:tool_call>", "</minimax:tool_call>"),
     ToolFormat.PYTHONIC: ("<|python_start|>", "<|python_end|>"),
     ToolFormat.FUNCTIONGEMMA: ("<start_function_call>", "<end_function_call>", "<escape>"),
@@ -150,6 +162,7 @@ _CALL_OBJECT = (
 )
 _WRITTEN = {
     ToolFormat.HUNYUAN_A13B: re.compile(rf"<tool_calls>\s*\[\s*{_CALL_OBJECT}"),
+    ToolFormat.NEMOTRON_JSON: re.compile(rf"<TOOLCALL>\s*\[\s*{_CALL_OBJECT}"),
     ToolFormat.COHERE_COMMAND3: re.compile(
         rf'<\|START_ACTION\|>\s*\[[^<]*"tool_name":\s*"{_NAME}"[^<]*"parameters":\s*{_ARGUMENTS}'
     ),
@@ -170,7 +183,8 @@ _WRITTEN = {
     ),
     ToolFormat.PHI4_MINI_JSON: re.compile(rf"functools\s*\[\s*{_CALL_OBJECT}"),
     ToolFormat.GLM45: re.compile(rf"<tool_call>\s*{_NAME}\s*<arg_key>\s*{_KEY}"),
-    ToolFormat.QWEN3_CODER: re.compile(rf"<function={_NAME}>\s*<parameter={_KEY}>"),
+    ToolFormat.QWEN3_CODER: re.compile(rf"<tool_call>\s*<function={_NAME}>\s*<parameter={_KEY}>"),
+    ToolFormat.SEED_OSS: re.compile(rf"<seed:tool_call>\s*<function={_NAME}>\s*<parameter={_KEY}>"),
     ToolFormat.MINIMAX_M2: re.compile(
         rf'<minimax:tool_call>\s*<invoke name="{_NAME}">\s*<parameter name="{_KEY}">'
     ),
@@ -185,6 +199,7 @@ _WRITTEN = {
 # Of templates that tell the model how to call, and leave earlier calls out or write them otherwise.
 _DESCRIBED: Mapping[str, ToolFormat] = {
     "functools[": ToolFormat.PHI4_MINI_JSON,
+    "<|tool_call|>": ToolFormat.GRANITE,
 }
 # Of templates that do not even tell: what the family is trained on.
 _OF_MODEL_TYPE: Mapping[str, ToolFormat] = {
@@ -233,6 +248,7 @@ _REASONING_SIGNS = {
     ReasoningFormat.OPENAI: ("<|channel|>analysis",),
     ReasoningFormat.GEMMA4: ("<channel|>",),
     ReasoningFormat.COHERE_COMMAND3: ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningFormat.SEED_OSS: ("</seed:think>",),
     ReasoningFormat.MISTRAL: ("[THINK]", "[/THINK]"),
     ReasoningFormat.GRANITE: ("Here is my response:",),
     ReasoningFormat.THINK: ("<think>", "</think>"),

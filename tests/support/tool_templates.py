@@ -114,6 +114,7 @@ _ACTION = (
 COHERE = _template(_each("<|START_ACTION|>[", _ACTION, ", ", "]<|END_ACTION|>")) + (
     "{#- <|START_THINKING|>...<|END_THINKING|> stands before an answer -#}"
 )
+NEMOTRON = _template(_each("<TOOLCALL>[", _OBJECT, ", ", "]</TOOLCALL>"))
 HUNYUAN = _template(_each("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"))
 _PAIRS = """
     {{%- for key, value in f.arguments.items() %}}
@@ -148,6 +149,16 @@ QWEN3_CODER = _template(
         _PAIRS.format(before="<parameter=", between=">\\n", after="\\n</parameter>\\n"),
         "</function>\\n</tool_call>",
     )
+)
+SEED_OSS = (
+    _template(
+        _written(
+            "\\n<seed:tool_call>\\n<function=' + f.name + '>\\n",
+            _PAIRS.format(before="<parameter=", between=">", after="</parameter>\\n"),
+            "</function>\\n</seed:tool_call>",
+        )
+    )
+    + "{#- <seed:think>...</seed:think> stands before an answer -#}"
 )
 MINIMAX = _template(
     "{{- '\\n<minimax:tool_call>\\n' }}"
@@ -284,6 +295,13 @@ FAMILIES = {
     "qwen3-coder": Family(
         QWEN3_CODER, ToolFormat.QWEN3_CODER, None, ("<tool_call>", "</tool_call>")
     ),
+    "seed-oss": Family(
+        SEED_OSS,
+        ToolFormat.SEED_OSS,
+        ReasoningFormat.SEED_OSS,
+        ("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"),
+    ),
+    "nemotron": Family(NEMOTRON, ToolFormat.NEMOTRON_JSON),
     "minimax": Family(
         MINIMAX, ToolFormat.MINIMAX_M2, None, ("<minimax:tool_call>", "</minimax:tool_call>")
     ),

@@ -103,6 +103,21 @@ def _qwen3_coder(calls: Calls) -> str:
     return "\n".join(texts)
 
 
+def _seed_oss(calls: Calls) -> str:
+    texts = []
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<parameter={key}>{value}</parameter>\n" for key, value in _texts(arguments)
+        )
+        call = f"<function={name}>\n{pairs}</function>"
+        texts.append(f"<seed:tool_call>\n{call}\n</seed:tool_call>")
+    return "\n".join(texts)
+
+
+def _nemotron(calls: Calls) -> str:
+    return f"<TOOLCALL>[{', '.join(_objects(calls))}]</TOOLCALL>"
+
+
 def _minimax_m2(calls: Calls) -> str:
     texts = []
     for name, arguments in calls:
@@ -156,6 +171,8 @@ WRITTEN: Mapping[str, Callable[[Calls], str]] = {
     "cohere": _cohere,
     "glm": _glm45,
     "qwen3-coder": _qwen3_coder,
+    "seed-oss": _seed_oss,
+    "nemotron": _nemotron,
     "minimax": _minimax_m2,
     "llama4": _pythonic,
     "functiongemma": _functiongemma,

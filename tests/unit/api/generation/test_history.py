@@ -114,6 +114,21 @@ def test_a_turn_with_several_calls_is_several_messages_of_harmonys(tmp_path: Pat
     assert prompt.endswith("<|start|>assistant")
 
 
+def test_llamas_templates_are_given_one_call_in_a_message(tmp_path: Path) -> None:
+    model = served(make_checkpoint(tmp_path, chat_template=templates.LLAMA31_TOOLS))
+    calls = [
+        {"id": each, "function": {"name": "get_weather", "arguments": f'{{"city": "{each}"}}'}}
+        for each in ("Oslo", "Rome")
+    ]
+    turn = {"role": "assistant", "content": None, "tool_calls": calls}
+    results = [
+        {"role": "tool", "tool_call_id": each, "content": f"of {each}"} for each in ("Oslo", "Rome")
+    ]
+    prompt = prompt_of(model, [*conversation(), turn, *results])
+    order = ['{"city": "Oslo"}', "of Oslo", '{"city": "Rome"}', "of Rome"]
+    assert sorted(order, key=prompt.index) == order
+
+
 def test_calls_in_a_format_that_is_not_known_are_text_and_cannot_be_required(
     tmp_path: Path,
 ) -> None:

@@ -20,7 +20,7 @@ from api.output_parsers.parser import (
     Thinking,
     merged,
 )
-from shared.text.tool_formats import ReasoningFormat, ToolFormat, markers
+from shared.text.tool_formats import UNTYPED_FORMATS, ReasoningFormat, ToolFormat, markers
 from tests.support.examples import examples
 
 NAMES = ("get_weather", "now")
@@ -162,6 +162,7 @@ RECORDED = [
         ReasoningFormat.MISTRAL,
     ),
     Recorded(ToolFormat.PHI4_MINI_JSON, f"functools{LIST}", BOTH),
+    Recorded(ToolFormat.NEMOTRON_JSON, f"<TOOLCALL>{LIST}</TOOLCALL>", BOTH),
     Recorded(ToolFormat.HUNYUAN_A13B, f"<tool_calls>{LIST}</tool_calls>", BOTH),
     Recorded(
         ToolFormat.HUNYUAN_A13B,
@@ -253,6 +254,8 @@ _GLM_ROME = "".join(
 )
 _QWEN_ROME = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in _PAIRS)
 _MINIMAX_ROME = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in _PAIRS)
+_SEED_OSLO = "<parameter=city>Oslo</parameter>\n"
+_SEED_ROME = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in _PAIRS)
 TYPED = (("get_weather", OSLO), ("get_weather", _ROME))
 _PYTHON_ROME = (
     "get_weather(city='Rome\\n\"1\"', days=2, tags=['a', {'b': None}], note=None, dry=False, "
@@ -296,6 +299,16 @@ RECORDED += [
         f'<minimax:tool_call>\n<invoke name="get_weather">\n{_MINIMAX_OSLO}</invoke>\n'
         f'<invoke name="get_weather">\n{_MINIMAX_ROME}</invoke>\n</minimax:tool_call>',
         TYPED,
+    ),
+    Recorded(
+        ToolFormat.SEED_OSS,
+        "<seed:think>Hm.</seed:think><seed:tool_call>\n<function=get_weather>\n"
+        f"{_SEED_OSLO}</function>\n</seed:tool_call>\n<seed:tool_call>\n"
+        f"<function=get_weather>\n{_SEED_ROME}</function>\n</seed:tool_call>",
+        TYPED,
+        "",
+        "Hm.",
+        ReasoningFormat.SEED_OSS,
     ),
     Recorded(
         ToolFormat.PYTHONIC, f'[get_weather(city="Oslo"), {_PYTHON_ROME}] Done', TYPED, "Done"
@@ -368,7 +381,7 @@ TEXTS = [
 
 
 # The values are bare text: what one is depends on all of it.
-BY_TYPE = frozenset({ToolFormat.GLM45, ToolFormat.QWEN3_CODER, ToolFormat.MINIMAX_M2})
+BY_TYPE = UNTYPED_FORMATS - {ToolFormat.PYTHONIC}
 
 
 def parser(recorded: Recorded) -> OutputParser:
@@ -458,6 +471,7 @@ PIECES = [
     *(D, "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
     *("function", "```json", "```", KIMI_BEGIN, KIMI_END, "<|tool_call_begin|>", "functions."),
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_call|>", "<tool_call>"),
+    *("<seed:tool_call>", "</seed:tool_call>", "<TOOLCALL>", "</TOOLCALL>"),
     *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>"),
     *("</tool_call>", "functools", "<tool_calls>", "</tool_calls>", "now", "get_weather", ":0"),
     *("{}", OSLO, "[", "]", ",", "{", "}", '"', " ", "\n", "é", "text", "<", "Here is my"),

@@ -138,6 +138,8 @@ def test_a_family_whose_template_writes_no_calls_is_known_by_its_type_or_its_wor
     assert find_tool_format(template, "qwen3") is ToolFormat.TEXT
     told = JinjaChatTemplate("Call with functools[...].\n" + silent, {})
     assert find_tool_format(told) is ToolFormat.PHI4_MINI_JSON
+    told = JinjaChatTemplate("Respond with <|tool_call|> and a JSON list.\n" + silent, {})
+    assert find_tool_format(told) is ToolFormat.GRANITE
 
 
 def test_a_format_that_is_not_known_is_said_at_start(
