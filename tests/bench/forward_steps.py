@@ -80,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=256, help="tokens before a decode step")
     parser.add_argument("--prefill", nargs="*", type=int, default=[512])
     parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--ranks", type=int, default=1, help="TENSOR_PARALLEL_SIZE")
     parser.add_argument("--processes", type=int, default=1, help="that compute at the same time")
     parser.add_argument("--seconds", type=float, default=2.0, help="at least, for each figure")
     return parser.parse_args()
@@ -99,6 +100,7 @@ def measure_tier(
             block_size=BLOCK_SIZE,
             num_kv_blocks=max(width * max([*args.batch, 1]), -(-most // BLOCK_SIZE)),
             num_threads=args.threads,
+            tensor_parallel_size=args.ranks,
             cpu_tier=tier,
             quantization=quantization,
         )
@@ -109,6 +111,7 @@ def measure_tier(
         "tier": tier,
         "quantization": quantization,
         "threads": args.threads,
+        "ranks": args.ranks,
         "load_s": round(time.perf_counter() - begin_s, 1),
         "torch": torch.__version__,
     }
@@ -129,6 +132,7 @@ def measure_tier(
         batch = ScheduledBatch((prefill(length),))
         line = common | {"step": "prefill", "tokens": length}
         report(line, built.runner, batch, args.seconds, meet)
+    built.close()
 
 
 def decode(seq_id: int, context: int, width: int) -> ScheduledSequence:
