@@ -160,7 +160,8 @@ class WorkerSettings(SharedSettings):
         default=1,
         ge=1,
         le=1024,
-        description="Devices, or processes on a CPU, that share the model's weights.",
+        description="Devices, or processes on a CPU, that share the model's weights. Threads and "
+        "memory are those of all together.",
     )
 
     model_impl: ModelImpl = Field(
