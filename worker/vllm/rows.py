@@ -57,7 +57,7 @@ class BatchRow:
         prompt: Sequence[int],
         output: Sequence[int],
     ) -> BatchRow:
-        """`prompt` is vLLM's: after `num_prompt_tokens` it has outputs of earlier attempts."""
+        """Returns a row. `prompt` is vLLM's: after `num_prompt_tokens` come earlier outputs."""
         known = prompt[num_prompt_tokens:]
         row = SamplingRow(
             seq_id=seq_id,
