@@ -39,8 +39,10 @@ FAILED = Path(".pytest_cache/failed-tests")  # a name in each line, of the last 
 LAST_RUN = Path(".pytest_cache/last-run")  # its counts and time, for tools.stats
 INTERRUPTED = 2  # pytest's status
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
-# The scratch folder of an engine whose worker was ended by SIGKILL: nothing is left to remove it.
-LEFT_BY_A_KILL = "penstock-engine-*"
+MAY_STAY = (
+    "penstock-engine-*",  # of an engine whose worker was ended by SIGKILL: no process removes it
+    "torchinductor_*",  # torch's headers, compiled once for a user; TORCHINDUCTOR_CACHE_DIR or not
+)
 MOST_NAMES = 50
 LOW_PRIORITY = 10  # it gets a tenth where others want all
 END_TIMEOUT_S = 30.0  # for an interrupted run: xdist gives its processes 10
@@ -118,14 +120,17 @@ def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = 
             interrupted.take_results(outcome)
         outcome.status = max(outcome.status, INTERRUPTED)
     finally:
-        outcome.left = sorted(
-            path.name for path in folder.iterdir() if not path.match(LEFT_BY_A_KILL)
-        )
+        outcome.left = sorted(path.name for path in folder.iterdir() if not _may_stay(path))
         shutil.rmtree(folder, ignore_errors=True)
     if outcome.left:
         outcome.status = max(outcome.status, 1)
     outcome.seconds = time.monotonic() - begin_s
     return outcome
+
+
+def _may_stay(path: Path) -> bool:
+    """Returns whether a test may leave this in the temporary folder."""
+    return any(path.match(pattern) for pattern in MAY_STAY)
 
 
 def _raise_on_signals() -> None:
