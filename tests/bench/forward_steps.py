@@ -1,6 +1,7 @@
 """Milliseconds of the runner's steps, tier by tier, as JSON lines.
 
     python -m tests.bench.forward_steps --tier reference packed native --quantization none int8
+    python -m tests.bench.forward_steps --shape smollm2-135m --model-impl native transformers
     python -m tests.bench.forward_steps --device cuda --batch 1 8 32 64 128 256 --prefill 512 2048
     python -m tests.bench.forward_steps --processes 2 --threads 1 --batch 2 8 32 --prefill
 
@@ -63,9 +64,10 @@ def measure(args: argparse.Namespace, meet: Meet = lambda: None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         config = SHAPES[args.shape] | COMMON
         (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        for quantization in args.quantization:
-            for tier in args.tier:
-                measure_tier(args, directory, tier, quantization, meet)
+        for implementation in args.model_impl:
+            for quantization in args.quantization:
+                for tier in args.tier:
+                    measure_tier(args, directory, implementation, tier, quantization, meet)
 
 
 def parse() -> argparse.Namespace:
@@ -74,6 +76,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model-impl", nargs="+", default=["auto"])
     parser.add_argument("--tier", nargs="+", default=["auto"], help="on the CPU")
     parser.add_argument("--quantization", nargs="+", default=["none"])
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 32])
@@ -87,7 +90,12 @@ def parse() -> argparse.Namespace:
 
 
 def measure_tier(
-    args: argparse.Namespace, directory: str, tier: str, quantization: str, meet: Meet
+    args: argparse.Namespace,
+    directory: str,
+    implementation: str,
+    tier: str,
+    quantization: str,
+    meet: Meet,
 ) -> None:
     width = -(-(args.context + 1) // BLOCK_SIZE)
     most = max([*args.prefill, 1])
@@ -96,6 +104,7 @@ def measure_tier(
         EngineOptions(
             checkpoint=directory,
             load_format="dummy",
+            model_impl=implementation,  # type: ignore[arg-type]
             device=args.device,
             block_size=BLOCK_SIZE,
             num_kv_blocks=max(width * max([*args.batch, 1]), -(-most // BLOCK_SIZE)),
@@ -108,6 +117,7 @@ def measure_tier(
     common = {
         "shape": args.shape,
         "device": torch.cuda.get_device_name() if args.device == "cuda" else cpu_name(),
+        "model_impl": implementation,
         "tier": tier,
         "quantization": quantization,
         "threads": args.threads,

@@ -16,15 +16,15 @@ from worker.model.layers.ops import Activation, HeadNorm, Multiply, Norm
 _PANEL = (
     32  # output columns that lie together in a packed weight; a gated panel has 16 of each half
 )
-_MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 256
 # Activations of so many different batch sizes are kept as views of the same memory.
 _MAX_VIEWS = 64
 
 
 def what_is_wrong(config: ModelConfig) -> str | None:
     """Returns why the kernels cannot run this model; None when they can."""
-    if config.head_dim % 16 or config.head_dim > _MAX_HEAD_DIM:
-        return f"head_dim {config.head_dim} is not a multiple of 16 up to {_MAX_HEAD_DIM}"
+    if config.head_dim % 16 or config.head_dim > MAX_HEAD_DIM:
+        return f"head_dim {config.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}"
     for name in ("hidden_size", "intermediate_size"):
         if getattr(config, name) % 16:
             return f"{name} {getattr(config, name)} is not a multiple of 16"
@@ -55,6 +55,17 @@ class Workspace:
             view = self._memory[:size].view(num_rows, self._width)
             self._views[num_rows] = view
         return view
+
+
+class FreshRows:
+    """In place of a Workspace: new memory for each result, for callers that keep several."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def rows(self, num_rows: int) -> Tensor:
+        """Returns [num_rows, width], not filled."""
+        return torch.empty(num_rows, self._width, dtype=torch.bfloat16)
 
 
 class ProductScratch:
@@ -98,7 +109,7 @@ class NativeProduct:
         kernels: NativeKernels,
         weight: Weight,
         tensors: tuple[Tensor, ...],
-        results: Workspace,
+        results: Workspace | FreshRows,
         scratch: ProductScratch,
         many: Multiply | None = None,
         many_rows: int = 0,
@@ -145,10 +156,13 @@ class NativeOps:
         choices: ProductChoices | None = None,
         amx_rows: int = 0,
         torch_threads: int = 1,
+        keeps_results: bool = False,
     ) -> None:
         """`choices` decides how products of many rows are computed; without it AMX does from
-        `amx_rows` on, 0 for never. oneDNN computes with `torch_threads`."""
+        `amx_rows` on, 0 for never. oneDNN computes with `torch_threads`. `keeps_results`: each
+        result has memory of its own, beyond what Ops promises."""
         self._kernels = kernels
+        self._keeps_results = keeps_results
         self._is_int8 = is_int8
         self._choices = choices
         self._choice = Choice(amx_rows)
@@ -157,8 +171,8 @@ class NativeOps:
         self._memory = HugePages()
         self._scratch = ProductScratch(kernels)
         # Products of the same width share their memory, across layers: see Ops.
-        self._results: dict[tuple[int, bool], Workspace] = {}
-        self._normed: dict[int, Workspace] = {}
+        self._results: dict[tuple[int, bool], Workspace | FreshRows] = {}
+        self._normed: dict[int, Workspace | FreshRows] = {}
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
         return self._product(weight, bias, is_gated=False)
@@ -174,7 +188,7 @@ class NativeOps:
         rows, size = x.shape
         workspace = self._normed.get(size)
         if workspace is None:
-            workspace = self._normed[size] = Workspace(size, self._kernels)
+            workspace = self._normed[size] = self._new_rows(size)
         out = workspace.rows(rows)
         self._kernels.add_rms_norm(
             x.data_ptr(),
@@ -288,10 +302,11 @@ class NativeOps:
             product = ops.gated_linear(weight, bias, activation)
         return OnTorchThreads(product, self._torch_threads)
 
-    def _workspace(self, num_columns: int, is_gated: bool) -> Workspace:
-        return self._results.setdefault(
-            (num_columns, is_gated), Workspace(num_columns, self._kernels)
-        )
+    def _workspace(self, num_columns: int, is_gated: bool) -> Workspace | FreshRows:
+        return self._results.setdefault((num_columns, is_gated), self._new_rows(num_columns))
+
+    def _new_rows(self, width: int) -> Workspace | FreshRows:
+        return FreshRows(width) if self._keeps_results else Workspace(width, self._kernels)
 
 
 def _padded(tensor: Tensor, size: int) -> Tensor:

@@ -55,9 +55,9 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierRequest:
-    """What the model needs of a tier."""
+    """What the model needs of a tier; without a `config`, its products alone."""
 
-    config: ModelConfig
+    config: ModelConfig | None
     dtype: torch.dtype
     block_size: int
     quantization: Quantization = "none"
@@ -105,23 +105,12 @@ def packed_tier(request: TierRequest) -> Tier:
 
 def native_tier(request: TierRequest) -> Tier:
     """Returns the tier of the compiled kernels, built if need be. Raises TierUnavailable."""
-    if request.dtype is not torch.bfloat16:
-        raise TierUnavailable(f"the kernels compute in bfloat16, the model is {request.dtype}")
     if request.block_size != ATTENTION_BLOCK:
         raise TierUnavailable(f"block_size is {request.block_size}, not {ATTENTION_BLOCK}")
+    assert request.config is not None, "a stack is of a configuration"
     if reason := native_ops.what_is_wrong(request.config):
         raise TierUnavailable(reason)
-    library = build_for(cpu_features())
-    kernels = NativeKernels(library)
-    kernels.set_num_threads(request.num_threads)
-    is_int8 = request.quantization == "int8"
-    _check(NativeOps(kernels, is_int8=is_int8), request)
-    ops = NativeOps(
-        kernels,
-        is_int8=is_int8,
-        choices=_choices(kernels, library.name, request),
-        torch_threads=request.num_threads,
-    )
+    kernels, ops = _native_ops(request)
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         if request.num_ranks > 1:
@@ -139,6 +128,58 @@ def native_tier(request: TierRequest) -> Tier:
         return whole
 
     return Tier("native", ops, stack, has_own_threads=True)
+
+
+def _native_ops(
+    request: TierRequest, *, keeps_results: bool = False
+) -> tuple[NativeKernels, NativeOps]:
+    """Returns the compiled kernels and the operations over them. Raises TierUnavailable."""
+    if request.dtype is not torch.bfloat16:
+        raise TierUnavailable(f"the kernels compute in bfloat16, the model is {request.dtype}")
+    library = build_for(cpu_features())
+    kernels = NativeKernels(library)
+    kernels.set_num_threads(request.num_threads)
+    is_int8 = request.quantization == "int8"
+    _check(NativeOps(kernels, is_int8=is_int8), request)
+    ops = NativeOps(
+        kernels,
+        is_int8=is_int8,
+        choices=_choices(kernels, library.name, request),
+        torch_threads=request.num_threads,
+        keeps_results=keeps_results,
+    )
+    return kernels, ops
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """A tier's operations for modules that are not ours: each result has memory of its own."""
+
+    name: str
+    ops: Ops
+    kernels: NativeKernels | None = None  # the native tier's, for its attention
+
+
+def choose_products(wanted: CpuTier, request: TierRequest) -> Products:
+    """Returns those of the tier `wanted`, or of the fastest, as `choose_tier` does. Raises
+    ModelError where they are unavailable."""
+    is_int8 = request.quantization == "int8"
+    is_plain = request.dtype is not torch.bfloat16 and not is_int8
+    names = ("native", "packed") if wanted == "auto" and not is_plain else (wanted,)
+    for name in names:
+        try:
+            if name == "native":
+                kernels, ops = _native_ops(request, keeps_results=True)
+                return Products(name, ops, kernels)
+            if name == "packed":
+                packed = OneDnnInt8Ops() if is_int8 else PackedOps()
+                _check(packed, request)
+                return Products(name, packed)
+        except TierUnavailable as error:
+            if wanted != "auto":
+                raise ModelError(f"cpu_tier {wanted!r} cannot be had: {error}") from error
+            logger.info("CPU tier %s is not used: %s", name, error)
+    return Products("reference", Int8Ops() if is_int8 else TorchOps())
 
 
 def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> ProductChoices | None:

@@ -13,6 +13,9 @@ from transformers import AttentionInterface
 
 from worker.model.attention.base import AttentionMetadata
 from worker.model.attention.sdpa import SdpaAttention
+from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
+from worker.model.cpu.native_ops import MAX_HEAD_DIM
+from worker.model.cpu.native_stack import NativeAttention
 from worker.model.kv_cache import KVCachePool, KVLayer
 from worker.model.transformers.probe import AttentionCall
 
@@ -31,7 +34,7 @@ class PagedAttention:
     def __init__(self, calls: Sequence[AttentionCall]) -> None:
         self.name = f"penstock-{id(self):x}"
         self._calls = tuple(calls)
-        self._backend: SdpaAttention | None = None
+        self._backend: SdpaAttention | NativeAttention | None = None
         self._next = 0
         self._observed: list[KVLayer] | None = None
         own = weakref.ref(self)  # the interface keeps what is registered for ever
@@ -43,9 +46,31 @@ class PagedAttention:
 
         AttentionInterface.register(self.name, attend)
 
-    def use(self, pool: KVCachePool) -> None:
-        """Keeps keys and values in `pool` from now on."""
-        self._backend = SdpaAttention(pool, [call.scores for call in self._calls])
+    def is_native(self, block_size: int, dtype: torch.dtype) -> bool:
+        """Returns whether the compiled kernels compute the attention of all layers."""
+        kept = {call.kept for call in self._calls}
+        if len(kept) > 1 or block_size != ATTENTION_BLOCK or dtype is not torch.bfloat16:
+            return False
+        (layer,) = kept
+        return (
+            layer.key_dim == layer.value_dim
+            and layer.key_dim % 16 == 0
+            and layer.key_dim <= MAX_HEAD_DIM
+            and all(
+                not call.has_sinks
+                and call.scores.softcap is None
+                and call.scores.reach.chunk is None
+                for call in self._calls
+            )
+        )
+
+    def use(self, pool: KVCachePool, kernels: NativeKernels | None) -> None:
+        """Keeps keys and values in `pool` from now on, and attends with `kernels` where they do."""
+        scores = [call.scores for call in self._calls]
+        if kernels is not None and self.is_native(pool.block_size, pool.storage.dtype):
+            self._backend = NativeAttention(pool, kernels, scores)
+        else:
+            self._backend = SdpaAttention(pool, scores)
 
     def replace(self, calls: Sequence[AttentionCall]) -> None:
         """Expects these calls from now on."""
@@ -110,5 +135,14 @@ class PagedAttention:
         out = torch.empty(
             q.shape[0], q.shape[1], v.shape[2], dtype=query.dtype, device=query.device
         )
-        self._backend.forward(number, q, k, v, out, s_aux)
+        if isinstance(self._backend, SdpaAttention):
+            self._backend.forward(number, q, k, v, out, s_aux)
+        else:
+            self._backend.forward(number, _by_token(q), _by_token(k), _by_token(v), out)
         return out[None], None
+
+
+def _by_token(heads: Tensor) -> Tensor:
+    """Returns [T, heads, dim] with each token's heads in one piece, as the kernels read them."""
+    is_one_piece = heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
+    return heads if is_one_piece else heads.contiguous()

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.attention.base import AttentionMetadata
+from worker.model.cpu.library import NativeKernels
 from worker.model.errors import UnsupportedModel
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
@@ -47,10 +48,13 @@ class TransformersModel:
 class TransformersStack:
     """A DecoderStack, from token ids to logits [N, vocab]."""
 
-    def __init__(self, model: TransformersModel, pool: KVCachePool) -> None:
+    def __init__(
+        self, model: TransformersModel, pool: KVCachePool, kernels: NativeKernels | None = None
+    ) -> None:
+        """`kernels` compute the attention where they can."""
         self._network = model.network
         self._attention = model.attention
-        self._attention.use(pool)
+        self._attention.use(pool, kernels)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor

@@ -22,6 +22,7 @@ from worker.model.errors import UnsupportedModel
 from worker.model.kv_cache import KVLayer
 from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig
 from worker.model.transformers.masks import MaskShape
+from worker.model.transformers.products import LinearCall, groups_of, replace_linears
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,16 @@ class AttentionCall:
     has_sinks: bool
 
 
-def probe(config: TransformersConfig) -> tuple[AttentionCall, ...]:
-    """Returns the calls of one forward pass, in order. Raises UnsupportedModel."""
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one forward pass does."""
+
+    calls: tuple[AttentionCall, ...]  # in order
+    linear_groups: tuple[tuple[str, ...], ...]  # names of linear modules with one input
+
+
+def probe(config: TransformersConfig) -> Probe:
+    """Returns what one forward pass does. Raises UnsupportedModel."""
     recorder = _Recorder(config)
     AttentionInterface.register(_NAME, recorder.attend)
     AttentionMaskInterface.register(_NAME, recorder.mask)
@@ -52,11 +61,8 @@ def probe(config: TransformersConfig) -> tuple[AttentionCall, ...]:
                 experts_implementation="batched_mm",
                 trust_remote_code=False,
             )
-            tokens = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64)
-            # Without a padding mask some look into the positions for packed sequences.
-            logits = model(
-                input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False
-            ).logits
+            linear_calls = _watch_linears(model)
+            logits = _run(model)
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever that model's own code does with what it lacks
@@ -65,13 +71,54 @@ def probe(config: TransformersConfig) -> tuple[AttentionCall, ...]:
             f"model_type {config.model_type!r} does not leave its attention, masks and positions "
             f"to transformers' attention interface alone; {SERVED_ELSEWHERE}"
         ) from error
-    recorder.check(model)
+    recorder.check()
     if logits.shape[-1] != config.vocab_size:
         raise UnsupportedModel(
             f"model_type {config.model_type!r} has {logits.shape[-1]} logits for a vocab_size of "
             f"{config.vocab_size}"
         )
-    return tuple(recorder.calls)
+    calls = tuple(recorder.calls)
+    return Probe(calls, _groups_that_fit(model, groups_of(linear_calls)))
+
+
+def _run(model: torch.nn.Module) -> Tensor:
+    """Returns the logits of a pass over a few tokens."""
+    tokens = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
+    # Without a padding mask some look into the positions for packed sequences.
+    output = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    logits: Tensor = output.logits
+    return logits
+
+
+def _watch_linears(model: torch.nn.Module) -> list[LinearCall]:
+    """Returns a list that gets the calls of all linear modules."""
+    calls: list[LinearCall] = []
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear:
+            module.register_forward_pre_hook(
+                lambda _, inputs, name=name: calls.append(LinearCall(name, inputs[0]))
+            )
+    return calls
+
+
+def _groups_that_fit(
+    model: torch.nn.Module, groups: tuple[tuple[str, ...], ...]
+) -> tuple[tuple[str, ...], ...]:
+    """Returns the groups, each module by itself where its code cannot do with part of a product:
+    parts are no contiguous tensors."""
+    replace_linears(
+        model,
+        groups,
+        lambda weight, bias: lambda x: x.new_empty(len(x), len(weight)),
+        model.dtype,  # type: ignore[arg-type]
+    )
+    try:
+        with torch.device("meta"), torch.inference_mode():
+            _run(model)
+    except Exception as error:
+        logger.info("products stay apart: %s: %s", type(error).__name__, error)
+        return tuple((name,) for group in groups for name in group)
+    return groups
 
 
 class _Recorder:
@@ -134,7 +181,7 @@ class _Recorder:
             )
         return reach
 
-    def check(self, model: torch.nn.Module) -> None:
+    def check(self) -> None:
         """Raises UnsupportedModel where a layer's attention did not arrive here."""
         num_layers = int(self._text.num_hidden_layers)
         if len(self.calls) < num_layers:

@@ -6,18 +6,28 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+from transformers import PreTrainedModel
+
+from shared.cores import default_threads
 from worker.engine_options import EngineOptions
+from worker.model.cpu.tiers import Products, TierRequest, choose_products
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import DecoderStack
 from worker.model.layers.linear import Placement
+from worker.model.layers.ops import TorchOps
 from worker.model.served import BuiltStack, Report
 from worker.model.transformers.attention import PagedAttention
 from worker.model.transformers.config import TransformersConfig, read_config
+from worker.model.transformers.gates import replace_gated
 from worker.model.transformers.loader import load_model, random_model
 from worker.model.transformers.model import TransformersModel, TransformersStack, check_attention
 from worker.model.transformers.probe import probe
+from worker.model.transformers.products import replace_linears, replace_norms
 from worker.model.transformers.sharding import check_plan, rank_calls
+
+_FEW = 256  # rows of a matrix so small that one thread does: routers
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +41,16 @@ class TransformersSource:
         """Raises UnsupportedModel, before any weight is read, for what cannot be served."""
         self._directory = directory
         config = read_config(directory)
-        self._calls = probe(config)
+        self._probe = probe(config)
         self.config: TransformersConfig = replace(
-            config, kv_layers=tuple(call.kept for call in self._calls)
+            config, kv_layers=tuple(call.kept for call in self._probe.calls)
         )
 
     def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
         self.config = replace(self.config, eos_token_ids=eos_token_ids)
 
     def check_divisible(self, size: int) -> None:
-        check_plan(self.config, self._calls, size)
+        check_plan(self.config, self._probe.calls, size)
 
     def load(
         self,
@@ -51,17 +61,8 @@ class TransformersSource:
         report: Report,
     ) -> BuiltStack:
         """Loads the weights. Raises ModelError."""
-        for name, value, known in (
-            ("cpu_tier", options.cpu_tier, ("auto", "reference")),
-            ("quantization", options.quantization, ("none",)),
-        ):
-            if value not in known:
-                raise ModelError(
-                    f"{name} {value!r} is for native model families; this model_type, "
-                    f"{self.config.model_type!r}, is computed by transformers"
-                )
         group = placement.group
-        attention = PagedAttention(self._calls)
+        attention = PagedAttention(self._probe.calls)
         if options.load_format == "dummy":
             if group.size > 1:
                 raise ModelError(
@@ -73,14 +74,75 @@ class TransformersSource:
             network = load_model(self.config, self._directory, placement, attention.name, report)
         keeps = self.config
         if group.size > 1:
-            calls = rank_calls(network, attention, self._calls)
+            calls = rank_calls(network, attention, self._probe.calls)
             attention.replace(calls)
             keeps = replace(keeps, kv_layers=tuple(call.kept for call in calls))
         model = TransformersModel(self.config, network, attention, placement)
 
+        products = _products(options, placement, block_size)
+        if products.name != "reference" or options.quantization != "none":
+            ops = products.ops
+            replace_gated(network, ops, placement.dtype)
+            replace_linears(network, self._probe.linear_groups, ops.linear, placement.dtype)
+        if products.kernels is not None:
+            replace_norms(network, products.ops, placement.dtype)
+
         def stack(pool: KVCachePool) -> DecoderStack:
-            made = TransformersStack(model, pool)
+            made = TransformersStack(model, pool, products.kernels)
             check_attention(model, made, pool)
             return made
 
-        return BuiltStack(model=model, keeps=keeps, stack=stack, tier="reference")
+        return BuiltStack(
+            model=model,
+            keeps=keeps,
+            stack=stack,
+            tier=products.name,
+            has_own_threads=(
+                products.kernels is not None
+                and attention.is_native(block_size, placement.dtype)
+                and not _matrices(network)
+            ),
+        )
+
+
+def _matrices(network: PreTrainedModel) -> list[str]:
+    """Returns the names of matrices that torch still multiplies with."""
+    tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    return [
+        name
+        for name, parameter in network.named_parameters()
+        if parameter.dim() > 1 and id(parameter) not in tables and min(parameter.shape) > _FEW
+    ]
+
+
+def _products(options: EngineOptions, placement: Placement, block_size: int) -> Products:
+    """Returns the products of the device's tier. Raises ModelError for options that it lacks."""
+    if placement.group.size > 1:  # transformers' plan divides the modules, and sums between them
+        for name, value, known in (
+            ("cpu_tier", options.cpu_tier, ("auto", "reference")),
+            ("quantization", options.quantization, ("none",)),
+        ):
+            if value not in known:
+                raise ModelError(
+                    f"{name} {value!r} with TENSOR_PARALLEL_SIZE={placement.group.size} is for "
+                    f"native model families"
+                )
+        return Products("reference", TorchOps())
+    if placement.device.type == "cpu":
+        request = TierRequest(
+            config=None,
+            dtype=placement.dtype,
+            block_size=block_size,
+            quantization=options.quantization,
+            num_threads=options.num_threads or default_threads(),
+            weight_copies=options.cpu_weight_copies,
+            memory_share=options.memory_share,
+        )
+        return choose_products(options.cpu_tier, request)
+    for name, value, neutral in (
+        ("cpu_tier", options.cpu_tier, "auto"),
+        ("quantization", options.quantization, "none"),
+    ):
+        if value != neutral:
+            raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
+    return Products("reference", TorchOps())

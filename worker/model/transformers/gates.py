@@ -1,0 +1,159 @@
+"""Gated feed-forward blocks and experts of transformers, computed by a CPU tier's products.
+
+A module is taken for what its members' names say only where a trial over random rows, with torch's
+own operators, gives what the module gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from worker.model.layers.ops import Activation, Multiply, Ops, TorchOps
+from worker.model.transformers.products import agree, replace_module
+
+_WIDTH = 16  # in numbers: what the kernels need of a row
+_TRIED_ROWS = 5
+
+
+class GatedModule(nn.Module):
+    """Stands where a gated block was: down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, gated: Multiply, down: Multiply) -> None:
+        super().__init__()
+        self._gated = gated
+        self._down = down
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        if not flat.is_contiguous():
+            flat = flat.contiguous()
+        return self._down(self._gated(flat)).view(x.shape)
+
+
+class ExpertsModule(nn.Module):
+    """Stands where a mixture's experts were, each a gated block of its own."""
+
+    def __init__(self, gated: list[Multiply], down: list[Multiply]) -> None:
+        super().__init__()
+        self.num_experts = len(gated)
+        self._gated = gated
+        self._down = down
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns the sum of each token's experts, [tokens, hidden].
+
+        `hidden_states` are [tokens, hidden], experts and their weights [tokens, k].
+        """
+        experts = top_k_index.flatten()
+        order = experts.argsort(stable=True)
+        tokens = torch.div(order, top_k_index.shape[1], rounding_mode="floor")
+        rows = hidden_states.index_select(0, tokens)
+        parts, start = [], 0
+        for expert, count in enumerate(experts.bincount(minlength=self.num_experts).tolist()):
+            if count:
+                inner = self._gated[expert](rows[start : start + count])
+                parts.append(self._down[expert](inner))
+                start += count
+        weights = top_k_weights.flatten().index_select(0, order)
+        results = torch.cat(parts).float() * weights[:, None]
+        # Each token's experts in their order, so that its sum does not depend on other tokens.
+        places = order.argsort().view(top_k_index.shape)
+        return results[places].sum(dim=1).to(hidden_states.dtype)
+
+
+def replace_gated(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
+    """Computes gated blocks and experts with `ops`, to which their weights go; returns how many."""
+    count = 0
+    for name, module in list(model.named_modules()):
+        make = _as_gated(module, dtype) or _as_experts(module, dtype)
+        if make is not None:
+            replace_module(model, name, make(ops))
+            count += 1
+    return count
+
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+}
+
+Make = Callable[[Ops], nn.Module]
+
+
+def _activation(module: nn.Module) -> Activation | None:
+    function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+    return _ACTIVATIONS.get(type(function).__name__)
+
+
+def _as_gated(module: nn.Module, dtype: torch.dtype) -> Make | None:
+    """Returns what makes the module anew; None where it is no gated block."""
+    activation = _activation(module)
+    linears = {name: one for name, one in module.named_children() if type(one) is nn.Linear}
+    if activation is None or set(linears) - {"gate_up_proj"} not in (
+        {"gate_proj", "up_proj", "down_proj"},
+        {"down_proj"},
+    ):
+        return None
+    inner = [linears[name] for name in ("gate_up_proj", "gate_proj", "up_proj") if name in linears]
+    down = linears["down_proj"]
+    if not inner or not _fits(dtype, *(one.weight for one in (*inner, down))):
+        return None
+    if len({one.bias is None for one in inner}) > 1:
+        return None
+
+    def make(ops: Ops) -> nn.Module:
+        weight = torch.cat([one.weight.detach() for one in inner])
+        biases = [one.bias.detach() for one in inner if one.bias is not None]
+        gated = ops.gated_linear(weight, torch.cat(biases) if biases else None, activation)
+        bias = None if down.bias is None else down.bias.detach()
+        return GatedModule(gated, ops.linear(down.weight.detach(), bias))
+
+    x = _rows(down.out_features, dtype)
+    return make if agree(lambda: module(x), lambda: make(TorchOps())(x)) else None
+
+
+def _as_experts(module: nn.Module, dtype: torch.dtype) -> Make | None:
+    """Returns what makes the module anew; None where it is no module of gated experts."""
+    activation = _activation(module)
+    parameters = dict(module.named_parameters())
+    if activation is None or set(parameters) != {"gate_up_proj", "down_proj"}:
+        return None
+    inner, down = parameters["gate_up_proj"].detach(), parameters["down_proj"].detach()
+    if inner.dim() != 3 or down.dim() != 3 or inner.shape[2] != down.shape[1]:
+        return None
+    if not _fits(dtype, inner, down):
+        return None
+
+    def make(ops: Ops) -> nn.Module:
+        return ExpertsModule(
+            [ops.gated_linear(weight, None, activation) for weight in inner],
+            [ops.linear(weight, None) for weight in down],
+        )
+
+    x = _rows(inner.shape[2], dtype)
+    generator = torch.Generator().manual_seed(1)
+    chosen = torch.rand(len(x), len(inner), generator=generator).topk(min(2, len(inner))).indices
+    weights = torch.rand(chosen.shape, generator=generator).to(dtype)
+    is_same = agree(
+        lambda: module(x, chosen, weights), lambda: make(TorchOps())(x, chosen, weights)
+    )
+    return make if is_same else None
+
+
+def _fits(dtype: torch.dtype, *weights: Tensor) -> bool:
+    return all(
+        weight.dtype == dtype and weight.device.type == "cpu" and not weight.shape[-1] % _WIDTH
+        for weight in weights
+    )
+
+
+def _rows(size: int, dtype: torch.dtype) -> Tensor:
+    """Returns random rows [n, size]."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(_TRIED_ROWS, size, generator=generator).to(dtype)

@@ -1,0 +1,208 @@
+"""Products and norms of transformers' modules, computed by a CPU tier's operations.
+
+Plain `nn.Linear` modules that a forward pass really calls give their weights to the tier. Those
+with one and the same input (queries, keys and values; gate and up) become one product. Norms that
+compute what a root mean square norm computes become one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from worker.model.layers.ops import Multiply, Norm, Ops
+
+_WIDTH = 16  # in numbers: what the kernels need of a row
+_TOLERANCE = 2e-2
+_TRIED_ROWS = 3
+# Small matrices that choose experts: as exact as the checkpoint has them, whatever the products.
+_ROUTERS = frozenset({"gate", "router", "wg"})
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCall:
+    """A call of an `nn.Linear` in a forward pass."""
+
+    name: str  # of the module
+    input: Tensor
+
+
+def groups_of(calls: Sequence[LinearCall]) -> tuple[tuple[str, ...], ...]:
+    """Returns the modules' names in groups: of the same parent, with the same input.
+
+    A module that is called more than once is in no group.
+    """
+    groups: dict[tuple[str, int], list[str]] = {}
+    for call in calls:  # whose tensors are alive, so their ids differ
+        parent = call.name.rpartition(".")[0]
+        groups.setdefault((parent, id(call.input)), []).append(call.name)
+    names = [call.name for call in calls]
+    return tuple(
+        tuple(group) for group in groups.values() if all(names.count(name) == 1 for name in group)
+    )
+
+
+class SharedProduct:
+    """The products of modules with one input, computed by the first that is called."""
+
+    def __init__(self, multiply: Multiply, sizes: Sequence[int]) -> None:
+        self._multiply = multiply
+        self._sizes = list(sizes)
+        self._input: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
+        self._missing = 0
+
+    def part(self, index: int, x: Tensor) -> Tensor:
+        """Returns the product of module `index`, [..., size], of x [..., in]."""
+        if x is not self._input:
+            flat = x.reshape(-1, x.shape[-1])
+            if not flat.is_contiguous():
+                flat = flat.contiguous()
+            out = self._multiply(flat).view(*x.shape[:-1], -1)
+            if len(self._sizes) == 1:
+                return out
+            self._input, self._parts = x, out.split_with_sizes(self._sizes, dim=-1)
+            self._missing = len(self._sizes)
+        part = self._parts[index]
+        self._missing -= 1
+        if not self._missing:  # the input may be freed, and another have its place
+            self._input, self._parts = None, ()
+        return part
+
+
+class ProductModule(nn.Module):
+    """Stands where an `nn.Linear` was. Its `weight` has a shape and a dtype, and no numbers."""
+
+    def __init__(self, linear: nn.Linear, product: SharedProduct, index: int) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.weight = torch.empty_like(linear.weight, device="meta")
+        self.bias = None if linear.bias is None else torch.empty_like(linear.bias, device="meta")
+        self._product = product
+        self._index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._product.part(self._index, x)
+
+
+class NormModule(nn.Module):
+    """Stands where a root mean square norm was."""
+
+    def __init__(self, norm: Norm, ops: Ops) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.variance_epsilon = norm.eps
+        self._norm = norm
+        self._ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        if not flat.is_contiguous():
+            flat = flat.contiguous()
+        return self._ops.add_norm(flat, None, self._norm)[1].view(x.shape)
+
+
+def replace_linears(
+    model: nn.Module,
+    groups: Sequence[Sequence[str]],
+    multiply: Callable[[Tensor, Tensor | None], Multiply],
+    dtype: torch.dtype,
+) -> int:
+    """Gives the weights of plain linear modules to `multiply`; returns how many.
+
+    Modules of a group whose biases, types or widths do not fit become products of their own.
+    """
+    count = 0
+    for group in groups:
+        modules = [(name, module) for name in group if (module := _find(model, name)) is not None]
+        fitting = [
+            (name, module)
+            for name, module in modules
+            if type(module) is nn.Linear
+            and name.rpartition(".")[2] not in _ROUTERS
+            and module.weight.dtype == dtype
+            and not module.in_features % _WIDTH
+        ]
+        is_one = len({module.bias is None for _, module in fitting}) == 1
+        for part in [fitting] if is_one else [[one] for one in fitting]:
+            linears = [module for _, module in part]
+            sizes = [module.out_features for module in linears]
+            product = SharedProduct(multiply(*_joined(linears)), sizes)
+            for index, (name, module) in enumerate(part):
+                replace_module(model, name, ProductModule(module, product, index))
+            count += len(part)
+            del linears, part  # their memory goes before the next is packed
+    return count
+
+
+def replace_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
+    """Computes norms that are root mean square norms, as a trial shows, with `ops`; returns how
+    many."""
+    count = 0
+    for name, module in list(model.named_modules()):
+        if norm := _as_norm(module, dtype):
+            made = NormModule(norm, ops)
+            generator = torch.Generator().manual_seed(0)
+            x = 3 * torch.randn(_TRIED_ROWS, len(norm.weight), generator=generator).to(dtype)
+            if agree(lambda: module(x.clone()), lambda: made(x.clone())):  # noqa: B023
+                replace_module(model, name, made)
+                count += 1
+    return count
+
+
+def _find(model: nn.Module, name: str) -> nn.Module | None:
+    """Returns the module of that name; None where the one around it has been replaced."""
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Returns weight [out, in] and bias [out] of all, one after the other."""
+    weights = [linear.weight.detach() for linear in linears]
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    if len(linears) == 1:
+        return weights[0], biases[0] if biases else None
+    return torch.cat(weights), torch.cat(biases) if biases else None
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Puts `module` where the one of that name was."""
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module)
+
+
+def _as_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
+    """Returns the norm that the module may be; None where it cannot be one."""
+    parameters = dict(module.named_parameters())
+    weight = parameters.get("weight")
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if list(parameters) != ["weight"] or weight is None or not isinstance(eps, float):
+        return None
+    if weight.dim() != 1 or weight.dtype != dtype or len(weight) % _WIDTH:
+        return None
+    with torch.inference_mode():
+        ones = torch.ones(1, len(weight), dtype=dtype)
+        try:
+            adds_one = bool(((module(ones) - weight).float().mean() > 0.5).item())
+        except Exception:  # a module that takes other arguments is no norm
+            return None
+    return Norm(weight.detach(), eps, adds_one)
+
+
+def agree(module: Callable[[], Tensor], other: Callable[[], Tensor]) -> bool:
+    """Returns whether both compute the same, up to rounding."""
+    with torch.inference_mode():
+        try:
+            expected = module().float()
+        except Exception:  # it takes other arguments, so it is another kind of module
+            return False
+        found = other().float()
+    if found.shape != expected.shape:
+        return False
+    return bool((found - expected).norm() <= _TOLERANCE * expected.norm())
