@@ -63,6 +63,7 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
         options, device=current_platform.device_type, free_bytes=available_host_bytes()
     )
     stats = StatsReader()
+    report(loading.WEIGHTS, 0.0)  # children of vLLM's load them without a word to this process
     with loading.progress(report):
         llm = _load(args, stats)
     exact = uses_own_sampler(options, given)

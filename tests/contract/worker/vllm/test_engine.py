@@ -303,6 +303,16 @@ def test_loading_is_reported_by_its_stages(theirs: dict[str, Any]) -> None:
     assert "Loading safetensors" not in theirs["stderr"], "the bar became progress"
 
 
+def test_two_processes_of_one_model_give_the_tokens_of_one(theirs: dict[str, Any]) -> None:
+    names = ("greedy", "penalised", "with log probabilities")
+    requests = {name: SAMPLED[name] for name in names}
+    started = Vllm({"tensor_parallel_size": 2}, {"sampled": requests})
+    found = started.results["runs"]["sampled"]
+    assert ends_of(found) == {name: ends_of(theirs["sampled"])[name] for name in names}
+    logprobs = theirs["sampled"]["with log probabilities"]["logprobs"]
+    assert close(logprobs, found["with log probabilities"]["logprobs"])
+
+
 FREE_RUN: Requests = {
     "copied": {
         "prompt": [5, 6, 7, 8] * 10,

@@ -1,0 +1,97 @@
+"""vLLM's records and bars while it loads become stages; the rest is logged, or shown, as it is."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from worker.vllm import loading
+
+Stages = list[tuple[str, float]]
+
+
+@pytest.fixture(autouse=True)
+def logger() -> Iterator[logging.Logger]:
+    found = logging.getLogger("vllm")
+    before = (found.level, found.propagate)
+    yield found
+    found.setLevel(before[0])
+    found.propagate = before[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_records_that_begin_a_stage_report_it_and_warnings_are_logged(
+    logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    stages: Stages = []
+    loading.log_records(logging.INFO)
+    inner = logging.getLogger("vllm.v1.worker")
+    with loading.progress(lambda stage, share: stages.append((stage, share))):
+        inner.info("Starting to load model %s...", "/m")
+        inner.info("Loading weights took %.2f seconds", 1.0)
+        inner.info("Initializing an engine whose config names torch.compile")
+        inner.info("%s KV cache size: %s tokens", "CPU", 5)
+        inner.warning("a warning")
+    assert stages == [
+        ("loading weights", 0.0),
+        ("loading weights", 1.0),
+        ("allocating KV cache", 0.0),
+    ]
+    assert [record.getMessage() for record in caplog.records] == ["a warning"]
+    inner.info("a decision of vLLM's")
+    inner.warning("later")
+    assert [record.getMessage() for record in caplog.records][1:] == ["later"]
+    assert not logger.handlers
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        (logging.DEBUG, {"info", "warning", "error"}),
+        (logging.INFO, {"warning", "error"}),
+        (logging.WARNING, {"warning", "error"}),
+        (logging.ERROR, {"error"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_vllms_records_are_as_severe_as_the_operator_asks(
+    caplog: pytest.LogCaptureFixture, level: int, shown: set[str]
+) -> None:
+    loading.log_records(level)
+    inner = logging.getLogger("vllm.v1")
+    with loading.progress(lambda stage, share: None):
+        for word in ("info", "warning", "error"):
+            getattr(inner, word)("while it loads")
+    for word in ("info", "warning", "error"):
+        getattr(inner, word)("afterwards")
+    names = {record.levelname.lower() for record in caplog.records}
+    assert names == shown
+    assert len(caplog.records) == 2 * len(shown)
+
+
+def test_bars_become_shares_and_other_lines_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: Stages = []
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with loading.progress(lambda stage, share: stages.append((stage, share))):
+        stream = sys.stderr
+        for share in (0, 50, 100):
+            sys.stderr.write(f"\rLoading safetensors checkpoint shards: {share}% Completed | 1/2")
+        sys.stderr.write("\n")
+        sys.stderr.write("\rCapturing CUDA graphs (decode): 25%|##5   | 1/4")
+        sys.stderr.write("\n")
+        sys.stderr.write("a line of a library\n")
+    assert stages == [
+        ("loading weights", 0.0),
+        ("loading weights", 0.5),
+        ("loading weights", 1.0),
+        ("capturing CUDA graphs", 0.25),
+    ]
+    assert terminal.getvalue() == "a line of a library\n"
+    stream.write("Loading again: 10%")  # by what kept the stream
+    assert terminal.getvalue().endswith("Loading again: 10%")
+    assert len(stages) == 4
