@@ -32,7 +32,9 @@ export const workerTable = (body) =>
     [
       text((worker) => worker.id, "id"),
       node(newBadge, (badge, worker) => setBadge(badge, ...stateOf(worker))),
-      text((worker) => worker.models.join(", ")),
+      text(({ models, engine, engine_version: version }) =>
+        models.join(", ") + (engine === "vllm" ? ` (vLLM ${version})` : ""),
+      ),
       text((worker) => count(worker.step), "number"),
       text((worker) => count(worker.running), "number"),
       text((worker) => count(worker.waiting), "number"),

@@ -145,7 +145,9 @@ def uses_own_sampler(options: EngineOptions, args: Mapping[str, Any]) -> bool:
     if options.vllm_sampler == "vllm":
         return False
     reasons = {
-        "speculative decoding": args.get("speculative_config") or args.get("spec_method"),
+        "speculative decoding": any(
+            args.get(name) for name in ("speculative_config", "spec_method", "spec_model")
+        ),
         "pipeline parallelism": (args.get("pipeline_parallel_size") or 1) > 1,
     }
     obstacles = [name for name, is_on in reasons.items() if is_on]

@@ -73,7 +73,7 @@ def test_defaults_leave_room_on_the_host_and_the_rest_to_vllm() -> None:
     args = args_of()
     assert args["kv_cache_memory_bytes"] == FREE // 2
     assert args["block_size"] == 32
-    assert "max_model_len" not in args
+    assert args["max_model_len"] == -1, "vLLM finds what the cache holds"
     on_gpu = args_of("cuda")
     assert not {"kv_cache_memory_bytes", "block_size"} & on_gpu.keys()
 
@@ -167,6 +167,7 @@ SPECULATIVE: dict[str, Any] = {"speculative_config": {"method": "ngram"}}
         ("vllm", {}, False),
         ("auto", SPECULATIVE, False),
         ("vllm", SPECULATIVE, False),
+        ("auto", {"spec_model": "/draft"}, False),
         ("auto", {"pipeline_parallel_size": 2}, False),
         ("auto", {"pipeline_parallel_size": 1}, True),
     ],
