@@ -21,6 +21,7 @@ from worker.model.kv_cache import KVLayer
 from worker.model.layer_kinds import LayerKind, Windows, layer_kinds
 from worker.model.layers.ops import Activation
 from worker.model.rope import RopeConfig
+from worker.model.stored_dtype import stored_dtype
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -175,6 +176,8 @@ class ModelConfig:
         if not directory.is_dir():
             raise CheckpointError(f"{directory} is not a directory")
         raw = _read_json(directory / "config.json")
+        if not any(text_config(raw).get(member) for member in ("dtype", "torch_dtype")):
+            raw = {**raw, "dtype": stored_dtype(directory)}
         generation = directory / "generation_config.json"
         return cls.from_dict(raw, _read_json(generation) if generation.exists() else {})
 

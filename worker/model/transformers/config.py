@@ -16,6 +16,7 @@ from worker.model.config import DTYPES
 from worker.model.context_length import ContextLength
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.kv_cache import KVLayer
+from worker.model.stored_dtype import stored_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def read_config(directory: Path) -> TransformersConfig:
         model_type=config.model_type,
         vocab_size=int(text.vocab_size),
         context_length=_context_length(config),
-        dtype=_dtype(config, text),
+        dtype=_dtype(config, text, stored_dtype(directory)),
         eos_token_ids=_eos_token_ids(generation, config, text),
     )
 
@@ -154,8 +155,9 @@ def _context_length(config: PreTrainedConfig) -> int:
     return length.default
 
 
-def _dtype(config: PreTrainedConfig, text: PreTrainedConfig) -> str:
-    value = getattr(config, "dtype", None) or getattr(text, "dtype", None) or "float32"
+def _dtype(config: PreTrainedConfig, text: PreTrainedConfig, stored: str | None) -> str:
+    named = getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    value = named or stored or "float32"
     name = str(value).removeprefix("torch.")
     if name not in DTYPES:
         raise UnsupportedModel(f"dtype {name!r} is not supported; known are {', '.join(DTYPES)}")
