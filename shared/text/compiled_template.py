@@ -33,7 +33,11 @@ _PROBE_TOOL = {
     "function": {
         "name": "probe",
         "description": "probe",
-        "parameters": {"type": "object", "properties": {"probe": {"type": "string"}}},
+        # Some templates refuse a property without a description.
+        "parameters": {
+            "type": "object",
+            "properties": {"probe": {"type": "string", "description": "probe"}},
+        },
     },
 }
 

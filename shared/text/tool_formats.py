@@ -143,7 +143,11 @@ _TOOL = {
     "function": {
         "name": _NAME,
         "description": "probe",
-        "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
+        # Some templates refuse a property without a description.
+        "parameters": {
+            "type": "object",
+            "properties": {_KEY: {"type": "string", "description": "probe"}},
+        },
     },
 }
 _CALL = {

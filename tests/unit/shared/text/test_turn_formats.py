@@ -142,6 +142,14 @@ def test_a_family_whose_template_writes_no_calls_is_known_by_its_type_or_its_wor
     assert find_tool_format(told) is ToolFormat.GRANITE
 
 
+def test_a_template_that_insists_on_descriptions_is_probed_with_one() -> None:
+    shown = (
+        "{% for p in tools[0].function.parameters.properties.values() %}{{ p.description + '.' }}"
+    )
+    source = f"{{% if tools %}}{shown}{{% endfor %}}{{% endif %}}{HERMES_TEMPLATE}"
+    assert find_tool_format(JinjaChatTemplate(source, {})) is ToolFormat.HERMES
+
+
 def test_a_format_that_is_not_known_is_said_at_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
