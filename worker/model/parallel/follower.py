@@ -8,6 +8,7 @@ part cannot be loaded (RankFailed is sent before), 70 after an exception in a st
 from __future__ import annotations
 
 import logging
+import socket
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def _serve(start: StartRank, link: RankSocket) -> int:
     try:
         device = rank_device(choose_device(start.options.device), start.rank)
         link.send(RankStarted())
-        group = join(start.rank, start.options.tensor_parallel_size, start.store_fd, device)
+        peers = {rank: socket.socket(fileno=fd) for rank, fd in start.peer_fds.items()}
+        group = join(start.rank, start.options.tensor_parallel_size, start.store_fd, device, peers)
         source = choose_source(start.options.model_impl, Path(start.options.checkpoint))
         part = load_part(start.options, source, device, group, lambda stage, share: None)
     except (ModelError, ValueError) as error:

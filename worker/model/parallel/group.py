@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from worker.model.parallel.mesh import Mesh
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -43,11 +45,13 @@ class Share:
 class RankGroup:
     """Rank `rank` of `size`. With more than one, torch.distributed's default group has been made.
 
-    The collectives are called by all ranks, in the same order, or all of them wait.
+    The collectives are called by all ranks, in the same order, or all of them wait. On CPUs small
+    sums and the logits go through the `mesh`.
     """
 
     rank: int = 0
     size: int = 1
+    mesh: Mesh | None = None
 
     def heads(self, num_heads: int) -> Share:
         """Returns this rank's query heads."""
@@ -73,7 +77,9 @@ class RankGroup:
 
     def sum(self, x: Tensor) -> Tensor:
         """Returns the sum of all ranks' `x`, contiguous and of one shape, in x's memory."""
-        if self.size > 1:
+        if self.mesh is not None and self.mesh.is_small(x):
+            self.mesh.sum(x)
+        elif self.size > 1:
             dist.all_reduce(x)
         return x
 
@@ -87,12 +93,15 @@ class RankGroup:
         width = -(-whole // self.size)
         if part.shape[1] < width:
             part = torch.nn.functional.pad(part, (0, width - part.shape[1]))
-        if self.rank:
+        parts: list[Tensor] = []
+        if self.mesh is not None:
+            parts = self.mesh.gather(part)
+        elif self.rank == 0:
+            parts = [torch.empty_like(part) for _ in range(self.size)]
+            dist.gather(part, parts, dst=0)
+        else:
             dist.gather(part, dst=0)
-            return part
-        parts = part.new_empty((self.size, *part.shape))
-        dist.gather(part, list(parts.unbind()), dst=0)
-        return parts.transpose(0, 1).reshape(part.shape[0], -1)[:, :whole]
+        return part if self.rank else torch.cat(parts, dim=1)[:, :whole]
 
     def broadcast(self, x: Tensor) -> None:
         """Fills `x` [...] at all ranks with rank 0's."""

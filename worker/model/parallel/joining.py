@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import sys
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from worker.engine_options import EngineOptions
 from worker.model.errors import DeviceUnavailable, ModelError
 from worker.model.parallel.group import RankGroup
+from worker.model.parallel.mesh import Mesh
 
 # A backstop: a rank that dies is noticed at once, one that stands still by the service's watch.
 _TIMEOUT = datetime.timedelta(minutes=10)
@@ -46,8 +49,15 @@ def new_store() -> int:
     return os.memfd_create("ranks")
 
 
-def join(rank: int, size: int, store_fd: int, device: torch.device) -> RankGroup:
-    """Joins the group, which waits for all ranks. gloo on the CPU, NCCL on CUDA.
+def join(
+    rank: int,
+    size: int,
+    store_fd: int,
+    device: torch.device,
+    peers: Mapping[int, socket.socket],
+) -> RankGroup:
+    """Joins the group, which waits for all ranks. gloo and the sockets to the `peers` on the CPU,
+    NCCL on CUDA.
 
     All connections are between addresses of the loopback interface.
     """
@@ -61,6 +71,6 @@ def join(rank: int, size: int, store_fd: int, device: torch.device) -> RankGroup
         timeout=_TIMEOUT,
         device_id=device if is_cuda else None,
     )
-    group = RankGroup(rank, size)
+    group = RankGroup(rank, size, Mesh(rank, peers) if not is_cuda else None)
     group.least(0, device)  # connects
     return group

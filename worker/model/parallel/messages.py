@@ -22,6 +22,7 @@ class StartRank(msgspec.Struct, frozen=True):
     options: EngineOptions
     rank: int
     store_fd: int  # of the file through which the ranks find each other
+    peer_fds: dict[int, int]  # of the sockets to the other ranks
     log_level: int
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import NoReturn
@@ -31,6 +31,7 @@ from worker.engine_options import EngineOptions
 from worker.model.errors import ModelError
 from worker.model.parallel.group import RankGroup
 from worker.model.parallel.joining import check_machine, join, new_store
+from worker.model.parallel.mesh import socket_pairs
 from worker.model.parallel.messages import (
     FromRank,
     RankFailed,
@@ -80,8 +81,9 @@ class Ranks:
         self.num_bytes_sent = 0  # of all steps, to each rank
         self._ranks: list[_Rank] = []
         self._store_fd = new_store()
-        for number in range(1, options.tensor_parallel_size):
-            self._ranks.append(self._start(options, number))
+        self._peers, *others = socket_pairs(options.tensor_parallel_size).values()
+        for number, peers in enumerate(others, start=1):
+            self._ranks.append(self._start(options, number, peers))
         atexit.register(self.close)
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
@@ -89,7 +91,7 @@ class Ranks:
     def join(self, device: torch.device) -> RankGroup:
         """Joins the group as rank 0, when all others are about to. Raises as `check` does."""
         self._wait_for(RankStarted)
-        return join(0, 1 + len(self._ranks), self._store_fd, device)
+        return join(0, 1 + len(self._ranks), self._store_fd, device, self._peers)
 
     def loaded(self) -> None:
         """Waits until all ranks have loaded their parts. Raises as `check` does."""
@@ -160,11 +162,16 @@ class Ranks:
         for rank in self._ranks:
             rank.connection.close()
             rank.socket.close()
+        for peer in self._peers.values():
+            peer.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _start(self, options: EngineOptions, number: int) -> _Rank:
+    def _start(
+        self, options: EngineOptions, number: int, peers: Mapping[int, socket.socket]
+    ) -> _Rank:
         own, other = socket.socketpair()
+        peer_fds = {rank: peer.fileno() for rank, peer in peers.items()}
         with other:
             num_threads = str(rank_threads(options, number))
             process = subprocess.Popen(
@@ -176,12 +183,14 @@ class Ranks:
                     str(os.getpid()),
                 ),
                 stdin=subprocess.DEVNULL,
-                pass_fds=(other.fileno(), self._store_fd),
+                pass_fds=(other.fileno(), self._store_fd, *peer_fds.values()),
                 env=os.environ | {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads},
             )
+        for peer in peers.values():
+            peer.close()
         connection = Connection(os.dup(own.fileno()))
         level = logging.getLogger().getEffectiveLevel()
-        connection.send_bytes(encode(StartRank(options, number, self._store_fd, level)))
+        connection.send_bytes(encode(StartRank(options, number, self._store_fd, peer_fds, level)))
         return _Rank(number, process, own, connection)
 
     def _wait_for(self, progress: type[RankStarted | RankLoaded]) -> None:
