@@ -4,6 +4,8 @@ are read."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,12 @@ from safetensors.torch import load_file, save_file
 from tests.support.checkpoints import make_checkpoint
 from tests.support.tiny_models import write_tiny_model
 from worker.engine_options import EngineOptions
+from worker.model.attention.base import LayerScores, Reach
+from worker.model.attention.sdpa import SdpaAttention
 from worker.model.build import build_model, choose_source
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
+from worker.model.kv_cache import KVCachePool
+from worker.model.transformers import attention
 
 WITHOUT_THE_INTERFACE: dict[str, dict[str, Any]] = {
     "bloom": {"seq_length": 64, "n_layer": 2, "n_head": 4, "hidden_size": 32},
@@ -175,3 +181,28 @@ def test_longrope_is_served_within_its_first_length(tmp_path: Path) -> None:
 def test_llama4s_temperature_is_served_where_it_is_one(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "llama4_text", floor_scale=32, attn_temperature_tuning=True)
     assert choose_source("auto", tmp_path).config.context_length == 31
+
+
+def without(part: str, layers: Sequence[LayerScores]) -> list[LayerScores]:
+    if part == "window":
+        return [replace(layer, reach=Reach()) for layer in layers]
+    return [replace(layer, softcap=None) for layer in layers]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "part"), [("mistral", "window"), ("gemma2", "softcap"), ("gpt_oss", "sinks")]
+)
+def test_an_attention_that_leaves_something_out_is_found_at_load(
+    model_type: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Incomplete(SdpaAttention):
+        def __init__(self, pool: KVCachePool, layers: Sequence[LayerScores]) -> None:
+            super().__init__(pool, layers if part == "sinks" else without(part, layers))
+
+        def forward(self, *tensors: Any) -> None:
+            super().forward(*tensors[: 5 if part == "sinks" else 6])
+
+    monkeypatch.setattr(attention, "SdpaAttention", Incomplete)
+    write_tiny_model(tmp_path, model_type)
+    with pytest.raises(UnsupportedModel, match=r"over a paged KV cache.*logits are off by"):
+        build(tmp_path, model_impl="transformers", dtype="float32")
