@@ -66,6 +66,8 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     report(loading.WEIGHTS, 0.0)  # children of vLLM's load them without a word to this process
     with loading.progress(report):
         llm = _load(args, stats)
+    # Behind the one that was given come vLLM's own, for its servers: nothing here reads them.
+    del llm.logger_manager.stat_loggers[1:]
     exact = uses_own_sampler(options, given)
     config = _config(llm, options, exact)
     model = llm.vllm_config.model_config

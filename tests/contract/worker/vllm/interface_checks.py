@@ -135,7 +135,8 @@ OTHER_ARGUMENTS = {
 }
 # Assigned to themselves by objects that cannot be made here: the names stand in their source.
 IN_SOURCE: dict[Any, tuple[str, ...]] = {
-    LLMEngine: ("self.vllm_config", "self.engine_core"),
+    LLMEngine: ("self.vllm_config", "self.engine_core", "self.logger_manager"),
+    StatLoggerManager: ("self.stat_loggers",),
     InprocClient: ("self.engine_core",),
     KVCacheManager: ("self.block_pool",),
     BlockPool: ("self.cached_block_hash_to_block",),
