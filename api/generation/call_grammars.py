@@ -165,13 +165,13 @@ def _hunyuan_a13b(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
 def _openai(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
     """Returns one call, which ends the turn. Its header may be as a template writes it."""
     channel, message = writer.marker(CHANNEL), writer.marker(MESSAGE)
-    kind = f'({writer.marker(CONSTRAIN)} "json" | "json")'
+    kind = f'(/ ?/ {writer.marker(CONSTRAIN)} "json" | " json")'
 
     def head(tool: Tool) -> str:
         to = f"to={FUNCTIONS}{tool.name}"
         before = f"{channel} {quoted(f'{COMMENTARY} {to}')}"
         behind = f"{quoted(f' {to}')} {channel} {quoted(COMMENTARY)}"
-        return f"({before} | {behind}) / ?/ {kind} {message}"
+        return f"({before} | {behind}) {kind} {message}"
 
     call = _named(writer, use, head)
     if alone:

@@ -132,6 +132,22 @@ def test_markers_reach_the_parser_though_they_are_special(spoken: Spoken) -> Non
     assert checked_calls(events) == ["get_weather"]
 
 
+def test_what_kind_of_arguments_they_are_is_apart_from_the_tools_name(spoken: Spoken) -> None:
+    if spoken.model.form is not ToolFormat.OPENAI:
+        return
+    use = tool_use(TOOLS, "required", True)
+    header = "<|channel|>commentary to=functions.now"
+    for kind, fits in (
+        (" <|constrain|>json", True),
+        ("<|constrain|>json", True),
+        (" json", True),
+        ("json", False),
+    ):
+        assert spoken.accepts(use, f"{header}{kind}<|message|>{{}}") is fits
+    behind = " to=functions.now<|channel|>commentary json<|message|>{}"
+    assert spoken.accepts(use, behind)
+
+
 def test_a_structured_answer_is_behind_what_announces_it(spoken: Spoken) -> None:
     if spoken.model.form is not ToolFormat.OPENAI:
         return
