@@ -1,92 +1,18 @@
-"""What changes logits before the draw: penalties, bias and `min_tokens`, and the filters.
-
-Filters apply in the order min-p, top-k, top-p.
-"""
+"""What changes logits before the draw: penalties, bias and `min_tokens`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.messages import SamplingParams
 from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
-
-# The head of a row in which the nucleus is looked for first, where looking costs no wait.
-_WINDOW = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class FilterParams:
-    """One value per row, float32 except `top_k`, on the logits' device."""
-
-    top_k: Tensor  # [rows] int64; vocabulary size where the row keeps all
-    top_p: Tensor  # [rows]; 1 where the row keeps all
-    min_log_p: Tensor  # [rows] log(min_p); -inf where the row keeps all
-    max_top_k: int  # the largest of top_k, on the host
-
-
-def keep_mask(scores: Tensor, params: FilterParams) -> Tensor:
-    """Returns [rows, vocab], True for the tokens that stay; at least one in every row.
-
-    `scores` are float32 logits over temperature whose largest value in each row is 0. min-p is
-    relative to the likeliest token; top-p is the smallest set of the likeliest tokens whose share
-    of what min-p and top-k left reaches `top_p`. Among equal scores the lower token id stays.
-    """
-    vocab_size = scores.shape[1]
-    width = min(params.max_top_k, vocab_size)
-    if width > _WINDOW and not scores.is_cuda:
-        head = torch.topk(scores, _WINDOW, dim=1).values
-        kept = _kept_counts(head, params, _alive_mass(scores, params))
-        closed = (params.top_k == vocab_size) & (kept < _WINDOW)
-        if bool((closed | (params.top_k <= _WINDOW)).all()):
-            return _mask(scores, head, kept)
-    if width > vocab_size // 8:
-        head = torch.sort(scores, dim=1, descending=True).values[:, :width]
-    else:
-        head = torch.topk(scores, width, dim=1).values
-    return _mask(scores, head, _kept_counts(head, params, None))
-
-
-def _alive_mass(scores: Tensor, params: FilterParams) -> Tensor:
-    """Returns [rows, 1]: what min-p leaves of the whole row."""
-    alive = scores >= params.min_log_p[:, None]
-    mass = torch.where(alive, scores, -torch.inf).exp()
-    return mass.sum(dim=1, keepdim=True, dtype=torch.float64)
-
-
-def _kept_counts(head: Tensor, params: FilterParams, whole_mass: Tensor | None) -> Tensor:
-    """Returns [rows]: how many of the sorted head stay: always a prefix of it.
-
-    A row whose top-k lies beyond the head measures its nucleus against `whole_mass`. Sums are
-    float64, so that the result depends neither on their order nor on the width of the head, which
-    other rows choose.
-    """
-    rank = torch.arange(head.shape[1], device=head.device)
-    alive = (rank < params.top_k[:, None]) & (head >= params.min_log_p[:, None])
-    mass = torch.where(alive, head, -torch.inf).exp().double()
-    total = mass.sum(dim=1, keepdim=True)
-    if whole_mass is not None:
-        total = torch.where((params.top_k > head.shape[1])[:, None], whole_mass, total)
-    before = mass.cumsum(dim=1) - mass
-    nucleus = (before < params.top_p[:, None] * total) | (params.top_p >= 1)[:, None]
-    return (alive & nucleus).sum(dim=1).clamp_(min=1)
-
-
-def _mask(scores: Tensor, head: Tensor, kept: Tensor) -> Tensor:
-    """Returns a mask [rows, vocab] of the `kept` [rows] best of each row, ties broken by token id.
-
-    `scores` are [rows, vocab], `head` [rows, n] the best of them in descending order.
-    """
-    last = head.gather(1, kept[:, None] - 1)
-    above = scores > last
-    level = scores == last
-    num_level = kept[:, None] - above.sum(dim=1, keepdim=True)
-    return above | (level & (level.cumsum(dim=1, dtype=torch.int32) <= num_level))
 
 
 class LogitEdits:
@@ -137,7 +63,8 @@ class LogitEdits:
             self._stops.pop(seq_id, None)
 
 
-_FIRST_CAPACITY = 4
+_FIRST_CAPACITY = 4  # rows of the table
+_MORE_TOKENS = 64  # that fit before arrays grow
 
 
 class PenaltyTable:
@@ -169,24 +96,11 @@ class PenaltyTable:
         if not rows:
             return
         wanted = {row.seq_id for row in rows}
-        slots = []
-        for row in rows:
-            slots.append(self._slot(row, wanted))
-            self._count(row, slots[-1], sampled)
+        slots = [self._slot(row, wanted) for row in rows]
+        self._count(rows, slots, sampled)
         index = to_device(np.array([indices, slots], dtype=np.int64), self._device)
         amounts = to_device(
-            np.array(
-                [
-                    (
-                        row.params.repetition_penalty,
-                        row.params.presence_penalty,
-                        row.params.frequency_penalty,
-                    )
-                    for row in rows
-                ],
-                dtype=np.float32,
-            ),
-            self._device,
+            np.array([_amounts(row.params) for row in rows], dtype=np.float32), self._device
         )
         repetition, presence, frequency = amounts.unsqueeze(-1).unbind(1)
         counts = self._output_counts.index_select(0, index[1])
@@ -222,19 +136,26 @@ class PenaltyTable:
         self._in_prompt[slot].index_fill_(0, self._ids(row.prompt_token_ids), True)
         return slot
 
-    def _count(self, row: SamplingRow, slot: int, sampled: Tensor) -> None:
-        """Counts a row's new outputs; `sampled` [rows] int64 are the step before's tokens."""
-        counted = self._num_counted[row.seq_id]
-        counts = self._output_counts[slot]
-        if counted < len(row.output_token_ids):
-            new = self._ids(row.output_token_ids[counted:])
-            counts.index_add_(0, new, torch.ones_like(new, dtype=torch.int32))
-            counted = len(row.output_token_ids)
-        if row.in_flight is not None and counted < row.num_outputs:
-            token = sampled[row.in_flight : row.in_flight + 1]
-            counts.index_add_(0, token, torch.ones_like(token, dtype=torch.int32))
-            counted += 1
-        self._num_counted[row.seq_id] = counted
+    def _count(self, rows: Sequence[SamplingRow], slots: Sequence[int], sampled: Tensor) -> None:
+        """Counts the rows' new outputs; `sampled` [rows] int64 are the step before's tokens."""
+        places: list[int] = []
+        in_flight: list[tuple[int, int]] = []  # the beginning of the counts, the place in `sampled`
+        for row, slot in zip(rows, slots, strict=True):
+            counted, begin = self._num_counted[row.seq_id], slot * self._vocab_size
+            if counted < len(row.output_token_ids):
+                new = row.output_token_ids[counted:]
+                places += [begin + token for token in new if 0 <= token < self._vocab_size]
+                counted = len(row.output_token_ids)
+            if row.in_flight is not None and counted < row.num_outputs:
+                in_flight.append((begin, row.in_flight))
+                counted += 1
+            self._num_counted[row.seq_id] = counted
+        counts = self._output_counts.view(-1)
+        if places:
+            _count_up(counts, to_device(np.array(places, dtype=np.int64), self._device))
+        if in_flight:
+            begins, where = to_device(np.array(in_flight, dtype=np.int64), self._device).unbind(1)
+            _count_up(counts, begins + sampled.index_select(0, where))
 
     def _free_slot(self, wanted: set[int]) -> None:
         capacity = self._output_counts.shape[0]
@@ -253,3 +174,86 @@ class PenaltyTable:
         """Returns the ids inside the vocabulary, [n] int64 on the device."""
         ids = np.array(token_ids, dtype=np.int64)
         return to_device(ids[(ids >= 0) & (ids < self._vocab_size)], self._device)
+
+
+def _count_up(counts: Tensor, places: Tensor) -> None:
+    """Adds one to `counts` [n] int32 at each of the places, as often as it is named."""
+    counts.index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+
+
+def _amounts(params: SamplingParams) -> tuple[float, float, float]:
+    return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+
+
+class HostPenalties:
+    """Applies the same penalties where logits are on the host: to the tokens that occur, alone."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._seen: dict[int, _Seen] = {}  # by seq_id
+
+    def apply(
+        self, logits: Tensor, indices: Sequence[int], rows: Sequence[SamplingRow], sampled: Tensor
+    ) -> None:
+        """Does what PenaltyTable.apply does."""
+        for i, row in zip(indices, rows, strict=True):
+            seen = self._seen.get(row.seq_id)
+            if seen is None:
+                seen = self._seen[row.seq_id] = _Seen(row.prompt_token_ids, self._vocab_size)
+            seen.count(row.output_token_ids[seen.num_counted :])
+            if row.in_flight is not None and seen.num_counted < row.num_outputs:
+                seen.count([int(sampled[row.in_flight])])
+            seen.penalise(logits[i].numpy(), *map(np.float32, _amounts(row.params)))
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        for seq_id in seq_ids:
+            self._seen.pop(seq_id, None)
+
+
+class _Seen:
+    """The tokens that occur in one sequence, each once, and how often among its outputs."""
+
+    def __init__(self, prompt: Sequence[int], vocab_size: int) -> None:
+        self.num_counted = 0  # output tokens
+        self._vocab_size = vocab_size
+        found = np.unique(np.array(prompt, dtype=np.int64))
+        found = found[(found >= 0) & (found < vocab_size)]
+        self._num_tokens = len(found)
+        self._token_ids = np.concatenate((found, np.zeros(_MORE_TOKENS, dtype=np.int64)))
+        self._counts = np.zeros(len(self._token_ids), dtype=np.float32)
+        self._place = {token: place for place, token in enumerate(found.tolist())}
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """Counts output tokens."""
+        for token in token_ids:
+            self.num_counted += 1
+            if not 0 <= token < self._vocab_size:
+                continue
+            place = self._place.setdefault(token, self._num_tokens)
+            if place == self._num_tokens:
+                self._append(token)
+            self._counts[place] += 1
+
+    def penalise(
+        self,
+        logits: NDArray[np.float32],
+        repetition: np.float32,
+        presence: np.float32,
+        frequency: np.float32,
+    ) -> None:
+        """Changes logits [vocab] in place."""
+        token_ids = self._token_ids[: self._num_tokens]
+        counts = self._counts[: self._num_tokens]
+        part = logits[token_ids]
+        part = np.where(part > 0, part / repetition, part * repetition)
+        part -= frequency * counts
+        part -= presence * (counts > 0)
+        logits[token_ids] = part
+
+    def _append(self, token: int) -> None:
+        if self._num_tokens == len(self._token_ids):
+            more = max(_MORE_TOKENS, self._num_tokens // 2)
+            self._token_ids = np.concatenate((self._token_ids, np.zeros(more, dtype=np.int64)))
+            self._counts = np.concatenate((self._counts, np.zeros(more, dtype=np.float32)))
+        self._token_ids[self._num_tokens] = token
+        self._num_tokens += 1

@@ -90,7 +90,7 @@ class RowThreads:
         self._num_others = num_threads - 1
         self._executor = ThreadPoolExecutor(self._num_others, "rows") if self._num_others else None
 
-    def map(self, function: OfRows, logits: Tensor, rows: Sequence[SamplingRow] | Tensor) -> Tensor:
+    def map(self, function: OfRows, logits: Tensor, rows: Sequence[Any] | Tensor) -> Tensor:
         """Returns `function(logits, rows)`, [rows, ...]. Raises what it raises."""
         size = max(1, _PART_ELEMENTS // logits.shape[1])
         starts = range(0, len(rows), size)

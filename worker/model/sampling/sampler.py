@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.messages import SamplingParams, TokenLogprob
+from shared.messages import TokenLogprob
 from worker.model.device import to_device, to_host
-from worker.model.sampling.logits import FilterParams, LogitEdits, PenaltyTable, keep_mask
+from worker.model.sampling.filters import FilterParams, keep_mask, kept_on_host
+from worker.model.sampling.logits import HostPenalties, LogitEdits, PenaltyTable
+from worker.model.sampling.noise import HostNoise, gumbel
+from worker.model.sampling.plan import BatchPlan, Draws
 from worker.model.sampling.row import RowThreads, SamplingRow
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
 
 
-# Temperatures below this are greedy to float32 anyway; dividing by them would overflow.
-_MIN_TEMPERATURE = 1e-5
-# Elements of noise made at once: small enough for a CPU's cache, large enough for a GPU.
-_CPU_NOISE_ELEMENTS = 1 << 18
-_CUDA_NOISE_ELEMENTS = 1 << 23
+_NOISE_ELEMENTS = 1 << 23  # made at once on a device
 _PIECE = 512  # of a row of logits
 
 
@@ -107,8 +107,15 @@ class Sampler:
         self._row_threads = row_threads or RowThreads(1)
         self._grammar_masks = grammar_masks
         self._edits = LogitEdits(vocab_size, eos_token_ids, device)
-        self._penalties = PenaltyTable(vocab_size, max_num_seqs, device)
-        self._token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)
+        self._penalties: HostPenalties | PenaltyTable = HostPenalties(vocab_size)
+        if device.type == "cuda":
+            self._penalties = PenaltyTable(vocab_size, max_num_seqs, device)
+        self._vocab_size = vocab_size
+        self._plan = BatchPlan.of((), vocab_size)
+        if device.type == "cuda":
+            self._token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)
+        else:
+            self._counters = HostNoise.counters(vocab_size)
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow], previous: Tensor) -> Sampled:
         """Draws one token for each row of logits [rows, vocab], which stay unchanged.
@@ -139,17 +146,14 @@ class Sampler:
 
         No row is drawn in a shorter way.
         """
+        if not self._plan.is_of(rows):
+            self._plan = BatchPlan.of(rows, self._vocab_size)
+        plan = self._plan
         best_logits = logits.amax(dim=1)
-        self._edit(logits, rows, previous)
-        failed, best_logits = self._keep_to_grammars(logits, rows, best_logits)
-        token_ids = logits.argmax(dim=1)
-        drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
-        if drawn:
-            drawn_index = to_device(np.array(drawn, dtype=np.int64), self._device)
-            part = logits.index_select(0, drawn_index)
-            choice = self._row_threads.map(self._draw, part, [rows[i] for i in drawn])
-            token_ids = token_ids.index_copy(0, drawn_index, choice)
-        return Sampled(token_ids, best_logits, self._logprobs(logits, token_ids, rows), failed)
+        self._edit(logits, rows, plan, previous)
+        failed, best_logits = self._keep_to_grammars(logits, rows, plan, best_logits)
+        token_ids = self._choose(logits, rows, plan)
+        return Sampled(token_ids, best_logits, self._logprobs(logits, token_ids, plan), failed)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Frees what was kept for these sequences; unknown ones are fine."""
@@ -159,27 +163,31 @@ class Sampler:
         if self._grammar_masks is not None:
             self._grammar_masks.forget(ids)
 
-    def _edit(self, logits: Tensor, rows: Sequence[SamplingRow], previous: Tensor) -> None:
+    def _edit(
+        self, logits: Tensor, rows: Sequence[SamplingRow], plan: BatchPlan, previous: Tensor
+    ) -> None:
         """Applies biases, penalties and `min_tokens` to `logits` [rows, vocab] float32 in place."""
-        for i, row in enumerate(rows):
-            self._edits.add_bias(logits[i], row)
-        penalised = [i for i, row in enumerate(rows) if row.has_penalties]
-        self._penalties.apply(logits, penalised, [rows[i] for i in penalised], previous)
-        for i, row in enumerate(rows):
-            if row.params.grammar is None:  # which may leave no other token
-                self._edits.suppress_stops(logits[i], row)
+        for i in plan.biased:
+            self._edits.add_bias(logits[i], rows[i])
+        self._penalties.apply(logits, plan.penalised, [rows[i] for i in plan.penalised], previous)
+        for i in plan.with_minimum:  # a grammar may leave no other token
+            self._edits.suppress_stops(logits[i], rows[i])
 
     def _keep_to_grammars(
-        self, logits: Tensor, rows: Sequence[SamplingRow], best_logits: Tensor
+        self,
+        logits: Tensor,
+        rows: Sequence[SamplingRow],
+        plan: BatchPlan,
+        best_logits: Tensor,
     ) -> tuple[dict[int, str], Tensor]:
         """Masks `logits` [rows, vocab] by the grammars; returns failed rows and new `best_logits`.
 
         `best_logits` [rows] become the best of the tokens that are left: a model may give none of
         them a finite logit.
         """
-        structured = {i: row for i, row in enumerate(rows) if row.params.grammar is not None}
-        if not structured:
+        if not plan.structured:
             return {}, best_logits
+        structured = {i: rows[i] for i in plan.structured}
         assert self._grammar_masks is not None, "jobs with a grammar are refused without masks"
         failed = self._grammar_masks.apply(logits, structured)
         part = to_device(np.array(list(structured), dtype=np.int64), self._device)
@@ -188,74 +196,106 @@ class Sampler:
         worst = torch.where(raw.isfinite(), left, raw)
         return failed, best_logits.index_copy(0, part, worst)
 
-    def _draw(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-        """Returns [rows] int64 tokens drawn from logits [rows, vocab]."""
-        params = [row.params for row in rows]
-        temperatures = [max(p.temperature, _MIN_TEMPERATURE) for p in params]
-        divisor = to_device(np.array(temperatures, dtype=np.float32), self._device)
-        scores = (logits - logits.amax(dim=1, keepdim=True)) / divisor[:, None]
-        keys = [row_key(p.seed or 0, row.position) for p, row in zip(params, rows, strict=True)]
-        key_tensor = to_device(np.array(keys, dtype=np.int64), self._device)[:, None]
-        vocab_size = scores.shape[1]
-        filtered = [
-            i
-            for i, p in enumerate(params)
-            if p.min_p > 0 or p.top_p < 1 or 0 < p.top_k < vocab_size
-        ]
-        if not filtered:
-            return self._argmax_with_noise(scores, key_tensor)
-        index = to_device(np.array(filtered, dtype=np.int64), self._device)
-        part = scores.index_select(0, index)
-        filter_params = self._filter_params([params[i] for i in filtered], vocab_size)
-        kept = keep_mask(part, filter_params)
-        if scores.is_cuda:  # counting what was kept would wait for the device
-            scores = scores.index_copy(0, index, part.masked_fill(~kept, -torch.inf))
-            return self._argmax_with_noise(scores, key_tensor)
-        chosen = torch.empty(len(rows), dtype=torch.int64)
-        chosen[index] = argmax_of_kept(part, kept, key_tensor[index])
-        others = sorted(set(range(len(rows))) - set(filtered))
-        if others:
-            chosen[others] = self._argmax_with_noise(scores[others], key_tensor[others])
-        return chosen
+    def _choose(self, logits: Tensor, rows: Sequence[SamplingRow], plan: BatchPlan) -> Tensor:
+        """Returns [rows] int64 tokens: the best of logits [rows, vocab], or drawn ones."""
+        if not plan.drawn:
+            return best_of_rows(logits)[1]
+        keys = plan.draws.keys([rows[i] for i in plan.drawn])
+        if not plan.greedy:
+            return self._draw(logits, plan.draws, keys)
+        token_ids = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+        greedy, drawn = self._index(plan.greedy), self._index(plan.drawn)
+        token_ids.index_copy_(0, greedy, best_of_rows(logits.index_select(0, greedy))[1])
+        part = self._draw(logits.index_select(0, drawn), plan.draws, keys)
+        return token_ids.index_copy_(0, drawn, part)
 
-    def _filter_params(self, params: Sequence[SamplingParams], vocab_size: int) -> FilterParams:
-        top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
-        reals = [(p.top_p, math.log(p.min_p) if p.min_p > 0 else -math.inf) for p in params]
-        reals_there = to_device(np.array(reals, dtype=np.float32), self._device)
+    def _draw(self, logits: Tensor, draws: Draws, keys: NDArray[np.int64]) -> Tensor:
+        """Returns [rows] int64 tokens drawn from logits [rows, vocab]; keys [rows]."""
+        if not logits.is_cuda:
+            places = range(len(keys))
+            return self._row_threads.map(
+                lambda part, these: self._draw_on_host(part, draws, keys, these), logits, places
+            )
+        scores = logits - logits.amax(dim=1, keepdim=True)
+        scores /= to_device(draws.temperature, self._device)[:, None]
+        key_tensor = to_device(keys, self._device)[:, None]
+        filtered = np.flatnonzero(draws.is_filtered)
+        if len(filtered):
+            index = to_device(filtered, self._device)
+            part = scores.index_select(0, index)
+            kept = keep_mask(part, self._filter_params(draws, filtered))
+            scores = scores.index_copy(0, index, part.masked_fill(~kept, -torch.inf))
+        return self._argmax_with_noise(scores, key_tensor)
+
+    @np.errstate(invalid="ignore")  # of a row that has no distribution, which is seen elsewhere
+    def _draw_on_host(
+        self, logits: Tensor, draws: Draws, keys: NDArray[np.int64], these: range
+    ) -> Tensor:
+        """Returns tokens [rows] int64 drawn from logits [rows, vocab]: those of the rows `these`.
+
+        One row after the other: what a row needs stays in the core's cache.
+        """
+        noise = HostNoise(self._counters)
+        scores = np.empty(logits.shape[1], dtype=np.float32)
+        candidates, values = [], []
+        for row, i in zip(logits.numpy(), these, strict=True):
+            np.subtract(row, row.max(), out=scores)
+            np.divide(scores, draws.temperature[i], out=scores)
+            if draws.is_filtered[i]:
+                found = kept_on_host(
+                    scores, int(draws.top_k[i]), float(draws.top_p[i]), float(draws.min_log_p[i])
+                )
+            else:
+                found = noise.may_win(scores, keys[i])
+            candidates.append(found)
+            values.append(scores[found])
+        lengths = [len(found) for found in candidates]
+        token_ids = np.concatenate(candidates)
+        row_key = torch.from_numpy(np.repeat(keys[these.start : these.stop], lengths))
+        noisy = torch.from_numpy(np.concatenate(values))
+        noisy += gumbel(row_key, torch.from_numpy(token_ids))
+        ends = np.cumsum(lengths)
+        chosen = [
+            int(token_ids[end - length : end][noisy[end - length : end].argmax()])
+            for end, length in zip(ends, lengths, strict=True)
+        ]
+        return torch.tensor(chosen, dtype=torch.int64)
+
+    def _filter_params(self, draws: Draws, filtered: NDArray[np.int64]) -> FilterParams:
+        top_k = draws.top_k[filtered]
         return FilterParams(
-            top_k=to_device(np.array(top_k, dtype=np.int64), self._device),
-            top_p=reals_there[:, 0],
-            min_log_p=reals_there[:, 1],
-            max_top_k=max(top_k),
+            top_k=to_device(top_k, self._device),
+            top_p=to_device(draws.top_p[filtered], self._device),
+            min_log_p=to_device(draws.min_log_p[filtered], self._device),
+            max_top_k=int(top_k.max()),
         )
 
     def _argmax_with_noise(self, scores: Tensor, keys: Tensor) -> Tensor:
         """Returns [rows] int64 for scores [rows, vocab], keys [rows, 1]; a few rows at a time."""
-        limit = _CUDA_NOISE_ELEMENTS if scores.is_cuda else _CPU_NOISE_ELEMENTS
-        step = max(1, limit // scores.shape[1])
+        step = max(1, _NOISE_ELEMENTS // scores.shape[1])
         parts = [
             (scores[i : i + step] + gumbel(keys[i : i + step], self._token_ids)).argmax(dim=1)
             for i in range(0, scores.shape[0], step)
         ]
         return torch.cat(parts)
 
-    def _logprobs(
-        self, edited: Tensor, chosen: Tensor, rows: Sequence[SamplingRow]
-    ) -> Logprobs | None:
-        """Returns those of the `rows` that request them.
+    def _index(self, places: Sequence[int]) -> Tensor:
+        return to_device(np.array(places, dtype=np.int64), self._device)
+
+    def _logprobs(self, edited: Tensor, chosen: Tensor, plan: BatchPlan) -> Logprobs | None:
+        """Returns those of the rows that request them.
 
         `edited` are logits [rows, vocab], `chosen` [rows] the tokens.
         """
-        wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-        if not wanted:
+        if not plan.scored:
             return None
-        num_top = tuple(rows[i].params.logprobs or 0 for i in wanted)
-        index = to_device(np.array(wanted, dtype=np.int64), self._device)
+        num_top = tuple(plan.params[i].logprobs or 0 for i in plan.scored)
+        index = self._index(plan.scored)
         part = edited.index_select(0, index)
         norm = part.logsumexp(dim=1, keepdim=True)
         picked = part.gather(1, chosen.index_select(0, index)[:, None]) - norm
         best, best_ids = part.topk(min(max(num_top), part.shape[1]), dim=1)
-        return Logprobs(tuple(wanted), num_top, picked[:, 0], best_ids, best - norm)
+        return Logprobs(plan.scored, num_top, picked[:, 0], best_ids, best - norm)
 
 
 def best_of_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,74 +318,3 @@ def best_of_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     last, last_place = logits[:, whole:].max(dim=1)
     is_later = (last > best) | (last.isnan() & ~best.isnan())
     return torch.where(is_later, last, best), torch.where(is_later, last_place + whole, place)
-
-
-def argmax_of_kept(scores: Tensor, kept: Tensor, keys: Tensor) -> Tensor:
-    """Returns [rows] int64: the choice among `scores` [rows, vocab], with noise for `kept` alone.
-
-    It is the same as with noise over the whole vocabulary.
-    """
-    rows, token_ids = kept.nonzero(as_tuple=True)
-    noisy = torch.full_like(scores, -torch.inf)
-    noisy[rows, token_ids] = scores[rows, token_ids] + gumbel(keys[rows, 0], token_ids)
-    return noisy.argmax(dim=1)
-
-
-# Random numbers without a state: a pure function of (seed, position, token id).
-#
-# The counter of a SplitMix64 stream (Steele, Lea, Flood 2014) is the token id; the stream's key
-# mixes seed and position. The same integers come out on every device and in every batch, so a row
-# draws the same token alone and among others, and an interrupted stream continues unchanged.
-
-_MASK = (1 << 64) - 1
-_STEP = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-
-
-def _signed(value: int) -> int:
-    """Returns the same 64 bits as torch's int64 reads them."""
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _mix(value: int) -> int:
-    value ^= value >> 30
-    value = value * _MIX_1 & _MASK
-    value ^= value >> 27
-    value = value * _MIX_2 & _MASK
-    return value ^ (value >> 31)
-
-
-def row_key(seed: int, position: int) -> int:
-    """Returns the key of one row's noise, as a signed 64-bit integer."""
-    key = _mix((seed & _MASK) + _STEP & _MASK)
-    return _signed(_mix(key + (position + 1) * _STEP & _MASK))
-
-
-def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Returns 62 random bits, int64 [rows, n], for keys [rows, 1] and token ids [n], int64."""
-    x = keys + (token_ids + 1) * _signed(_STEP)  # int64 arithmetic wraps, as the hash wants
-    x = x ^ _shift_right(x, 30)
-    x = x * _signed(_MIX_1)
-    x = x ^ _shift_right(x, 27)
-    x = x * _signed(_MIX_2)
-    x = x ^ _shift_right(x, 31)
-    return _shift_right(x, 2)
-
-
-def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Returns standard Gumbel noise, finite float32 [rows, n], for int64 keys [rows, 1] and token
-    ids [n]; or [n] for n of both.
-
-    The integer is converted whole, so that small uniforms keep all 24 bits of precision: they make
-    the large values that win. `log1p` keeps them too, where `log(1 - u)` would be 0. The clamp
-    takes away the one u that rounds to 1 and would make a token impossible.
-    """
-    bits = random_bits(keys, token_ids) | 1
-    u = (bits.to(torch.float32) * 2.0**-62).clamp_(max=1.0 - 2.0**-24)
-    return torch.log1p(-u).neg_().log_().neg_()
-
-
-def _shift_right(x: Tensor, count: int) -> Tensor:
-    """Returns int64 x [...] shifted right without its sign, which torch's own shift keeps."""
-    return (x >> count) & ((1 << (64 - count)) - 1)

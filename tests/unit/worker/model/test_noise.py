@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from tests.support.torch_device import torch_device
-from worker.model.sampling.sampler import gumbel, random_bits, row_key
+from worker.model.sampling.noise import HostNoise, gumbel, random_bits, row_keys, seed_keys
 
 MASK = (1 << 64) - 1
+
+
+def row_key(seed: int, position: int) -> int:
+    return int(row_keys(seed_keys([seed]), np.array([position]))[0])
 
 
 def split_mix(state: int) -> int:
@@ -64,3 +69,28 @@ def test_rows_and_tokens_are_uncorrelated() -> None:
     for shifted in (noise[1:, :], np.roll(noise, 1, axis=1)[1:, :]):
         correlation = np.corrcoef(noise[:-1].ravel(), shifted.ravel())[0, 1]
         assert abs(correlation) < 4 / math.sqrt(noise.size)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 4096, 100_003])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0, 30.0])
+def test_what_may_win_has_what_wins(vocab: int, spread: float) -> None:
+    noise = HostNoise(HostNoise.counters(vocab))
+    generator = torch.Generator().manual_seed(vocab)
+    most = 0
+    for position in range(20):
+        scores = torch.randn(vocab, generator=generator) * spread
+        scores -= scores.max()
+        key = row_key(5, position)
+        best = scores + gumbel(torch.tensor([[key]]), torch.arange(vocab))[0]
+        found = noise.may_win(scores.numpy(), np.int64(key))
+        assert int(best.argmax()) in found
+        assert found.tolist() == sorted(found)
+        most = max(most, len(found))
+    assert most <= max(100, vocab // 100), "nearly all are left out, or it would be slow"
+
+
+def test_what_is_not_a_number_does_not_raise() -> None:
+    noise = HostNoise(HostNoise.counters(50))
+    for value in (math.nan, -math.inf):
+        scores = np.full(50, value, dtype=np.float32)
+        assert 0 < len(noise.may_win(scores, np.int64(3))) <= 50

@@ -6,7 +6,7 @@ import torch
 
 from shared.messages import SamplingParams
 from tests.support.torch_device import torch_device
-from worker.model.sampling.logits import PenaltyTable
+from worker.model.sampling.logits import HostPenalties, PenaltyTable
 from worker.model.sampling.row import SamplingRow
 
 VOCAB = 12
@@ -55,3 +55,30 @@ def test_only_the_rows_named_are_changed() -> None:
 def test_nothing_is_allocated_before_the_first_penalty() -> None:
     table = PenaltyTable(10**9, 10**6, torch_device())  # a petabyte, if it were
     table.forget([1, 2, 3])
+
+
+def test_the_host_applies_what_a_device_applies() -> None:
+    """To the bit, with tokens in flight, outside the vocabulary and of a prompt."""
+    vocab, generator = 300, torch.Generator().manual_seed(1)
+    table, host = PenaltyTable(vocab, 4, torch.device("cpu")), HostPenalties(vocab)
+    params = [
+        SamplingParams(frequency_penalty=0.7, presence_penalty=-0.3, max_tokens=64),
+        SamplingParams(repetition_penalty=1.3, max_tokens=64),
+        SamplingParams(repetition_penalty=0.8, frequency_penalty=-1.9, max_tokens=64),
+    ]
+    prompts = [[5, 5, 299, 10**6], [7, -1], list(range(0, 200, 2))]
+    outputs: list[list[int]] = [[], [], []]
+    for step in range(150):
+        sampled = torch.randint(0, vocab, (3,), generator=generator)
+        rows = []
+        for i in range(3):
+            known, in_flight = outputs[i], (i if step % 3 else None)
+            position = len(prompts[i]) + len(known) + (in_flight is not None)
+            rows.append(SamplingRow(i, params[i], prompts[i], list(known), position, in_flight))
+        logits = torch.randn((3, vocab), generator=generator) * 4
+        expected = logits.clone()
+        table.apply(expected, range(3), rows, sampled)
+        host.apply(logits, range(3), rows, sampled)
+        assert torch.equal(logits, expected)
+        for i in range(3):
+            outputs[i].append(int(sampled[i]))
