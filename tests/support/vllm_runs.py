@@ -29,7 +29,7 @@ class VllmRequest(msgspec.Struct, frozen=True):
     tenant: str = "default"
 
 
-class Said(msgspec.Struct):
+class Answer(msgspec.Struct):
     """What one request was answered."""
 
     token_ids: list[int]
@@ -43,7 +43,7 @@ class Said(msgspec.Struct):
 class Run(msgspec.Struct):
     """What requests that ran together were answered, by id; preemptions since the start."""
 
-    said: dict[str, Said]
+    answers: dict[str, Answer]
     preemptions: int
 
 

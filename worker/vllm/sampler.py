@@ -29,6 +29,7 @@ from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.tokenizer import FastTokenizer
 from worker.model.device import to_device, to_host
 from worker.model.sampling.grammar_masks import GrammarMasks
+from worker.model.sampling.row import RowThreads
 from worker.model.sampling.sampler import Sampled, Sampler
 from worker.vllm.requests import FAILED_TOKEN, from_extra_args
 from worker.vllm.rows import BatchRow, BatchRows
@@ -100,6 +101,7 @@ class PenstockLogitsProcessor(LogitsProcessor):
             max_num_seqs=max_num_seqs,
             eos_token_ids=eos,
             device=device,
+            row_threads=RowThreads(torch.get_num_threads() if device.type == "cpu" else 1),
             grammar_masks=GrammarMasks(self._compiler, eos, device) if self._compiler else None,
         )
         self._rows = BatchRows(max_left=max_num_seqs)

@@ -295,6 +295,9 @@ def test_what_cannot_be_followed_fails_alone(model: Model, engine: Engine) -> No
 
 def test_a_model_without_an_end_keeps_to_no_grammar(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "endless", eos_token_id=None)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    del config["eos_token"]  # an end as well
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
     options = EngineOptions(checkpoint=str(path), device="cpu", num_kv_blocks=16)
     assert not build_model(options).engine_config.structured_output
     (path / "tokenizer.json").unlink()

@@ -21,8 +21,8 @@ from worker.vllm.build import build_vllm_engine
 
 
 def run(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Adds all, steps until all have ended; returns what each has said."""
-    said = {
+    """Adds all, steps until all have ended; returns what each was answered."""
+    answers = {
         request["id"]: {
             "token_ids": [],
             "logprobs": [],
@@ -45,13 +45,13 @@ def run(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
         )
     while engine.has_unfinished():
         for output in engine.step():
-            entry = said[output.request_id]
+            entry = answers[output.request_id]
             entry["token_ids"] += output.token_ids
             entry["logprobs"] += output.logprobs or ()
             entry["finish_reason"] = output.finish_reason
             entry["error"], entry["message"] = output.error, output.message
             entry["num_cached_tokens"] = output.num_cached_tokens
-    return {"said": said, "preemptions": engine.stats().preemptions}
+    return {"answers": answers, "preemptions": engine.stats().preemptions}
 
 
 def main() -> None:

@@ -30,10 +30,10 @@ def run_model(options: dict[str, Any], requests: list[dict[str, Any]]) -> dict[s
     try:
         built = build_vllm_engine(msgspec.convert(options, EngineOptions), lambda *progress: None)
     except (ModelError, ValueError) as error:
-        return {"refusal": str(error), "said": {}}
+        return {"refusal": str(error), "answers": {}}
     else:
         built.engine.self_test()
-        return {"refusal": "", "said": _run(built.engine, requests)["said"]}
+        return {"refusal": "", "answers": _run(built.engine, requests)["answers"]}
 
 
 def forget_model() -> None:

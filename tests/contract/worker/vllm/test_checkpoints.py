@@ -18,7 +18,7 @@ import pytest
 
 from shared.messages import SamplingParams
 from tests.support.quantised_checkpoints import FORMATS, make_quantised
-from tests.support.vllm_runs import Said, VllmRequest, run_in_vllm
+from tests.support.vllm_runs import Answer, VllmRequest, run_in_vllm
 from worker.engine_options import EngineOptions
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -41,7 +41,7 @@ class Model(msgspec.Struct):
     """What the driver found."""
 
     refusal: str
-    said: dict[str, Said]
+    answers: dict[str, Answer]
 
 
 @dataclass(frozen=True)
@@ -104,20 +104,20 @@ def test_a_quantised_checkpoint_says_what_its_weights_stand_for(
     assert (found.refusal, twin.refusal) == ("", "")
     rounding = ROUNDING[FORMATS[name].quantises_activations]
     num_compared = sum(
-        agreeing_tokens(found.said[key], twin.said[key], rounding) for key in twin.said
+        agreeing_tokens(found.answers[key], twin.answers[key], rounding) for key in twin.answers
     )
     assert num_compared > len(PROMPTS) * NUM_TOKENS / 3, "they part too early to show anything"
 
 
-def agreeing_tokens(said: Said, twin: Said, rounding: float) -> int:
+def agreeing_tokens(answer: Answer, twin: Answer, rounding: float) -> int:
     """Returns how many tokens are the same from the start.
 
     AssertionError where one differs of which the twin was sure, or log probabilities are far apart.
     """
-    for at, (mine, other) in enumerate(zip(said.logprobs, twin.logprobs, strict=True)):
+    for at, (mine, other) in enumerate(zip(answer.logprobs, twin.logprobs, strict=True)):
         (_, best), (_, second) = other.top[:2]
-        if said.token_ids[at] != twin.token_ids[at]:
-            assert best - second < rounding, (at, said.token_ids, twin.token_ids)
+        if answer.token_ids[at] != twin.token_ids[at]:
+            assert best - second < rounding, (at, answer.token_ids, twin.token_ids)
             return at
         assert abs(mine.logprob - other.logprob) < rounding, (at, mine, other)
     return NUM_TOKENS

@@ -23,7 +23,7 @@ from shared.text.grammar import json_schema_grammar, lark_grammar, regex_grammar
 from tests.support.engine_run import Generated, generate, new_engine
 from tests.support.tool_models import DEMO_CHECKPOINT
 from tests.support.vllm_environment import vllm_python
-from tests.support.vllm_runs import Run, Said, VllmRequest, VllmWork
+from tests.support.vllm_runs import Answer, Run, VllmRequest, VllmWork
 from worker.engine.engine import Engine
 from worker.engine_options import EngineOptions
 from worker.model.build import build_model
@@ -198,12 +198,12 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     )
 
 
-def assert_same(said: Said, expected: Generated, begin: int = 0) -> None:
-    assert said.error is None, said.message
-    assert said.token_ids == expected.token_ids[begin:]
-    assert said.finish_reason is expected.finish_reason
-    assert len(said.logprobs) == len(expected.logprobs[begin:])
-    for own, theirs in zip(expected.logprobs[begin:], said.logprobs, strict=True):
+def assert_same(answer: Answer, expected: Generated, begin: int = 0) -> None:
+    assert answer.error is None, answer.message
+    assert answer.token_ids == expected.token_ids[begin:]
+    assert answer.finish_reason is expected.finish_reason
+    assert len(answer.logprobs) == len(expected.logprobs[begin:])
+    for own, theirs in zip(expected.logprobs[begin:], answer.logprobs, strict=True):
         assert theirs.token_id == own.token_id
         assert theirs.logprob == pytest.approx(own.logprob, abs=1e-4)
         values = [value for _, value in own.top]
@@ -212,20 +212,20 @@ def assert_same(said: Said, expected: Generated, begin: int = 0) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_alone(outcome: Outcome, name: str) -> None:
-    assert_same(outcome.alone[name].said[name], outcome.expected[name])
+    assert_same(outcome.alone[name].answers[name], outcome.expected[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_among_others_and_preempted(outcome: Outcome, name: str) -> None:
     assert outcome.mixed.preemptions > 0
-    assert_same(outcome.mixed.said[name], outcome.expected[name])
+    assert_same(outcome.mixed.answers[name], outcome.expected[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_at_every_tenth_token(outcome: Outcome, name: str) -> None:
     expected = outcome.expected[name]
     for at in range(10, len(expected.token_ids), 10):
-        assert_same(outcome.resumed.said[f"{name} from {at}"], expected, at)
+        assert_same(outcome.resumed.answers[f"{name} from {at}"], expected, at)
 
 
 def test_the_cases_are_what_they_seem(outcome: Outcome) -> None:
@@ -238,26 +238,26 @@ def test_the_cases_are_what_they_seem(outcome: Outcome) -> None:
 
 
 def test_prefix_hits_change_nothing(outcome: Outcome) -> None:
-    said = outcome.repeated.said.values()
-    assert all(each.token_ids == outcome.expected["seeded"].token_ids for each in said)
-    assert any(run.said[name].num_cached_tokens >= 64 for name, run in outcome.alone.items())
+    answer = outcome.repeated.answers.values()
+    assert all(each.token_ids == outcome.expected["seeded"].token_ids for each in answer)
+    assert any(run.answers[name].num_cached_tokens >= 64 for name, run in outcome.alone.items())
 
 
 def test_a_row_that_is_not_finite_fails_alone(outcome: Outcome) -> None:
     for name in ("poisoned", "poisoned, plain"):
-        said = outcome.failing.said[name]
-        assert (said.error, said.finish_reason) == (
+        answer = outcome.failing.answers[name]
+        assert (answer.error, answer.finish_reason) == (
             ErrorCode.NONFINITE_LOGITS,
             FinishReason.ERROR,
         )
-        assert said.token_ids == []
-    assert_same(outcome.failing.said["top_p"], outcome.expected["top_p"])
+        assert answer.token_ids == []
+    assert_same(outcome.failing.answers["top_p"], outcome.expected["top_p"])
 
 
 def test_a_grammar_that_fails_ends_its_request_as_ours_does(outcome: Outcome) -> None:
-    said = outcome.failing.said["schema broken"]
+    answer = outcome.failing.answers["schema broken"]
     prompt = outcome.prompts["schema"]
     own = generate(outcome.engine, [prompt], CASES["schema"], "broken", resumed=[(BROKEN,)])
-    assert own[0].error is said.error is ErrorCode.GRAMMAR_FAILED
-    assert said.token_ids == []
-    assert_same(outcome.failing.said["schema"], outcome.expected["schema"])
+    assert own[0].error is answer.error is ErrorCode.GRAMMAR_FAILED
+    assert answer.token_ids == []
+    assert_same(outcome.failing.answers["schema"], outcome.expected["schema"])
