@@ -62,6 +62,7 @@ def join(
     All connections are between addresses of the loopback interface.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = _LOOPBACK
+    os.environ["LOCAL_RANK"] = str(rank)  # by which transformers chooses a CUDA device
     is_cuda = device.type == "cuda"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
