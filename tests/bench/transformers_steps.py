@@ -114,7 +114,7 @@ class GenerateSteps:
 
         def step() -> object:
             out = self._forward(token, cache)
-            cache.crop(self._context)
+            cache.crop(-1)  # the token that this step has added
             return out
 
         return step
