@@ -15,9 +15,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from shared.messages import SamplingParams
+from tests.support.checkpoints import make_checkpoint
+from tests.support.greedy_reference import GreedyReference, greedy_reference
 from tests.support.quantised_checkpoints import FORMATS, make_quantised
+from tests.support.tiny_models import VOCAB_SIZE, write_tiny_model
 from tests.support.vllm_runs import Answer, VllmRequest, run_in_vllm
 from worker.engine_options import EngineOptions
 
@@ -33,6 +37,14 @@ PROMPTS = tuple(
 # The largest difference of log probabilities, and of the two best where the token may differ, that
 # rounding explains: of bfloat16 alone, and of activations of eight bits too.
 ROUNDING = {False: 0.15, True: 0.4}
+# Windows, experts, soft caps and sinks; the widths are those that its kernels for CPUs have.
+_WIDE = {"hidden_size": 128, "head_dim": 32}
+MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "mistral": _WIDE,
+    "qwen3_moe": _WIDE,
+    "gemma3_text": _WIDE,
+    "gpt_oss": {**_WIDE, "head_dim": 64},
+}
 # What this build of vLLM has no kernel for, with a word of its reason.
 REFUSED = {"fp8": "fp8", "fp8-blocks": "AMX"}
 
@@ -83,28 +95,62 @@ def run_models(models: dict[str, Work], folder: Path) -> dict[str, Model]:
 
 
 @pytest.fixture(scope="module")
-def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, GreedyReference]]:
+    """Checkpoints of MODEL_TYPES, and what transformers says to some prompts."""
+    folder = tmp_path_factory.mktemp("types")
+    tokenizer = make_checkpoint(folder / "tokenizer", vocab_size=VOCAB_SIZE)
+    made = {}
+    for name, members in MODEL_TYPES.items():
+        path = write_tiny_model(folder / name, name, **members)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tokenizer / file, path)
+        made[name] = path, greedy_reference(path, torch.device("cpu"), attention="eager")
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(
+    tmp_path_factory: pytest.TempPathFactory,
+    references: dict[str, tuple[Path, GreedyReference]],
+) -> dict[str, Model]:
     folder = tmp_path_factory.mktemp("quantised")
-    models = {}
+    models = {
+        name: Work(options_of(path, "float32"), greedy_requests(reference.prompts))
+        for name, (path, reference) in references.items()
+    }
     for name, format in FORMATS.items():
         checkpoint, twin = make_quantised(folder, format)
         models[name] = Work(options_of(checkpoint, "bfloat16"), greedy_requests())
         if name not in REFUSED:
             models[f"{name}-twin"] = Work(options_of(twin, "bfloat16"), greedy_requests())
-    found = run_models(models, folder)
+    results = run_models(models, folder)
     shutil.rmtree(folder)
-    return found
+    return results
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_a_model_type_says_what_transformers_says(
+    found: dict[str, Model],
+    references: dict[str, tuple[Path, GreedyReference]],
+    name: str,
+) -> None:
+    _, reference = references[name]
+    assert len(reference.prompts) >= 8
+    assert found[name].refusal == ""
+    answers = [found[name].answers[str(i)].token_ids for i in range(len(reference.prompts))]
+    assert answers == [output[:NUM_TOKENS] for output in reference.outputs]
+    assert len({token for tokens in answers for token in tokens}) > 40, "they say little"
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in REFUSED])
 def test_a_quantised_checkpoint_says_what_its_weights_stand_for(
-    quantised: dict[str, Model], name: str
+    found: dict[str, Model], name: str
 ) -> None:
-    found, twin = quantised[name], quantised[f"{name}-twin"]
-    assert (found.refusal, twin.refusal) == ("", "")
+    mine, twin = found[name], found[f"{name}-twin"]
+    assert (mine.refusal, twin.refusal) == ("", "")
     rounding = ROUNDING[FORMATS[name].quantises_activations]
     num_compared = sum(
-        agreeing_tokens(found.answers[key], twin.answers[key], rounding) for key in twin.answers
+        agreeing_tokens(mine.answers[key], twin.answers[key], rounding) for key in twin.answers
     )
     assert num_compared > len(PROMPTS) * NUM_TOKENS / 3, "they part too early to show anything"
 
@@ -125,9 +171,9 @@ def agreeing_tokens(answer: Answer, twin: Answer, rounding: float) -> int:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_format_without_a_kernel_is_refused_by_a_sentence(
-    quantised: dict[str, Model], name: str
+    found: dict[str, Model], name: str
 ) -> None:
-    refusal = quantised[name].refusal
+    refusal = found[name].refusal
     assert refusal.startswith("vLLM cannot serve this model: ")
     assert REFUSED[name] in refusal
     assert "\n" not in refusal
