@@ -69,7 +69,10 @@ class VllmWork:
 
 
 def run_in_vllm(
-    arguments: Sequence[str], options: EngineOptions, env: dict[str, str] | None = None
+    arguments: Sequence[str],
+    options: EngineOptions,
+    env: dict[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> str:
     """Returns what a program prints that runs as an engine process would.
 
@@ -84,7 +87,7 @@ def run_in_vllm(
         env=inherited | {"OMP_NUM_THREADS": "1"} | (env or {}),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-8000:]

@@ -44,7 +44,6 @@ def ended(
     blocks, _ = make_quantised(directory, FORMATS["fp8-blocks"])
     wrong = {
         "name": {"MODEL": str(small), "VLLM_ARGS": '{"enforce_eagre": true}'},
-        "value": {"MODEL": str(small), "VLLM_ARGS": '{"kv_cache_dtype": "int3"}'},
         "architecture": {"MODEL": str(unknown_architecture(directory))},
         "kernel": {"MODEL": str(blocks), "DTYPE": "bfloat16"},
     }
@@ -84,7 +83,6 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
     ("wrong", "sentence"),
     [
         ("name", "VLLM_ARGS.*enforce_eagre"),
-        ("value", "kv_cache_dtype"),
         ("architecture", "unheard_of|UnheardOf"),
         ("kernel", "AMX"),
     ],

@@ -25,7 +25,9 @@ from tests.support.tiny_models import VOCAB_SIZE, write_tiny_model
 from tests.support.vllm_runs import Answer, VllmRequest, run_in_vllm
 from worker.engine_options import EngineOptions
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+TIMEOUT_S = 540.0
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(TIMEOUT_S + 60)]
 
 DRIVER = Path(__file__).with_name("models_driver.py")
 NUM_TOKENS = 16
@@ -90,7 +92,7 @@ def run_models(models: dict[str, Work], folder: Path) -> dict[str, Model]:
     work, results = folder / "work", folder / "results"
     work.write_bytes(msgspec.msgpack.encode(msgspec.to_builtins(models)))
     first = next(iter(models.values())).options
-    run_in_vllm([str(DRIVER), str(work), str(results)], first)
+    run_in_vllm([str(DRIVER), str(work), str(results)], first, timeout_s=TIMEOUT_S)
     return msgspec.msgpack.decode(results.read_bytes(), type=dict[str, Model])
 
 
