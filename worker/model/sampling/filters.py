@@ -72,7 +72,8 @@ def kept_on_host(
 ) -> NDArray[np.int64]:
     """Returns the tokens of one row that `keep_mask` would keep, in ascending order.
 
-    `scores` [vocab] are as there. Few passes over them: only those near the best are sorted.
+    `scores` [vocab] are as there: the largest is 0. Few passes over them: only those near the best
+    are sorted.
     """
     total = None
     if top_p < 1 and top_k >= len(scores) and min_log_p == -np.inf:

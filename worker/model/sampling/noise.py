@@ -102,7 +102,7 @@ class HostNoise:
 
     def may_win(self, scores: NDArray[np.float32], key: np.int64) -> NDArray[np.int64]:
         """Returns the tokens, in ascending order, among which the largest of score and `gumbel`
-        is, for scores [vocab] at most 0; at least one."""
+        is, for scores [vocab] whose largest is 0; at least one."""
         bounds = self._bounds
         for begin in range(0, len(scores), _CHUNK):
             end = min(begin + _CHUNK, len(scores))
@@ -111,9 +111,7 @@ class HostNoise:
         bits = int(self._random_bits(key, best, best + 1)[0]) | 1
         uniform = min(bits * 2.0**-_BITS, 1.0 - 2.0**-24)
         value = float(scores[best]) - math.log(-math.log1p(-uniform))
-        found = np.flatnonzero(bounds >= np.float32(value - _OFFSET - _SLACK))
-        # Nothing is at least what is not a number.
-        return found if len(found) else np.zeros(1, dtype=np.int64)
+        return np.flatnonzero(bounds >= np.float32(value - _OFFSET - _SLACK))
 
     def _bound(self, scores: NDArray[np.float32], key: np.int64, begin: int, end: int) -> None:
         """Fills in the bounds of tokens [begin, end), _OFFSET less.

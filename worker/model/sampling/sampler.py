@@ -227,7 +227,6 @@ class Sampler:
             scores = scores.index_copy(0, index, part.masked_fill(~kept, -torch.inf))
         return self._argmax_with_noise(scores, key_tensor)
 
-    @np.errstate(invalid="ignore")  # of a row that has no distribution, which is seen elsewhere
     def _draw_on_host(
         self, logits: Tensor, draws: Draws, keys: NDArray[np.int64], these: range
     ) -> Tensor:
@@ -239,7 +238,12 @@ class Sampler:
         scores = np.empty(logits.shape[1], dtype=np.float32)
         candidates, values = [], []
         for row, i in zip(logits.numpy(), these, strict=True):
-            np.subtract(row, row.max(), out=scores)
+            best = row.max()
+            if not np.isfinite(best):  # nothing to draw from: any token will do
+                candidates.append(np.zeros(1, dtype=np.int64))
+                values.append(np.zeros(1, dtype=np.float32))
+                continue
+            np.subtract(row, best, out=scores)
             np.divide(scores, draws.temperature[i], out=scores)
             if draws.is_filtered[i]:
                 found = kept_on_host(

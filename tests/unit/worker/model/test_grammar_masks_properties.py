@@ -203,14 +203,30 @@ class TestSampling:
         assert {token_id for token_id, _ in entry.top} == by_matcher(compiler, one)
         assert math.isclose(sum(math.exp(value) for _, value in entry.top), 1.0, rel_tol=1e-5)
 
-    def test_a_model_that_thinks_nothing_allowed_possible_shows_it(self, sampler: Sampler) -> None:
-        logits = torch.zeros((3, VOCAB))
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"temperature": 1.0},
+            {"temperature": 1.0, "top_p": 0.9},
+            {"temperature": 1.0, "top_k": 5},
+            {"temperature": 1.0, "min_p": 0.1, "top_p": 0.9},
+        ],
+        ids=str,
+    )
+    def test_a_model_that_thinks_nothing_allowed_possible_shows_it(
+        self, sampler: Sampler, changes: dict[str, object]
+    ) -> None:
+        logits = torch.zeros((4, VOCAB))
         logits[0, :] = -torch.inf
         logits[0, 5] = 1.0  # '&'
         logits[1, 5] = torch.nan
         logits[2, 5] = torch.inf
-        rows = [row(YES, (), i) for i in range(3)]
-        assert not self.sample(sampler, logits, *rows).best_logits.isfinite().any()
+        rows = [row(YES, (), i, **changes) for i in range(4)]
+        healthy = self.sample(sampler, logits[3:], rows[3]).token_ids.tolist()
+        sampled = self.sample(sampler, logits, *rows)
+        assert sampled.best_logits.isfinite().tolist() == [False, False, False, True]
+        assert sampled.token_ids.tolist()[3:] == healthy
 
     def test_the_strongest_bias_against_all_that_is_left_forbids_none_of_it(
         self, sampler: Sampler, compiler: GrammarCompiler

@@ -87,10 +87,3 @@ def test_what_may_win_has_what_wins(vocab: int, spread: float) -> None:
         assert found.tolist() == sorted(found)
         most = max(most, len(found))
     assert most <= max(100, vocab // 100), "nearly all are left out, or it would be slow"
-
-
-def test_what_is_not_a_number_does_not_raise() -> None:
-    noise = HostNoise(HostNoise.counters(50))
-    for value in (math.nan, -math.inf):
-        scores = np.full(50, value, dtype=np.float32)
-        assert 0 < len(noise.may_win(scores, np.int64(3))) <= 50

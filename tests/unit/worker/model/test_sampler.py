@@ -244,19 +244,50 @@ def test_more_logprobs_than_tokens_gives_them_all() -> None:
     assert len(sampled.logprobs.to_host().by_row(sampled.token_ids.tolist())[0].top) == 8
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("params", [PLAIN, replace(PLAIN, temperature=0.0)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.0, "logprobs": 3},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"top_k": 5, "top_p": 0.9},
+        {"top_p": 0.9, "min_p": 0.1},
+        {"top_k": 5, "top_p": 0.9, "min_p": 0.1, "logprobs": 3},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "top_p": 0.9},
+        {"logit_bias": {3: 2.0, 17: -2.0}, "presence_penalty": 0.5, "min_tokens": 9, "min_p": 0.1},
+    ],
+    ids=str,
+)
 def test_a_row_without_a_distribution_shows_it_and_harms_no_other(
-    bad: float, params: SamplingParams
+    bad: float, changes: dict[str, object]
 ) -> None:
+    params = replace(PLAIN, **changes)  # type: ignore[arg-type]
     logits = torch.stack([random_logits(i) for i in range(3)])
-    rows = [row(replace(params, seed=i), seq_id=i) for i in range(3)]
-    healthy = sample(new_sampler(), logits, rows).token_ids.tolist()
-    logits[1, 17] = bad
-    sampled = sample(new_sampler(), logits, rows)
+    rows = [row(replace(params, seed=i), seq_id=i, outputs=[17, 4]) for i in range(3)]
+    healthy = sample(new_sampler(eos=[2]), logits, rows).token_ids.tolist()
+    logits[1, 17 if bad != -math.inf else slice(None)] = bad
+    sampled = sample(new_sampler(eos=[2]), logits, rows)
     assert torch.isfinite(sampled.best_logits).tolist() == [True, False, True]
     tokens = sampled.token_ids.tolist()
     assert (tokens[0], tokens[2]) == (healthy[0], healthy[2])
+    assert 0 <= tokens[1] < VOCAB
+    alone = sample(new_sampler(eos=[2]), logits[1:2], rows[1:2])
+    assert not torch.isfinite(alone.best_logits).any()
+    assert 0 <= alone.token_ids.item() < VOCAB
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_a_row_whose_every_token_is_suppressed_harms_no_other(changes: dict[str, object]) -> None:
+    params = replace(PLAIN, **changes)  # type: ignore[arg-type]
+    barred = replace(params, min_tokens=9, stop_token_ids=tuple(range(VOCAB)))
+    logits = torch.stack([random_logits(i) for i in range(2)])
+    healthy = sample(new_sampler(), logits[:1], [row(params)]).token_ids.tolist()
+    tokens = sample(new_sampler(), logits, [row(params), row(barred, seq_id=1)]).token_ids.tolist()
+    assert tokens[:1] == healthy
     assert 0 <= tokens[1] < VOCAB
 
 
