@@ -20,7 +20,7 @@ from api.output_parsers.reading import (
     string_at,
     value_at,
 )
-from api.output_parsers.typed_values import Types
+from api.output_parsers.typed_values import Types, sendable
 
 NAMES = ("name", "tool_name")  # others', and Cohere's; all formats accept each
 ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats accept each
@@ -146,7 +146,7 @@ def _object_text(value: str) -> str:
         parsed = json.loads(value)
         text = "{}" if parsed is None else parsed
         if isinstance(text, str) and isinstance(json.loads(text), dict):
-            return text
+            return sendable(text)
     except (ValueError, RecursionError):
         pass
     raise NotACall

@@ -16,11 +16,16 @@ def json_of(text: str, types: Types) -> str:
     written = text.strip()
     kind = _kind(written)
     if kind is not None and _is_among(kind, types):
-        return written
+        return sendable(written)
     word = _WORDS.get(written.lower())
     if word in types and "string" not in types:  # as Python writes them
         return "null" if word == "null" else written.lower()
-    return json.dumps(text, ensure_ascii=False)
+    return sendable(json.dumps(text, ensure_ascii=False))
+
+
+def sendable(written: str) -> str:
+    """Returns a JSON text with each half of a surrogate pair escaped: UTF-8 cannot carry one."""
+    return written.encode(errors="backslashreplace").decode()
 
 
 def _is_among(kind: str, types: Types) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -397,7 +398,10 @@ def parser(recorded: Recorded) -> OutputParser:
 
 def read(to: OutputParser, pieces: Iterable[str]) -> list[OutputEvent]:
     events = [event for piece in pieces for event in to.push(piece)]
-    return merged([*events, *to.finish()])
+    events += to.finish()
+    for event in events:
+        (event.name if isinstance(event, ToolCall) else event.text).encode()  # as it is sent
+    return merged(events)
 
 
 def calls_of(events: Iterable[OutputEvent]) -> tuple[tuple[str, str], ...]:
@@ -430,6 +434,35 @@ def test_a_recorded_text_is_read_alike_wherever_it_is_cut(recorded: Recorded) ->
     assert in_characters.has_calls is bool(recorded.calls)
     assert in_characters.spans is not None
     assert in_characters.spans.num_bytes == len(text.encode())
+
+
+IN_STRINGS = {
+    ToolFormat.HERMES: "<tool_call>%s</tool_call>",
+    ToolFormat.LLAMA3_JSON: "%s",
+    ToolFormat.GRANITE: "<|tool_call|>[%s]",
+    ToolFormat.COHERE_COMMAND3: "<|START_ACTION|>[%s]<|END_ACTION|>",
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (ToolFormat.PYTHONIC, r'[get_weather(city="\ud800", days="a\ud800b")]'),
+        (ToolFormat.PYTHONIC, r'[get_weather(days="\ud800", city="\udc00")]'),
+        (ToolFormat.GEMMA4, r'<|tool_call>call:get_weather{city:"\ud800"}<tool_call|>'),
+        *(
+            (form, frame % r'{"name": "get_weather", "arguments": "{\"city\": \"\ud800\"}"}')
+            for form, frame in IN_STRINGS.items()
+        ),
+    ],
+)
+def test_half_a_surrogate_pair_in_arguments_is_sent_as_an_escape(
+    form: ToolFormat, text: str
+) -> None:
+    for pieces in ([text], list(text)):
+        ((_, arguments),) = calls_of(read(parser(Recorded(form, text)), pieces))
+        assert r"\ud800" in arguments
+        assert "\ud800" in "".join(json.loads(arguments).values())
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.text[:40])
@@ -483,7 +516,7 @@ PIECES = [
     *("(", ")", "<tool_call|>", '<|"|>', "city=", "'", "'''", "None", "2."),
     *("```", "<|python_start|>", "="),
     *("final", "analysis", "commentary", " thought process:", " response:", LIST, "\\"),
-    *(_OBJECT.format(OSLO), '"name": "now"'),
+    *(_OBJECT.format(OSLO), '"name": "now"', r"\ud800", "days=", '"{\\"city\\": \\"', '\\"}"'),
 ]  # fmt: skip
 
 

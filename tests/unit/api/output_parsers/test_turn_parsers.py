@@ -59,7 +59,10 @@ PARSERS: dict[str, Callable[[], OutputParser]] = {
 
 def read(parser: OutputParser, pieces: Iterable[str]) -> list[OutputEvent]:
     events = [event for piece in pieces for event in parser.push(piece)]
-    return merged([*events, *parser.finish()])
+    events += parser.finish()
+    for event in events:
+        (event.name if isinstance(event, ToolCall) else event.text).encode()  # as it is sent
+    return merged(events)
 
 
 def calls_of(events: Sequence[OutputEvent]) -> list[tuple[str, str]]:
