@@ -6,22 +6,24 @@ The required ones come first. A text whose length is bounded has no `<`, with wh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from api.generation.grammar_writer import GrammarWriter, quoted, styled
 from api.generation.parameters import (
     Parameter,
+    SchemaTypes,
     branches_of,
     parameters,
     refused,
     resolved,
-    types_of,
+    values_of,
 )
 from api.generation.tools import Tool
 from api.output_parsers.xml_calls import Markup
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+MAX_ALTERNATIVES = 4096  # of one tool's: schemas that refer to others multiply
 _MAX_LENGTH = 2**16
 _DEFINITIONS = ("$defs", "definitions")
 # Of a text, that cannot be enforced where it stands without quotes.
@@ -113,21 +115,29 @@ class _Texts:
         self._tool = tool
         self._closing = closing
         self._frame = frame
+        self._types = SchemaTypes(tool.parameters)
+        self._num_left = MAX_ALTERNATIVES
 
     def any(self) -> str:
         """Returns any text."""
         return f"{self.opening} {self._writer.up_to(self._closing)}"
 
     def of(self, schema: Mapping[str, Any], depth: int = 0) -> str:
-        """Returns the values of a schema."""
+        """Returns the values of a schema, which is a part of the tool's; any text where the tool
+        has too many alternatives. Raises InvalidParameter where such a tool is strict."""
+        types = self._types.of(schema)
         schema = resolved(schema, self._tool.parameters)
-        values = _values(schema)
+        values = values_of(schema)
         if values is not None:
             return f"({' | '.join(map(self._literal, values))})"
         branches = branches_of(schema)
         if branches and depth < 3:
+            if len(branches) > self._num_left:
+                if self._tool.strict:
+                    raise refused(self._tool, f"more than {MAX_ALTERNATIVES} alternatives")
+                return self.any()
+            self._num_left -= len(branches)
             return f"({' | '.join(self.of(branch, depth + 1) for branch in branches)})"
-        types = types_of(schema, self._tool.parameters)
         if not types or (branches and "string" in types):
             return self.any()
         others = [kind for kind in types if kind != "string"]
@@ -168,13 +178,6 @@ class _Texts:
 _OF_TEXTS = ("minLength", "maxLength", "pattern", "format")
 
 
-def _values(schema: Mapping[str, Any]) -> Sequence[object] | None:
-    values = schema.get("enum")
-    if isinstance(values, list) and values:
-        return values
-    return [schema["const"]] if "const" in schema else None
-
-
 def _within(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     """Returns the schema of one parameter as a schema of its own. Raises InvalidParameter."""
     inner = dict(schema)
@@ -186,4 +189,4 @@ def _within(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
 
 
 def _is_boolean(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type") == "boolean" and _values(schema) is None
+    return schema.get("type") == "boolean" and values_of(schema) is None

@@ -75,32 +75,57 @@ def parameter_types(tool: Tool) -> dict[str, Types]:
     properties = root.get("properties")
     if not isinstance(properties, Mapping):
         return {}
-    found = {name: types_of(_schema(inner), root) for name, inner in properties.items()}
-    return {name: types for name, types in found.items() if types}
+    types = SchemaTypes(root)
+    found = {name: types.of(_schema(inner)) for name, inner in properties.items()}
+    return {name: kinds for name, kinds in found.items() if kinds}
 
 
-def types_of(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Types:
-    """Returns JSON schema's names of the types that a value may have; () for any."""
-    schema = resolved(schema, root)
-    kinds = schema.get("type")
-    found: set[str] = set()
-    if isinstance(kinds, str | list):
-        found = set([kinds] if isinstance(kinds, str) else map(str, kinds)) & _KINDS
-    elif "const" in schema or isinstance(schema.get("enum"), list):
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
-        found = {_type_of(value) for value in values}
-    else:
-        branches = branches_of(schema)
-        if not branches or depth == MAX_REFERENCES:
+class SchemaTypes:
+    """The types of one tool's schemas. Each is read once for a depth, however many refer to it."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root  # keeps the schemas, and so their identities
+        self._known: dict[tuple[int, int], Types] = {}
+
+    def of(self, schema: Mapping[str, Any], depth: int = 0) -> Types:
+        """Returns JSON schema's names of the types that a value may have; () for any. `schema` is
+        a part of the tool's."""
+        schema = resolved(schema, self._root)
+        if not schema:
             return ()
-        for branch in branches:
-            types = types_of(branch, root, depth + 1)
-            if not types:
+        key = (id(schema), depth)
+        if key not in self._known:
+            self._known[key] = self._read(schema, depth)
+        return self._known[key]
+
+    def _read(self, schema: Mapping[str, Any], depth: int) -> Types:
+        kinds = schema.get("type")
+        values = values_of(schema)
+        found: set[str] = set()
+        if isinstance(kinds, str | list):
+            found = set([kinds] if isinstance(kinds, str) else map(str, kinds)) & _KINDS
+        elif values is not None:
+            found = {_type_of(value) for value in values}
+        else:
+            branches = branches_of(schema)
+            if not branches or depth == MAX_REFERENCES:
                 return ()
-            found.update(types)
-    if found and schema.get("nullable") is True:
-        found.add("null")
-    return tuple(sorted(found))
+            for branch in branches:
+                types = self.of(branch, depth + 1)
+                if not types:
+                    return ()
+                found.update(types)
+        if found and schema.get("nullable") is True:
+            found.add("null")
+        return tuple(sorted(found))
+
+
+def values_of(schema: Mapping[str, Any]) -> Sequence[object] | None:
+    """Returns the only values that a schema allows; None where it does not list them."""
+    values = schema.get("enum")
+    if isinstance(values, list) and values:
+        return values
+    return [schema["const"]] if "const" in schema else None
 
 
 def branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from api.generation import parameter_grammars
 from api.generation.grammar_writer import ReasoningRule
 from api.generation.grammars import tool_grammar
 from api.generation.parameters import parameter_types, parameters
@@ -42,12 +43,41 @@ def tool(schema: dict[str, Any], *, strict: bool = False) -> Tool:
         ({"$ref": "#/nowhere"}, ()),
         ({}, ()),
         ({"type": 5}, ()),
+        ({"const": 1, "enum": None}, ("integer",)),
+        ({"const": 1, "enum": 5}, ("integer",)),
+        ({"enum": 5}, ()),
     ],
 )
 def test_types_are_those_of_the_schema(schema: dict[str, Any], types: tuple[str, ...]) -> None:
     definitions = {"days": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}
     found = parameter_types(tool({"properties": {"a": schema}, "$defs": definitions}))
     assert found.get("a", ()) == types
+
+
+class Visited(dict[str, Any]):
+    """A schema that counts how often its alternatives are read."""
+
+    count = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        Visited.count += key == "anyOf"
+        return super().get(key, default)
+
+
+def branching(width: int) -> dict[str, Any]:
+    """Schemas that refer to the next one `width` times: width**8 ways to the last."""
+    chain = {
+        f"a{at}": Visited(anyOf=[{"$ref": f"#/$defs/a{at + 1}"} for _ in range(width)])
+        for at in range(7)
+    }
+    definitions = {**chain, "a7": {"type": "string"}}
+    return {"properties": {"a": {"$ref": "#/$defs/a0"}}, "$defs": definitions}
+
+
+def test_each_schema_is_read_once_however_many_refer_to_it() -> None:
+    Visited.count = 0
+    assert parameter_types(tool(branching(4))) == {"a": ("string",)}
+    assert Visited.count < 50
 
 
 @pytest.mark.parametrize(
@@ -124,3 +154,20 @@ def test_the_pattern_of_a_text_without_quotes_is_refused_for_a_strict_tool(
         text_of(form, schema, strict=True)
     assert text_of(form, schema, strict=False)
     assert "^x" in text_of(ToolFormat.PYTHONIC, schema, strict=True)
+
+
+@pytest.mark.parametrize("form", [*TAGGED, ToolFormat.FUNCTIONGEMMA, ToolFormat.GEMMA4])
+def test_a_grammar_has_no_more_alternatives_than_the_schema_is_worth(
+    form: ToolFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond is any text; a strict tool's is refused."""
+    schema = branching(8)
+    whole = text_of(form, branching(2), strict=True)
+    monkeypatch.setattr(parameter_grammars, "MAX_ALTERNATIVES", 64)
+    Visited.count = 0
+    assert text_of(form, branching(2), strict=True) == whole
+    assert text_of(form, schema, strict=False).count(" | ") <= 2 * 64
+    assert Visited.count < 200
+    with pytest.raises(InvalidParameter, match="more than 64 alternatives") as caught:
+        text_of(form, schema, strict=True)
+    assert caught.value.param == "tools.0.function.parameters"
