@@ -38,7 +38,7 @@ MAKE_VLLM = $(or $(wildcard $(BIN)/python),$(PYTHON)) -m shared.launcher.vllm_en
 
 .PHONY: vllm
 vllm: ## make the environment of ENGINE=vllm, .venv-vllm, as `make run ENGINE=vllm` does
-	@$(MAKE_VLLM) --device $(or $(DEVICE),auto)
+	@$(MAKE_VLLM)
 
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 

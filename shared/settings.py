@@ -17,7 +17,7 @@ from shared.redis.url import SCHEMES
 EXIT_BAD_SETTINGS = 2
 
 _URL_SCHEMES = tuple(f"{scheme}://" for scheme in SCHEMES)
-_SECRET = frozenset({"REDIS_URL", "API_KEYS", "METRICS_KEY"})  # never repeated
+_SECRET = frozenset({"REDIS_URL", "API_KEYS", "METRICS_KEY", "VLLM_ARGS"})  # never repeated
 
 
 class SettingsError(ValueError):

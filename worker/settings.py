@@ -90,6 +90,14 @@ OF_PENSTOCK = (
 )
 
 
+def _named(name: str, value: object) -> str:
+    """Returns a setting as NAME=value; of VLLM_ARGS, which may hold a token, the names alone."""
+    if name != "vllm_args":
+        return f"{name.upper()}={value}"
+    args = ", ".join(map(repr, parse_vllm_args(str(value))))
+    return f"VLLM_ARGS with {args}" if args else "VLLM_ARGS"
+
+
 class WorkerSettings(SharedSettings):
     """Read once by `worker.main`."""
 
@@ -299,9 +307,15 @@ class WorkerSettings(SharedSettings):
     @field_validator("chat_template")
     @classmethod
     def _template_exists(cls, value: Path | None) -> Path | None:
-        if value is not None and not value.expanduser().is_file():
+        if value is None:
+            return None
+        try:
+            path = value.expanduser()
+        except RuntimeError as error:  # "~name" of no user
+            raise ValueError(str(error)) from None
+        if not path.is_file():
             raise ValueError(f"there is no file {str(value)!r}")
-        return None if value is None else value.expanduser()
+        return path
 
     @field_validator("vllm_args")
     @classmethod
@@ -315,7 +329,7 @@ class WorkerSettings(SharedSettings):
         for name in OF_PENSTOCK if self.engine == "vllm" else OF_VLLM:
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:
-                raise ValueError(f"{name.upper()}={value} is for ENGINE={other}")
+                raise ValueError(f"{_named(name, value)} is for ENGINE={other}")
         if self.tensor_parallel_size > 1 and self.runner != "model":
             raise ValueError(f"TENSOR_PARALLEL_SIZE is not for RUNNER={self.runner}")
         return self

@@ -63,7 +63,7 @@ def _launch(
         specs = [_with_interpreter(spec, early_signals) for spec in specs]
     except NotMade as error:
         say(str(error))
-        return 0 if early_signals.received else 1
+        return 0 if early_signals.received else error.exit_status
     if settings.redis_url:
         return asyncio.run(_run_with_given_redis(settings, specs, early_signals))
     if find_server_binary() is None:

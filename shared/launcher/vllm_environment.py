@@ -33,6 +33,7 @@ from shared.process import dying_with_this_process
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIRECTORY = REPOSITORY / ".venv-vllm"
 STAMP = ".penstock"  # holds the key of what was installed, once everything was
+MARK = f"{STAMP}-of"  # holds the build and the Python that it is for, once pip is there
 LOCK = ".lock"
 
 # Not needed for text. The builds of the first three that an index has fit another torch, and break
@@ -45,6 +46,7 @@ PROBE = "import torch, vllm.v1.engine.llm_engine, vllm; print(vllm.__version__, 
 
 _DEBIAN = {"libnuma.so.1": "libnuma1"}
 STOPPED = "stopped while vLLM's environment was being made; the next start goes on with it."
+DEVICES = ("auto", "cpu", "cuda")
 POLL_S = 0.2
 GRACE_S = 5.0
 
@@ -53,6 +55,14 @@ Say = Callable[[str], None]
 
 class NotMade(Exception):
     """The environment could not be made; the text is a sentence for the operator."""
+
+    exit_status = 1
+
+
+class NotThisDirectory(NotMade):
+    """The directory holds something else, which stays."""
+
+    exit_status = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +148,29 @@ def make_environment(
     """
     if is_made(directory, build):
         return python_of(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    _check_directory(directory)
     with _locked(directory / LOCK, say, is_stopped):
         if not is_made(directory, build):
             _Making(directory, build, say, is_stopped).run()
     return python_of(directory)
+
+
+def _check_directory(directory: Path) -> None:
+    """Makes the directory. Raises NotThisDirectory for one that may be something else: what is in
+    an environment that does not fit is removed."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        found = {path.name for path in directory.iterdir()}
+    except (FileExistsError, NotADirectoryError):
+        raise NotThisDirectory(f"{directory} is no directory; nothing was installed.") from None
+    except OSError as error:
+        raise NotThisDirectory(f"{directory} cannot be used: {error.strerror}.") from None
+    others = sorted(found - {LOCK})
+    if others and not found & {MARK, "pyvenv.cfg"}:
+        raise NotThisDirectory(
+            f"{directory} has other things ({others[0]}) and no virtual environment; nothing was "
+            "changed. An empty directory, or one that is not there, is for vLLM's environment."
+        )
 
 
 class _Making:
@@ -196,14 +224,15 @@ class _Making:
     def _prepare(self) -> None:
         """Leaves an environment with pip, of this Python and for this build."""
         (self._directory / STAMP).unlink(missing_ok=True)
-        mark = self._directory / f"{STAMP}-of"
+        mark = self._directory / MARK
         what = " ".join(self._build.key().split()[:2])
         is_ours = mark.exists() and mark.read_text(encoding="utf-8") == what
         if is_ours and self._runs([str(python_of(self._directory)), "-m", "pip", "--version"]):
             _drop_half_installed(self._packages())
             return
+        mark.write_text("", encoding="utf-8")  # what a stop leaves is known as an environment
         for entry in self._directory.iterdir():
-            if entry.name != LOCK:
+            if entry.name not in (LOCK, MARK):
                 shutil.rmtree(
                     entry
                 ) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -353,21 +382,25 @@ def _locked(path: Path, say: Say, is_stopped: Callable[[], bool]) -> Iterator[No
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the environment; returns the exit status: 0, or 1 with a sentence."""
+    """Makes the environment; returns the exit status: 0, or with a sentence 1, or 2 for a device or
+    a directory that cannot be used."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=DEVICES, help="without it: DEVICE, or auto")
     parser.add_argument("directory", nargs="?", type=Path, default=DIRECTORY)
     parsed = parser.parse_args(arguments)
+    device = parsed.device or os.environ.get("DEVICE") or "auto"
+    if device not in DEVICES:
+        parser.error(f"DEVICE={device!r} cannot be used: auto, cpu or cuda.")
 
     def say(sentence: str) -> None:
         print(f"penstock: {sentence}", file=sys.stderr, flush=True)
 
     try:
-        build, directory = build_for(parsed.device), parsed.directory.absolute()
+        build, directory = build_for(device), parsed.directory.absolute()
         python = make_environment(build, say, directory=directory)
     except NotMade as error:
         say(str(error))
-        return 1
+        return error.exit_status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     say(f"vLLM's environment is ready: {python}")

@@ -161,9 +161,7 @@ def _variables(where: str, table: Mapping[str, Any]) -> dict[str, str]:
     from worker.settings import WorkerSettings
 
     known = [name for name in WorkerSettings.model_fields if name not in _OF_ALL]
-    further = table.get("env", {})
-    if not isinstance(further, dict) or not all(isinstance(v, str) for v in further.values()):
-        raise SettingsError(f"{where}: env must be a table of strings.")
+    further = _further(where, table.get("env", {}), known)
     values: dict[str, str] = {}
     for key, value in table.items():
         if key == "env":
@@ -185,6 +183,28 @@ def _variables(where: str, table: Mapping[str, Any]) -> dict[str, str]:
     return {**further, **{name: value for name, value in own.items() if _is_needed(name, value)}}
 
 
+def _further(where: str, env: object, known: Sequence[str]) -> dict[str, str]:
+    """Returns the table `env`, which has no setting: those are checked, and are the table's."""
+    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+        raise SettingsError(f"{where}: env must be a table of strings.")
+    for name, value in env.items():
+        setting = name.lower()  # as the worker reads its environment
+        if not name or "=" in name or "\0" in name:
+            raise SettingsError(f"{where}: env: {name!r} is no name of a variable.")
+        if "\0" in value:
+            raise SettingsError(f"{where}: env: {name} has a NUL character.")
+        if setting in _OF_ALL:
+            raise SettingsError(
+                f"{where}: env: {name.upper()} is the same for all workers; set it beside "
+                "MODELS_FILE."
+            )
+        if setting in known:
+            raise SettingsError(
+                f"{where}: env: {name} is a setting: {setting} = ... beside env sets it."
+            )
+    return env
+
+
 def _is_needed(name: str, value: str) -> bool:
     """Returns whether a worker must get the variable: an empty one takes the launcher's away."""
     return bool(value) or bool(os.environ.get(name))
@@ -195,17 +215,28 @@ def _text(where: str, key: str, value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
+        case str() if "\0" in value:
+            raise SettingsError(f"{where}: {key} has a NUL character.")
         case str() | int() | float():
             return str(value)
         case dict():
-            return json.dumps(value)
+            try:
+                return json.dumps(value)
+            except TypeError:  # of TOML's types JSON lacks these alone
+                raise SettingsError(
+                    f"{where}: {key} has a date or a time, which JSON has not; write it as text."
+                ) from None
     raise SettingsError(f"{where}: {key} must be a string, a number, true, false or a table.")
 
 
 def _name_of(where: str, own: Mapping[str, str]) -> str:
     from worker.settings import served_name
 
-    name = served_name(own.get("MODEL", ""), own.get("SERVED_MODEL_NAME", ""))
+    try:
+        name = served_name(own.get("MODEL", ""), own.get("SERVED_MODEL_NAME", ""))
+    except (OSError, RuntimeError) as error:  # a path that is too long, a home that is not there
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise SettingsError(f"{where}: model: {reason}.") from None
     if not name:
         raise SettingsError(f"{where}: set served_model_name.")
     return name

@@ -121,7 +121,7 @@ def check_types(args: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
             raise ValueError(f"VLLM_ARGS: vLLM's EngineArgs have no {name!r}{hint}")
         words = _expected(fields[name], value)
         if words:
-            raise ValueError(f"VLLM_ARGS: {name!r} must be {words}, got {value!r}")
+            raise ValueError(f"VLLM_ARGS: {name!r} must be {words}, got {_shown(name, value)}")
 
 
 def check_version(version: str) -> bool:
@@ -214,6 +214,16 @@ _WORDS: dict[type, str] = {
     list: "a list",
     type(None): "null",
 }
+
+
+_SECRET = re.compile("token|key|secret|password")
+
+
+def _shown(name: str, value: Any) -> str:
+    """Returns a value for a sentence: not a secret, nor what may have one inside."""
+    if isinstance(value, (dict, list)) or _SECRET.search(name.lower()):
+        return _WORDS[type(value)]
+    return repr(value)
 
 
 def _expected(kind: Any, value: Any) -> str:

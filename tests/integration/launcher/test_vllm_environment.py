@@ -242,3 +242,46 @@ def test_both_builds_are_of_one_version_of_vllm() -> None:
     assert CPU.version == CUDA.version
     with pytest.raises(NotMade, match="has no pin of nothing"):
         pinned(CPU.pins, "nothing")
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", ".git", ".lock.txt"])
+def test_a_directory_with_something_else_is_refused_and_stays_as_it_is(
+    name: str, directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    directory.mkdir()
+    (directory / name).write_text("years of work")
+    assert module.main(["--device", "cpu", str(directory)]) == 2
+    assert [path.name for path in directory.iterdir()] == [name]
+    assert f"{directory} has other things ({name})" in capsys.readouterr().err
+
+
+def test_a_file_is_no_directory_for_it(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory.write_text("a file")
+    assert module.main(["--device", "cpu", str(directory)]) == 2
+    assert f"{directory} is no directory" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("wheels")
+def test_what_an_interrupted_start_left_is_made_anew(build: Build, directory: Path) -> None:
+    steps: list[str] = []
+    with pytest.raises(NotMade, match="stopped while"):
+        make_environment(build, steps.append, lambda: len(steps) > 1, directory)
+    (directory / "pyvenv.cfg").unlink(missing_ok=True)  # as by a stop before it is written
+    (directory / "bin").mkdir(exist_ok=True)
+    make_environment(build, lambda _: None, directory=directory)
+    assert is_made(directory, build)
+
+
+def test_make_reads_the_device_as_a_word_and_not_as_a_command(tmp_path: Path) -> None:
+    device = f"tpu; touch {tmp_path}/made"
+    ended = subprocess.run(
+        ["make", "--no-print-directory", "vllm", f"DEVICE={device}"],
+        cwd=module.REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert f"DEVICE={device!r} cannot be used: auto, cpu or cuda" in ended.stderr
+    assert list(tmp_path.iterdir()) == []

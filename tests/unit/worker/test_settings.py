@@ -120,7 +120,7 @@ def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ({"VLLM_ARGS": "{}"}, "VLLM_ARGS={} is for ENGINE=vllm"),
+        ({"VLLM_ARGS": "{}"}, "VLLM_ARGS is for ENGINE=vllm"),
         ({"VLLM_SAMPLER": "vllm"}, "VLLM_SAMPLER=vllm is for ENGINE=vllm"),
         ({"ENGINE_PYTHON": "/p"}, "ENGINE_PYTHON=/p is for ENGINE=vllm"),
         (
@@ -136,8 +136,12 @@ def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyP
             "'logits_processors' is set by the worker",
         ),
         ({"ENGINE": "vllm", "RUNNER": "echo"}, "RUNNER=echo is for ENGINE=penstock"),
-        ({"ENGINE": "vllm", "VLLM_ARGS": "[1]"}, "VLLM_ARGS='[1]' cannot be used: must be a JSON"),
-        ({"ENGINE": "vllm", "VLLM_ARGS": "{"}, "VLLM_ARGS='{' cannot be used: must be a JSON"),
+        (
+            {"VLLM_ARGS": '{"hf_token": "x", "seed": 1}'},
+            "VLLM_ARGS with 'hf_token', 'seed' is for ENGINE=vllm",
+        ),
+        ({"ENGINE": "vllm", "VLLM_ARGS": "[1]"}, "VLLM_ARGS cannot be used: must be a JSON"),
+        ({"ENGINE": "vllm", "VLLM_ARGS": "{"}, "VLLM_ARGS cannot be used: must be a JSON"),
     ],
 )
 def test_a_setting_of_another_engine_is_refused(

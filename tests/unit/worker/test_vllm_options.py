@@ -120,7 +120,7 @@ def test_what_is_not_the_operators_is_refused(text: str, sentence: str) -> None:
         ({"seed": True}, "'seed' must be an integer, got True"),
         ({"seed": 1.5}, "'seed' must be an integer, got 1.5"),
         ({"watermark": "x"}, "'watermark' must be a number, got 'x'"),
-        ({"hf_overrides": []}, r"'hf_overrides' must be an object, got \[\]"),
+        ({"hf_overrides": []}, r"'hf_overrides' must be an object, got a list"),
         ({"quantization": 4}, "'quantization' must be text or null, got 4"),
         ({"kv_cache_dtype": "fp7"}, "'kv_cache_dtype' must be one of auto, fp8, got 'fp7'"),
         ({"ignore_patterns": 1}, "'ignore_patterns' must be text or a list, got 1"),
@@ -129,6 +129,13 @@ def test_what_is_not_the_operators_is_refused(text: str, sentence: str) -> None:
 def test_a_value_that_vllm_does_not_take_is_refused(args: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         check_types(args, FIELDS)
+
+
+def test_a_value_that_may_be_a_secret_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match=r"'api_key' must be an integer, got text$"):
+        check_types({"api_key": "TOP"}, {"api_key": int})
+    with pytest.raises(ValueError, match=r"'seed' must be an integer, got an object$"):
+        check_types({"seed": {"token": "TOP"}}, {"seed": int})
 
 
 def test_what_fits_its_type_is_let_through() -> None:

@@ -134,6 +134,21 @@ def test_what_is_for_vllm_reaches_its_workers_alone(
         ("[[models]]\nworkers = 40\n" * 2, "it repeats 'penstock-demo'; workers = 2"),
         ("[[models]]\nworkers = 64\n[[models]]\ndtype = 'float32'", "65 workers are more than 64"),
         ("[[models]]\nenv = {A = 1}", "env must be a table of strings"),
+        ("[[models]]\nenv = {Redis_Url = 'redis://x'}", "env: REDIS_URL is the same for all"),
+        ("[[models]]\nenv = {NAMESPACE = 'other'}", "env: NAMESPACE is the same for all"),
+        ("[[models]]\nenv = {model = '/m/x'}", "env: model is a setting: model = ... beside env"),
+        ("[[models]]\nenv = {Max_Num_Seqs = '1'}", "env: Max_Num_Seqs is a setting: max_num_"),
+        ("[[models]]\nenv = {'A=B' = 'x'}", "env: 'A=B' is no name of a variable"),
+        ("[[models]]\nenv = {'' = 'x'}", "env: '' is no name of a variable"),
+        ('[[models]]\nenv = {A = "x\\u0000"}', "env: A has a NUL character"),
+        ('[[models]]\nmodel = "/m/b\\u0000c"', "model has a NUL character"),
+        ("[[models]]\nmodel = '~nobody-has-this-name/x'", "model: Could not determine home"),
+        ("[[models]]\nchat_template = '~nobody-has-this-name/x'", "CHAT_TEMPLATE='~nobody"),
+        ("[[models]]\nvllm_args = {a = [2026-01-01]}", "vllm_args has a date or a time, which"),
+        (
+            "[[models]]\nvllm_args = {hf_token = 'TOP'}",
+            "VLLM_ARGS with 'hf_token' is for ENGINE=vllm",
+        ),
         (
             "[[models]]\nmodel = '/a/x'\n[[models]]\nmodel = '/b/x'",
             "[[models]] 2: 'x' is the name of another model of this file; set served_model_name",
@@ -145,6 +160,7 @@ def test_a_bad_file_is_refused_with_a_sentence(tmp_path: Path, text: str, senten
         specs_of(tmp_path, text)
     assert sentence in str(refused.value)
     assert "models.toml" in str(refused.value)
+    assert "TOP" not in str(refused.value)  # a secret
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
