@@ -87,6 +87,7 @@ OF_PENSTOCK = (
     "cpu_weight_copies",
     "lookahead",
     "step_target_ms",
+    "model_impl",
 )
 
 
@@ -175,7 +176,7 @@ class WorkerSettings(SharedSettings):
     model_impl: ModelImpl = Field(
         default="auto",
         description="native: families of our own; transformers: its modules over our KV cache; "
-        "auto: native where there is one.",
+        "auto: native where there is one. With ENGINE=vllm VLLM_ARGS has vLLM's model_impl.",
     )
     dtype: Dtype = Field(default="auto", description="Type of weights and KV cache.")
     device: Device = Field(default="auto", description="auto, cpu or cuda.")

@@ -44,7 +44,8 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     if importlib.util.find_spec("vllm") is None:
         raise ModelError("ENGINE=vllm needs vLLM in the interpreter that ENGINE_PYTHON names")
     report(loading.IMPORTING, 0.0)
-    set_environment()
+    given = parse_vllm_args(options.vllm_args)
+    set_environment(given)
     loading.log_records(logging.getLogger().level)
     import vllm
     from vllm import EngineArgs
@@ -57,7 +58,6 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     from worker.vllm.stats import StatsReader
 
     report(loading.IMPORTING, 1.0)
-    given = parse_vllm_args(options.vllm_args)
     check_types(given, {field.name: field.type for field in dataclasses.fields(EngineArgs)})
     args = engine_args(
         options, device=current_platform.device_type, free_bytes=available_host_bytes()

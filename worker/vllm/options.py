@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import re
+import socket
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
@@ -69,6 +70,8 @@ SET_BY_THE_WORKER = frozenset(
         "convert",
         "enable_prompt_embeds",
         "disable_log_stats",
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
         "aggregate_engine_logging",
         "stream_interval",
         "use_tqdm_on_load",
@@ -87,11 +90,23 @@ SET_BY_THE_WORKER = frozenset(
 )
 
 
-def set_environment() -> None:
-    """Sets what vLLM reads from the environment of this process; before it is imported."""
-    for name, value in ENVIRONMENT.items():
+def set_environment(args: Mapping[str, Any]) -> None:
+    """Sets what vLLM reads from the environment of this process; before it is imported. `args`
+    are those of VLLM_ARGS."""
+    for name, value in (ENVIRONMENT | _interfaces(args)).items():
         os.environ.setdefault(name, value)
     os.environ.update(FIXED_ENVIRONMENT)
+
+
+def _interfaces(args: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the variables that keep the listeners of gloo and NCCL, which take a connection from
+    anybody, off the network; none where processes on other machines must reach them."""
+    is_one_node = (args.get("nnodes") or 1) == 1
+    is_local = args.get("distributed_executor_backend") in (None, "mp", "uni")
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if not (is_one_node and is_local and loopback):
+        return {}
+    return {"GLOO_SOCKET_IFNAME": loopback[0], "NCCL_SOCKET_IFNAME": loopback[0]}
 
 
 def parse_vllm_args(text: str) -> dict[str, Any]:
@@ -145,9 +160,7 @@ def uses_own_sampler(options: EngineOptions, args: Mapping[str, Any]) -> bool:
     if options.vllm_sampler == "vllm":
         return False
     reasons = {
-        "speculative decoding": any(
-            args.get(name) for name in ("speculative_config", "spec_method", "spec_model")
-        ),
+        "speculative decoding": _speculates(args),
         "pipeline parallelism": (args.get("pipeline_parallel_size") or 1) > 1,
     }
     obstacles = [name for name, is_on in reasons.items() if is_on]
@@ -157,6 +170,23 @@ def uses_own_sampler(options: EngineOptions, args: Mapping[str, Any]) -> bool:
             "VLLM_SAMPLER=vllm a resumed output goes on with other tokens than without the cut"
         )
     return not obstacles
+
+
+def _speculates(args: Mapping[str, Any]) -> bool:
+    return any(args.get(name) for name in ("speculative_config", "spec_method", "spec_model"))
+
+
+def _check_device(args: Mapping[str, Any], device: str) -> None:
+    """Raises ValueError for what VLLM_ARGS ask of a device type on which vLLM does not do it."""
+    if device != "cpu":
+        return
+    if _speculates(args):
+        raise ValueError(
+            "VLLM_ARGS: speculative decoding is not for a CPU, where one request with top_k or "
+            "top_p ends vLLM's engine; without 'speculative_config' the model can be served"
+        )
+    if args.get("async_scheduling"):
+        raise ValueError("VLLM_ARGS: 'async_scheduling' has no effect on a CPU, leave it out")
 
 
 def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict[str, Any]:
@@ -169,6 +199,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
             f"DEVICE={options.device}: the vLLM in ENGINE_PYTHON is built for {device!r}"
         )
     given = parse_vllm_args(options.vllm_args)
+    _check_device(given, device)
     if options.load_format != "auto" and "load_format" in given:
         raise ValueError("VLLM_ARGS: 'load_format' is set by LOAD_FORMAT")
     args: dict[str, Any] = {

@@ -130,6 +130,10 @@ def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyP
         ({"ENGINE": "vllm", "QUANTIZATION": "int8"}, "QUANTIZATION=int8 is for ENGINE=penstock"),
         ({"ENGINE": "vllm", "CPU_TIER": "native"}, "CPU_TIER=native is for ENGINE=penstock"),
         ({"ENGINE": "vllm", "LOOKAHEAD": "0"}, "LOOKAHEAD=0 is for ENGINE=penstock"),
+        (
+            {"ENGINE": "vllm", "MODEL_IMPL": "native"},
+            "MODEL_IMPL=native is for ENGINE=penstock",
+        ),
         ({"ENGINE": "vllm", "VLLM_ARGS": '{"dtype": "half"}'}, "'dtype' is set by DTYPE"),
         (
             {"ENGINE": "vllm", "VLLM_ARGS": '{"logits_processors": []}'},

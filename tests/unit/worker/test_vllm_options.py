@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any, Literal
 
 import pytest
@@ -13,6 +15,7 @@ from worker.vllm.options import (
     check_version,
     engine_args,
     parse_vllm_args,
+    set_environment,
     uses_own_sampler,
 )
 
@@ -103,6 +106,7 @@ def test_another_device_than_vllm_is_built_for_is_refused() -> None:
         ('{"max_model_len": 5}', "'max_model_len' is set by MAX_MODEL_LEN"),
         ('{"block_size": 16}', "'block_size' is set by BLOCK_SIZE"),
         ('{"logprobs_mode": "raw_logits"}', "'logprobs_mode' is set by the worker"),
+        ('{"max_num_queued_reqs": 2}', "'max_num_queued_reqs' is set by the worker"),
         ('{"data_parallel_size": 2}', "'data_parallel_size' is set by the worker"),
     ],
 )
@@ -182,6 +186,47 @@ SPECULATIVE: dict[str, Any] = {"speculative_config": {"method": "ngram"}}
 def test_which_sampler_draws(sampler: Any, args: dict[str, Any], own: bool) -> None:
     options = EngineOptions(checkpoint="/m", engine="vllm", vllm_sampler=sampler)
     assert uses_own_sampler(options, args) is own
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ('{"speculative_config": {"method": "ngram"}}', "speculative decoding is not for a CPU"),
+        ('{"spec_model": "/draft"}', "speculative decoding is not for a CPU"),
+        ('{"async_scheduling": true}', "'async_scheduling' has no effect on a CPU"),
+    ],
+)
+def test_what_vllm_does_not_do_on_a_cpu_is_refused_there(args: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        args_of(vllm_args=args)
+    assert args_of("cuda", vllm_args=args)
+
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@pytest.mark.parametrize(
+    ("args", "is_local"),
+    [
+        ({}, True),
+        ({"nnodes": 1, "distributed_executor_backend": "mp"}, True),
+        ({"nnodes": 2}, False),
+        ({"distributed_executor_backend": "ray"}, False),
+    ],
+)
+def test_vllms_processes_on_one_machine_listen_on_its_loopback(
+    args: dict[str, Any], is_local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0"), (1, "lo")])
+    set_environment(args)
+    assert [os.environ.get(name) for name in INTERFACES] == ["lo" if is_local else None] * 2
+
+
+def test_an_interface_that_the_operator_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict.fromkeys(INTERFACES, "eth1"))
+    set_environment({})
+    assert [os.environ[name] for name in INTERFACES] == ["eth1", "eth1"]
 
 
 def test_our_sampler_cannot_be_demanded_where_vllm_has_no_place_for_it() -> None:

@@ -130,6 +130,10 @@ OTHER_ARGUMENTS = {
     "load_format",
     "speculative_config",
     "spec_method",
+    "spec_model",
+    "async_scheduling",
+    "nnodes",
+    "distributed_executor_backend",
     "pipeline_parallel_size",
     "gpu_memory_utilization",
 }
