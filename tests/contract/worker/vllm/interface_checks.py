@@ -24,7 +24,7 @@ from worker.vllm.options import (
     set_environment,
 )
 
-set_environment()
+set_environment({})
 
 import vllm  # noqa: E402
 import vllm.envs  # noqa: E402
