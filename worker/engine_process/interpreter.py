@@ -9,6 +9,7 @@ one exception is llguidance: a grammar that the service has admitted must mean t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -76,11 +77,14 @@ async def check_interpreter(python: str) -> None:
         output, _ = await asyncio.wait_for(process.communicate(), CHECK_TIMEOUT_S)
         version, missing = json.loads(output)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise _refused(f"{what} did not end within {CHECK_TIMEOUT_S:g} seconds") from None
     except ValueError:
         raise _refused(f"{what} is no Python interpreter") from None
+    finally:
+        if process.returncode is None:  # too late, or this start has been cancelled
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
     if tuple(version) < LEAST_PYTHON:
         least = ".".join(map(str, LEAST_PYTHON))
         raise _refused(f"{what} is Python {version[0]}.{version[1]}, {least} is the oldest")

@@ -154,22 +154,28 @@ class EngineLink:
             # vLLM, its compilers and its sockets leave files behind where they are killed.
             env["TMPDIR"] = scratch = tempfile.mkdtemp(prefix=SCRATCH_PREFIX)
         own, other = socket.socketpair()
-        with other:
-            for end in (own, other):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-            own.setblocking(False)
-            process = await asyncio.create_subprocess_exec(
-                configure.options.engine_python or sys.executable,
-                "-m",
-                "worker.engine_process",
-                str(other.fileno()),
-                str(os.getpid()),
-                stdin=DEVNULL,
-                pass_fds=(other.fileno(),),
-                env=env,
-                # A terminal's Ctrl-C goes to the service alone, which decides about the engine.
-                start_new_session=True,
-            )
+        try:
+            with other:
+                for end in (own, other):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+                own.setblocking(False)
+                process = await asyncio.create_subprocess_exec(
+                    configure.options.engine_python or sys.executable,
+                    "-m",
+                    "worker.engine_process",
+                    str(other.fileno()),
+                    str(os.getpid()),
+                    stdin=DEVNULL,
+                    pass_fds=(other.fileno(),),
+                    env=env,
+                    # A terminal's Ctrl-C goes to the service alone, which decides about the engine.
+                    start_new_session=True,
+                )
+        except BaseException:  # a cancelled start has no link either, which would remove both
+            own.close()
+            if scratch is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise
         loop = asyncio.get_running_loop()
         transport, frames = await loop.create_unix_connection(EngineFrames, sock=own)
         link = cls(process, transport, frames, scratch)
@@ -221,7 +227,8 @@ class EngineLink:
             self._transport.close()
             self._kill_session()
             if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
+                # Compiled graphs may be many files.
+                await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     def kill(self) -> None:
         """Sends SIGKILL to an engine that does not respond; `receive` then raises EngineDied."""

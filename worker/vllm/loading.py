@@ -30,6 +30,7 @@ _RECORDS: tuple[tuple[re.Pattern[str], str, float], ...] = (
 )
 _BARS = {"Loading": WEIGHTS, "Capturing": GRAPHS}
 _BAR = re.compile(r"(Loading|Capturing)[^%]*?(\d{1,3})%")
+_DUMP = "vllm.logging_utils.dump_input"
 # Put on records by vLLM for its own format.
 _EXTRA_FIELDS = ("vllm_process_name", "fileinfo")
 
@@ -39,6 +40,9 @@ def log_records(level: int) -> None:
     one line for each of vLLM's decisions."""
     least = logging.INFO if level <= logging.DEBUG else max(level, logging.WARNING)
     logging.getLogger("vllm").setLevel(least)
+    if level > logging.DEBUG:
+        # Of a step that fails it logs the requests: prompts' tokens, biases, schemas.
+        logging.getLogger(_DUMP).setLevel(logging.CRITICAL + 1)
     # To vLLM's own developers, of what it imports.
     warnings.filterwarnings("ignore", category=FutureWarning)
 

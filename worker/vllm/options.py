@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
 import socket
@@ -25,6 +26,8 @@ OLDEST_TESTED, NEWEST_TESTED = (0, 32), (0, 32)
 _HOST_SHARE = 0.5  # of the free memory, for the KV cache
 _DEVICE_SHARE = 0.9  # of a device that several workers use
 _HOST_LIMIT_BYTES = 4 << 30
+
+log = logging.getLogger(__name__)
 
 # Read by vLLM when it is imported, unless the operator sets them.
 ENVIRONMENT = {
@@ -233,7 +236,23 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     elif options.memory_share < 1:
         # Of the device's whole memory, and of all that the engine takes there.
         args["gpu_memory_utilization"] = round(_DEVICE_SHARE * options.memory_share, 4)
+    if isinstance(given.get("hf_overrides"), dict):
+        given["hf_overrides"] = _over(args.get("hf_overrides", {}), given["hf_overrides"])
     return {name: value for name, value in (args | given).items() if value is not None}
+
+
+def _over(ours: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Returns both overrides of a config.json in one; of a member in both, the operator's."""
+    both = ours | given
+    for name in ours.keys() & given.keys():
+        if isinstance(ours[name], dict) and isinstance(given[name], dict):
+            both[name] = _over(ours[name], given[name])
+        elif ours[name] != given[name]:
+            log.warning(
+                "hf_overrides of VLLM_ARGS replace what the checkpoint's context asks for",
+                extra={"member": name, "given": given[name], "replaced": ours[name]},
+            )
+    return both
 
 
 _WORDS: dict[type, str] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import llguidance
 import pytest
 
+from tests.unit.worker.fakes import until
 from worker.engine_options import EngineOptions
 from worker.engine_process.interpreter import EngineNotLoaded, check_interpreter, environment_of
 
@@ -33,6 +35,21 @@ def test_a_program_that_is_no_interpreter_is_refused() -> None:
 
 def test_an_interpreter_without_vllm_is_told_what_it_lacks() -> None:
     assert "lacks vllm" in refusal_of(sys.executable)
+
+
+async def test_an_interpreter_is_ended_with_the_start_that_asks_it(tmp_path: Path) -> None:
+    pid_file, program = tmp_path / "pid", tmp_path / "python"
+    program.write_text(
+        f"#!/bin/sh\necho $$ > {pid_file}.new; mv {pid_file}.new {pid_file}\nexec sleep 60\n"
+    )
+    program.chmod(0o755)
+    checking = asyncio.create_task(check_interpreter(str(program)))
+    await until(pid_file.exists)
+    checking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await checking
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
 
 
 def test_the_engine_process_finds_two_packages_and_not_their_neighbours() -> None:

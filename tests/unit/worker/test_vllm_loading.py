@@ -95,3 +95,15 @@ def test_bars_become_shares_and_other_lines_pass(monkeypatch: pytest.MonkeyPatch
     stream.write("Loading again: 10%")  # by what kept the stream
     assert terminal.getvalue().endswith("Loading again: 10%")
     assert len(stages) == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("level", "is_logged"), [(logging.INFO, False), (logging.DEBUG, True)])
+def test_requests_of_a_failed_step_are_logged_for_developers_alone(
+    level: int, is_logged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = logging.getLogger("vllm.logging_utils.dump_input")
+    monkeypatch.setattr(dump, "level", logging.NOTSET)
+    loading.log_records(level)
+    dump.manager._clear_cache()
+    assert dump.isEnabledFor(logging.ERROR) is is_logged

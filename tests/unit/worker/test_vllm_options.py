@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import socket
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -87,6 +90,38 @@ def test_a_budget_below_the_number_of_sequences_is_raised_to_it() -> None:
 
 def test_vllm_args_are_passed_on() -> None:
     assert args_of(vllm_args='{"enforce_eager": true}')["enforce_eager"] is True
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_overrides_of_a_checkpoint_join_those_of_its_context(nested: bool, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"max_position_embeddings": 4096, "rope_scaling": YARN}
+    given: dict[str, Any] = {"rms_norm_eps": 1e-5}
+    expected = {"max_position_embeddings": 16384, "rms_norm_eps": 1e-5}
+    if nested:
+        config, given, expected = ({"text_config": each} for each in (config, given, expected))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = EngineOptions(
+        checkpoint=str(tmp_path), engine="vllm", vllm_args=json.dumps({"hf_overrides": given})
+    )
+    assert engine_args(options, device="cpu", free_bytes=FREE)["hf_overrides"] == expected
+
+
+def test_an_override_that_replaces_the_contexts_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"max_position_embeddings": 4096, "rope_scaling": YARN}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = {"hf_overrides": {"max_position_embeddings": 8192}}
+    options = EngineOptions(checkpoint=str(tmp_path), engine="vllm", vllm_args=json.dumps(given))
+    with caplog.at_level(logging.WARNING):
+        args = engine_args(options, device="cpu", free_bytes=FREE)
+    assert args["hf_overrides"] == given["hf_overrides"]
+    assert [getattr(record, "member", None) for record in caplog.records] == [
+        "max_position_embeddings"
+    ]
 
 
 def test_another_device_than_vllm_is_built_for_is_refused() -> None:
