@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from api.ids import call_id, random_seed
 from api.output_parsers.events import (
     OutputEvent,
     Reading,
-    Reasoning,
     Source,
     Text,
     TextSpans,
@@ -133,25 +133,20 @@ class FormatParser:
 def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
     """Returns the events with consecutive pieces joined and empty ones dropped."""
     found: list[OutputEvent] = []
-    for event in events:
-        last = found[-1] if found else None
-        if isinstance(event, ToolCall):
-            found.append(event)
-        elif not event.text:
+    shown = (event for event in events if isinstance(event, ToolCall) or event.text)
+    for _, run in itertools.groupby(shown, _run_of):
+        first, *rest = run
+        if isinstance(first, ToolCall) or not rest:
+            found += [first, *rest]
             continue
-        elif isinstance(event, Text) and isinstance(last, Text):
-            found[-1] = Text(last.text + event.text)
-        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            found[-1] = Reasoning(last.text + event.text)
-        elif (
-            isinstance(event, ToolArguments)
-            and isinstance(last, ToolArguments)
-            and event.index == last.index
-        ):
-            found[-1] = ToolArguments(event.index, last.text + event.text)
-        else:
-            found.append(event)
+        text = "".join(event.text for event in (first, *rest) if not isinstance(event, ToolCall))
+        found.append(dataclasses.replace(first, text=text))
     return found
+
+
+def _run_of(event: OutputEvent) -> tuple[type[OutputEvent], int]:
+    """Returns what consecutive pieces of the same text have in common."""
+    return type(event), event.index if isinstance(event, ToolCall | ToolArguments) else 0
 
 
 NewParser = Callable[[], OutputParser]

@@ -369,6 +369,30 @@ def test_a_long_text_of_markers_takes_no_long_time() -> None:
     assert text_of(merged(parser.finish())).count("<tool_call>") > 0
 
 
+class Counted(str):
+    """A text that counts the characters that adding to it copies."""
+
+    copied = 0
+
+    def __add__(self, other: str) -> Counted:
+        Counted.copied += len(self) + len(other)
+        return Counted(super().__add__(other))
+
+
+def test_pieces_are_joined_at_once() -> None:
+    pieces = [Counted("ab")] * 1000
+    events: list[OutputEvent] = [
+        *map(Text, pieces),
+        *map(Reasoning, pieces),
+        *(ToolArguments(index, piece) for index in (0, 1) for piece in pieces),
+    ]
+    Counted.copied = 0
+    whole = "ab" * 1000
+    joined = [Text(whole), Reasoning(whole), ToolArguments(0, whole), ToolArguments(1, whole)]
+    assert merged(events) == joined
+    assert Counted.copied == 0
+
+
 def test_the_plain_parser_passes_everything_on() -> None:
     parser = PlainParser()
     assert read(parser, ["a", "", "<think>"]) == [Text("a<think>")]
