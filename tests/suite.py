@@ -41,6 +41,7 @@ INTERRUPTED = 2  # pytest's status
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
 MAY_STAY = (
     "penstock-engine-*",  # of an engine whose worker was ended by SIGKILL: no process removes it
+    "vllm-of-tests-*",  # of tests whose process was ended by SIGKILL after an interrupt
     "torchinductor_*",  # torch's headers, compiled once for a user; TORCHINDUCTOR_CACHE_DIR or not
 )
 MOST_NAMES = 50

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
 from threading import Event
 from typing import Any
 
@@ -14,6 +16,9 @@ from shared.launcher.settings import LauncherSettings
 from shared.launcher.worker_specs import WorkerSpec
 
 POLL_S = 0.1
+# Not listening yet or not ready (URLError is an OSError); another server than a frontend: what is
+# no HTTP, or no JSON.
+_NO_ANSWER = (OSError, HTTPException, ValueError)
 
 
 class ReadyLine:
@@ -94,7 +99,7 @@ class ReadyLine:
         print(
             f"{''.join(lines)}\n"
             f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\\n"
-            f"    -d '{json.dumps(body)}'\n\n"
+            f"    -d {shlex.quote(json.dumps(body))}\n\n"
             f"Look inside: {inspect_command(self._redis_url)}\n"
             "Stop: Ctrl-C\n",
             flush=True,
@@ -113,19 +118,24 @@ def base_url(settings: LauncherSettings, index: int) -> str:
 
 
 def _served_models(url: str) -> list[str]:
-    """Returns the models that a live worker serves."""
+    """Returns the models that a live worker serves; none where another server has the port."""
     try:
         ready = _get_json(f"{url}/ready")
-    except OSError:  # not listening yet, or not ready
+    except _NO_ANSWER:
         return []
-    return [name for name in ready["models"] if name not in ready["unserved"]]
+    models, unserved = (
+        (ready.get("models"), ready.get("unserved")) if isinstance(ready, dict) else (None, None)
+    )
+    if not isinstance(models, list) or not isinstance(unserved, list):
+        return []
+    return [name for name in models if isinstance(name, str) and name not in unserved]
 
 
 def _answers_ok(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
-    except OSError:  # not listening yet, or an HTTP error: URLError is one
+    except _NO_ANSWER:
         return False
 
 

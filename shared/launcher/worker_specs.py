@@ -18,7 +18,6 @@ import difflib
 import json
 import os
 import tomllib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 from shared.cores import available_cores, share_of_cores
 from shared.launcher.settings import LauncherSettings
+from shared.launcher.vllm_environment import has_nvidia_driver
 from shared.settings import SettingsError, SharedSettings, load_settings
 
 MAX_WORKERS = 64
@@ -100,14 +100,34 @@ def _sharing_cores(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
 
 def _sharing_memory(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
     """Divides the memory that KV caches are sized from, among the workers of one device."""
-    devices = [(spec.variable("DEVICE"), spec.variable("CUDA_VISIBLE_DEVICES")) for spec in specs]
-    sharing = Counter(devices)
+    all_devices = [_devices(spec) for spec in specs]
+    sharing = [sum(_overlap(one, other) for other in all_devices) for one in all_devices]
     return [
         spec
-        if sharing[device] == 1 or any(spec.variable(name) for name in _SIZES_KV_CACHE)
-        else spec.with_defaults({"MEMORY_SHARE": f"{1 / sharing[device]:.4g}"})
-        for spec, device in zip(specs, devices, strict=True)
+        if num_sharing == 1 or any(spec.variable(name) for name in _SIZES_KV_CACHE)
+        else spec.with_defaults({"MEMORY_SHARE": f"{1 / num_sharing:.4g}"})
+        for spec, num_sharing in zip(specs, sharing, strict=True)
     ]
+
+
+def _devices(spec: WorkerSpec) -> frozenset[str]:
+    """Returns what the worker may take: {"cpu"}, the names of CUDA devices, or {"all"} of them."""
+    device = spec.variable("DEVICE") or "auto"
+    visible = spec.variable("CUDA_VISIBLE_DEVICES")
+    names = frozenset(name.strip() for name in visible.split(",") if name.strip())
+    is_limited = "CUDA_VISIBLE_DEVICES" in spec.own or "CUDA_VISIBLE_DEVICES" in os.environ
+    sees_none = is_limited and names <= {"-1"}
+    if device == "cpu" or (device == "auto" and (sees_none or not has_nvidia_driver())):
+        return frozenset({"cpu"})
+    return names or frozenset({"all"})
+
+
+def _overlap(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Returns whether two workers may take the same device, which has a number and a UUID."""
+    if "cpu" in one | other:
+        return one == other
+    is_comparable = len({name.isdecimal() for name in one | other}) == 1
+    return "all" in one | other or not is_comparable or bool(one & other)
 
 
 def _read(path: Path) -> list[WorkerSpec]:

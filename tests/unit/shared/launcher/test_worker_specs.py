@@ -30,7 +30,10 @@ env = {CUDA_VISIBLE_DEVICES = "1"}
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MODEL", "SERVED_MODEL_NAME", "WORKERS", "OMP_NUM_THREADS", "NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("DEVICE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(module, "available_cores", lambda: 8)
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: False)
 
 
 def specs_of(tmp_path: Path, text: str) -> list[WorkerSpec]:
@@ -58,6 +61,7 @@ def test_each_table_is_a_model_with_its_own_settings(tmp_path: Path) -> None:
         "PREFIX_CACHING": "false",
         "OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.6}',
         "CUDA_VISIBLE_DEVICES": "1",
+        "MEMORY_SHARE": "0.3333",
         "NUM_THREADS": third.own["NUM_THREADS"],
     }
 
@@ -75,12 +79,45 @@ def test_every_worker_has_a_thread_where_cores_are_few(
     assert threads(specs_of(tmp_path, TWO)) == ["1", "1", "1"]
 
 
-def test_workers_of_one_device_share_its_memory(tmp_path: Path) -> None:
+def test_workers_of_one_device_share_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     small, _, on_a_gpu = specs_of(tmp_path, TWO)
     assert small.own["MEMORY_SHARE"] == "0.5"  # the third has a device of its own
     assert "MEMORY_SHARE" not in on_a_gpu.own
     sized = TWO.replace("workers = 2", "workers = 2\nkv_cache_memory_gb = 1.5")
     assert "MEMORY_SHARE" not in specs_of(tmp_path, sized)[0].own
+
+
+@pytest.mark.parametrize(
+    ("has_driver", "devices", "shares"),
+    [
+        (False, [("", None), ("cpu", None)], ["0.5", "0.5"]),
+        (False, [("auto", "0"), ("", "1")], ["0.5", "0.5"]),
+        (True, [("auto", None), ("cuda", None), ("cpu", None)], ["0.5", "0.5", ""]),
+        (True, [("", None), ("", "0"), ("", "1")], ["0.3333", "0.5", "0.5"]),
+        (True, [("", "0,1"), ("", "1, 2"), ("", "3")], ["0.5", "0.5", ""]),
+        (True, [("", "GPU-a"), ("", "GPU-b"), ("", "1")], ["0.5", "0.5", "0.3333"]),
+        (True, [("", ""), ("auto", "-1"), ("", None)], ["0.5", "0.5", ""]),  # no GPU: the CPU
+    ],
+)
+def test_a_device_is_the_one_that_the_worker_takes(
+    has_driver: bool,
+    devices: list[tuple[str, str | None]],
+    shares: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: has_driver)
+    text = ""
+    for number, (device, visible) in enumerate(devices):
+        env = "" if visible is None else f"CUDA_VISIBLE_DEVICES = '{visible}'"
+        text += f"[[models]]\nserved_model_name = 'm{number}'\nenv = {{{env}}}\n"
+        text += f"device = '{device}'\n" if device else ""
+    specs = specs_of(tmp_path, text)
+    assert [spec.own.get("MEMORY_SHARE", "") for spec in specs] == shares
 
 
 def test_alike_workers_without_a_file_share_too() -> None:

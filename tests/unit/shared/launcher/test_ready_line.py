@@ -1,0 +1,81 @@
+"""The ready line: a command that a shell takes as it is, and frontends that are none."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from shared.launcher.ready_line import ReadyLine
+from shared.launcher.settings import LauncherSettings
+from shared.launcher.worker_specs import WorkerSpec
+
+
+@contextmanager
+def server(*, answer: bytes) -> Iterator[int]:
+    """A server that answers every connection with `answer`, whatever is requested."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:  # closed
+                    return
+                with connection:
+                    connection.recv(65_536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def http(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def line(port: int, model: str) -> ReadyLine:
+    settings = LauncherSettings(port=port, ready_timeout_s=1)
+    return ReadyLine(settings, "redis://x", [WorkerSpec("worker 0", model)], {}, print)
+
+
+def test_the_command_has_any_name_of_a_model_as_one_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = "it's-$(touch made)-`x`"
+    ready = json.dumps({"models": [model], "unserved": []}).encode()
+    with server(answer=http(ready)) as port:
+        assert line(port, model).announce(threading.Event())
+    printed = capsys.readouterr().out
+    command = printed[printed.index("curl") : printed.index("Look inside")].replace("\\\n", " ")
+    words = shlex.split(command)
+    assert json.loads(words[words.index("-d") + 1])["model"] == model
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{",
+        http(b"<html>"),
+        http(b"\xff"),
+        http(b"[]"),
+        http(b'{"models": 3, "unserved": []}'),
+        http(b'{"status": "ok"}'),
+    ],
+)
+def test_another_server_on_the_port_is_not_a_frontend_that_is_ready(answer: bytes) -> None:
+    over = threading.Event()
+    over.set()  # it looks once
+    with server(answer=answer) as port:
+        assert line(port, "m").announce(over) is False
