@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from worker.model.layers.ops import Activation, Multiply, Ops, TorchOps
-from worker.model.transformers.products import agree, replace_module
+from worker.model.transformers.products import agree, replace_module, tried_rows
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
-_TRIED_ROWS = 5
 
 
 class GatedModule(nn.Module):
@@ -114,7 +113,7 @@ def _as_gated(module: nn.Module, dtype: torch.dtype) -> Make | None:
         bias = None if down.bias is None else down.bias.detach()
         return GatedModule(gated, ops.linear(down.weight.detach(), bias))
 
-    x = _rows(down.out_features, dtype)
+    x = tried_rows(down.out_features, dtype)
     return make if agree(lambda: module(x), lambda: make(TorchOps())(x)) else None
 
 
@@ -136,7 +135,7 @@ def _as_experts(module: nn.Module, dtype: torch.dtype) -> Make | None:
             [ops.linear(weight, None) for weight in down],
         )
 
-    x = _rows(inner.shape[2], dtype)
+    x = tried_rows(inner.shape[2], dtype)
     generator = torch.Generator().manual_seed(1)
     chosen = torch.rand(len(x), len(inner), generator=generator).topk(min(2, len(inner))).indices
     weights = torch.rand(chosen.shape, generator=generator).to(dtype)
@@ -151,9 +150,3 @@ def _fits(dtype: torch.dtype, *weights: Tensor) -> bool:
         weight.dtype == dtype and weight.device.type == "cpu" and not weight.shape[-1] % _WIDTH
         for weight in weights
     )
-
-
-def _rows(size: int, dtype: torch.dtype) -> Tensor:
-    """Returns random rows [n, size]."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(_TRIED_ROWS, size, generator=generator).to(dtype)

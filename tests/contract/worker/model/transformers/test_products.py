@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from shared.messages import SamplingParams
 from tests.support.engine_run import generate, new_engine
@@ -118,15 +121,16 @@ def linear(size_in: int, size_out: int, *, bias: bool = True) -> nn.Linear:
 class Block(nn.Module):
     """A gated block, whose modules are called with inputs of their own."""
 
-    def __init__(self, after_gate: Sequence[float] = (1.0,)) -> None:
+    def __init__(self, after_gate: Sequence[float] = (1.0,), limit: float = math.inf) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = linear(32, 48), linear(32, 48)
         self.down_proj = linear(48, 32, bias=False)
         self.act_fn = nn.SiLU()
-        self.gains = after_gate
+        self.gains, self.limit = after_gate, limit
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        gate, up = self.act_fn(self.gate_proj(x)), self.up_proj(x)
+        inner = gate.clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
         output: Tensor = self.down_proj(inner * self.gains[0])
         return output
 
@@ -164,6 +168,45 @@ def test_a_norm_is_taken_only_if_it_is_one(centred: bool, adds_one: bool) -> Non
         expected = model(x)
         assert replace_norms(model, TorchOps(), F32) == (not centred)
         torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, F32])
+@pytest.mark.parametrize("width", [1024, 4096, 8192])
+def test_a_norm_that_centres_stays_at_any_width(width: int, dtype: torch.dtype) -> None:
+    centring = nn.Sequential(CohereLayerNorm(width).to(dtype))
+    assert replace_norms(centring, TorchOps(), dtype) == 0
+    plain = nn.Sequential(LlamaRMSNorm(width).to(dtype))
+    assert replace_norms(plain, TorchOps(), dtype) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, F32])
+@pytest.mark.parametrize(("limit", "taken"), [(math.inf, 1), (7.0, 0), (16.0, 0)])
+def test_a_block_that_clamps_stays(limit: float, taken: int, dtype: torch.dtype) -> None:
+    model = nn.Sequential(Block(limit=limit)).to(dtype)
+    assert replace_gated(model, TorchOps(), dtype) == taken
+
+
+class ClampingExperts(nn.Module):
+    """Experts of which transformers' Mixtral, with one limit more, is the pattern."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(4, 96, 32) / 32**0.5)
+        self.down_proj = nn.Parameter(torch.randn(4, 32, 48) / 48**0.5)
+        self.act_fn, self.limit = nn.SiLU(), limit
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        gate, up = torch.einsum("ni,eoi->neo", x, self.gate_up_proj).chunk(2, dim=-1)
+        inner = self.act_fn(gate).clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
+        results = torch.einsum("nei,eoi->neo", inner, self.down_proj)
+        results = results.gather(1, chosen[..., None].expand(-1, -1, results.shape[-1]))
+        return (results * weights[..., None]).sum(dim=1)
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(math.inf, 1), (7.0, 0), (16.0, 0)])
+def test_experts_that_clamp_stay(limit: float, taken: int) -> None:
+    model = nn.Sequential(ClampingExperts(limit))
+    assert replace_gated(model, TorchOps(), F32) == taken
 
 
 def test_products_of_a_group_are_right_in_any_order() -> None:
