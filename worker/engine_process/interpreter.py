@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Mapping
 from pathlib import Path
 
 from worker.engine_options import EngineOptions
@@ -22,6 +23,7 @@ LEAST_PYTHON = (3, 11)
 # What the engine process of ENGINE=vllm imports and vLLM brings along.
 NEEDED = ("vllm", "torch", "msgspec", "numpy", "tokenizers", "jinja2")
 CHECK_TIMEOUT_S = 60.0
+OPENMP_BLOCKTIME_MS = "5"  # as vLLM sets it where it binds threads to cores
 
 # Settings of the worker come with Configure; vLLM warns of names that look like its own.
 _NOT_THERE = frozenset({"PYTHONHOME", "VLLM_ARGS", "VLLM_SAMPLER"})
@@ -52,6 +54,21 @@ def environment_of(options: EngineOptions) -> dict[str, str] | None:
         "PYTHONPATH": str(_PACKAGES),
         "PYTHONSAFEPATH": "1",
         "PENSTOCK_LLGUIDANCE": _folder_of("llguidance"),
+        **_openmp(options.engine_python, env),
+    }
+
+
+def _openmp(python: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that load Intel's OpenMP in place of GNU's, where the interpreter's
+    environment has it: vLLM for CPUs brings it along, and its manual asks for it."""
+    library = Path(python).absolute().parents[1] / "lib" / "libiomp5.so"
+    preload = env.get("LD_PRELOAD", "")
+    if not python or "omp" in preload or not library.exists():
+        return {}
+    return {
+        "LD_PRELOAD": f"{library}:{preload}" if preload else str(library),
+        # Milliseconds that a thread spins after its part, on cores that others want too.
+        "KMP_BLOCKTIME": env.get("KMP_BLOCKTIME", OPENMP_BLOCKTIME_MS),
     }
 
 

@@ -97,5 +97,31 @@ def test_the_engine_process_compiles_grammars_with_the_services_package() -> Non
     ]
 
 
+def test_the_openmp_of_vllms_environment_is_loaded_first(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    options = EngineOptions(checkpoint="/m", engine="vllm", engine_python=str(python))
+    env = environment_of(options)
+    assert env is not None
+    assert env.get("LD_PRELOAD") == os.environ.get("LD_PRELOAD")  # there is none
+    library = tmp_path / "lib" / "libiomp5.so"
+    library.parent.mkdir()
+    library.touch()
+    env = environment_of(options)
+    assert env is not None
+    assert env["LD_PRELOAD"].split(":")[0] == str(library)
+
+
+def test_a_preloaded_openmp_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libiomp5.so").touch()
+    monkeypatch.setenv("LD_PRELOAD", "/opt/lib/libgomp.so.1")
+    options = EngineOptions(
+        checkpoint="/m", engine="vllm", engine_python=str(tmp_path / "bin" / "python")
+    )
+    env = environment_of(options)
+    assert env is not None
+    assert env["LD_PRELOAD"] == "/opt/lib/libgomp.so.1"
+
+
 def test_our_own_engine_runs_where_the_service_does() -> None:
     assert environment_of(EngineOptions(checkpoint="/m")) is None

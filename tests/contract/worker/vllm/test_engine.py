@@ -77,7 +77,7 @@ class Vllm:
         python = vllm_python()
         assert python is not None, "make vllm, or leave out the tests marked vllm"
         plan = {"options": {**OPTIONS, **OF_VLLM, **options}, "runs": runs, **more}
-        env = environment_of(EngineOptions(checkpoint="", engine="vllm"))
+        env = environment_of(EngineOptions(checkpoint="", engine="vllm", engine_python=python))
         assert env is not None
         read, write = os.pipe()
         begun_s = time.monotonic()
