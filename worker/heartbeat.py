@@ -172,6 +172,7 @@ class LoadReport:
             stats["engine"] = ready.engine_name
             stats["engine_version"] = ready.engine_version
             stats["exact_resume"] = int(ready.exact_resume)
+            stats["structured_output"] = int(ready.config.structured_output)
             stats["block_size"] = ready.config.block_size
             stats["max_model_len"] = ready.config.max_model_len
             stats["kv_capacity_tokens"] = ready.config.capacity_tokens

@@ -260,7 +260,20 @@ def _of_all_workers(card: ModelCard, found: AnnouncedModel) -> ModelCard:
     """Returns the card with what holds for every live worker of the model: it is one of them."""
     if len(found.engines) > 1:
         card = replace(card, engine=MIXED_ENGINES, engine_version="")
-    return replace(card, exact_resume=card.exact_resume and found.exact_resume)
+    return replace(
+        card,
+        exact_resume=card.exact_resume and found.exact_resume,
+        structured_output=card.structured_output and found.structured_output,
+        max_model_len=_least(card.max_model_len, found.max_model_len),
+        # 0: not known
+        kv_capacity_tokens=_least(card.kv_capacity_tokens, found.kv_capacity_tokens or None),
+    )
+
+
+def _least(of_card: int, of_workers: int | None) -> int:
+    if of_workers is None:
+        return of_card
+    return min(of_card or of_workers, of_workers)
 
 
 @dataclass(frozen=True, slots=True)

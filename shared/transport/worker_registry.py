@@ -103,9 +103,7 @@ class RedisWorkerRegistry:
             return max(0.0, (now_ms - float(seen_ms.get(name, 0))) / 1000)
 
         return {
-            name.decode(): AnnouncedModel(
-                card, unserved_s(name), *_engines(serving.get(name.decode(), ()))
-            )
+            name.decode(): _announced(card, unserved_s(name), serving.get(name.decode(), ()))
             for name, card in sorted(cards.items())
         }
 
@@ -129,13 +127,26 @@ def _milliseconds(time: tuple[int, int]) -> int:
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-def _engines(workers: Sequence[WorkerStatus]) -> tuple[tuple[str, ...], bool]:
-    """Returns the engines of a model's workers, and whether all of them resume exactly.
+def _announced(card: bytes, unserved_s: float, workers: Sequence[WorkerStatus]) -> AnnouncedModel:
+    """Returns a model with what all its workers keep.
 
-    A worker of an older release reports neither.
+    One whose engine is still loading, or of an older release, does not report all of it.
     """
     engines = {str(worker.stats["engine"]) for worker in workers if "engine" in worker.stats}
-    return tuple(sorted(engines)), all(w.stats.get("exact_resume", 1) for w in workers)
+    return AnnouncedModel(
+        card,
+        unserved_s,
+        tuple(sorted(engines)),
+        exact_resume=all(worker.stats.get("exact_resume", 1) for worker in workers),
+        structured_output=all(worker.stats.get("structured_output", 1) for worker in workers),
+        max_model_len=_least(workers, "max_model_len"),
+        kv_capacity_tokens=_least(workers, "kv_capacity_tokens"),
+    )
+
+
+def _least(workers: Sequence[WorkerStatus], name: str) -> int | None:
+    values = (worker.stats.get(name) for worker in workers)
+    return min((int(value) for value in values if isinstance(value, float | int)), default=None)
 
 
 def _tokens_of(worker: WorkerStatus) -> float:

@@ -31,7 +31,11 @@ class AnnouncedModel:
     card: bytes  # JSON
     unserved_s: float  # since its last announcement; 0.0 while a live worker serves it
     engines: tuple[str, ...] = ()  # of the live workers that serve it, each once
-    exact_resume: bool = True  # of all these workers: any of them may continue a job
+    # What all these workers keep: any of them may get a job, or continue it.
+    exact_resume: bool = True
+    structured_output: bool = True
+    max_model_len: int | None = None  # the least of them; None: none has reported it
+    kv_capacity_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,15 +142,31 @@ async def test_a_model_has_the_engines_of_its_live_workers(steps: Steps) -> None
     await steps.queue.announce(MODEL, b"{}", {})
     for name, stats in {
         "old": {},
-        "own": {"engine": "penstock", "exact_resume": 1},
-        "speculating": {"engine": "vllm", "exact_resume": 0},
+        "own": {
+            "engine": "penstock",
+            "exact_resume": 1,
+            "structured_output": 1,
+            "max_model_len": 2000,
+            "kv_capacity_tokens": 3000,
+        },
+        "speculating": {
+            "engine": "vllm",
+            "exact_resume": 0,
+            "structured_output": 0,
+            "max_model_len": 64,
+            "kv_capacity_tokens": 4000,
+        },
     }.items():
         await steps.heartbeat(name, stats=stats)
     found = (await steps.registry.models())[MODEL]
     assert (found.engines, found.exact_resume) == (("penstock", "vllm"), False)
+    assert (found.max_model_len, found.kv_capacity_tokens) == (64, 3000)
+    assert not found.structured_output
     await steps.queue.retire("speculating")
     found = (await steps.registry.models())[MODEL]
     assert (found.engines, found.exact_resume) == (("penstock",), True)
+    assert (found.max_model_len, found.kv_capacity_tokens) == (2000, 3000)
+    assert found.structured_output
 
 
 async def test_a_worker_is_seen_with_its_card_until_it_retires(steps: Steps) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ class Store:
         self.unserved_s: dict[str, float] = {}
         self.engines: tuple[str, ...] = ()
         self.exact_resume = True
+        self.found: dict[str, Any] = {}  # further members of what is announced
         self.kept: list[str] = []
         self.blobs: dict[str, bytes] = {}
         self.is_away = False
@@ -38,7 +40,11 @@ class Store:
             raise TransportError("away")
         return {
             name: AnnouncedModel(
-                card, self.unserved_s.get(name, 0.0), self.engines, self.exact_resume
+                card,
+                self.unserved_s.get(name, 0.0),
+                self.engines,
+                self.exact_resume,
+                **self.found,
             )
             for name, card in self.cards.items()
         }
@@ -124,6 +130,33 @@ async def test_a_model_promises_what_all_its_workers_keep(checkpoint: Path, pool
     store.engines = ("penstock", "vllm")
     assert await seen() == ("mixed", False)
     assert (await catalog.require("m")).card.engine_version == ""
+
+
+async def test_a_request_is_admitted_by_the_least_of_its_models_workers(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
+    store.serve(checkpoint, "m", kv_capacity_tokens=640)
+    card = ModelCard.from_json(store.cards["m"])
+    store.cards["m"] = replace(card, structured_output=True).to_json()
+
+    async def seen() -> tuple[int, int, int, bool]:
+        await catalog.refresh()
+        model = await catalog.require("m")
+        card = model.card
+        return (
+            card.max_model_len,
+            card.kv_capacity_tokens,
+            model.context_tokens,
+            card.structured_output,
+        )
+
+    assert await seen() == (64, 640, 64, True), "no worker has reported any"
+    store.found = {"max_model_len": 2000, "kv_capacity_tokens": 4000}
+    assert await seen() == (64, 640, 64, True), "the card is the least one's"
+    store.found = {"max_model_len": 32, "kv_capacity_tokens": 16, "structured_output": False}
+    assert await seen() == (32, 16, 16, False)
 
 
 async def test_a_model_that_was_served_lately_can_be_named_and_one_that_is_kept_for_ever(
