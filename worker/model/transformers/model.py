@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,7 +18,7 @@ from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.linear import Placement
 from worker.model.transformers.attention import AttentionMismatch, PagedAttention
-from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig
+from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
 
 # Of logits, beside those of the model's own attention. What is found is far larger: a layer without
 # its window, a state that was lost between two chunks.
@@ -95,26 +98,63 @@ def check_attention(model: TransformersModel, stack: TransformersStack, pool: KV
         for length in _lengths(model, pool)
     ]
     found: dict[tuple[int, int], Tensor] = {}  # by text and position
-    try:
+    with _refused(model):
         for parts in _steps([len(text) for text in texts]):
             logits = _run(stack, pool, texts, parts, model.config.vocab_size)
             found |= {(row, end - 1): logits[i] for i, (row, _, end) in enumerate(parts)}
+        result = torch.stack(list(found.values()))
+        expected = torch.stack([_alone(model, texts[row], place)[-1] for row, place in found])
+    is_off, off = compare(model, result, expected)
+    if is_off:
+        raise UnsupportedModel(
+            f"model_type {model.config.model_type!r} does not give over a paged KV cache what it "
+            f"gives alone: logits are off by {off:.1%}; {SERVED_ELSEWHERE}"
+        )
+
+
+@torch.inference_mode()
+def logits_alone(model: TransformersModel) -> Tensor:
+    """Returns the logits [tokens, vocab] of two short texts, by the model's own attention.
+
+    Raises UnsupportedModel where its forward pass fails.
+    """
+    generator = torch.Generator().manual_seed(1)
+    longest = min(_CHECKED_TOKENS, model.config.context_length)
+    with _refused(model):
+        texts: list[list[int]] = [
+            torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
+            for length in (longest, -(-longest // 2))
+        ]
+        return torch.cat([_alone(model, text, len(text) - 1) for text in texts])
+
+
+def compare(model: TransformersModel, result: Tensor, expected: Tensor) -> tuple[bool, float]:
+    """Returns whether logits [rows, vocab] differ by more than rounding, and by what share."""
+    wide = expected.float()
+    rows_off = (result.float() - wide).norm(dim=1) / wide.norm(dim=1)
+    is_exact = model.placement.dtype is torch.float32
+    # Rounded more coarsely, a token may change its expert.
+    off = (rows_off.max() if is_exact else rows_off.median()).item()
+    return not off <= (_EXACT_TOLERANCE if is_exact else _TOLERANCE), off
+
+
+@contextlib.contextmanager
+def _refused(model: TransformersModel) -> Iterator[None]:
+    """Raises UnsupportedModel for what fails in the model's own code."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError):
+        raise  # of the machine, not of the model
     except AttentionMismatch as error:
         raise UnsupportedModel(
             f"model_type {model.config.model_type!r} does not call its attention alike in every "
             f"pass ({error}); {SERVED_ELSEWHERE}"
         ) from error
-    result = torch.stack(list(found.values())).float()
-    expected = torch.stack([_alone(model, texts[row], place) for row, place in found]).float()
-    rows_off = (result - expected).norm(dim=1) / expected.norm(dim=1)
-    is_exact = model.placement.dtype is torch.float32
-    # Rounded more coarsely, a token may change its expert.
-    off = (rows_off.max() if is_exact else rows_off.median()).item()
-    if not off <= (_EXACT_TOLERANCE if is_exact else _TOLERANCE):
+    except Exception as error:  # of many kinds: each model's code is its own
         raise UnsupportedModel(
-            f"model_type {model.config.model_type!r} does not give over a paged KV cache what it "
-            f"gives alone: logits are off by {off:.1%}; {SERVED_ELSEWHERE}"
-        )
+            f"model_type {model.config.model_type!r} fails in its own forward pass "
+            f"({type(error).__name__}: {in_one_line(error)}); {SERVED_ELSEWHERE}"
+        ) from error
 
 
 def _lengths(model: TransformersModel, pool: KVCachePool) -> list[int]:
@@ -180,13 +220,13 @@ def _run(
 
 
 def _alone(model: TransformersModel, text: list[int], place: int) -> Tensor:
-    """Returns the logits [vocab] after the token at `place`, by the model's own attention."""
+    """Returns the logits [tokens, vocab] up to the token at `place`, by the model's own
+    attention."""
     device = model.placement.device
     ids = torch.tensor(text[: place + 1], dtype=torch.int32, device=device)
     positions = torch.arange(place + 1, dtype=torch.int32, device=device)
-    rows = torch.tensor([place], device=device)
     model.network.set_attn_implementation("eager")
     try:
-        return logits_of(model.network, ids, positions, rows)[-1]
+        return logits_of(model.network, ids, positions, positions.long())
     finally:
         model.network.set_attn_implementation(model.attention.name)

@@ -22,7 +22,13 @@ from worker.model.transformers.attention import PagedAttention
 from worker.model.transformers.config import TransformersConfig, read_config
 from worker.model.transformers.gates import replace_gated
 from worker.model.transformers.loader import load_model, random_model
-from worker.model.transformers.model import TransformersModel, TransformersStack, check_attention
+from worker.model.transformers.model import (
+    TransformersModel,
+    TransformersStack,
+    check_attention,
+    compare,
+    logits_alone,
+)
 from worker.model.transformers.probe import probe
 from worker.model.transformers.products import replace_linears, replace_norms
 from worker.model.transformers.sharding import check_plan, rank_calls
@@ -63,15 +69,7 @@ class TransformersSource:
         """Loads the weights. Raises ModelError."""
         group = placement.group
         attention = PagedAttention(self._probe.calls)
-        if options.load_format == "dummy":
-            if group.size > 1:
-                raise ModelError(
-                    f"load_format 'dummy' with TENSOR_PARALLEL_SIZE={group.size} is for native "
-                    f"model families"
-                )
-            network = random_model(self.config, placement, attention.name)
-        else:
-            network = load_model(self.config, self._directory, placement, attention.name, report)
+        network = self._network(options, placement, attention, report)
         keeps = self.config
         if group.size > 1:
             calls = rank_calls(network, attention, self._probe.calls)
@@ -80,12 +78,24 @@ class TransformersSource:
         model = TransformersModel(self.config, network, attention, placement)
 
         products = _products(options, placement, block_size)
-        if products.name != "reference" or options.quantization != "none":
-            ops = products.ops
-            replace_gated(network, ops, placement.dtype)
-            replace_linears(network, self._probe.linear_groups, ops.linear, placement.dtype)
-        if products.kernels is not None:
-            replace_norms(network, products.ops, placement.dtype)
+        # int8 rounds by more than what this comparison allows.
+        is_compared = products.name != "reference" and options.quantization == "none"
+        expected = logits_alone(model) if is_compared else None
+        self._take_over(network, products, options, placement)
+        if expected is not None:
+            is_off, off = compare(model, logits_alone(model), expected)
+            if is_off:
+                logger.warning(
+                    "cpu_tier %s gives logits that are off by %.1f%% for model_type %r: the "
+                    "weights are read again, and torch computes its modules",
+                    products.name,
+                    100 * off,
+                    self.config.model_type,
+                )
+                del network
+                model.network = None  # type: ignore[assignment]  # its memory goes first
+                network = self._network(options, placement, attention, report)
+                model = TransformersModel(self.config, network, attention, placement)
 
         def stack(pool: KVCachePool) -> DecoderStack:
             made = TransformersStack(model, pool, products.kernels)
@@ -103,6 +113,38 @@ class TransformersSource:
                 and not _matrices(network)
             ),
         )
+
+    def _network(
+        self,
+        options: EngineOptions,
+        placement: Placement,
+        attention: PagedAttention,
+        report: Report,
+    ) -> PreTrainedModel:
+        """Returns transformers' model with its weights. Raises ModelError."""
+        if options.load_format != "dummy":
+            return load_model(self.config, self._directory, placement, attention.name, report)
+        if placement.group.size > 1:
+            raise ModelError(
+                f"load_format 'dummy' with TENSOR_PARALLEL_SIZE={placement.group.size} is for "
+                f"native model families"
+            )
+        return random_model(self.config, placement, attention.name)
+
+    def _take_over(
+        self,
+        network: PreTrainedModel,
+        products: Products,
+        options: EngineOptions,
+        placement: Placement,
+    ) -> None:
+        """Replaces the network's modules by those that the tier computes."""
+        if products.name != "reference" or options.quantization != "none":
+            ops = products.ops
+            replace_gated(network, ops, placement.dtype)
+            replace_linears(network, self._probe.linear_groups, ops.linear, placement.dtype)
+        if products.kernels is not None:
+            replace_norms(network, products.ops, placement.dtype)
 
 
 def _matrices(network: PreTrainedModel) -> list[str]:

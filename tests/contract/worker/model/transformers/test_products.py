@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -20,6 +21,7 @@ from tests.support.tiny_models import write_tiny_model
 from worker.engine_options import CpuTier, EngineOptions, Quantization
 from worker.model.build import build_model
 from worker.model.layers.ops import TorchOps
+from worker.model.transformers import products
 from worker.model.transformers.gates import replace_gated
 from worker.model.transformers.products import (
     LinearCall,
@@ -99,6 +101,22 @@ def test_what_the_native_tier_takes_over(tmp_path: Path) -> None:
     assert kinds["NormModule"] == 3 * 4 + 1
     assert kinds["ProductModule"] == 3 * 4 + 1
     assert not kinds["Linear"]
+
+
+def test_a_tier_that_computes_another_model_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tiny_model(tmp_path, "cohere")
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"] += 1.0  # a mean, which its norms take away
+    save_file(tensors, file, {"format": "pt"})
+    specified = log_probabilities(path, "bfloat16")
+    monkeypatch.setattr(products, "agree", lambda module, other: True)
+    with caplog.at_level("WARNING"):
+        found = log_probabilities(path, "bfloat16", "native")
+    assert "torch computes its modules" in caplog.text
+    torch.testing.assert_close(found, specified, rtol=0.0, atol=0.1)
 
 
 def test_modules_with_one_input_and_parent_are_a_group() -> None:

@@ -31,6 +31,22 @@ WITHOUT_THE_INTERFACE: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
     "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 32},
 }
+# Its rotation is as wide as head_dim, its keys as qk_rope_head_dim.
+FAILING: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mamba2": ({}, "recurrent state"),
     "jamba": ({}, "recurrent state"),
@@ -181,6 +197,16 @@ def test_longrope_is_served_within_its_first_length(tmp_path: Path) -> None:
 def test_llama4s_temperature_is_served_where_it_is_one(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "llama4_text", floor_scale=32, attn_temperature_tuning=True)
     assert choose_source("auto", tmp_path).config.context_length == 31
+
+
+def test_a_model_whose_own_forward_pass_fails_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, "glm4_moe_lite", **FAILING)
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"'glm4_moe_lite' fails in its own forward pass \(RuntimeError: .*ENGINE=vllm",
+    ) as refused:
+        build(tmp_path, load_format="dummy")
+    assert "\n" not in str(refused.value)
 
 
 def without(part: str, layers: Sequence[LayerScores]) -> list[LayerScores]:
