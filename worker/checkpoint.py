@@ -18,7 +18,12 @@ from shared.text.text_model import load_card_tokenizer
 from worker.engine_process.messages import EngineReady
 from worker.model.context_length import ContextLength
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
-from worker.tokenizer_conversion import NotConverted, has_older_form, with_tokenizer_json
+from worker.tokenizer_conversion import (
+    OLDER_FORMS,
+    NotConverted,
+    has_older_form,
+    with_tokenizer_json,
+)
 
 
 class JobRefused(Exception):
@@ -131,7 +136,9 @@ class LoadedModel:
             )
 
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", *OLDER_FORMS)
+# The same weights once more, in their author's own layout, which has no place here.
+NOT_HUB_FILES = ("consolidated*", "original/*")
 
 _NOT_WRITABLE = {
     errno.EACCES,
@@ -208,7 +215,11 @@ def _from_hub(model: str) -> Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     try:
-        path = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
+        path = Path(
+            snapshot_download(
+                model, allow_patterns=list(HUB_FILES), ignore_patterns=list(NOT_HUB_FILES)
+            )
+        )
     except GatedRepoError:
         raise CheckpointNotFound(
             f"MODEL={model!r} requires a login; set HF_TOKEN to a token that may read it."

@@ -20,8 +20,16 @@ from pathlib import Path
 
 from worker.cache import cache_directory
 
-# Where transformers finds a tokenizer that is not in tokenizer.json.
-OLDER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model", "vocab.txt")
+# Patterns of the files that have a tokenizer where there is no tokenizer.json.
+OLDER_FORMS = (
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "spiece.model",
+    "tiktoken.model",
+    "*.tiktoken",
+    "vocab.txt",
+)
 TIMEOUT_S = 300.0
 MAX_MEMORY_BYTES = 16 << 30  # of address space
 _DESCRIBING = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "config.json")
@@ -37,7 +45,7 @@ class NotConverted(Exception):
 
 def has_older_form(checkpoint: Path) -> bool:
     """Returns whether a checkpoint has a tokenizer that `with_tokenizer_json` may convert."""
-    return any((checkpoint / name).is_file() for name in OLDER_FORMS)
+    return any(file.is_file() for form in OLDER_FORMS for file in checkpoint.glob(form))
 
 
 def with_tokenizer_json(checkpoint: Path) -> Path:
@@ -64,11 +72,10 @@ def with_tokenizer_json(checkpoint: Path) -> Path:
 def _digest(checkpoint: Path) -> str:
     """Returns a name for the checkpoint's place, the state of its tokenizer and transformers'."""
     parts = [str(checkpoint.resolve())]
-    for name in (*OLDER_FORMS, *_DESCRIBING):
-        file = checkpoint / name
-        if file.is_file():
+    for form in (*OLDER_FORMS, *_DESCRIBING):
+        for file in sorted(checkpoint.glob(form)):
             status = file.stat()
-            parts.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+            parts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
     try:
         parts.append(importlib.metadata.version("transformers"))
     except importlib.metadata.PackageNotFoundError:
@@ -77,14 +84,20 @@ def _digest(checkpoint: Path) -> str:
 
 
 def _link(checkpoint: Path, directory: Path) -> None:
-    """Links what is in the checkpoint now, and no longer what was."""
+    """Links what is in the checkpoint now, and no longer what was.
+
+    Other workers may do the same at once: each link is put in its place whole.
+    """
     there = {path.name: path.resolve() for path in checkpoint.iterdir()}
     for path in directory.iterdir():
-        if path.is_symlink() and there.get(path.name) != path.resolve():
-            path.unlink()
-    for name, path in there.items():
-        if not (directory / name).is_symlink():
-            (directory / name).symlink_to(path)
+        if path.is_symlink() and path.name not in there:
+            path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".linking-", dir=directory.parent) as made:
+        for name, path in there.items():
+            if (directory / name).resolve() != path:
+                link = Path(made) / name
+                link.symlink_to(path)
+                link.replace(directory / name)
 
 
 def _convert(checkpoint: Path, target: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,26 @@ def test_a_tokenizer_in_an_older_form_is_converted_once(tmp_path: Path, cache: P
     assert sorted(file.name for file in again.path.iterdir() if file.is_symlink()) == sorted(
         file.name for file in path.iterdir()
     )
+
+
+def wait_for_the_other(barrier: Barrier) -> None:
+    barrier.wait(60)
+
+
+def test_workers_that_start_at_once_share_what_is_converted(tmp_path: Path) -> None:
+    path = make_older(tmp_path / "older")
+    for i in range(1000):
+        (path / f"more-{i:04}.txt").touch()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, spawn, wait_for_the_other, (spawn.Barrier(2),)) as workers:
+        starts = [workers.submit(find_checkpoint, str(path), "") for _ in range(2)]
+        one, other = [start.result() for start in starts]
+    assert one == other
+    assert {file.name for file in one.path.iterdir()} == {
+        "tokenizer.json",
+        *(file.name for file in path.iterdir()),
+    }
+    assert [file.name for file in one.path.parent.iterdir()] == [one.path.name]
 
 
 def test_what_cannot_be_converted_is_named_with_what_would_help(tmp_path: Path) -> None:

@@ -232,13 +232,18 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
 class TinyHub(http.server.BaseHTTPRequestHandler):
     """A hub with one model of one file."""
 
+    files: tuple[str, ...] = ("config.json",)
+
     def do_GET(self) -> None:
         content = b"{}"
         if self.path.startswith("/api/models/"):
-            siblings = [{"rfilename": "config.json"}]
+            siblings = [{"rfilename": name} for name in self.files]
             content = json.dumps(
                 {"id": "acme/tiny", "modelId": "acme/tiny", "sha": SHA, "siblings": siblings}
             ).encode()
+            if "/tree/" in self.path:
+                file = {"type": "file", "size": 2, "oid": SHA}
+                content = json.dumps([file | {"path": name} for name in self.files]).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(content)))
         self.send_header("etag", '"e"')
@@ -257,7 +262,7 @@ def hub_sentence(hub_url: str, home: str) -> str:
     """What a worker prints that finds no checkpoint: its hub and the hub's directory are given."""
     script = (
         "from worker.checkpoint import *\n"
-        "try:\n    find_checkpoint('acme/tiny', '')\n"
+        "try:\n    print(find_checkpoint('acme/tiny', '').path)\n"
         "except CheckpointNotFound as e:\n    print(e)\n"
     )
     done = subprocess.run(
@@ -282,6 +287,37 @@ def test_a_cache_that_cannot_be_written_is_named_and_the_hub_is_not_blamed() -> 
     assert "/dev/null/hub" in sentence
     assert "HF_HOME" in sentence
     assert "reached" not in sentence
+
+
+def test_a_tokenizer_of_any_form_is_downloaded_and_weights_once(tmp_path: Path) -> None:
+    wanted = {
+        "config.json",
+        "tokenizer.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "chat_template.jinja",
+        "vocab.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "tekken.json",
+        "tiktoken.model",
+        "acme.tiktoken",
+    }
+    other = {
+        "consolidated.safetensors",
+        "consolidated-00001-of-00002.safetensors",
+        "consolidated.safetensors.index.json",
+        "original/params.json",
+        "original/tokenizer.model",
+        "pytorch_model.bin",
+    }
+    hub = type("Hub", (TinyHub,), {"files": (*sorted(wanted), *sorted(other))})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), hub) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        found = hub_sentence(f"http://127.0.0.1:{server.server_address[1]}", str(tmp_path))
+        server.shutdown()
+    snapshot = Path(found.strip())
+    assert {str(f.relative_to(snapshot)) for f in snapshot.rglob("*") if f.is_file()} == wanted
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])

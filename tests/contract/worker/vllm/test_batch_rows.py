@@ -16,7 +16,7 @@ from worker.engine_options import EngineOptions
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(vllm_python() is None, reason="no interpreter with vLLM"),
 ]
 DRIVER = Path(__file__).with_name("batch_driver.py")

@@ -17,7 +17,7 @@ from worker.vllm.context import context_args
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(vllm_python() is None, reason="no interpreter with vLLM"),
 ]
 

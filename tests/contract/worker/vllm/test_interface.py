@@ -15,7 +15,7 @@ from worker.engine_process.interpreter import environment_of
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(vllm_python() is None, reason="no interpreter with vLLM"),
 ]
 

@@ -30,7 +30,7 @@ from worker.model.build import build_model
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(vllm_python() is None, reason="no interpreter with vLLM"),
 ]
 
