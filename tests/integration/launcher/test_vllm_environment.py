@@ -87,6 +87,9 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.delenv("TORCH_PIP_ARGS", raising=False)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))  # a killed ensurepip leaves what it has there
     return folder
 
 
@@ -176,12 +179,7 @@ def test_one_that_cannot_import_vllm_is_not_ready_and_a_broken_one_is_made_anew(
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_stop_ends_the_step_that_runs(
-    build: Build, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))  # ensurepip, killed, leaves what it has there
+def test_a_stop_ends_the_step_that_runs(build: Build, directory: Path) -> None:
     steps: list[str] = []
     with pytest.raises(NotMade, match="stopped while"):
         make_environment(build, steps.append, lambda: len(steps) > 1, directory)
