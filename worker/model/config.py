@@ -175,11 +175,11 @@ class ModelConfig:
         directory = Path(path)
         if not directory.is_dir():
             raise CheckpointError(f"{directory} is not a directory")
-        raw = _read_json(directory / "config.json")
+        raw = read_json(directory / "config.json")
         if not any(text_config(raw).get(member) for member in ("dtype", "torch_dtype")):
             raw = {**raw, "dtype": stored_dtype(directory)}
         generation = directory / "generation_config.json"
-        return cls.from_dict(raw, _read_json(generation) if generation.exists() else {})
+        return cls.from_dict(raw, read_json(generation) if generation.exists() else {})
 
     @classmethod
     def from_dict(
@@ -237,7 +237,8 @@ class ModelConfig:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file. Raises CheckpointError that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from typing import Any
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers import __version__ as transformers_version
 
-from worker.model.config import DTYPES
+from worker.model.config import DTYPES, read_json
 from worker.model.context_length import ContextLength
-from worker.model.errors import CheckpointError, UnsupportedModel
+from worker.model.errors import UnsupportedModel
 from worker.model.kv_cache import KVLayer
 from worker.model.stored_dtype import stored_dtype
 
@@ -43,7 +42,7 @@ def read_config(directory: Path) -> TransformersConfig:
     Raises UnsupportedModel naming the member at fault; CheckpointError for files that are missing
     or no JSON objects.
     """
-    raw = _read_json(directory / "config.json")
+    raw = read_json(directory / "config.json")
     model_type = raw.get("model_type")
     if model_type not in CONFIG_MAPPING:
         own_code = "; its own code (auto_map) is never run" if raw.get("auto_map") else ""
@@ -61,7 +60,7 @@ def read_config(directory: Path) -> TransformersConfig:
     text = config.get_text_config(decoder=True)
     _check(config, text)
     generation_file = directory / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.exists() else {}
+    generation = read_json(generation_file) if generation_file.exists() else {}
     return TransformersConfig(
         hugging_face=config,
         model_type=config.model_type,
@@ -76,18 +75,6 @@ def in_one_line(error: BaseException) -> str:
     """Returns the error's text, at most 200 characters of it, without line breaks."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} does not exist") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return value
 
 
 def _check(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
