@@ -27,7 +27,6 @@ from shared.launcher.vllm_environment import (
     build_for,
     has_nvidia_driver,
     make_environment,
-    python_of,
 )
 from shared.launcher.worker_specs import WorkerSpec, worker_specs
 from shared.process import STOP_SIGNALS, EarlySignals
@@ -92,9 +91,8 @@ def _with_interpreter(spec: WorkerSpec, early_signals: EarlySignals) -> WorkerSp
     device = spec.variable("DEVICE")
     if device == "cuda" and not has_nvidia_driver():
         raise NotMade(f"{spec.label}: DEVICE=cuda, and this machine has no NVIDIA driver.")
-    build = build_for(device)
-    make_environment(build, say, lambda: bool(early_signals.received))
-    return spec.with_defaults({"ENGINE_PYTHON": str(python_of())})
+    python = make_environment(build_for(device), say, lambda: bool(early_signals.received))
+    return spec.with_defaults({"ENGINE_PYTHON": str(python)})
 
 
 async def _run_with_given_redis(

