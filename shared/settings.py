@@ -69,7 +69,7 @@ class SharedSettings(BaseSettings):
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
-def load_settings(settings_class: type[SettingsT], **given: str) -> SettingsT:
+def load_settings(settings_class: type[SettingsT], **given: object) -> SettingsT:
     """Reads the environment, and what is `given` before it, by the fields' names.
 
     Raises SettingsError with a sentence that names the first bad one.

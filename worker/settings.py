@@ -78,17 +78,19 @@ ReasoningFormatChoice = Literal[
 MAX_VLLM_ARGS_CHARS = 65_536
 
 # Settings that one engine alone has; the other's worker refuses them.
-OF_VLLM = ("engine_python", "vllm_args", "vllm_sampler")
-OF_PENSTOCK = (
-    "runner",
-    "echo_step_ms",
-    "cpu_tier",
-    "quantization",
-    "cpu_weight_copies",
-    "lookahead",
-    "step_target_ms",
-    "model_impl",
-)
+OF_ONE_ENGINE: dict[EngineName, tuple[str, ...]] = {
+    "penstock": (
+        "runner",
+        "echo_step_ms",
+        "cpu_tier",
+        "quantization",
+        "cpu_weight_copies",
+        "lookahead",
+        "step_target_ms",
+        "model_impl",
+    ),
+    "vllm": ("engine_python", "vllm_args", "vllm_sampler"),
+}
 
 
 def _named(name: str, value: object) -> str:
@@ -326,11 +328,11 @@ class WorkerSettings(SharedSettings):
 
     @model_validator(mode="after")
     def _fits_its_engine(self) -> WorkerSettings:
-        other = "penstock" if self.engine == "vllm" else "vllm"
-        for name in OF_PENSTOCK if self.engine == "vllm" else OF_VLLM:
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].default:
-                raise ValueError(f"{_named(name, value)} is for ENGINE={other}")
+        for engine, names in OF_ONE_ENGINE.items():
+            for name in names if engine != self.engine else ():
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].default:
+                    raise ValueError(f"{_named(name, value)} is for ENGINE={engine}")
         if self.tensor_parallel_size > 1 and self.runner != "model":
             raise ValueError(f"TENSOR_PARALLEL_SIZE is not for RUNNER={self.runner}")
         return self

@@ -9,7 +9,8 @@ Without MODELS_FILE all workers are alike, and configured by the environment. MO
     workers = 2
 
 Each table is one model, or one kind of worker of a model; its keys are the worker's settings in
-small letters, `workers`, and `env`, a table of further environment variables.
+small letters, `workers`, and `env`, a table of further environment variables. What it leaves out
+comes from the launcher's environment, but for what only the engine of another table has.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ MAX_WORKERS = 64
 _OF_ALL = frozenset(SharedSettings.model_fields) | {"lease_ms"}
 # Settings that a file of models takes the place of.
 _ONE_MODEL = ("MODEL", "SERVED_MODEL_NAME", "WORKERS")
-# Of the launcher's environment these reach the workers with vLLM alone: others refuse them.
-_OF_VLLM = ("engine_python", "vllm_args")
 _SIZES_KV_CACHE = ("KV_CACHE_MEMORY_GB", "NUM_KV_BLOCKS", "MEMORY_SHARE")
 
 
@@ -133,6 +132,7 @@ def _overlap(one: frozenset[str], other: frozenset[str]) -> bool:
 def _read(path: Path) -> list[WorkerSpec]:
     """Returns the workers of a file of models. Raises SettingsError."""
     tables = _tables(path)
+    engines = [table.get("engine") or os.environ.get("ENGINE") or "penstock" for table in tables]
     specs: list[WorkerSpec] = []
     seen: dict[str, tuple[str, Any]] = {}
     for number, table in enumerate(tables, 1):
@@ -140,7 +140,7 @@ def _read(path: Path) -> list[WorkerSpec]:
         workers = table.pop("workers", 1)
         if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
             raise SettingsError(f"{where}: workers must be a number from 1 to {MAX_WORKERS}.")
-        own = _variables(where, table)
+        own = _variables(where, table, [other for other in engines if other != engines[number - 1]])
         name = _name_of(where, own)
         checkpoint = own.get("MODEL", "")
         if name in seen and seen[name][0] != checkpoint:
@@ -175,12 +175,18 @@ def _tables(path: Path) -> list[dict[str, Any]]:
     return tables
 
 
-def _variables(where: str, table: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a table as environment variables, all of them checked."""
-    # Here: the launcher knows neither side otherwise, and most starts have no such file.
-    from worker.settings import WorkerSettings
+def _variables(
+    where: str, table: Mapping[str, Any], other_engines: Sequence[Any]
+) -> dict[str, str]:
+    """Returns a table as environment variables, all of them checked.
 
-    known = [name for name in WorkerSettings.model_fields if name not in _OF_ALL]
+    A setting that `other_engines` of the file alone have is the table's own or none.
+    """
+    # Here: the launcher knows neither side otherwise, and most starts have no such file.
+    from worker.settings import OF_ONE_ENGINE, WorkerSettings
+
+    fields = WorkerSettings.model_fields
+    known = [name for name in fields if name not in _OF_ALL]
     further = _further(where, table.get("env", {}), known)
     values: dict[str, str] = {}
     for key, value in table.items():
@@ -193,13 +199,18 @@ def _variables(where: str, table: Mapping[str, Any]) -> dict[str, str]:
             meant = f"; did you mean {close[0]!r}?" if close else "."
             raise SettingsError(f"{where}: the worker has no setting {key!r}{meant}")
         values[key] = _text(where, key, value)
-    if (values.get("engine") or os.environ.get("ENGINE")) != "vllm":
-        values |= {name: "" for name in _OF_VLLM if name not in values}
+    dropped = [
+        name
+        for engine, names in OF_ONE_ENGINE.items()
+        for name in (names if engine in other_engines else ())
+        if name not in values
+    ]
+    defaults = {name: fields[name].default for name in dropped}
     try:
-        load_settings(WorkerSettings, redis_url="unix:///unused", **values)
+        load_settings(WorkerSettings, redis_url="unix:///unused", **defaults, **values)
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}") from None
-    own = {key.upper(): value for key, value in values.items()}
+    own = {key.upper(): value for key, value in {**values, **dict.fromkeys(dropped, "")}.items()}
     return {**further, **{name: value for name, value in own.items() if _is_needed(name, value)}}
 
 

@@ -141,17 +141,60 @@ def test_two_engines_may_serve_one_model(tmp_path: Path) -> None:
     assert [spec.model for spec in specs_of(tmp_path, text)] == ["Qwen", "Qwen"]
 
 
-def test_what_is_for_vllm_reaches_its_workers_alone(
+def test_what_one_engine_alone_has_reaches_the_tables_of_this_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ENGINE_PYTHON", "/opt/vllm/bin/python")
+    given = {
+        "ENGINE_PYTHON": "/opt/vllm/bin/python",
+        "VLLM_SAMPLER": "vllm",
+        "CPU_TIER": "packed",
+        "LOOKAHEAD": "1",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     text = '[[models]]\n[[models]]\nengine = "vllm"\nvllm_args = {enforce_eager = true}'
     own, vllm = specs_of(tmp_path, text)
     assert (own.engine, vllm.engine) == ("penstock", "vllm")
-    assert own.own["ENGINE_PYTHON"] == ""  # it would refuse the launcher's
-    assert vllm.variable("ENGINE_PYTHON") == "/opt/vllm/bin/python"
+    assert {name: own.variable(name) for name in given} == {
+        "ENGINE_PYTHON": "",  # its worker would refuse the launcher's
+        "VLLM_SAMPLER": "",
+        "CPU_TIER": "packed",
+        "LOOKAHEAD": "1",
+    }
+    assert {name: vllm.variable(name) for name in given} == {
+        "ENGINE_PYTHON": "/opt/vllm/bin/python",
+        "VLLM_SAMPLER": "vllm",
+        "CPU_TIER": "",
+        "LOOKAHEAD": "",
+    }
     assert vllm.own["VLLM_ARGS"] == '{"enforce_eager": true}'
     assert "VLLM_ARGS" not in own.own
+
+
+def test_the_engine_of_the_environment_counts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE", "vllm")
+    monkeypatch.setenv("VLLM_SAMPLER", "vllm")
+    own, vllm = specs_of(tmp_path, '[[models]]\nengine = "penstock"\n[[models]]')
+    assert (own.variable("VLLM_SAMPLER"), vllm.variable("VLLM_SAMPLER")) == ("", "vllm")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "engine", "other"),
+    [("VLLM_SAMPLER", "vllm", "penstock", "vllm"), ("CPU_TIER", "packed", "vllm", "penstock")],
+)
+def test_what_concerns_no_table_is_refused_and_not_ignored(
+    name: str,
+    value: str,
+    engine: str,
+    other: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"{name}={value} is for ENGINE={other}"):
+        specs_of(tmp_path, f"[[models]]\nengine = {engine!r}")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +229,13 @@ def test_what_is_for_vllm_reaches_its_workers_alone(
             "[[models]]\nvllm_args = {hf_token = 'TOP'}",
             "VLLM_ARGS with 'hf_token' is for ENGINE=vllm",
         ),
+        ("[[models]]\nvllm_sampler = 'vllm'", "VLLM_SAMPLER=vllm is for ENGINE=vllm"),
+        (
+            "[[models]]\n[[models]]\nengine = 'vllm'\ncpu_tier = 'native'",
+            "2: The settings do not fit together: CPU_TIER=native is for ENGINE=penstock",
+        ),
+        ("[[models]]\nengine = ['vllm']", "engine must be a string"),
+        ("[[models]]\nengine = 'vlm'", "ENGINE='vlm' cannot be used"),
         (
             "[[models]]\nmodel = '/a/x'\n[[models]]\nmodel = '/b/x'",
             "[[models]] 2: 'x' is the name of another model of this file; set served_model_name",
