@@ -24,73 +24,7 @@ from shared.process import dying_with_this_process
 from tests.support.vllm_environment import vllm_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-WORKERS = ("worker", "worker-gpu", "worker-vllm", "worker-vllm-gpu")
 pytestmark = pytest.mark.timeout(900)
-
-
-def test_the_compose_file_follows_the_compose_specification() -> None:
-    ended = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("check-jsonschema")),
-            "--builtin-schema",
-            "vendor.compose-spec",
-            str(REPOSITORY / "docker-compose.yml"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-def test_compose_keeps_jobs_safe_by_its_settings() -> None:
-    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
-    command = services["redis"]["command"]
-    assert command[command.index("--appendonly") + 1] == "yes"
-    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
-    assert "healthcheck" in services["redis"]
-    for name in (*WORKERS, "redis", "frontend"):
-        assert services[name]["restart"] == "unless-stopped"
-    for name in (*WORKERS, "frontend"):
-        assert services[name]["depends_on"]["redis"]["condition"] == "service_healthy"
-        assert (REPOSITORY / services[name]["build"]["dockerfile"]).exists()
-    profiles = {name: services[name].get("profiles", []) for name in WORKERS}
-    assert profiles == {
-        "worker": [],
-        "worker-gpu": ["gpu"],
-        "worker-vllm": ["vllm"],
-        "worker-vllm-gpu": ["vllm-gpu"],
-    }
-
-
-def test_compose_gives_vllm_a_model_and_an_image_of_its_own() -> None:
-    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
-    images = [services[name]["image"] for name in ("worker", "worker-vllm", "worker-vllm-gpu")]
-    assert len(set(images)) == 3
-    for name in ("worker-vllm", "worker-vllm-gpu"):
-        assert services[name]["environment"]["MODEL"] == "${VLLM_MODEL:-${MODEL:-}}"
-        assert services[name]["build"]["dockerfile"] == "worker/Dockerfile.vllm"
-    assert services["worker-vllm-gpu"]["build"]["args"]["VLLM_DEVICE"] == "cuda"
-    assert "VLLM_DEVICE" not in services["worker-vllm"]["build"]["args"]
-    assert services["worker-vllm-gpu"]["deploy"] == services["worker-gpu"]["deploy"]
-
-
-def test_compose_publishes_the_frontend_on_loopback_by_default() -> None:
-    frontend = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"][
-        "frontend"
-    ]
-    (port,) = frontend["ports"]
-    assert port.startswith("${BIND:-127.0.0.1}:")
-    # What it is published on decides whether it asks for keys.
-    assert frontend["environment"]["PUBLISHED_HOST"] == "${BIND:-127.0.0.1}"
-    assert frontend["environment"]["ALLOW_WITHOUT_KEYS"] == "${ALLOW_WITHOUT_KEYS:-}"
-
-
-def test_compose_answers_for_the_name_that_other_containers_use() -> None:
-    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
-    names = services["frontend"]["environment"]["ALLOWED_HOSTS"]
-    # Without keys `frontend`; with keys also any other name, as without the variable.
-    assert names == "${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend}"
 
 
 @pytest.mark.parametrize(

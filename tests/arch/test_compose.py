@@ -1,0 +1,165 @@
+"""docker-compose.yml: its form, what it keeps safe, and the settings that reach its services."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from api.settings import ApiSettings
+from shared.settings import SharedSettings
+from worker.settings import OF_ONE_ENGINE, WorkerSettings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SERVICES = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+ENGINES = {
+    "worker": "penstock",
+    "worker-gpu": "penstock",
+    "worker-vllm": "vllm",
+    "worker-vllm-gpu": "vllm",
+}
+WORKERS = tuple(ENGINES)
+# Why a setting does not reach a service.
+LEFT_OUT_OF_FRONTEND = {
+    "HOST": "the image's: all addresses of the container",
+    "PORT": "the image's: PORT is the published one",
+    "FILES_DIR": "the image's: the volume",
+    "API_KEYS_FILE": "a file that no volume has: API_KEYS, or a volume of one's own",
+    "SHUTDOWN_TIMEOUT_S": "stop_grace_period would have to grow with it",
+}
+LEFT_OUT_OF_WORKERS = {
+    "ENGINE": "the image's",
+    "ENGINE_PYTHON": "the image's",
+    "DEVICE": "the service's: worker or worker-gpu",
+    "DRAIN_TIMEOUT_S": "stop_grace_period would have to grow with it",
+}
+OF_THE_HUB = {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # read by its client
+# Those that do not have the value of the variable of the same name.
+VALUES = {
+    "REDIS_URL": {"redis://redis:6379/0"},
+    "LOG_FORMAT": {"${LOG_FORMAT:-json}"},
+    "PUBLISHED_HOST": {"${BIND:-127.0.0.1}"},
+    "ALLOWED_HOSTS": {"${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend}"},
+    "MODEL": {"${MODEL:-}", "${VLLM_MODEL:-${MODEL:-}}"},
+    "SERVED_MODEL_NAME": {"${SERVED_MODEL_NAME:-}", "${VLLM_SERVED_MODEL_NAME:-}"},
+    "DEVICE": {"cuda"},
+}
+
+
+def test_the_compose_file_follows_the_compose_specification() -> None:
+    ended = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("check-jsonschema")),
+            "--builtin-schema",
+            "vendor.compose-spec",
+            str(REPOSITORY / "docker-compose.yml"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_compose_keeps_jobs_safe_by_its_settings() -> None:
+    command = SERVICES["redis"]["command"]
+    assert command[command.index("--appendonly") + 1] == "yes"
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+    assert "healthcheck" in SERVICES["redis"]
+    for name in (*WORKERS, "redis", "frontend"):
+        assert SERVICES[name]["restart"] == "unless-stopped"
+    for name in (*WORKERS, "frontend"):
+        assert SERVICES[name]["depends_on"]["redis"]["condition"] == "service_healthy"
+        assert (REPOSITORY / SERVICES[name]["build"]["dockerfile"]).exists()
+    profiles = {name: SERVICES[name].get("profiles", []) for name in WORKERS}
+    assert profiles == {
+        "worker": [],
+        "worker-gpu": ["gpu"],
+        "worker-vllm": ["vllm"],
+        "worker-vllm-gpu": ["vllm-gpu"],
+    }
+
+
+def test_compose_gives_vllm_a_model_and_an_image_of_its_own() -> None:
+    images = [SERVICES[name]["image"] for name in ("worker", "worker-vllm", "worker-vllm-gpu")]
+    assert len(set(images)) == 3
+    for name in ("worker-vllm", "worker-vllm-gpu"):
+        assert SERVICES[name]["environment"]["MODEL"] == "${VLLM_MODEL:-${MODEL:-}}"
+        assert SERVICES[name]["build"]["dockerfile"] == "worker/Dockerfile.vllm"
+    assert SERVICES["worker-vllm-gpu"]["build"]["args"]["VLLM_DEVICE"] == "cuda"
+    assert "VLLM_DEVICE" not in SERVICES["worker-vllm"]["build"]["args"]
+    assert SERVICES["worker-vllm-gpu"]["deploy"] == SERVICES["worker-gpu"]["deploy"]
+
+
+def test_compose_publishes_the_frontend_on_loopback_by_default() -> None:
+    frontend = SERVICES["frontend"]
+    (port,) = frontend["ports"]
+    assert port.startswith("${BIND:-127.0.0.1}:")
+    # What it is published on decides whether it asks for keys.
+    assert frontend["environment"]["PUBLISHED_HOST"] == "${BIND:-127.0.0.1}"
+    assert frontend["environment"]["ALLOW_WITHOUT_KEYS"] == "${ALLOW_WITHOUT_KEYS:-}"
+
+
+def test_compose_answers_for_the_name_that_other_containers_use() -> None:
+    names = SERVICES["frontend"]["environment"]["ALLOWED_HOSTS"]
+    # Without keys `frontend`; with keys also any other name, as without the variable.
+    assert names == "${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend}"
+
+
+@pytest.mark.parametrize("service", ["frontend", *WORKERS])
+def test_every_setting_reaches_its_service_or_is_left_out_for_a_reason(service: str) -> None:
+    given = SERVICES[service]["environment"]
+    if service == "frontend":
+        settings, left_out = set(ApiSettings.model_fields), set(LEFT_OUT_OF_FRONTEND)
+    else:
+        settings, left_out = set(WorkerSettings.model_fields), set(LEFT_OUT_OF_WORKERS)
+        for engine, names in OF_ONE_ENGINE.items():
+            settings -= set(names) if engine != ENGINES[service] else set()
+        given = {name: value for name, value in given.items() if name not in OF_THE_HUB}
+    known = {name.upper() for name in settings}
+    assert known - left_out <= set(given), "pass it on, or say here why not"
+    assert set(given) - known == set()
+    others = {name: value for name, value in given.items() if value not in (None, f"${{{name}:-}}")}
+    assert {
+        name: value for name, value in others.items() if value not in VALUES.get(name, ())
+    } == {}
+
+
+def test_what_is_left_out_is_a_setting_that_no_service_has() -> None:
+    frontend = set(SERVICES["frontend"]["environment"])
+    assert frontend & set(LEFT_OUT_OF_FRONTEND) == set()
+    assert {name.upper() for name in ApiSettings.model_fields} >= set(LEFT_OUT_OF_FRONTEND)
+    assert {name.upper() for name in WorkerSettings.model_fields} >= set(LEFT_OUT_OF_WORKERS)
+    for name in WORKERS:
+        given = set(SERVICES[name]["environment"]) & set(LEFT_OUT_OF_WORKERS)
+        assert given == ({"DEVICE"} if name.endswith("gpu") else set())
+
+
+def test_no_variable_of_an_image_is_taken_away() -> None:
+    """Compose removes one that has no value here and is not set where compose runs."""
+    for service in ("frontend", *WORKERS):
+        dockerfile = (REPOSITORY / SERVICES[service]["build"]["dockerfile"]).read_text()
+        of_image = set(re.findall(r"(\w+)=", "".join(re.findall(r"^ENV (.*)", dockerfile, re.M))))
+        assert "LOG_FORMAT" in of_image
+        given = SERVICES[service]["environment"]
+        assert {name for name in of_image & set(given) if given[name] is None} == set()
+
+
+def test_what_all_services_share_is_the_same_for_all() -> None:
+    for name in map(str.upper, SharedSettings.model_fields):
+        assert len({SERVICES[each]["environment"][name] for each in ("frontend", *WORKERS)}) == 1
+
+
+def test_the_example_of_a_further_model_extends_a_service_by_its_settings() -> None:
+    (example,) = re.findall(
+        r"```yaml\n(.*?)```", (REPOSITORY / "docs/EXTENDING.md").read_text(), re.S
+    )
+    for service in yaml.safe_load(example)["services"].values():
+        assert service["extends"]["file"] == "docker-compose.yml"
+        given = SERVICES[service["extends"]["service"]]["environment"]
+        assert set(service["environment"]) <= set(given)
+        assert service["environment"]["MODEL"].startswith("/models/")
