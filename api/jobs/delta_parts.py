@@ -13,6 +13,7 @@ from shared.messages import START, Cursor, Delta, Segment
 
 FEW_EVENTS = 8  # that may wait for a reader that keeps up
 MANY_TOKENS = 128  # of a delta that is encoded in one go
+MANY_CHARS = 16_384  # of a delta that is parsed in one go: tens of milliseconds at the most
 
 
 def split_by_step(delta: Delta, num_waiting: int) -> Sequence[Delta]:
@@ -86,8 +87,8 @@ def _is_plain(segment: Segment) -> bool:
 
 
 class BatchedDeltas:
-    """Joins a choice's tokens to one delta per `interval` of them: its first text at once, and the
-    rest with its end. As vLLM's `--stream-interval`.
+    """Joins a choice's tokens to one delta per `interval` of them, or per MANY_CHARS of their text:
+    its first text at once, and the rest with its end. As vLLM's `--stream-interval`.
 
     The joined deltas have one segment each and no place in the log: for formatters alone.
     """
@@ -96,7 +97,7 @@ class BatchedDeltas:
         """Takes the interval in tokens, at least 1."""
         self._interval = interval
         self._held: dict[int, list[ChoiceDelta]] = {}  # by choice
-        self._num_held: dict[int, int] = {}
+        self._num_held: dict[int, tuple[int, int]] = {}  # tokens, and characters of their text
         self._begun: set[int] = set()
 
     def push(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
@@ -113,9 +114,11 @@ class BatchedDeltas:
     def _take(self, part: ChoiceDelta) -> Iterator[Delta]:
         choice = part.choice
         self._held.setdefault(choice, []).append(part)
-        held = self._num_held[choice] = self._num_held.get(choice, 0) + len(part.token_ids)
-        is_first = choice not in self._begun
-        if is_first or held >= self._interval or part.finish_reason is not None:
+        num_tokens, num_chars = self._num_held.get(choice, (0, 0))
+        num_tokens, num_chars = num_tokens + len(part.token_ids), num_chars + len(part.text)
+        self._num_held[choice] = (num_tokens, num_chars)
+        is_full = num_tokens >= self._interval or num_chars >= MANY_CHARS
+        if is_full or choice not in self._begun or part.finish_reason is not None:
             if part.text:
                 self._begun.add(choice)
             yield self._joined(choice)

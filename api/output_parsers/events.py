@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
+
+# Of white space that stands before a marker and is the format's. More is text: what is held back is
+# looked at again with every piece that arrives.
+MAX_SPACE_CHARS = 1024
+_SPACE = re.compile(rf"\s{{0,{MAX_SPACE_CHARS + 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +96,20 @@ class Source:
         self.has_ended = False  # no more will be added
         self.reasoning_bytes = 0  # from the start of the raw text to the end of the reasoning
         self.spans = TextSpans()
+        self._num_aside_bytes = 0
+
+    def put_aside(self, num_chars: int) -> str:
+        """Removes and returns the first characters, which stay undecided until the next `take`: they
+        are of its kind. A long value is gathered so, without being copied for each of its pieces."""
+        aside, self.text = self.text[:num_chars], self.text[num_chars:]
+        self._num_aside_bytes += len(aside.encode())
+        return aside
 
     def take(self, num_chars: int, span: Span) -> str:
         """Removes and returns the first characters, which are of the kind `span`."""
         taken, self.text = self.text[:num_chars], self.text[num_chars:]
-        self.spans.add(len(taken.encode()), span)
+        self.spans.add(self._num_aside_bytes + len(taken.encode()), span)
+        self._num_aside_bytes = 0
         if span is Span.REASONING:
             self.reasoning_bytes = self.spans.num_bytes
         return taken
@@ -109,8 +124,8 @@ def text_before(
 ) -> Iterator[OutputEvent | None]:
     """Yields the text before the next of the `markers`, and holds back what may become one.
 
-    Ends with the source at the marker or at the white space in front of it; without a marker, at
-    the end of the text.
+    Ends with the source at the marker or at the white space in front of it, of which the last
+    MAX_SPACE_CHARS count; without a marker, at the end of the text.
     """
     markers = (markers,) if isinstance(markers, str) else markers
     while True:
@@ -121,7 +136,7 @@ def text_before(
             return
         held = 0 if at >= 0 else max(num_held(source.text, marker) for marker in markers)
         end = at if at >= 0 else len(source.text) - held
-        end = len(source.text[:end].rstrip())
+        end = max(len(source.text[:end].rstrip()), end - MAX_SPACE_CHARS)
         if end:
             yield make(source.take(end, span))
         if at >= 0:
@@ -148,7 +163,25 @@ def space_dropped(source: Source) -> Iterator[None]:
 
 def num_held(text: str, marker: str) -> int:
     """Returns the length of the longest end of `text` that is a proper prefix of `marker`."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-length:]):
-            return length
+    begin = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while begin >= 0:
+        if marker.startswith(text[begin:]):
+            return len(text) - begin
+        begin = text.find(marker[0], begin + 1)
     return 0
+
+
+def num_spaces(text: str) -> int:
+    """Returns how many characters in front are white space, counted to MAX_SPACE_CHARS + 1."""
+    found = _SPACE.match(text)
+    return 0 if found is None else found.end()
+
+
+def marker_at(text: str, index: int, markers: tuple[str, ...]) -> str | None:
+    """Returns which of the markers stands there, if one does."""
+    return next((marker for marker in markers if text.startswith(marker, index)), None)
+
+
+def may_become(text: str, index: int, markers: tuple[str, ...]) -> bool:
+    """Returns whether the text from there on is one of the markers, or the beginning of one."""
+    return any(marker.startswith(text[index : index + len(marker)]) for marker in markers)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from api.output_parsers.events import (
+    MAX_SPACE_CHARS,
     Reading,
     Reasoning,
     Source,
     Span,
     Text,
     first_of,
+    marker_at,
+    may_become,
+    num_spaces,
     space_dropped,
     text_before,
 )
@@ -70,11 +74,13 @@ def llama3_json_calls(source: Source, tools: CallableTools) -> Reading:
 
 def _python_tag(source: Source) -> Iterator[None]:
     while True:
-        text = source.text.lstrip()
-        if text.startswith(PYTHON_TAG):
-            source.take(len(source.text) - len(text) + len(PYTHON_TAG), Span.SPACE)
+        space = num_spaces(source.text)
+        if space > MAX_SPACE_CHARS:
             return
-        if source.has_ended or not PYTHON_TAG.startswith(text):
+        if source.text.startswith(PYTHON_TAG, space):
+            source.take(space + len(PYTHON_TAG), Span.SPACE)
+            return
+        if source.has_ended or not may_become(source.text, space, (PYTHON_TAG,)):
             return
         yield None
 
@@ -82,7 +88,7 @@ def _python_tag(source: Source) -> Iterator[None]:
 def _before_object(source: Source, separator: str) -> Generator[None, None, int | None]:
     """Returns the index of a brace behind white space and at most one separator, or None."""
     index, separators = 0, separator
-    while True:
+    while index <= MAX_SPACE_CHARS:
         if index == len(source.text):
             if source.has_ended:
                 return None
@@ -96,6 +102,7 @@ def _before_object(source: Source, separator: str) -> Generator[None, None, int 
         elif not char.isspace():
             return None
         index += 1
+    return None
 
 
 def reasoning_first(
@@ -112,12 +119,13 @@ def reasoning_first(
     """
     opening, closing = REASONING_MARKERS[reasoning_format]
     while True:
-        text = source.text.lstrip()
-        found = next((marker for marker in opening if text.startswith(marker)), None)
+        space = num_spaces(source.text)
+        is_near = space <= MAX_SPACE_CHARS
+        found = marker_at(source.text, space, opening) if is_near else None
         if found is not None:
-            source.take(len(source.text) - len(text) + len(found), Span.REASONING)
+            source.take(space + len(found), Span.REASONING)
             break
-        if source.has_ended or not any(marker.startswith(text) for marker in opening):
+        if source.has_ended or not is_near or not may_become(source.text, space, opening):
             if not is_open:
                 return
             break
@@ -126,6 +134,6 @@ def reasoning_first(
     yield from text_before(source, (*closing, *ends), Reasoning, Span.REASONING)
     if source.text:
         at = first_of(source.text, (*closing, *ends))
-        found = next((marker for marker in closing if source.text.startswith(marker, at)), "")
+        found = marker_at(source.text, at, closing) or ""
         source.take(at + len(found), Span.REASONING)
         yield from space_dropped(source)

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from api.output_parsers.events import (
+    MAX_SPACE_CHARS,
     OutputEvent,
     Reading,
     Reasoning,
@@ -19,6 +20,9 @@ from api.output_parsers.events import (
     Text,
     ToolArguments,
     first_of,
+    marker_at,
+    may_become,
+    num_spaces,
     space_dropped,
     text_before,
 )
@@ -31,8 +35,10 @@ FUNCTIONS = "functions."
 MAX_HEADER_CHARS = 1024
 
 _ENDS = (END, RETURN, CALL, START)
-_OPENINGS = (START, CHANNEL, MESSAGE, "to=")  # what a header may begin with
+_MARKERS = (START, CHANNEL, MESSAGE)
+_OPENINGS = (*_MARKERS, "to=")  # what a header may begin with
 _NO_HEADER = (END, RETURN, CALL)
+_ANY = (*_NO_HEADER, *_OPENINGS)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"(?:^|[\s>\w])to=([^\s<]+)")
 
@@ -125,19 +131,19 @@ def _call(
 
 def _without_header(source: Source, shown: _Shown) -> Generator[OutputEvent | None, None, None]:
     """Yields text up to what may be a header. At least one character: what is there is none."""
-    text = source.text.lstrip()
-    begin = next((each for each in _OPENINGS[:3] if text.startswith(each)), "")
+    space = num_spaces(source.text)
+    begin = marker_at(source.text, space, _MARKERS) if space <= MAX_SPACE_CHARS else None
     yield from shown.next(Text)
-    if begin:
-        yield Text(source.take(len(source.text) - len(text) + len(begin), Span.TEXT))
+    if begin is not None:
+        yield Text(source.take(space + len(begin), Span.TEXT))
     yield from text_before(source, (*_ENDS, CHANNEL), Text, Span.TEXT)
 
 
 def _header(source: Source) -> Generator[None, None, _Header | None]:
     """Returns the header at the front; None where there is none."""
     while True:
-        text = source.text.lstrip()
-        if not any(text.startswith(each[: len(text)]) for each in _OPENINGS):
+        space = num_spaces(source.text)
+        if space > MAX_SPACE_CHARS or not may_become(source.text, space, _OPENINGS):
             return None
         end = source.text.find(MESSAGE, 0, MAX_HEADER_CHARS + len(MESSAGE))
         head = source.text[: end if end >= 0 else MAX_HEADER_CHARS]
@@ -164,15 +170,18 @@ def _parsed(head: str, num_chars: int) -> _Header:
 def _ends_dropped(source: Source) -> Generator[None, None, None]:
     """Drops the ends of messages, and white space before them and before a header."""
     while True:
-        text = source.text.lstrip()
-        found = next((each for each in _NO_HEADER if text.startswith(each)), None)
+        space = num_spaces(source.text)
+        if space > MAX_SPACE_CHARS:
+            return
+        found = marker_at(source.text, space, _NO_HEADER)
         if found is not None:
-            source.take(len(source.text) - len(text) + len(found), Span.SPACE)
+            source.take(space + len(found), Span.SPACE)
             continue
-        may_grow = any(each.startswith(text) for each in (*_NO_HEADER, *_OPENINGS))
-        if source.has_ended or not may_grow:
-            if not text or any(text.startswith(each) for each in (START, CHANNEL)):
-                source.take(len(source.text) - len(text), Span.SPACE)
+        is_all = space == len(source.text)
+        begins = marker_at(source.text, space, _OPENINGS)
+        if source.has_ended or begins or not may_become(source.text, space, _ANY):
+            if is_all or begins in (START, CHANNEL):
+                source.take(space, Span.SPACE)
             return
         yield None
 

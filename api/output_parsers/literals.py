@@ -34,6 +34,15 @@ class Syntax:
 PYTHON = Syntax(('"""', "'''", '"', "'"))
 
 
+# Where a number, a word or a key without quotes ends, by whether it is a key and may have spaces.
+BARE_ENDS = {
+    (False, False): re.compile(r"[,\]})\s]"),
+    (False, True): re.compile(r"[,\]}]"),
+    (True, False): re.compile(r"[:\s]"),
+    (True, True): re.compile(r":"),
+}
+
+
 class _Expects(Enum):
     VALUE = 0
     KEY = 1
@@ -53,6 +62,7 @@ class LiteralConverter:
         self._closers: list[str] = []  # of the open lists and objects
         self._is_first = True  # nothing in the innermost of them yet
         self._quote = ""  # of an open text
+        self._num_searched = 0  # of a bare word's characters, for its end
         self._json: list[str] = []
 
     def convert(self, text: str, *, has_ended: bool) -> tuple[int, str]:
@@ -133,14 +143,10 @@ class LiteralConverter:
 
     def _bare(self, text: str, index: int, has_ended: bool, *, is_key: bool) -> int:
         """Reads a number or a word, or where these may be bare a key or a text."""
-        ends = ":" if is_key else ",]})" if not self._syntax.bare_texts else ",]}"
-        end = index
-        while (
-            end < len(text)
-            and text[end] not in ends
-            and (self._syntax.bare_texts or not text[end].isspace())
-        ):
-            end += 1
+        ending = BARE_ENDS[is_key, self._syntax.bare_texts]
+        found = ending.search(text, index + self._num_searched)
+        end = len(text) if found is None else found.start()
+        self._num_searched = end - index if found is None else 0
         if end - index > MAX_BARE_CHARS:
             return self._broken(index)
         word = text[index:end].strip()

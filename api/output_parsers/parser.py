@@ -54,7 +54,7 @@ from api.output_parsers.xml_calls import (
 )
 from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
 
-SLICE_CHARS = 4096  # parsed at a time: taking from the front copies what is behind
+SLICE_CHARS = 1024  # parsed at a time: taking from the front copies what is behind
 
 
 class OutputParser(Protocol):

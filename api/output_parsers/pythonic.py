@@ -141,19 +141,23 @@ def _value(
 ) -> Generator[OutputEvent | None, None, bool]:
     """Converts the value at the front. Returns whether it was one. `types`: gathers what begins as
     a text, and reads it by them."""
-    converter, gathered = LiteralConverter(syntax), ""
+    converter, gathered = LiteralConverter(syntax), list[str]()
     holds = types is not None
     while True:
         index, converted = converter.convert(source.text, has_ended=source.has_ended)
-        source.take(index, Span.CALL)
-        gathered += converted
-        holds = holds and gathered[:1] in ("", '"')
-        if holds and converter.is_done:
-            yield ToolArguments(call_index, json_of(json.loads(gathered), types or ()))
-        elif not holds or converter.is_broken:
-            yield ToolArguments(call_index, gathered)
-            gathered = ""
+        if converted:
+            gathered.append(converted)
+        holds = holds and (not gathered or gathered[0].startswith('"'))
+        if holds and not converter.is_done and not converter.is_broken:
+            source.put_aside(index)
+        else:
+            source.take(index, Span.CALL)
+            text = "".join(gathered)
+            gathered.clear()
+            if holds and converter.is_done:
+                text = json_of(json.loads(text), types or ())
             holds = False
+            yield ToolArguments(call_index, text)
         if converter.is_done:
             return True
         if converter.is_broken or source.has_ended:

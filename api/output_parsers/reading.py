@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Generator
 
-from api.output_parsers.events import Source, Span
+from api.output_parsers.events import MAX_SPACE_CHARS, Source, Span, may_become, num_spaces
 from api.output_parsers.json_scanner import JsonScanner
 
 # Held back until a call is known to be one. Bounds the work of reading again what was none.
@@ -132,12 +132,13 @@ def optional_at(source: Source, index: int, text: str) -> Generator[None, None, 
 def take_if_next(source: Source, text: str, span: Span) -> Generator[None, None, bool]:
     """Takes this text, and white space before it, if it is next. Returns whether it was."""
     while True:
-        space = len(source.text) - len(source.text.lstrip())
-        rest = source.text[space : space + len(text)]
-        if rest == text:
-            source.take(space + len(rest), span)
+        space = num_spaces(source.text)
+        if space > MAX_SPACE_CHARS:
+            return False
+        if source.text.startswith(text, space):
+            source.take(space + len(text), span)
             return True
-        if source.has_ended or not text.startswith(rest):
+        if source.has_ended or not may_become(source.text, space, (text,)):
             return False
         yield None
 

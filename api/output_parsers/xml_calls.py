@@ -215,20 +215,21 @@ def _value(
     source: Source, call_index: int, markup: Markup, types: Types
 ) -> Generator[OutputEvent | None, None, None]:
     """Passes a value on when it is whole: what it is depends on all of it."""
-    closing, searched = markup.value[1], 0
+    closing, gathered = markup.value[1], list[str]()
     while True:
-        at = source.text.find(closing, max(0, searched - len(closing)))
+        at = source.text.find(closing)
         if at >= 0:
-            text = source.take(at, Span.CALL)
-            source.take(len(closing), Span.CALL)
+            text = "".join((*gathered, source.text[:at]))
+            source.take(at + len(closing), Span.CALL)
             if markup.is_framed:
                 text = text.removeprefix("\n").removesuffix("\n")
             yield ToolArguments(call_index, json_of(text, types))
             return
-        searched = len(source.text)
         if source.has_ended:
-            yield ToolArguments(call_index, _begun(source.take(searched, Span.CALL), types))
+            gathered.append(source.take(len(source.text), Span.CALL))
+            yield ToolArguments(call_index, _begun("".join(gathered), types))
             return
+        gathered.append(source.put_aside(len(source.text) - num_held(source.text, closing)))
         yield None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.jobs.delta_parts import BatchedDeltas
+from api.jobs.delta_parts import MANY_CHARS, BatchedDeltas
 from shared.choice_deltas import ChoiceDelta, segment_deltas
 from shared.messages import Cursor, Delta, FinishReason, Segment, TokenLogprob
 
@@ -66,6 +66,16 @@ def test_a_hundred_tokens_in_eights() -> None:
     result = [d for i in range(100) for d in gathered.push([delta_of(0, i, 1)])]
     result += gathered.rest()
     assert [len(delta.token_ids) for delta in result] == [1, *[8] * 12, 3]
+
+
+def test_no_more_is_joined_than_a_parser_reads_in_one_go() -> None:
+    """The tokens of some vocabularies have a hundred characters each."""
+    gathered, text = BatchedDeltas(4096), " " * 128
+    one = Delta(Cursor(0, 0), Cursor(1, len(text)), (7,), text, None)
+    result = [delta for _ in range(4096) for delta in gathered.push([one])]
+    result += gathered.rest()
+    assert sum(len(delta.token_ids) for delta in result) == 4096
+    assert all(len(delta.text) == MANY_CHARS for delta in result[1:-1])
 
 
 def test_the_end_of_a_choice_comes_with_its_last_tokens() -> None:

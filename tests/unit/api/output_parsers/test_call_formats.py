@@ -11,16 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.output_parsers import reading
-from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
+from api.output_parsers import literals, reading
+from api.output_parsers.events import (
+    OutputEvent,
+    Reading,
+    Reasoning,
+    Source,
+    Text,
+    ToolArguments,
+    ToolCall,
+)
+from api.output_parsers.formats import reasoning_first
 from api.output_parsers.parser import (
+    CALL_PARSERS,
     SLICE_CHARS,
+    FormatParser,
     OutputParser,
     OutputParserFactory,
     ParserConfig,
     Thinking,
     merged,
 )
+from api.output_parsers.tool_calls import CallableTools
 from shared.text.tool_formats import UNTYPED_FORMATS, ReasoningFormat, ToolFormat, markers
 from tests.support.examples import examples
 
@@ -597,3 +609,49 @@ def test_little_is_held_back_of_a_long_text_of_markers(
             num_bytes += len(given.encode())
             most = max(most, num_bytes - to.spans.num_bytes)
         assert most <= 3 * (HEAD_CHARS + SLICE_CHARS) < LONG_CHARS, unit
+
+
+BEGUN = {form: {"", *markers(form, REASONING.get(form)), "functools", "{"} for form in ToolFormat}
+for _recorded in RECORDED:
+    BEGUN[_recorded.form] |= {_recorded.text[:at] for at in range(0, len(_recorded.text), 7)}
+
+
+@pytest.mark.parametrize("form", ToolFormat)
+@pytest.mark.parametrize("unit", [" ", "a", "[", "<", '"'])
+def test_little_is_looked_at_again_however_long_a_call_goes_on(
+    form: ToolFormat, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece that arrives is added to what is not read yet: the work is the product of both."""
+    monkeypatch.setattr(reading, "MAX_HEAD_CHARS", HEAD_CHARS)
+    thoughts = REASONING.get(form, ReasoningFormat.THINK)
+    sources: list[Source] = []
+
+    def read_begun(source: Source) -> Reading:
+        sources.append(source)
+        if form is not ToolFormat.OPENAI:
+            yield from reasoning_first(source, thoughts, is_open=False)
+        yield from CALL_PARSERS[form](source, CallableTools(NAMES, str, TYPES))
+
+    for begun in sorted(BEGUN[form]):
+        to = FormatParser(read_begun)
+        to.push(begun)
+        for _ in range(LONG_CHARS // 512):
+            to.push(unit * 512)
+            assert len(sources[-1].text) <= 3 * HEAD_CHARS < LONG_CHARS, begun
+
+
+def test_a_word_without_quotes_is_searched_once_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = []
+
+    class Searched:
+        def search(self, text: str, index: int) -> None:
+            searched.append(len(text) - index)
+
+    monkeypatch.setitem(literals.BARE_ENDS, (False, True), Searched())
+    to = parser(Recorded(ToolFormat.GEMMA4, ""))
+    to.push("<|tool_call>call:get_weather{city:")
+    for _ in range(1000):
+        to.push("a")
+    assert sum(searched) == 1000
