@@ -1,4 +1,4 @@
-"""Processes: children that end with their parent (Linux), early stop signals, refusals to start."""
+"""Processes: children that end with their parent (Linux), early stop signals, a child's reports."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def dying_with_this_process(
     return None if _prctl is None else partial(die_with_parent, os.getpid(), signum)
 
 
-REFUSAL_FD = "PENSTOCK_REFUSAL_FD"  # set by a launcher for its children
-MAX_REFUSAL_BYTES = 4096  # what a pipe takes at once
+REPORT_FD = "PENSTOCK_REPORT_FD"  # set by a launcher for its children: a pipe to it
+MAX_REPORT_BYTES = 4096  # what a pipe takes at once
+READY = b"\0"  # in no sentence
 
 
 def report_refusal(sentence: str) -> bool:
@@ -46,11 +47,21 @@ def report_refusal(sentence: str) -> bool:
 
     The launcher prints the sentence, with the name of the worker.
     """
-    fd = os.environ.get(REFUSAL_FD, "")
+    return _report(sentence.replace("\0", "").encode()[: MAX_REPORT_BYTES - len(READY)])
+
+
+def report_ready() -> bool:
+    """Tells the launcher that this process serves: its death is no failed start. False without a
+    launcher."""
+    return _report(READY)
+
+
+def _report(content: bytes) -> bool:
+    fd = os.environ.get(REPORT_FD, "")
     if not fd.isdecimal():
         return False
     try:
-        os.write(int(fd), sentence.encode()[:MAX_REFUSAL_BYTES])
+        os.write(int(fd), content)
     except OSError:  # not of this process: the variable was handed on
         return False
     return True

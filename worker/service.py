@@ -21,7 +21,7 @@ from typing import Any
 from shared.backoff import Backoff
 from shared.huge_pages import collapse_heap
 from shared.logs import RateLimitedOutageLog, host_name
-from shared.process import report_refusal
+from shared.process import report_ready, report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.transport.ports.jobs import TransportError
@@ -157,6 +157,7 @@ class WorkerService:
             await cancel_and_wait(*tasks)
         await self._retrying("announcing the model", self._repair)
         await asyncio.to_thread(collapse_heap)
+        report_ready()
         log.info("ready", extra={"worker_id": self.worker_id, "model": self._checkpoint.name})
 
     async def _load(self) -> None:

@@ -187,6 +187,7 @@ class Launcher:
                 env | dict(spec.own),
                 say,
                 partial(report_worker_death, redis_url, settings.namespace),
+                reports_ready=True,
             )
             for spec in specs
         ]

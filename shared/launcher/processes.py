@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError
 from shared.backoff import Backoff
 from shared.launcher.redis_server import ServerError
 from shared.logs import Outage, host_name
-from shared.process import MAX_REFUSAL_BYTES, REFUSAL_FD, dying_with_this_process
+from shared.process import MAX_REPORT_BYTES, READY, REPORT_FD, dying_with_this_process
 from shared.settings import EXIT_BAD_SETTINGS
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
@@ -37,15 +37,22 @@ class Child:
         env: Mapping[str, str],
         say: Callable[[str], None],
         on_death: Callable[[int], Awaitable[None]] | None = None,
+        *,
+        reports_ready: bool = False,
     ) -> None:
-        """`say` prints a line; `on_death(pid)` is called for each process that died by itself."""
+        """`say` prints a line; `on_death(pid)` is called for each process that died by itself.
+
+        With `reports_ready` a start counts as failed, however long it took, until one has called
+        `report_ready`.
+        """
         self.name = name
         self._argv = list(argv)
         self._env = dict(env)
         self._say = say
         self._on_death = on_death
+        self._must_report = reports_ready
         self._process: asyncio.subprocess.Process | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -54,9 +61,10 @@ class Child:
     async def supervise(self) -> None:
         """Runs the process until `stop`; restarts it when it dies. Raises GaveUp."""
         restarts = RestartPolicy(self.name)
-        while not self._stopping:
+        has_served = not self._must_report
+        while not self._stopping.is_set():
             started = time.monotonic()
-            with RefusalPipe() as pipe:
+            with ReportPipe() as pipe:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._argv,
                     env=self._env | pipe.environment,
@@ -66,20 +74,29 @@ class Child:
                     preexec_fn=dying_with_this_process(),
                 )
                 code = await self._process.wait()
-                refusal = pipe.read()
-            if self._stopping:
+                was_ready, refusal = pipe.read()
+            if self._stopping.is_set():
                 return
             if code == EXIT_BAD_SETTINGS:  # a restart would not help
                 raise GaveUp(self.name, refusal or "refused to start", EXIT_BAD_SETTINGS)
             if self._on_death is not None:
                 await self._on_death(self._process.pid)
-            backoff_s = restarts.backoff_s(time.monotonic() - started)
-            self._say(f"{self.name} ended ({how_it_ended(code)}); starting it again")
-            await asyncio.sleep(backoff_s)
+            has_served = has_served or was_ready
+            lived_s = time.monotonic() - started if has_served else 0.0
+            how = how_it_ended(code)
+            try:
+                backoff_s = restarts.backoff_s(lived_s)
+            except GaveUp as error:
+                unready = "" if has_served else " and was never ready"
+                reason = f"{error.reason}{unready}: {refusal or how}"
+                raise GaveUp(error.name, reason, error.exit_code) from None
+            self._say(f"{self.name} ended ({how}); starting it again")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff_s)
 
     def stop(self, signum: signal.Signals = signal.SIGTERM) -> None:
         """Signals the process to end; `supervise` returns once it did. Repeat with SIGKILL."""
-        self._stopping = True
+        self._stopping.set()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 if signum is signal.SIGKILL:
@@ -89,22 +106,23 @@ class Child:
                     self._process.send_signal(signum)
 
 
-class RefusalPipe:
-    """The launcher's end of a pipe on which one child says why it refuses to start."""
+class ReportPipe:
+    """The launcher's end of a pipe on which one child says that it serves, or why it cannot."""
 
     def __init__(self) -> None:
         self._own, self._childs = os.pipe()
         os.set_blocking(self._own, False)
         self.pass_fds = (self._childs,)
-        self.environment = {REFUSAL_FD: str(self._childs)}
+        self.environment = {REPORT_FD: str(self._childs)}
 
-    def read(self) -> str:
-        """Returns the sentence of a child that has ended; "" where it gave none."""
+    def read(self) -> tuple[bool, str]:
+        """Returns whether a child that has ended had been ready, and its sentence or ""."""
+        content = b""
         with contextlib.suppress(BlockingIOError):
-            return os.read(self._own, MAX_REFUSAL_BYTES).decode(errors="replace")
-        return ""
+            content = os.read(self._own, MAX_REPORT_BYTES)
+        return READY in content, content.replace(READY, b"").decode(errors="replace")
 
-    def __enter__(self) -> RefusalPipe:
+    def __enter__(self) -> ReportPipe:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import redis.asyncio
 
+from shared.launcher.processes import ReportPipe
 from shared.launcher.redis_server import PrivateServer
 from shared.messages import FinishReason, JobState
 from shared.text.model_card import ModelCard
@@ -59,6 +60,14 @@ async def assert_idle(transport: RedisTransport) -> None:
     while not await idle():
         assert time.monotonic() < deadline_s, await transport.registry.workers()
         await asyncio.sleep(0.02)
+
+
+async def test_it_tells_its_launcher_that_it_serves(start_worker: StartWorker) -> None:
+    with ReportPipe() as pipe:
+        worker = start_worker(**pipe.environment, pass_fds=pipe.pass_fds)
+        assert pipe.read() == (False, "")
+        await worker.ready()
+        assert pipe.read() == (True, "")
 
 
 async def test_the_first_heartbeat_says_all_that_later_ones_say(

@@ -36,7 +36,15 @@ TIMEOUT_S = 60.0
 class WorkerProcess:
     """`python -m worker` with the echo runner, by default; logs go to a file."""
 
-    def __init__(self, log_path: Path, redis_url: str, namespace: str, **settings: object) -> None:
+    def __init__(
+        self,
+        log_path: Path,
+        redis_url: str,
+        namespace: str,
+        *,
+        pass_fds: Sequence[int] = (),
+        **settings: object,
+    ) -> None:
         env = {
             **os.environ,
             "REDIS_URL": redis_url,
@@ -60,6 +68,7 @@ class WorkerProcess:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
+            pass_fds=pass_fds,
             preexec_fn=dying_with_this_process(signal.SIGKILL),
         )
 
