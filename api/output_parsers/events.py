@@ -99,8 +99,8 @@ class Source:
         self._num_aside_bytes = 0
 
     def put_aside(self, num_chars: int) -> str:
-        """Removes and returns the first characters, which stay undecided until the next `take`: they
-        are of its kind. A long value is gathered so, without being copied for each of its pieces."""
+        """Removes and returns the first characters. They are of the kind of the next `take`, and
+        undecided until then: so a long value is gathered without being copied for each piece."""
         aside, self.text = self.text[:num_chars], self.text[num_chars:]
         self._num_aside_bytes += len(aside.encode())
         return aside
