@@ -70,6 +70,8 @@ ReasoningFormatChoice = Literal[
     "mistral",
     "openai",
     "granite",
+    "granite33",
+    "hunyuan_a13b",
     "gemma4",
     "cohere_command3",
     "seed_oss",

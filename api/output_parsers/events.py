@@ -96,6 +96,7 @@ class Source:
         self.has_ended = False  # no more will be added
         self.reasoning_bytes = 0  # from the start of the raw text to the end of the reasoning
         self.spans = TextSpans()
+        self.answer_end = ""  # a marker that ends the answer and is not shown
         self._num_aside_bytes = 0
 
     def put_aside(self, num_chars: int) -> str:
@@ -125,10 +126,11 @@ def text_before(
     """Yields the text before the next of the `markers`, and holds back what may become one.
 
     Ends with the source at the marker or at the white space in front of it, of which the last
-    MAX_SPACE_CHARS count; without a marker, at the end of the text.
+    MAX_SPACE_CHARS count; without a marker, at the end of the text. Drops the end of the answer.
     """
-    markers = (markers,) if isinstance(markers, str) else markers
+    wanted = (markers,) if isinstance(markers, str) else markers
     while True:
+        markers = (*wanted, source.answer_end) if source.answer_end else wanted
         at = first_of(source.text, markers)
         if at < 0 and source.has_ended:
             if source.text:
@@ -139,9 +141,13 @@ def text_before(
         end = max(len(source.text[:end].rstrip()), end - MAX_SPACE_CHARS)
         if end:
             yield make(source.take(end, span))
-        if at >= 0:
+        if at < 0:
+            yield None
+        elif marker_at(source.text, at - end, wanted) is not None:
             return
-        yield None
+        else:
+            source.take(at - end + len(source.answer_end), Span.SPACE)
+            source.answer_end = ""
 
 
 def first_of(text: str, markers: tuple[str, ...]) -> int:

@@ -20,7 +20,7 @@ from api.output_parsers.events import (
 )
 from api.output_parsers.reading import NotACall, take_if_next
 from api.output_parsers.tool_calls import CallableTools, read_call
-from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat
+from shared.text.tool_formats import ANSWER_MARKERS, REASONING_MARKERS, ReasoningFormat
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"  # where a tokenizer does not have it as a special token
@@ -28,6 +28,8 @@ PYTHON_TAG = "<|python_tag|>"  # where a tokenizer does not have it as a special
 
 def plain_text(source: Source) -> Reading:
     """Yields all text as the answer."""
+    if source.answer_end:
+        yield from text_before(source, (), Text, Span.TEXT)
     while True:
         if source.text:
             yield Text(source.take(len(source.text), Span.TEXT))
@@ -115,7 +117,8 @@ def reasoning_first(
     """Parses reasoning at the start of the text, up to a closing marker or the end of the text.
 
     `is_open`: the prompt has opened it. Otherwise only text that begins with an opening marker has
-    any. `ends`: markers of what may also end it, which they are not part of.
+    any. `ends`: markers of what may also end it, which they are not part of. Takes a marker that
+    begins the answer; then the source knows the one that ends it.
     """
     opening, closing = REASONING_MARKERS[reasoning_format]
     while True:
@@ -137,3 +140,8 @@ def reasoning_first(
         found = marker_at(source.text, at, closing) or ""
         source.take(at + len(found), Span.REASONING)
         yield from space_dropped(source)
+    if reasoning_format in ANSWER_MARKERS:
+        answer_begin, answer_end = ANSWER_MARKERS[reasoning_format]
+        if (yield from take_if_next(source, answer_begin, Span.SPACE)):
+            source.answer_end = answer_end
+            yield from space_dropped(source)

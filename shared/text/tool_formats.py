@@ -58,6 +58,8 @@ class ReasoningFormat(StrEnum):
     COHERE_COMMAND3 = "cohere_command3"  # <|START_THINKING|> ... <|END_THINKING|>
     GEMMA4 = "gemma4"  # <|channel>thought ... <channel|>
     GRANITE = "granite"  # Here is my thought process: ... Here is my response:
+    GRANITE33 = "granite33"  # <think> ... </think> <response> the answer </response>
+    HUNYUAN_A13B = "hunyuan_a13b"  # <think> ... </think> <answer> the answer </answer>
 
 
 def tool_format_of(name: str | None) -> ToolFormat | None:
@@ -82,6 +84,13 @@ REASONING_MARKERS: Mapping[ReasoningFormat, tuple[tuple[str, ...], tuple[str, ..
     ReasoningFormat.GEMMA4: (("<|channel>thought",), ("<channel|>",)),
     ReasoningFormat.COHERE_COMMAND3: (("<|START_THINKING|>",), ("<|END_THINKING|>",)),
     ReasoningFormat.OPENAI: (("<|channel|>analysis<|message|>",), ("<|end|>",)),
+    ReasoningFormat.GRANITE33: (("<think>",), ("</think>",)),
+    ReasoningFormat.HUNYUAN_A13B: (("<think>",), ("</think>",)),
+}
+# What stands around the answer behind the reasoning, and is no part of it.
+ANSWER_MARKERS: Mapping[ReasoningFormat, tuple[str, str]] = {
+    ReasoningFormat.GRANITE33: ("<response>", "</response>"),
+    ReasoningFormat.HUNYUAN_A13B: ("<answer>", "</answer>"),
 }
 
 _DEEPSEEK = (
@@ -133,7 +142,8 @@ def markers(tool_format: str | None, reasoning_format: str | None) -> tuple[str,
         return of_calls
     opening, closing = REASONING_MARKERS[reasoning]
     of_reasoning = _REASONING_TOKENS.get(reasoning, (*opening, *closing))
-    return tuple(dict.fromkeys((*of_calls, *of_reasoning)))
+    of_answer = ANSWER_MARKERS.get(reasoning, ())
+    return tuple(dict.fromkeys((*of_calls, *of_reasoning, *of_answer)))
 
 
 _NAME, _KEY = "qzxj", "jxzq"  # in no template's own text
@@ -255,6 +265,8 @@ _REASONING_SIGNS = {
     ReasoningFormat.SEED_OSS: ("</seed:think>",),
     ReasoningFormat.MISTRAL: ("[THINK]", "[/THINK]"),
     ReasoningFormat.GRANITE: ("Here is my response:",),
+    ReasoningFormat.GRANITE33: ("<response></response>",),
+    ReasoningFormat.HUNYUAN_A13B: ("</answer>",),
     ReasoningFormat.THINK: ("<think>", "</think>"),
 }
 

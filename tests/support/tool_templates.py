@@ -102,6 +102,10 @@ GRANITE_THINKING = GRANITE + (
     "{#- Write your thoughts after 'Here is my thought process:' and write your response after "
     "'Here is my response:' -#}"
 )
+GRANITE33 = GRANITE + (
+    "{#- Write your thoughts between <think></think> and the answer between "
+    "<response></response> -#}"
+)
 PHI4_MINI = (
     _template(_each("", _OBJECT, ",", ""))
     .replace("[TOOLS]", "[TOOLS]Call as functools[{'name': ...}], all in one list.")
@@ -115,7 +119,9 @@ COHERE = _template(_each("<|START_ACTION|>[", _ACTION, ", ", "]<|END_ACTION|>"))
     "{#- <|START_THINKING|>...<|END_THINKING|> stands before an answer -#}"
 )
 NEMOTRON = _template(_each("<TOOLCALL>[", _OBJECT, ", ", "]</TOOLCALL>"))
-HUNYUAN = _template(_each("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"))
+HUNYUAN = _template(_each("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>")) + (
+    "{#- <think>...</think><answer>...</answer> -#}"
+)
 _PAIRS = """
     {{%- for key, value in f.arguments.items() %}}
         {{{{- '{before}' + key + '{between}' }}}}
@@ -272,6 +278,9 @@ FAMILIES = {
     "granite-thinking": Family(
         GRANITE_THINKING, ToolFormat.GRANITE, ReasoningFormat.GRANITE, (), ("<|tool_call|>",)
     ),
+    "granite33": Family(
+        GRANITE33, ToolFormat.GRANITE, ReasoningFormat.GRANITE33, (), ("<|tool_call|>",)
+    ),
     "phi4-mini": Family(PHI4_MINI, ToolFormat.PHI4_MINI_JSON),
     "cohere": Family(
         COHERE,
@@ -330,5 +339,5 @@ FAMILIES = {
             *("<|end|>", "<|call|>", "<|return|>"),
         ),
     ),
-    "hunyuan": Family(HUNYUAN, ToolFormat.HUNYUAN_A13B),
+    "hunyuan": Family(HUNYUAN, ToolFormat.HUNYUAN_A13B, ReasoningFormat.HUNYUAN_A13B),
 }

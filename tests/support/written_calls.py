@@ -166,6 +166,7 @@ WRITTEN: Mapping[str, Callable[[Calls], str]] = {
     "kimi-k2": _kimi_k2,
     "granite": _granite,
     "granite-thinking": _granite,
+    "granite33": _granite,
     "phi4-mini": _phi4_mini,
     "hunyuan": _hunyuan,
     "cohere": _cohere,

@@ -147,6 +147,38 @@ RECORDED = [
         ReasoningFormat.GRANITE,
     ),
     Recorded(
+        ToolFormat.GRANITE,
+        "<think>Which city?</think> <response>\nOslo, <response>.\n</response>\n",
+        (),
+        "Oslo, <response>.\n",
+        "Which city?",
+        ReasoningFormat.GRANITE33,
+    ),
+    Recorded(
+        ToolFormat.GRANITE,
+        f"<think>Oslo.</think><response>So. <|tool_call|>{LIST}</response> </response>",
+        BOTH,
+        "So. </response>",
+        "Oslo.",
+        ReasoningFormat.GRANITE33,
+    ),
+    Recorded(  # what has no beginning has no end
+        ToolFormat.GRANITE,
+        "<think>Oslo.</think>It is </response>.",
+        (),
+        "It is </response>.",
+        "Oslo.",
+        ReasoningFormat.GRANITE33,
+    ),
+    Recorded(
+        ToolFormat.HUNYUAN_A13B,
+        "<think>\nHm.\n</think>\n<answer>\nOslo.\n</answer>",
+        (),
+        "Oslo.",
+        "Hm.",
+        ReasoningFormat.HUNYUAN_A13B,
+    ),
+    Recorded(
         ToolFormat.COHERE_COMMAND3,
         "<|START_THINKING|>Both.<|END_THINKING|><|START_ACTION|>[\n"
         f'    {{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {OSLO}}},\n'
@@ -527,6 +559,7 @@ PIECES = [
     *("<start_function_call>", "<end_function_call>", "<escape>", "call:", "<|tool_call>"),
     *("(", ")", "<tool_call|>", '<|"|>', "city=", "'", "'''", "None", "2."),
     *("```", "<|python_start|>", "="),
+    *("<response>", "</response>", "<answer>", "</answer>"),
     *("final", "analysis", "commentary", " thought process:", " response:", LIST, "\\"),
     *(_OBJECT.format(OSLO), '"name": "now"', r"\ud800", "days=", '"{\\"city\\": \\"', '\\"}"'),
 ]  # fmt: skip
@@ -542,7 +575,8 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 REASONING = {
     ToolFormat.MISTRAL: ReasoningFormat.MISTRAL,
-    ToolFormat.GRANITE: ReasoningFormat.GRANITE,
+    ToolFormat.GRANITE: ReasoningFormat.GRANITE33,
+    ToolFormat.HUNYUAN_A13B: ReasoningFormat.HUNYUAN_A13B,
     ToolFormat.GEMMA4: ReasoningFormat.GEMMA4,
     ToolFormat.COHERE_COMMAND3: ReasoningFormat.COHERE_COMMAND3,
     ToolFormat.OPENAI: ReasoningFormat.OPENAI,
