@@ -38,6 +38,7 @@ from api.metrics import Metrics
 from api.services import Services, Transport
 from api.settings import ApiSettings
 from api.system import health, models
+from api.system import metrics as system_metrics
 from api.system.pages import pages_router
 from shared.huge_pages import collapse_heap
 from shared.logs import RateLimitedOutageLog
@@ -59,7 +60,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     Without `transport` it opens one to `settings.redis_url` and closes it at the end; it starts
     while the server is away, too. Raises KeysInvalid for keys that cannot be used.
     """
-    metrics = Metrics()
+    metrics = Metrics(settings.metrics_names)
     open_requests = OpenRequests(settings.max_open_requests)
     ring = KeyRing(settings)
 
@@ -102,6 +103,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         models,
         jobs,
         health,
+        system_metrics,
     )
     routers = [*(room.router for room in rooms), openapi_router(), pages_router()]
     handle_framework_errors(app, routers)

@@ -26,7 +26,8 @@ from api.jobs.request_reader import RequestReader
 from api.jobs.service import JobService
 from api.metrics import Metrics
 from api.settings import ApiSettings
-from api.system.health import HealthMonitor, StateCollector
+from api.system.health import HealthMonitor
+from api.system.metrics import DeploymentCollector, FrontendCollector
 from shared.text.chat_template import RenderingProcesses
 from shared.text.text_model import load_text
 from shared.transport.ports.batches import BatchLimits, BatchStore
@@ -130,6 +131,7 @@ class Services:
         self._bus = transport.bus
         self._housekeeping = self._new_housekeeping(accepted, ring)
         self._collector = self._new_collector()
+        self._deployment_collector = DeploymentCollector(self.health)
 
     def _new_jobs(self) -> JobService:
         return JobService(
@@ -158,8 +160,8 @@ class Services:
             health_interval_s=self.settings.health_interval_s,
         )
 
-    def _new_collector(self) -> StateCollector:
-        return StateCollector(
+    def _new_collector(self) -> FrontendCollector:
+        return FrontendCollector(
             self.health,
             self.catalog,
             self.open_requests,
@@ -171,6 +173,7 @@ class Services:
     async def start(self) -> None:
         """Returns at once, also while Redis is unreachable."""
         self.metrics.registry.register(self._collector)
+        self.metrics.deployment_registry.register(self._deployment_collector)
         await self._bus.start()
         await self.files.start()
         self._housekeeping.start()
@@ -181,6 +184,7 @@ class Services:
         await self.catalog.aclose()
         self.rendering.close()
         self.metrics.registry.unregister(self._collector)
+        self.metrics.deployment_registry.unregister(self._deployment_collector)
         self.pool.close()
         self.files.close()
 

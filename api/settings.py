@@ -309,11 +309,12 @@ class ApiSettings(SharedSettings):
         default="",
         max_length=512,
         repr=False,
-        description="The bearer token of GET /metrics; empty: an API key, if keys are configured.",
+        description="The bearer token of GET /metrics and /metrics/deployment; empty: an API key, "
+        "if keys are configured.",
     )
     monitoring_without_keys: bool = Field(
         default=False,
-        description="Serve GET /metrics (without METRICS_KEY) and the whole of GET /health "
+        description="Serve the metrics (without METRICS_KEY) and the whole of GET /health "
         "without a key, if keys are configured.",
     )
     stream_token_s: int = Field(

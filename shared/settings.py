@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.logs import LogFormat, LogLevel
+from shared.metrics import MetricsNames
 from shared.redis.url import SCHEMES
 
 EXIT_BAD_SETTINGS = 2
@@ -46,6 +47,12 @@ class SharedSettings(BaseSettings):
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
         description="json: one object per line; text: for people; auto: json in containers.",
+    )
+
+    metrics_names: MetricsNames = Field(
+        default=MetricsNames.PENSTOCK,
+        description="Names of metrics that vLLM has too; penstock: with the prefix `penstock:`; "
+        "vllm: vLLM's own, for boards that were made for it; both: each twice.",
     )
 
     @field_validator("redis_url")

@@ -74,7 +74,13 @@ class Heartbeat:
         self._outage = RateLimitedOutageLog(
             log, failing="a heartbeat was not delivered", recovered="heartbeats are delivered again"
         )
+        self._confirmed_s = time.monotonic()
         self.draining = False
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last heartbeat that was confirmed began, or since the start."""
+        return time.monotonic() - self._confirmed_s
 
     async def send(self) -> None:
         """Sends one heartbeat. Raises TransportError."""
@@ -91,6 +97,7 @@ class Heartbeat:
                 stalled=self._engine.stalled,
             )
         )
+        self._confirmed_s = begin_s
         self._publisher.sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
         for job_id in reply.dropped:
             if job_id in attempts:
@@ -150,15 +157,20 @@ class LoadReport:
             "tensor_parallel_size": settings.tensor_parallel_size,
         }
 
+    @property
+    def num_pending(self) -> int:
+        """Sequences that were sent to the engine and not yet seen by it."""
+        engine = self._supervisor.stats
+        in_engine = engine.get("waiting", 0) + engine.get("running", 0)
+        return max(0, self._jobs.num_in_engine - in_engine)
+
     def __call__(self) -> dict[str, float | str]:
         engine = self._supervisor.stats
         ready = self._supervisor.ready
-        in_engine = engine.get("waiting", 0) + engine.get("running", 0)
         stats: dict[str, float | str] = {
             **self._fixed,
             **engine,
-            # Sent to the engine and not yet seen by it.
-            "pending": max(0, self._jobs.num_in_engine - in_engine),
+            "pending": self.num_pending,
             "jobs": len(self._jobs),
             "step_age_s": round(self._supervisor.step_age_s, 3),
             "engine_up": int(self._supervisor.up.is_set()),

@@ -25,6 +25,7 @@ from worker.engine_process.messages import (
     StepOutputs,
     ToEngine,
 )
+from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox, Settled
 from worker.output import OutputProcessor, Piece, ReplayMismatch
 from worker.publisher import Publisher
@@ -42,7 +43,9 @@ class JobRunner:
         model: LoadedModel,
         publisher: Publisher,
         send: Callable[[ToEngine], None],
+        metrics: WorkerMetrics,
     ) -> None:
+        self._metrics = metrics
         self._jobs = jobs
         self._model = model
         self._publisher = publisher
@@ -59,6 +62,7 @@ class JobRunner:
         running = RunningJob.of(delivery)
         self._jobs.add(running)
         self._start(running, delivery)
+        self._metrics.job_taken(delivery.attempt)
         log.info(
             "job started",
             extra={
@@ -192,6 +196,8 @@ class JobRunner:
         )
         if output.finish_reason is not None:
             self._jobs.leave_engine(choice)
+            if output.times is not None:
+                self._metrics.sequence_ended(running.waited_s, output.times)
         self._apply(running, choice, piece)
         if not natural and piece.finish_reason is None:
             self._fail(running, output.error or ErrorCode.ENGINE_ERROR, output.message)
@@ -230,6 +236,7 @@ class JobRunner:
         self._jobs.remove(running)
         if settled.status is AppendStatus.OK:
             _log_end(running, running.end_reason, running.end_detail)
+            self._metrics.job_ended(running)
         else:
             _log_end(running, settled.status.value, settled.detail)
 

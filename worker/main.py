@@ -16,6 +16,7 @@ from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
 from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
+from worker.metrics import metrics_listener
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
 
@@ -37,7 +38,7 @@ def main() -> int:
     logs = start_logs(settings.log_level, settings.log_format)
     try:
         return uvloop.run(_run(settings, checkpoint))
-    except (UnsupportedUrl, UnsafeServer) as error:
+    except (UnsupportedUrl, UnsafeServer, SettingsError) as error:
         logs.stop()
         return _refuse(error)
     except Exception:
@@ -62,7 +63,9 @@ async def _run(settings: WorkerSettings, checkpoint: Checkpoint) -> int:
                 "redis": transport.url,
             },
         )
-        return await service.run()
+        exposition = service.metrics.exposition
+        with metrics_listener(exposition, settings.metrics_host, settings.metrics_port):
+            return await service.run()
     finally:
         await transport.aclose()
 

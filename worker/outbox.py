@@ -91,6 +91,7 @@ class Outbox:
         self._prompt = prompt or PromptLog(0)
         self.snapshot = snapshot
         self.sure_s = time.monotonic()  # when the server last knew this attempt
+        self.waiting_since_s = 0.0  # while the publisher has it among what is to be sent
         self.job_id = job_id
         self.attempt = attempt
         self.num_gaps = 0  # in a row

@@ -57,9 +57,11 @@ class Publisher:
         on_settled: Callable[[Settled], None],
         on_rejected: Callable[[str, int], None],
         on_trouble: Callable[[], None],
+        on_published: Callable[[float], None],
     ) -> None:
         """`on_rejected(job_id, attempt)`: the job fails; its further tokens are not needed.
 
+        `on_published` gets the seconds from the oldest output of an append to its confirmation.
         `on_trouble`: the connection failed or the log differed; deliveries may be lost.
         """
         self._queue = queue
@@ -69,6 +71,7 @@ class Publisher:
         self._on_settled = on_settled
         self._on_rejected = on_rejected
         self._on_trouble = on_trouble
+        self._on_published = on_published
         self._outboxes: dict[str, Outbox] = {}
         # Outboxes with something to send, oldest first; one that sent a slice goes to the end.
         self._waiting: dict[str, Outbox] = {}
@@ -99,7 +102,9 @@ class Publisher:
             return
         if not outbox.has_something:
             return
-        self._waiting.setdefault(outbox.job_id, outbox)
+        if outbox.job_id not in self._waiting:
+            self._waiting[outbox.job_id] = outbox
+            outbox.waiting_since_s = time.monotonic()
         self._wake.set()
         self._idle.clear()
         if self._policy.is_urgent(outbox):
@@ -128,7 +133,16 @@ class Publisher:
 
     @property
     def num_unsent_total(self) -> int:
-        return sum(outbox.num_unsent for outbox in self._waiting.values())
+        """Tokens that are not durable yet. Any thread may read it."""
+        return sum(outbox.num_unsent for outbox in list(self._waiting.values()))
+
+    @property
+    def backlog_s(self) -> float:
+        """Age of the oldest output that is not durable yet, in seconds; 0.0 where there is none.
+        Any thread may read it."""
+        waiting = [*self._waiting.values(), *self._lost.values()]
+        now_s = time.monotonic()
+        return max((now_s - outbox.waiting_since_s for outbox in waiting), default=0.0)
 
     async def flushed(self) -> None:
         """Waits until all output is sent."""
@@ -160,6 +174,8 @@ class Publisher:
                 continue
             backoff.reset()
             self._outage.succeeded()
+            oldest_s = min(outbox.waiting_since_s for outbox in outboxes)
+            self._on_published(time.monotonic() - oldest_s)
             for outbox, item, result in zip(outboxes, items, results, strict=True):
                 self._settle(outbox, item, result, begin_s)
             self._update()
@@ -220,7 +236,8 @@ class Publisher:
             return
         if self._lost.get(outbox.job_id) is outbox:
             return
-        self._waiting.pop(outbox.job_id, None)
+        if self._waiting.pop(outbox.job_id, None) is None:
+            outbox.waiting_since_s = time.monotonic()
         self._lost[outbox.job_id] = outbox
         self._idle.clear()
         self._restore_soon()
@@ -265,7 +282,8 @@ class Publisher:
         match result.status:
             case AppendStatus.OK:
                 outbox.accept()
-                outbox.sure_s = begin_s
+                # What is left came while the append was on its way.
+                outbox.sure_s = outbox.waiting_since_s = begin_s
                 if outbox.over:
                     self._close(outbox, AppendStatus.OK)
                 elif not outbox.has_something:

@@ -37,6 +37,7 @@ class RunningJob:
     choices: tuple[RunningChoice, ...]
     num_resumed: int  # output tokens of earlier attempts
     cached_tokens: int | None  # of the first attempt; None: not reported yet
+    waited_s: float = 0.0  # in the queue, before its first claim
     begun_s: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     end_reason: str = ""  # set when its end is on the way to the log
@@ -62,6 +63,7 @@ class RunningJob:
             ),
             num_resumed=len(delivery.output_token_ids),
             cached_tokens=delivery.cached_tokens if delivery.output_token_ids else None,
+            waited_s=delivery.waited_s,
         )
 
     @property

@@ -34,6 +34,7 @@ from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
 from worker.heartbeat import Heartbeat, LoadReport
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
+from worker.metrics import WorkerMetrics, WorkerStateCollector
 from worker.outbox import FlushPolicy
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJob, RunningJobs
@@ -70,6 +71,7 @@ class WorkerService:
         # (job id, attempt) of jobs whose engine died, with its cause, until the store has both.
         self._deaths: list[tuple[Sequence[tuple[str, int]], CrashCause]] = []
         self.worker_id = _new_worker_id()
+        self.metrics = WorkerMetrics(checkpoint.name, self.worker_id, settings.metrics_names)
         self._supervisor = EngineSupervisor(
             Configure(
                 settings.engine_options(checkpoint.path), settings.log_level, settings.log_format
@@ -91,7 +93,9 @@ class WorkerService:
             on_settled=lambda settled: self._runner.settle(settled),
             on_rejected=lambda job_id, attempt: self._runner.stop_engine_work(job_id, attempt),
             on_trouble=lambda: self._intake.suspect(),
+            on_published=self.metrics.published,
         )
+        load = LoadReport(settings, self._jobs, self._supervisor, self._publisher)
         self._heartbeat = Heartbeat(
             queue,
             self.worker_id,
@@ -101,7 +105,7 @@ class WorkerService:
             self._publisher,
             lease_ms=settings.lease_ms,
             interval_s=settings.beat_interval_ms / 1000,
-            stats=LoadReport(settings, self._jobs, self._supervisor, self._publisher),
+            stats=load,
             on_drop=lambda job_id, attempt: self._runner.cancel(job_id, attempt, "dropped"),
             on_trouble=lambda: self._intake.suspect(),
         )
@@ -115,6 +119,9 @@ class WorkerService:
             self._repair,
             pull_block_ms=settings.pull_block_ms,
             reconcile_interval_s=settings.reconcile_interval_s,
+        )
+        self.metrics.read_from(
+            WorkerStateCollector(load, self._supervisor, self._publisher, self._heartbeat)
         )
         # Set when the model is loaded; before that there are no jobs.
         self._model: LoadedModel
@@ -165,7 +172,9 @@ class WorkerService:
         self._model = await asyncio.to_thread(
             LoadedModel.load, self._checkpoint, ready, self._settings
         )
-        self._runner = JobRunner(self._jobs, self._model, self._publisher, self._supervisor.send)
+        self._runner = JobRunner(
+            self._jobs, self._model, self._publisher, self._supervisor.send, self.metrics
+        )
         log.info(
             "the model is loaded",
             extra={

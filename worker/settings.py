@@ -303,6 +303,20 @@ class WorkerSettings(SharedSettings):
         description="Seconds for running jobs to finish after SIGTERM; the rest is requeued.",
     )
 
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_535,
+        description="Port on which this worker answers scrapes of Prometheus; unset: none. With "
+        "several workers `make run` gives each the next one.",
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        max_length=253,
+        description="Address that METRICS_PORT listens on. It asks for no key.",
+    )
+
     @field_validator("override_generation_config")
     @classmethod
     def _sampling_members(cls, value: str) -> str:

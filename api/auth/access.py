@@ -19,7 +19,7 @@ from api.ids import parse_job_id
 # Paths without a key: the service's own pages and probes.
 _FREE = re.compile(r"/|/dashboard|/docs|/redoc|/static/[^/]*|/ready|/openapi\.json")
 _HEALTH = "/health"
-_METRICS = "/metrics"
+_METRICS = ("/metrics", "/metrics/deployment")
 _STREAM = re.compile(r"/v1/jobs/([^/]+)/stream")
 TOKEN = "token"  # the query parameter that opens one stream without a key
 
@@ -44,7 +44,7 @@ class AccessMiddleware:
         self._ring = ring
         self._stream_tokens = stream_tokens
         self._metrics_key = metrics_key.encode()
-        self._open_monitoring = (_HEALTH, _METRICS) if monitoring_without_keys else ()
+        self._open_monitoring = (_HEALTH, *_METRICS) if monitoring_without_keys else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -55,7 +55,7 @@ class AccessMiddleware:
         path: str = scope["path"]
         if _FREE.fullmatch(path):
             return caller
-        if path == _METRICS and self._metrics_key:
+        if path in _METRICS and self._metrics_key:
             self._check_metrics_key(scope)
             return caller
         if self._ring.is_open or path in self._open_monitoring:

@@ -42,6 +42,19 @@ _KINDS = {
 ANTHROPIC_VERSION_HEADER = "anthropic-version"
 _ANTHROPIC_ROUTES = "/v1/messages"
 _SHARED_ROUTES = "/v1/models"  # Anthropic's for clients that send its version
+# Asked again and again by probes, scrapers and the dashboard, or with each page: a line of each
+# would bury all others.
+_ROUTINE = frozenset(
+    {
+        "/health",
+        "/ready",
+        "/metrics",
+        "/metrics/deployment",
+        "/static/{name}",
+        "/v1/jobs",
+        "/v1/models",
+    }
+)
 _HEADERS = "response_headers"  # in the scope's state
 _NAMED = ("/v1/jobs/", "/v1/responses/")  # a job's public id follows
 
@@ -145,10 +158,11 @@ class RequestIdMiddleware:
         route = getattr(scope.get("route"), "path", "other")
         known = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
         method = scope["method"] if scope["method"] in known else "other"
+        is_routine = route in _ROUTINE and method in ("GET", "HEAD") and 0 < status < 500
         # 499: the client had left before there was a response.
         self._metrics.http_responses.labels(route, method, str(status or 499)).inc()
         log.log(
-            logging.DEBUG if route in ("/health", "/ready", "/metrics") else logging.INFO,
+            logging.DEBUG if is_routine else logging.INFO,
             "request answered",
             extra={
                 "request_id": caller_in(scope).request_id,

@@ -188,7 +188,9 @@ class SubmittedJobs:
         self._reader_ids = [jobs.new_reader_id() for _ in submitted]
         self._timing = timing
         self._kind = first.kind
-        self._inter_token_s = jobs.metrics.inter_token_s.labels(first.kind)
+        self._model = first.model
+        self._inter_token_s = jobs.metrics.inter_token_s.labels(first.kind, first.model)
+        self._generation_tokens = jobs.metrics.generation_tokens.labels(first.model)
         self._stream: EventStream | None = None
         self._end: Finished | Failed | None = None
 
@@ -246,15 +248,14 @@ class SubmittedJobs:
         """Counts a delta that was received."""
         if not delta.token_ids and len(self._submitted) > 1:
             return  # the mere end of a choice
-        metrics = self._jobs.metrics
-        metrics.generation_tokens.inc(len(delta.token_ids))
+        self._generation_tokens.inc(len(delta.token_ids))
         gap_s = self._timing.token_came()
         if gap_s is not None:
             self._inter_token_s.observe(gap_s)
             return
         ttft_ms = self._timing.ttft_ms
         assert ttft_ms is not None
-        metrics.ttft_s.labels(self._kind).observe(ttft_ms / 1000)
+        self._jobs.metrics.ttft_s.labels(self._kind, self._model).observe(ttft_ms / 1000)
 
     def observe_end(self, end: Finished | Failed) -> None:
         """Counts the end, which was received."""
@@ -262,10 +263,11 @@ class SubmittedJobs:
         self._end = end
         self._timing.started_s = self._stream.started_s
         metrics = self._jobs.metrics
-        metrics.prompt_tokens.inc(sum(len(job.prompt_token_ids) for job in self._submitted))
+        num_tokens = sum(len(job.prompt_token_ids) for job in self._submitted)
+        metrics.prompt_tokens.labels(self._model).inc(num_tokens)
         if isinstance(end, Finished):
             e2e_s = time.monotonic() - self._timing.submitted_s
-            metrics.e2e_s.labels(self._kind).observe(e2e_s)
+            metrics.e2e_s.labels(self._kind, self._model).observe(e2e_s)
 
     def is_small(self, end: Finished | Failed) -> bool:
         """Returns whether what a response sends at the end can be encoded in one go."""

@@ -1,4 +1,4 @@
-"""GET /health, /ready, /metrics and /version, and the state of the deployment that they show.
+"""GET /health, /ready and /version, and the state of the deployment that they show.
 
 The routes never wait: HealthMonitor reads the state from the store at an interval.
 """
@@ -6,25 +6,19 @@ The routes never wait: HealthMonitor reads the state from the store at an interv
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from api.dependencies import provided
-from api.generation.models import GenerationDep, ModelCatalog
+from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import json_response
-from api.http.open_requests import OpenRequests, OpenRequestsDep
+from api.http.open_requests import OpenRequestsDep
 from api.http.openapi import FREE, KEYED, errors, statuses
-from api.jobs.disconnects import DisconnectTracker
-from api.jobs.event_stream import RelayCounts
-from api.metrics import MetricsDep, gauge, labelled, total
 from api.system.protocol import Health, HealthStatus, ModelLoad, Readiness, Version
 from shared.transport.ports.jobs import JobStore, TransportError
 from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
@@ -80,6 +74,17 @@ class HealthMonitor:
         return queued + sum(
             _count(worker, "waiting") + _count(worker, "pending") for worker in self.workers
         )
+
+    @property
+    def num_by_status(self) -> dict[str, int]:
+        """Returns the number of live workers by their status."""
+        stalled = sum(worker.stalled for worker in self.workers)
+        draining = sum(worker.draining and not worker.stalled for worker in self.workers)
+        return {
+            "ok": len(self.workers) - stalled - draining,
+            "draining": draining,
+            "stalled": stalled,
+        }
 
     @property
     def status(self) -> HealthStatus:
@@ -153,51 +158,6 @@ def _milliseconds(seconds: float | None) -> float | None:
 HealthDep = Annotated[HealthMonitor, provided(HealthMonitor)]
 
 
-@dataclass(frozen=True, eq=False)
-class StateCollector(Collector):
-    """Reads gauges and totals from the parts of a frontend at each scrape."""
-
-    health: HealthMonitor
-    catalog: ModelCatalog
-    requests: OpenRequests
-    disconnects: DisconnectTracker
-    relay: RelayCounts
-    cancels_by_request: Callable[[], int]
-
-    def collect(self) -> Iterable[Metric]:
-        health, queue, relay = self.health, self.health.queue, self.relay
-        yield gauge("penstock:num_requests_running", health.num_running)
-        yield gauge("penstock:num_requests_waiting", health.num_waiting)
-        depths = {model: load.waiting for model, load in health.models().items()}
-        yield labelled("penstock:queue_depth", depths)
-        yield gauge("penstock:queued_prompt_tokens", 0 if queue is None else queue.queued_tokens)
-        yield labelled("penstock:workers", self._workers())
-        failures = sum(float(w.stats.get("device_failures", 0)) for w in health.workers)
-        yield gauge("penstock:device_failures", failures)
-        yield gauge("penstock:models", len(self.catalog.known))
-        yield labelled("penstock:jobs_ended_total", {} if queue is None else queue.totals)
-        yield gauge("penstock:streams_open", len(self.requests))
-        yield total("penstock:relay_resyncs_total", relay.resyncs)
-        yield total("penstock:relay_gaps_total", relay.gaps)
-        yield total("penstock:relay_overlaps_total", relay.overlaps)
-        yield total("penstock:relay_idle_reads_total", relay.idle_reads)
-        yield total("penstock:relay_read_errors_total", relay.read_errors)
-        yield labelled(
-            "penstock:cancels_total",
-            {"disconnect": self.disconnects.num_cancelled, "request": self.cancels_by_request()},
-        )
-        yield gauge("penstock:cancels_pending", self.disconnects.num_pending)
-        yield gauge("penstock:redis_latency_seconds", health.redis_latency_s or 0.0)
-        yield gauge("penstock:redis_up", int(health.reachable))
-
-    def _workers(self) -> dict[str, int]:
-        """Returns the number of live workers by their status."""
-        workers = self.health.workers
-        stalled = sum(worker.stalled for worker in workers)
-        draining = sum(worker.draining and not worker.stalled for worker in workers)
-        return {"ok": len(workers) - stalled - draining, "draining": draining, "stalled": stalled}
-
-
 @router.get("/health", response_model=Health, responses=errors(KEYED), operation_id="health_get")
 @router.head(
     "/health", response_class=Response, responses=statuses(KEYED), operation_id="health_head"
@@ -245,16 +205,3 @@ async def ready(
 async def release() -> Response:
     """Returns the release of this frontend, in vLLM's shape."""
     return json_response(Version(version=_VERSION))
-
-
-@router.get(
-    "/metrics",
-    response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, **errors(KEYED)},
-)
-async def metrics(counters: MetricsDep) -> Response:
-    """Returns the metrics in the Prometheus text format (see the table in `api.metrics`)."""
-    return Response(
-        counters.exposition(),
-        media_type="text/plain; version=0.0.4; charset=utf-8",
-    )

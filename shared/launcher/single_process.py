@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from api.http.server import make_server
+from api.http.server import DrainingServer, make_server
 from api.main import create_app
 from api.settings import ApiSettings
 from shared.launcher.settings import LauncherSettings
@@ -18,6 +18,7 @@ from shared.logs import start_logs
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
 from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
+from worker.metrics import metrics_listener
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
 
@@ -38,7 +39,7 @@ def run_in_one_process(
     logs = start_logs(worker_settings.log_level, worker_settings.log_format)
     try:
         return asyncio.run(_serve(api_settings, worker_settings, checkpoint, announce))
-    except SettingsError as error:  # API keys that cannot be used
+    except SettingsError as error:  # API keys or a port that cannot be used
         sys.stderr.write(f"penstock: {error}\n")
         return EXIT_BAD_SETTINGS
     finally:
@@ -56,6 +57,18 @@ async def _serve(
     transport = await open_transport(FAKE_URL, namespace=worker_settings.namespace)
     server = make_server(create_app(api_settings, transport), api_settings)
     service = WorkerService(worker_settings, checkpoint, transport.queue, transport.check)
+    try:
+        with metrics_listener(
+            service.metrics.exposition, worker_settings.metrics_host, worker_settings.metrics_port
+        ):
+            return await _run_both(server, service, announce)
+    finally:
+        await transport.aclose()
+
+
+async def _run_both(
+    server: DrainingServer, service: WorkerService, announce: Callable[[threading.Event], bool]
+) -> int:
     working = asyncio.create_task(service.run())
     serving = asyncio.create_task(server.serve())
     over = threading.Event()
@@ -69,4 +82,3 @@ async def _serve(
     finally:
         over.set()
         await announcing
-        await transport.aclose()

@@ -19,6 +19,7 @@ import difflib
 import json
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,21 @@ def worker_specs(settings: LauncherSettings) -> list[WorkerSpec]:
         if given:
             raise SettingsError(f"{given[0]} and MODELS_FILE exclude each other.")
         specs = _read(settings.models_file)
-    return _sharing_memory(_sharing_cores(specs))
+    return _with_own_ports(_sharing_memory(_sharing_cores(specs)))
+
+
+def _with_own_ports(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """Gives workers that would listen on one METRICS_PORT each the next port."""
+    taken: Counter[str] = Counter()
+    found = []
+    for spec in specs:
+        port = spec.variable("METRICS_PORT")
+        if port.isdecimal():
+            own = {**spec.own, "METRICS_PORT": str(int(port) + taken[port])}
+            spec = WorkerSpec(spec.label, spec.model, own)
+            taken[port] += 1
+        found.append(spec)
+    return found
 
 
 def _sharing_cores(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:

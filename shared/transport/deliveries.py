@@ -76,6 +76,7 @@ class DeliveryReader:
             logged=tuple(deltas),
             snapshot=JobSnapshot(request, record, tuple(fields), claimed_s),
             prompt_slices=tuple(slices),
+            waited_s=_waited_s(fields) if int(attempt) == 1 else 0.0,
         )
 
     async def _logged(self, job_id: str, end: Cursor) -> tuple[list[PromptSlice], list[Delta]]:
@@ -108,6 +109,13 @@ class DeliveryReader:
             code,
             message[:1000],
         )
+
+
+def _waited_s(fields: Sequence[bytes]) -> float:
+    """Returns the seconds from a job's submit to its claim, by the fields of its hash."""
+    names = dict(zip(fields[::2], fields[1::2], strict=True))
+    waited_ms = int(names.get(b"claim_ms", 0)) - int(names.get(b"sub_ms", 0))
+    return max(0, waited_ms) / 1000
 
 
 def segments_of(deltas: Sequence[Delta]) -> tuple[Segment, ...] | None:

@@ -70,8 +70,13 @@ class RedisWorkerRegistry:
                 pipe.hmget(self._keys.work(model), list(map(str, range(NUM_LANES))))
             for name in names:
                 pipe.zcard(self._keys.queued_for(name))
-            fields, *replies = await pipe.execute()
-        lanes, queued = replies[: len(models)], replies[len(models) :]
+                pipe.zrange(self._keys.queued_for(name), 0, 0)
+            pipe.xlen(self._keys.dead_letters)
+            fields, *replies, dead_letters = await pipe.execute()
+            lanes, of_queues = replies[: len(models)], replies[len(models) :]
+            due = {name: ids[0] for name, ids in zip(names, of_queues[1::2], strict=True) if ids}
+            ages_s = await self._ages_s(due)
+        queued = dict(zip(names, of_queues[::2], strict=True))
         waiting = {
             model
             for model, work in zip(models, lanes, strict=True)
@@ -82,7 +87,23 @@ class RedisWorkerRegistry:
             for model in models
         }
         self._drains.observe(totals, waiting, self._clock())
-        return queue_stats(fields, dict(zip(names, queued, strict=True)))
+        return queue_stats(fields, queued, ages_s, dead_letters)
+
+    async def _ages_s(self, jobs: Mapping[str, bytes]) -> dict[str, float]:
+        """Returns the seconds since the submits of jobs; one that has just gone is left out."""
+        if not jobs:
+            return {}
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.time()
+        for job_id in jobs.values():
+            pipe.hget(self._keys.job(job_id.decode()), "sub_ms")
+        time, *submitted = await pipe.execute()
+        now_ms = _milliseconds(time)
+        return {
+            name: max(0.0, (now_ms - int(submitted_ms)) / 1000)
+            for name, submitted_ms in zip(jobs, submitted, strict=True)
+            if submitted_ms is not None
+        }
 
     async def models(self) -> Mapping[str, AnnouncedModel]:
         serving: dict[str, list[WorkerStatus]] = {}
@@ -171,7 +192,12 @@ def worker_status(worker_id: str, fields: Hash, now_ms: int) -> WorkerStatus:
     )
 
 
-def queue_stats(fields: Hash, queued_by_model: Mapping[str, int]) -> QueueStats:
+def queue_stats(
+    fields: Hash,
+    queued_by_model: Mapping[str, int],
+    queue_age_s: Mapping[str, float],
+    dead_letters: int,
+) -> QueueStats:
     totals = {
         name.removesuffix(b"_total").decode(): int(value)
         for name, value in fields.items()
@@ -183,6 +209,8 @@ def queue_stats(fields: Hash, queued_by_model: Mapping[str, int]) -> QueueStats:
         queued_tokens=int(fields.get(b"queued_tokens", 0)),
         totals=totals,
         queued_by_model=queued_by_model,
+        queue_age_s=queue_age_s,
+        dead_letters=dead_letters,
     )
 
 

@@ -14,9 +14,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 
 
-def test_the_configuration_page_is_what_the_settings_classes_say() -> None:
+@table("page", ["config", "metrics"])
+def test_a_generated_page_is_what_the_code_says(page: str) -> None:
+    """Settings of the settings classes, metrics of their tables."""
     ended = subprocess.run(
-        [sys.executable, "docs/generate_config.py", "--check"], cwd=REPOSITORY, timeout=60
+        [sys.executable, f"docs/generate_{page}.py", "--check"], cwd=REPOSITORY, timeout=60
     )
     assert ended.returncode == 0, "run `make docs`"
 

@@ -36,6 +36,7 @@ from worker.engine.errors import (
     RequestRefused,
     StepsFailed,
 )
+from worker.engine.measures import StepMeasures
 from worker.engine.pacer import ChunkPacer
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
 from worker.engine.recovery import MAX_FAILED_STEPS, StepRecovery, failure_of, self_test
@@ -43,6 +44,7 @@ from worker.engine.request import (
     EngineOutput,
     EngineRequest,
     EngineStats,
+    RequestTimes,
     check_request,
     grown_output,
     stopped_output,
@@ -90,6 +92,7 @@ class Engine:
         self._num_mixed_steps = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
+        self.measures = StepMeasures()
 
     def check(self, request: EngineRequest) -> None:
         """Raises RequestRefused when the request could never run here. Changes nothing."""
@@ -117,6 +120,7 @@ class Engine:
             job_id=request.job_id,
             priority=request.priority,
             scores_prompt=request.scores_prompt and request.params.prompt_logprobs is not None,
+            arrived_s=self._clock(),
         )
         self._next_seq_id += 1
         # An earlier attempt may have died between its last token and the report of its end.
@@ -159,7 +163,7 @@ class Engine:
         launch_error: Exception | None = None
         if schedule.planned:
             try:
-                launched = self._launch(schedule)
+                launched = self._launch(schedule, begin_s)
             except Exception as error:
                 launch_error = error
         due = launched
@@ -202,6 +206,7 @@ class Engine:
             total_blocks=scheduler.blocks.num_blocks,
             prompt_tokens=self._num_prompt_tokens,
             generated_tokens=self._num_generated_tokens,
+            prefix_query_tokens=scheduler.num_prefix_query_tokens,
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
             mixed_steps=self._num_mixed_steps,
             failed_steps=self._recovery.num_failed,
@@ -228,9 +233,14 @@ class Engine:
             recovery.rejoin(alone)  # no block was left for it: it waits like others
         return self._scheduler.schedule(paced, most_tokens=recovery.most_tokens)
 
-    def _launch(self, schedule: Schedule) -> _Launched:
+    def _launch(self, schedule: Schedule, now_s: float) -> _Launched:
         batch = schedule.batch
         self._num_steps += 1
+        self.measures.tokens.observe(batch.num_tokens)
+        self.measures.sequences.observe(len(batch.sequences))
+        for item in schedule.planned:
+            if item.sequence.begun_s is None:
+                item.sequence.begun_s = now_s
         if 0 < batch.num_decodes < len(batch.sequences):
             self._num_mixed_steps += 1
         return _Launched(schedule.planned, self._runner.launch(batch))
@@ -248,13 +258,18 @@ class Engine:
         outputs += self._score_prompts(launched.planned, result)
         grown = self._scheduler.commit(launched.planned, result.token_ids)
         self._count(launched.planned, len(grown))
+        now_s = self._clock()
         for sequence in grown:
             self._recovery.rejoin(sequence)
+            if sequence.first_token_s is None:
+                sequence.first_token_s = now_s
             stop = sequence.find_stop(self.config.eos_token_ids)
+            times = None
             if stop is not None:
                 self._end(sequence)
-            outputs.append(grown_output(sequence, stop, result.logprobs))
-        return outputs + self._end_computed_prompts(launched.planned)
+                times = _times_of(sequence, now_s)
+            outputs.append(grown_output(sequence, stop, result.logprobs, times))
+        return outputs + self._end_computed_prompts(launched.planned, now_s)
 
     def _score_prompts(
         self, planned: tuple[PlannedSequence, ...], result: StepResult
@@ -270,7 +285,9 @@ class Engine:
                 outputs.append(EngineOutput(item.sequence.request_id, (), prompt_logprobs=scores))
         return outputs
 
-    def _end_computed_prompts(self, planned: tuple[PlannedSequence, ...]) -> list[EngineOutput]:
+    def _end_computed_prompts(
+        self, planned: tuple[PlannedSequence, ...], now_s: float
+    ) -> list[EngineOutput]:
         """Ends the sequences of which only the prompt was to be computed."""
         outputs = []
         for item in planned:
@@ -279,7 +296,8 @@ class Engine:
                 continue
             if sequence.num_computed_tokens == sequence.num_prompt_tokens:
                 self._end(sequence)
-                outputs.append(stopped_output(sequence, StopMatch(FinishReason.LENGTH)))
+                stop = StopMatch(FinishReason.LENGTH)
+                outputs.append(stopped_output(sequence, stop, _times_of(sequence, now_s)))
         return outputs
 
     def _discard_in_flight(self) -> None:
@@ -376,6 +394,14 @@ class Engine:
             if num_done > sequence.num_counted_prompt_tokens:
                 self._num_prompt_tokens += num_done - sequence.num_counted_prompt_tokens
                 sequence.num_counted_prompt_tokens = num_done
+
+
+def _times_of(sequence: Sequence, now_s: float) -> RequestTimes:
+    assert sequence.begun_s is not None, "it was computed"
+    first_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+    return RequestTimes(
+        sequence.begun_s - sequence.arrived_s, first_s - sequence.begun_s, now_s - first_s
+    )
 
 
 def _new_prompt_logprobs(item: PlannedSequence, result: StepResult) -> tuple[PromptLogprob, ...]:

@@ -33,6 +33,14 @@ class EngineRequest:
     scores_prompt: bool = True  # False: the prompt's log probabilities are logged already
 
 
+class RequestTimes(NamedTuple):
+    """Where the time of one request went inside the engine, in seconds."""
+
+    queued_s: float  # until its first step
+    prefill_s: float  # from there to its first token
+    decode_s: float  # from there to its last token
+
+
 class EngineOutput(NamedTuple):
     """New tokens of one request in one step, and its end if `finish_reason` is given.
 
@@ -49,6 +57,7 @@ class EngineOutput(NamedTuple):
     message: str = ""  # a sentence about the error
     num_cached_tokens: int = 0  # of its prompt, found in the prefix cache
     prompt_logprobs: tuple[PromptLogprob, ...] = ()  # new since its last output
+    times: RequestTimes | None = None  # with a natural end of a request that was computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class EngineStats:
     total_blocks: int
     prompt_tokens: int  # prefilled or hit, each once: recomputing after preemption adds nothing
     generated_tokens: int
+    prefix_query_tokens: int  # looked up in the prefix cache, at every admission
     prefix_hit_tokens: int  # not computed thanks to the prefix cache, at every admission
     mixed_steps: int  # launched with decodes and chunks in one batch
     failed_steps: int  # raised, and were computed again
@@ -108,7 +118,10 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
 
 
 def grown_output(
-    sequence: Sequence, stop: StopMatch | None, logprobs: Mapping[int, TokenLogprob]
+    sequence: Sequence,
+    stop: StopMatch | None,
+    logprobs: Mapping[int, TokenLogprob],
+    times: RequestTimes | None,
 ) -> EngineOutput:
     """Returns the output of a step that gave the sequence its newest token."""
     wants_logprobs = sequence.params.logprobs is not None
@@ -119,10 +132,13 @@ def grown_output(
         finish_reason=stop.reason if stop else None,
         stop_reason=stop.token_id if stop else None,
         num_cached_tokens=sequence.num_cached_tokens,
+        times=times,
     )
 
 
-def stopped_output(sequence: Sequence, stop: StopMatch) -> EngineOutput:
+def stopped_output(
+    sequence: Sequence, stop: StopMatch, times: RequestTimes | None = None
+) -> EngineOutput:
     """Returns the output of an end without a new token."""
     wants_logprobs = sequence.params.logprobs is not None
     return EngineOutput(
@@ -132,4 +148,5 @@ def stopped_output(sequence: Sequence, stop: StopMatch) -> EngineOutput:
         finish_reason=stop.reason,
         stop_reason=stop.token_id,
         num_cached_tokens=sequence.num_cached_tokens,
+        times=times,
     )

@@ -85,7 +85,9 @@ class Scheduler:
         self._claims: list[Sequence] = []  # of this step; the last gives up its blocks first
         self._rank = policy.rank
         self.num_preemptions = 0
+        self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
+        self._has_prefix_cache = config.prefix_caching
         self._budget = config.max_num_batched_tokens
         self._num_seats = config.max_num_seqs
         self._launched_seq_ids: set[int] = set()  # live ones that the runner knows of
@@ -298,6 +300,8 @@ class Scheduler:
             num_hit_tokens = len(hits) * blocks.block_size
             self.waiting.remove(sequence)
             sequence.num_computed_tokens = num_hit_tokens
+            if self._has_prefix_cache:
+                self.num_prefix_query_tokens += sequence.num_tokens
             self.num_prefix_hit_tokens += num_hit_tokens
             if sequence.status is SequenceStatus.WAITING:
                 sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)

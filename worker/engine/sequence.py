@@ -39,8 +39,11 @@ class Sequence:
     """
 
     __slots__ = (
+        "arrived_s",
+        "begun_s",
         "block_hashes",
         "block_table",
+        "first_token_s",
         "in_flight",
         "job_id",
         "max_num_tokens",
@@ -75,6 +78,7 @@ class Sequence:
         job_id: str = "",
         priority: int = 0,
         scores_prompt: bool = False,
+        arrived_s: float = 0.0,
     ) -> None:
         """`job_id`: sequences that share it are choices of one job; empty: it is a job alone.
 
@@ -92,6 +96,9 @@ class Sequence:
         # What max_tokens and the model's context leave together.
         self.max_num_tokens = min(len(prompt_token_ids) + params.max_tokens, max_model_len)
         self.status = SequenceStatus.WAITING
+        self.arrived_s = arrived_s  # by the engine's clock, as are the next two
+        self.begun_s: float | None = None  # when it was first in a step
+        self.first_token_s: float | None = None
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.in_flight = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from worker.engine.config import EngineConfig
+from worker.engine.measures import StepMeasures
 from worker.engine.request import EngineOutput, EngineRequest, EngineStats
 
 # Gets a stage of the loading and the share of it that is done, 0 to 1.
@@ -23,6 +24,11 @@ class EngineInterface(Protocol):
     behind its `output_token_ids`, a cancelled one has no further outputs, and the fault of one
     request ends that request alone.
     """
+
+    @property
+    def measures(self) -> StepMeasures:
+        """The distributions of its steps; the engine observes all but their seconds."""
+        ...
 
     def add(self, request: EngineRequest) -> None:
         """Adds a request; `step` returns its outputs. Raises RequestRefused."""

@@ -33,6 +33,7 @@ from worker.engine_process.messages import (
 )
 
 STATS_INTERVAL_S = 0.05
+MEASURES_INTERVAL_S = 1.0
 MAX_INBOX_BYTES = 1 << 20  # taken between two steps; a frame that has begun is always finished
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class EngineLoop:
         self._engine = engine
         self._link = link
         self._stats_at_s = float("-inf")
+        self._measures_at_s = float("-inf")
 
     def run(self) -> None:
         """Returns after Shutdown; raises LinkClosed when the service is gone."""
@@ -102,7 +104,10 @@ class EngineLoop:
                     return
                 self._take(message)
             if self._engine.has_unfinished():
-                self._send(tuple(self._engine.step()))
+                begin_s = time.perf_counter()
+                outputs = tuple(self._engine.step())
+                self._engine.measures.seconds.observe(time.perf_counter() - begin_s)
+                self._send(outputs)
 
     def _take(self, message: ToEngine) -> None:
         match message:
@@ -126,6 +131,10 @@ class EngineLoop:
         now_s = time.monotonic()
         if with_stats or now_s - self._stats_at_s >= STATS_INTERVAL_S:
             self._stats_at_s = now_s
-            self._link.send(StepOutputs(outputs, asdict(self._engine.stats())))
+            measures = None
+            if with_stats or now_s - self._measures_at_s >= MEASURES_INTERVAL_S:
+                self._measures_at_s = now_s
+                measures = self._engine.measures.counts()
+            self._link.send(StepOutputs(outputs, asdict(self._engine.stats()), measures))
         elif outputs:
             self._link.send(StepOutputs(outputs))

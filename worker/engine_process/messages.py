@@ -15,6 +15,7 @@ import msgspec
 from shared.logs import LogFormat, LogLevel
 from shared.messages import ErrorCode
 from worker.engine.config import EngineConfig
+from worker.engine.measures import Counts
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions
 
@@ -115,10 +116,12 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
-    """The outputs of one step; with `stats` at least every STATS_INTERVAL_S while busy."""
+    """The outputs of one step; with `stats` at least every STATS_INTERVAL_S while busy, with
+    `measures` (see StepMeasures.counts) every MEASURES_INTERVAL_S."""
 
     outputs: tuple[EngineOutput, ...]
     stats: dict[str, int] | None = None
+    measures: dict[str, Counts] | None = None
 
 
 class RequestRejected(msgspec.Struct, frozen=True, tag="rejected"):

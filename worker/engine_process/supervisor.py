@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from shared.backoff import Backoff
 from shared.transport.ports.queue import CrashCause
+from worker.engine.measures import Counts, StepMeasures
 from worker.engine_process.interpreter import EngineNotLoaded
 from worker.engine_process.link import EngineDied, EngineLink
 from worker.engine_process.messages import (
@@ -66,6 +67,7 @@ class EngineSupervisor:
         self.is_failing = False  # the device failed, and no token has come since
         self._has_output = False  # this engine process has given a token
         self.stats: dict[str, int] = {}
+        self.measures: dict[str, Counts] = StepMeasures().counts()
         self.ready: EngineReady | None = None
 
     async def start(self) -> EngineReady:
@@ -118,6 +120,8 @@ class EngineSupervisor:
                 case StepOutputs() as step:
                     if step.stats is not None:
                         self.stats = step.stats
+                    if step.measures is not None:
+                        self.measures = step.measures
                     if not self._has_output and any(o.token_ids for o in step.outputs):
                         self._has_output, self.is_failing = True, False
                     on_message(step)

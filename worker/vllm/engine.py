@@ -16,11 +16,19 @@ from vllm import SamplingParams as VllmParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.metrics.stats import RequestStateStats
 
 from shared.messages import ErrorCode, FinishReason, GrammarKind, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
 from worker.engine.errors import EngineFull, RequestRefused, StepsFailed, failure_named
-from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
+from worker.engine.measures import StepMeasures
+from worker.engine.request import (
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    RequestTimes,
+    check_request,
+)
 from worker.engine.stop import StopMatch, find_stop
 from worker.model.device import step_failure
 from worker.vllm.kv_blocks import discard_content
@@ -51,6 +59,7 @@ class _Live:
     output: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
     vllm_id: str = ""  # by which vLLM's scheduler knows it
+    timing: RequestStateStats | None = None  # vLLM's, to which each step adds
     reports: dict[int, Report] = field(default_factory=dict)  # by output index; vLLM may be ahead
 
     @property
@@ -110,6 +119,7 @@ class VllmEngine:
             )
         except (VLLMClientError, ValueError) as error:
             raise RequestRefused(ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}") from error
+        live.timing = self._llm.output_processor.request_states[live.vllm_id].stats
         self._live[request_id] = live
 
     def cancel(self, request_id: str) -> bool:
@@ -143,6 +153,10 @@ class VllmEngine:
                 if live is not None:
                     outputs += self._take(live, result)
         return outputs
+
+    @property
+    def measures(self) -> StepMeasures:
+        return self._stats.measures
 
     def stats(self) -> EngineStats:
         """Returns vLLM's own figures, of its last step."""
@@ -256,6 +270,7 @@ class VllmEngine:
                 finish_reason=stop.reason if stop else None,
                 stop_reason=stop.token_id if stop else None,
                 num_cached_tokens=live.num_cached_tokens,
+                times=None if stop is None else _times_of(live),
             )
         )
         return outputs
@@ -300,6 +315,16 @@ class _Grown:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stop: StopMatch | None = None
     failure: tuple[ErrorCode, str] | None = None
+
+
+def _times_of(live: _Live) -> RequestTimes:
+    timing = live.timing
+    assert timing is not None, "vLLM keeps them where it has a stat logger"
+    return RequestTimes(
+        timing.scheduled_ts - timing.queued_ts,
+        timing.first_token_ts - timing.scheduled_ts,
+        timing.last_token_ts - timing.first_token_ts,
+    )
 
 
 def _ended(live: _Live, stop: StopMatch) -> EngineOutput:

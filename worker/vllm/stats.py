@@ -10,6 +10,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from worker.engine.config import EngineConfig
+from worker.engine.measures import StepMeasures
 from worker.engine.request import EngineStats
 
 
@@ -28,8 +29,9 @@ class StatsReader:
 
     def __init__(self) -> None:
         self._scheduler = SchedulerStats()
-        self._steps = self._preemptions = self._hits = 0
+        self._steps = self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated_tokens = 0
+        self.measures = StepMeasures()
 
     def logger(self, vllm_config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
         """Returns a stat logger that records here."""
@@ -41,8 +43,11 @@ class StatsReader:
             self._steps += 1
             self._scheduler = scheduler
             cache = scheduler.prefix_cache_stats
+            self._queries += cache.queries + cache.preempted_queries
             self._hits += cache.hits + cache.preempted_hits
+            self.measures.sequences.observe(scheduler.num_running_reqs)
         if step is not None:
+            self.measures.tokens.observe(step.num_prompt_tokens + step.num_generation_tokens)
             self._preemptions += step.num_preempted_reqs
             self._prompt_tokens += step.num_prompt_tokens
             self._generated_tokens += step.num_generation_tokens
@@ -73,6 +78,7 @@ class StatsReader:
             total_blocks=config.num_blocks,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            prefix_query_tokens=self._queries,
             prefix_hit_tokens=self._hits,
             mixed_steps=0,
             failed_steps=0,

@@ -138,6 +138,7 @@ class Delivery:
     logged: tuple[Delta, ...] = field(default=(), repr=False)  # the log; () where none is needed
     snapshot: JobSnapshot | None = field(default=None, compare=False, repr=False)
     prompt_slices: tuple[PromptSlice, ...] = field(default=(), repr=False)  # where a delta follows
+    waited_s: float = 0.0  # in the queue, before its first claim; 0.0 after a later one
 
     @property
     def choices(self) -> tuple[LoggedChoice, ...]:

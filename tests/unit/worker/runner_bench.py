@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from shared.messages import Cursor, ErrorCode, FinishReason, Job
+from shared.metrics import MetricsNames
 from shared.text.model_card import ModelCard
 from shared.transport.ports.queue import Delivery, JobEnd
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue
@@ -13,6 +14,7 @@ from worker.checkpoint import LoadedModel
 from worker.engine.request import EngineOutput
 from worker.engine_process.messages import StepOutputs, ToEngine
 from worker.job_runner import JobRunner
+from worker.metrics import WorkerMetrics
 from worker.outbox import FlushPolicy
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs, request_id_of
@@ -52,8 +54,10 @@ class Bench:
             on_settled=lambda settled: self.runner.settle(settled),
             on_rejected=lambda job_id, attempt: self.runner.stop_engine_work(job_id, attempt),
             on_trouble=lambda: None,
+            on_published=lambda lag_s: None,
         )
-        self.runner = JobRunner(self.jobs, MODEL, self.publisher, self.sent.append)
+        self.metrics = WorkerMetrics("m", "w1", MetricsNames.PENSTOCK)
+        self.runner = JobRunner(self.jobs, MODEL, self.publisher, self.sent.append, self.metrics)
 
     def admit(self, job: Job, attempt: int = 1, logged: str = "", cached: int = 0) -> str:
         token_ids = tuple(logged.encode())

@@ -14,6 +14,7 @@ import pytest
 
 from shared.choice_deltas import ChoiceDelta, segment_deltas
 from shared.messages import START, Cursor, Delta, Job
+from shared.metrics import MetricsNames
 from shared.transport.deliveries import segments_of
 from shared.transport.ports.queue import Append, Delivery, JobEnd
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job
@@ -30,6 +31,7 @@ from worker.engine_process.messages import (
     ToEngine,
 )
 from worker.job_runner import JobRunner
+from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
 from worker.running_jobs import RunningJobs
 
@@ -114,7 +116,8 @@ class Attempt:
         self._engine = Engine(engine, cast(Any, SeededRunner()))
         self._outbox: Outbox | None = None
         self.jobs = RunningJobs(8)
-        self._runner = JobRunner(self.jobs, MODEL, cast(Any, self), self._send)
+        metrics = WorkerMetrics("m", "w1", MetricsNames.PENSTOCK)
+        self._runner = JobRunner(self.jobs, MODEL, cast(Any, self), self._send, metrics)
         self._runner.admit(log.delivery())
 
     def step(self) -> None:

@@ -27,6 +27,7 @@ class Bench:
         self.settled: list[Settled] = []
         self.rejected: list[tuple[str, int]] = []
         self.num_troubles = 0
+        self.lags_s: list[float] = []
         self.publisher = Publisher(
             self.queue,
             "w1",
@@ -35,6 +36,7 @@ class Bench:
             on_settled=self.settled.append,
             on_rejected=lambda job_id, attempt: self.rejected.append((job_id, attempt)),
             on_trouble=self._trouble,
+            on_published=self.lags_s.append,
         )
 
     def _trouble(self) -> None:

@@ -45,7 +45,9 @@ def test_a_finished_job_has_its_whole_record(client: httpx.Client) -> None:
     ended = client.get("/v1/jobs", params={"state": "completed"}).json()["data"]
     assert job in ended  # the word of earlier releases
     wait_until(
-        lambda: 'penstock:jobs_ended_total{state="finished"}' in client.get("/metrics").text,
+        lambda: (
+            'penstock:jobs_ended_total{state="finished"}' in client.get("/metrics/deployment").text
+        ),
         "the same word in the metrics",
     )
 

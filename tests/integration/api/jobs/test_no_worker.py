@@ -117,8 +117,8 @@ def test_a_chat_waits_for_the_next_worker_and_is_answered(
         lines = stream.iter_lines()
         assert next(line for line in lines if line).startswith(":"), "a keep-alive comment"
         wait_until(lambda: served.waiting() == 1, "one that waits", LIMIT_S)
-        metrics = served.get("/metrics").text
-        assert f'penstock:queue_depth{{model="{MODEL}"}} 1.0' in metrics
+        metrics = served.get("/metrics/deployment").text
+        assert f'penstock:queue_depth{{model_name="{MODEL}"}} 1.0' in metrics
         served.start_worker()
         chunks = [
             json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")

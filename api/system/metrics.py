@@ -1,0 +1,105 @@
+"""GET /metrics and /metrics/deployment, and the state that they read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from api.generation.models import ModelCatalog
+from api.http.open_requests import OpenRequests
+from api.http.openapi import KEYED, errors
+from api.jobs.disconnects import DisconnectTracker
+from api.jobs.event_stream import RelayCounts
+from api.metrics import DEPLOYMENT_METRICS, METRICS, MetricsDep
+from api.system.health import HealthMonitor
+from shared.metrics import CONTENT_TYPE, Exposition
+
+router = APIRouter(tags=["Service"])
+
+
+@dataclass(frozen=True, eq=False)
+class FrontendCollector(Collector):
+    """Reads gauges and totals from the parts of a frontend."""
+
+    health: HealthMonitor
+    catalog: ModelCatalog
+    requests: OpenRequests
+    disconnects: DisconnectTracker
+    relay: RelayCounts
+    cancels_by_request: Callable[[], int]
+
+    def collect(self) -> Iterable[Metric]:
+        value, values, relay = METRICS.value, METRICS.values, self.relay
+        yield value("penstock:models", len(self.catalog.known))
+        yield value("penstock:streams_open", len(self.requests))
+        yield value("penstock:relay_resyncs_total", relay.resyncs)
+        yield value("penstock:relay_gaps_total", relay.gaps)
+        yield value("penstock:relay_overlaps_total", relay.overlaps)
+        yield value("penstock:relay_idle_reads_total", relay.idle_reads)
+        yield value("penstock:relay_read_errors_total", relay.read_errors)
+        cancels = {
+            "disconnect": self.disconnects.num_cancelled,
+            "request": self.cancels_by_request(),
+        }
+        yield values("penstock:cancels_total", cancels)
+        yield value("penstock:cancels_pending", self.disconnects.num_pending)
+        yield value("penstock:redis_latency_seconds", self.health.redis_latency_s or 0.0)
+        yield value("penstock:redis_up", int(self.health.reachable))
+
+
+@dataclass(frozen=True, eq=False)
+class DeploymentCollector(Collector):
+    """Reads the state of the deployment, and nothing while that is not fresh: two frontends would
+    say different things, and a counter that falls looks like a restart to Prometheus."""
+
+    health: HealthMonitor
+
+    def collect(self) -> Iterable[Metric]:
+        health, queue = self.health, self.health.queue
+        if queue is None or not health.is_fresh:
+            return
+        value, values = DEPLOYMENT_METRICS.value, DEPLOYMENT_METRICS.values
+        models = health.models()
+        yield values("penstock:queue_depth", {m: load.waiting for m, load in models.items()})
+        ages_s = {model: queue.queue_age_s.get(model, 0.0) for model in models}
+        yield values("penstock:queue_age_seconds", ages_s)
+        yield value("penstock:queued_prompt_tokens", queue.queued_tokens)
+        yield value("penstock:jobs_running", queue.running)
+        yield values("penstock:jobs_ended_total", queue.totals)
+        yield value("penstock:dead_letters", queue.dead_letters)
+        yield values("penstock:workers", health.num_by_status)
+        workers = {model: load.workers for model, load in models.items()}
+        yield values("penstock:model_workers", workers)
+        failures = sum(float(w.stats.get("device_failures", 0)) for w in health.workers)
+        yield value("penstock:device_failures", failures)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **errors(KEYED)},
+)
+async def metrics(counters: MetricsDep) -> Response:
+    """Returns what this frontend saw, in the Prometheus text format. docs/METRICS.md has the
+    table."""
+    return _response(counters.exposition)
+
+
+@router.get(
+    "/metrics/deployment",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **errors(KEYED)},
+)
+async def deployment_metrics(counters: MetricsDep) -> Response:
+    """Returns what is known of the whole deployment, in the Prometheus text format. Every frontend
+    says the same: scrape one address that any of them answers."""
+    return _response(counters.deployment_exposition)
+
+
+def _response(exposition: Exposition) -> Response:
+    return Response(exposition.text(), media_type=CONTENT_TYPE)

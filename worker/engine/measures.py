@@ -1,0 +1,45 @@
+"""StepMeasures: distributions of an engine's steps, counted where the steps are made."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+# Counts between the bounds, the last one beyond all of them; and the sum of what was observed.
+Counts = tuple[tuple[int, ...], float]
+
+
+class Distribution:
+    """Counts values by the first of its bounds that is no less."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def counts(self) -> Counts:
+        return tuple(self._counts), self._sum
+
+
+class StepMeasures:
+    """Distributions since the engine's start. The engine observes sizes; who steps it, seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = Distribution(STEP_SECONDS)
+        self.tokens = Distribution(SIZES)  # prompt tokens computed or hit, and generated ones
+        self.sequences = Distribution(SIZES)
+
+    def counts(self) -> dict[str, Counts]:
+        """Returns what was counted so far, by the attributes' names."""
+        return {
+            "seconds": self.seconds.counts,
+            "tokens": self.tokens.counts,
+            "sequences": self.sequences.counts,
+        }

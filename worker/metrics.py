@@ -1,0 +1,319 @@
+"""Metrics of one worker: the table of all that it exposes, and their values.
+
+Nothing is counted per token: gauges and counters are the engine's last report, read at a scrape,
+and the engine counts its steps itself. What is observed here comes once for a job or an append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from shared.messages import FinishReason
+from shared.metrics import Exposition, MetricRow, MetricsNames, MetricTable
+from shared.settings import SettingsError
+from worker.engine.measures import SIZES, STEP_SECONDS
+from worker.engine.request import RequestTimes
+from worker.engine_process.supervisor import EngineSupervisor
+from worker.heartbeat import Heartbeat, LoadReport
+from worker.publisher import Publisher
+from worker.running_jobs import RunningJob
+
+METRICS = MetricTable(
+    (
+        MetricRow(
+            "penstock:num_requests_running",
+            "gauge",
+            (),
+            "Sequences in the engine's batch, in prefill or decoding.",
+            True,
+        ),
+        MetricRow(
+            "penstock:num_requests_waiting",
+            "gauge",
+            (),
+            "Sequences that this worker has taken and that wait for a place in the batch.",
+            True,
+        ),
+        MetricRow(
+            "penstock:kv_cache_usage_perc",
+            "gauge",
+            (),
+            "Part of the KV blocks that sequences hold, 0 to 1.",
+            True,
+        ),
+        MetricRow("penstock:kv_cache_capacity_tokens", "gauge", (), "Tokens that the blocks hold."),
+        MetricRow(
+            "penstock:num_preemptions_total",
+            "counter",
+            (),
+            "Sequences that gave up their blocks for others and are computed again.",
+            True,
+        ),
+        MetricRow(
+            "penstock:prompt_tokens_total",
+            "counter",
+            (),
+            "Prompt tokens computed or found in the prefix cache.",
+            True,
+        ),
+        MetricRow("penstock:generation_tokens_total", "counter", (), "Tokens generated.", True),
+        MetricRow(
+            "penstock:prefix_cache_queries_total",
+            "counter",
+            (),
+            "Tokens looked up in the prefix cache.",
+            True,
+        ),
+        MetricRow(
+            "penstock:prefix_cache_hits_total",
+            "counter",
+            (),
+            "Tokens found in the prefix cache.",
+            True,
+        ),
+        MetricRow(
+            "penstock:step_seconds", "histogram", (), "Time from one engine step to the next."
+        ),
+        MetricRow("penstock:step_sequences", "histogram", (), "Sequences in the batch of a step."),
+        MetricRow(
+            "penstock:iteration_tokens_total",
+            "histogram",
+            (),
+            "Tokens in the batch of a step, of prompts and generated ones.",
+            True,
+        ),
+        MetricRow(
+            "penstock:failed_steps_total",
+            "counter",
+            (),
+            "Steps that raised and were computed again.",
+        ),
+        MetricRow(
+            "penstock:request_queue_time_seconds",
+            "histogram",
+            (),
+            "From the submit of a job to its first engine step: in Redis, then in the engine. Of "
+            "a job that another worker had begun, in the engine alone.",
+            True,
+        ),
+        MetricRow(
+            "penstock:request_prefill_time_seconds",
+            "histogram",
+            (),
+            "From the first engine step of a sequence to its first token.",
+            True,
+        ),
+        MetricRow(
+            "penstock:request_decode_time_seconds",
+            "histogram",
+            (),
+            "From the first token of a sequence to its last.",
+            True,
+        ),
+        MetricRow(
+            "penstock:request_prompt_tokens", "histogram", (), "Prompt tokens of a job.", True
+        ),
+        MetricRow(
+            "penstock:request_generation_tokens",
+            "histogram",
+            (),
+            "Generated tokens of a job, of all its choices and attempts.",
+            True,
+        ),
+        MetricRow(
+            "penstock:request_max_num_generation_tokens",
+            "histogram",
+            (),
+            "Generated tokens of a job's longest choice.",
+            True,
+        ),
+        MetricRow("penstock:request_params_max_tokens", "histogram", (), "max_tokens.", True),
+        MetricRow(
+            "penstock:request_success_total",
+            "counter",
+            ("finished_reason",),
+            "Jobs whose end this worker wrote into their logs: stop, length or error.",
+            True,
+        ),
+        MetricRow(
+            "penstock:migrations_total",
+            "counter",
+            (),
+            "Jobs taken up that another attempt had begun: after a crash, a drain, a lost lease.",
+        ),
+        MetricRow(
+            "penstock:publish_lag_seconds",
+            "histogram",
+            (),
+            "From the oldest token of an append to its confirmation by Redis.",
+        ),
+        MetricRow(
+            "penstock:publish_backlog_seconds",
+            "gauge",
+            (),
+            "Age of the oldest token that Redis has not confirmed; 0: none waits.",
+        ),
+        MetricRow(
+            "penstock:publish_backlog_tokens", "gauge", (), "Tokens that Redis has not confirmed."
+        ),
+        MetricRow(
+            "penstock:heartbeat_age_seconds",
+            "gauge",
+            (),
+            "Since the last heartbeat that Redis confirmed; beyond LEASE_MS others take the jobs.",
+        ),
+        MetricRow("penstock:engine_up", "gauge", (), "1 while the engine takes jobs."),
+        MetricRow("penstock:engine_restarts_total", "counter", (), "Engines that were replaced."),
+        MetricRow("penstock:device_failures_total", "counter", (), "Failures of the device."),
+        MetricRow(
+            "penstock:worker_info",
+            "gauge",
+            ("version", "engine", "engine_version", "dtype"),
+            "1, with what this worker runs.",
+        ),
+    ),
+    labels=("model_name", "worker"),
+)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class WorkerMetrics:
+    """What one worker has observed, and its exposition."""
+
+    def __init__(self, model_name: str, worker_id: str, names: MetricsNames) -> None:
+        self._registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "worker": worker_id}
+        self._names = names
+
+        histogram, registry = METRICS.histogram, self._registry
+        self._queue_s = histogram("penstock:request_queue_time_seconds", registry, _SECONDS)
+        self._prefill_s = histogram("penstock:request_prefill_time_seconds", registry, _SECONDS)
+        self._decode_s = histogram("penstock:request_decode_time_seconds", registry, _SECONDS)
+        self._prompt = histogram("penstock:request_prompt_tokens", registry, SIZES)
+        self._generated = histogram("penstock:request_generation_tokens", registry, SIZES)
+        self._longest = histogram("penstock:request_max_num_generation_tokens", registry, SIZES)
+        self._max_tokens = histogram("penstock:request_params_max_tokens", registry, SIZES)
+        self._ended = METRICS.counter("penstock:request_success_total", registry)
+        self._migrations = METRICS.counter("penstock:migrations_total", registry)
+        self._publish_lag_s = histogram("penstock:publish_lag_seconds", registry, _SECONDS)
+        for reason in ("stop", "length", "error"):
+            self._ended.labels(reason)  # a series that begins at 0 shows its first increase
+
+    def job_taken(self, attempt: int) -> None:
+        """Counts a delivery."""
+        if attempt > 1:
+            self._migrations.inc()
+
+    def sequence_ended(self, waited_s: float, times: RequestTimes) -> None:
+        """Counts the times of one sequence, which had waited in the queue before."""
+        self._queue_s.observe(waited_s + times.queued_s)
+        self._prefill_s.observe(times.prefill_s)
+        self._decode_s.observe(times.decode_s)
+
+    def job_ended(self, running: RunningJob) -> None:
+        """Counts a job whose end is durable."""
+        natural = running.end_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self._ended.labels(running.end_reason if natural else "error").inc()
+        self._prompt.observe(len(running.job.prompt_token_ids))
+        self._generated.observe(running.num_tokens)
+        self._longest.observe(max(choice.num_tokens for choice in running.choices))
+        self._max_tokens.observe(running.job.sampling.max_tokens)
+
+    def published(self, lag_s: float) -> None:
+        """Counts an append that Redis has confirmed."""
+        self._publish_lag_s.observe(lag_s)
+
+    def read_from(self, collector: Collector) -> None:
+        """Adds what is read from state at each scrape."""
+        self._registry.register(collector)
+
+    @property
+    def exposition(self) -> Exposition:
+        return Exposition(METRICS, self._registry, self._names, self._labels)
+
+
+class WorkerStateCollector(Collector):
+    """Reads gauges, and the counters of the engine, at each scrape: in the listener's thread, so
+    what it iterates over must be a copy."""
+
+    def __init__(
+        self,
+        load: LoadReport,
+        supervisor: EngineSupervisor,
+        publisher: Publisher,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._load = load
+        self._supervisor = supervisor
+        self._publisher = publisher
+        self._heartbeat = heartbeat
+
+    def collect(self) -> Iterable[Metric]:
+        value, supervisor, publisher = METRICS.value, self._supervisor, self._publisher
+        stats, ready = supervisor.stats, supervisor.ready
+        waiting = stats.get("waiting", 0) + self._load.num_pending
+        total, free = stats.get("total_blocks", 0), stats.get("free_blocks", 0)
+        yield value("penstock:num_requests_running", stats.get("running", 0))
+        yield value("penstock:num_requests_waiting", waiting)
+        yield value("penstock:kv_cache_usage_perc", 1 - free / total if total else 0.0)
+        yield value(
+            "penstock:kv_cache_capacity_tokens", ready.config.capacity_tokens if ready else 0
+        )
+        for name, stat in _COUNTERS.items():
+            yield value(name, stats.get(stat, 0))
+        for name, (bounds, measure) in _STEPS.items():
+            yield METRICS.counted(name, bounds, *supervisor.measures[measure])
+        yield value("penstock:publish_backlog_seconds", publisher.backlog_s)
+        yield value("penstock:publish_backlog_tokens", publisher.num_unsent_total)
+        yield value("penstock:heartbeat_age_seconds", self._heartbeat.age_s)
+        yield value("penstock:engine_up", int(supervisor.up.is_set()))
+        yield value("penstock:engine_restarts_total", supervisor.num_restarts)
+        yield value("penstock:device_failures_total", supervisor.num_device_failures)
+        engine = (ready.engine_name, ready.engine_version, ready.dtype) if ready else ("", "", "")
+        yield value("penstock:worker_info", 1, (version("penstock"), *engine))
+
+
+# Of the engine, since its start: an engine that was replaced counts from 0, as a process would.
+_COUNTERS = {
+    "penstock:num_preemptions_total": "preemptions",
+    "penstock:prompt_tokens_total": "prompt_tokens",
+    "penstock:generation_tokens_total": "generated_tokens",
+    "penstock:prefix_cache_queries_total": "prefix_query_tokens",
+    "penstock:prefix_cache_hits_total": "prefix_hit_tokens",
+    "penstock:failed_steps_total": "failed_steps",
+}
+_STEPS = {
+    "penstock:step_seconds": (STEP_SECONDS, "seconds"),
+    "penstock:step_sequences": (SIZES, "sequences"),
+    "penstock:iteration_tokens_total": (SIZES, "tokens"),
+}
+
+
+@contextmanager
+def metrics_listener(exposition: Exposition, host: str, port: int | None) -> Iterator[None]:
+    """Serves the exposition over HTTP, in a thread, at every path; nothing where `port` is None.
+
+    Raises SettingsError where the port cannot be listened on.
+    """
+    if port is None:
+        yield
+        return
+    try:
+        server, thread = start_http_server(port, host, exposition)
+    except OSError as error:
+        raise SettingsError(
+            f"The metrics cannot listen on {host} port {port}: {error.strerror or error}. Set "
+            "METRICS_HOST or METRICS_PORT."
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
