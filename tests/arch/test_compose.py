@@ -47,6 +47,7 @@ VALUES = {
     "MODEL": {"${MODEL:-}", "${VLLM_MODEL:-${MODEL:-}}"},
     "SERVED_MODEL_NAME": {"${SERVED_MODEL_NAME:-}", "${VLLM_SERVED_MODEL_NAME:-}"},
     "DEVICE": {"cuda"},
+    "METRICS_HOST": {"${METRICS_HOST:-0.0.0.0}"},
 }
 
 
