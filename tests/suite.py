@@ -8,7 +8,8 @@ run `beside` the first one has a low priority: it gets the processor time that t
 leaves, and its output follows the first's. The second run begins when both have ended.
 
 The last lines are the counts of all runs and the names of the tests that failed. `failed` runs
-those once more. What is left in the temporary folder is named and counts as a failure.
+those once more; where more than tests went wrong it says so instead, with status 1. What is left in
+the temporary folder is named and counts as a failure.
 
 Each run has a session of its own. Ctrl-C, SIGTERM and a terminal that closes (SIGHUP) interrupt all
 of them; what has not ended some seconds later is killed.
@@ -36,6 +37,7 @@ from typing import IO
 from shared.process import STOP_SIGNALS, dying_with_this_process
 
 FAILED = Path(".pytest_cache/failed-tests")  # a name in each line, of the last `run` here
+TROUBLE = Path(".pytest_cache/last-trouble")  # what it failed by, where not by tests alone
 LAST_RUN = Path(".pytest_cache/last-run")  # its counts and time, for tools.stats
 INTERRUPTED = 2  # pytest's status
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
@@ -251,8 +253,9 @@ def main() -> int:
     )
     FAILED.parent.mkdir(exist_ok=True)
     # Where more went wrong than tests, running some of them again would show nothing.
-    names = outcome.failed if outcome.status == 1 and not outcome.left else []
-    FAILED.write_text("".join(f"{name}\n" for name in names))
+    is_by_tests = outcome.status in (0, 1) and not outcome.left
+    FAILED.write_text("".join(f"{name}\n" for name in outcome.failed if is_by_tests))
+    TROUBLE.write_text("" if is_by_tests else "".join(f"{line}\n" for line in outcome.lines()))
     LAST_RUN.write_text(f"{outcome.summary()}\n")
     print("", *outcome.lines(), sep="\n", flush=True)
     return outcome.status
@@ -261,6 +264,10 @@ def main() -> int:
 def _run_failed() -> int:
     """The status is 0 where every test passed now. The names say which had failed before."""
     names = FAILED.read_text().splitlines() if FAILED.exists() else []
+    if trouble := TROUBLE.read_text() if TROUBLE.exists() else "":
+        print("the last `make test` failed by more than tests, which need not pass when run again:")
+        print(trouble, end="")
+        return 1
     if not names:
         print("no test failed in the last `make test`: there is nothing to run again")
         return NOTHING_TO_RUN

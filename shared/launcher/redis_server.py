@@ -6,12 +6,14 @@ not: two servers on one directory mix their data). It ends with its owner, howev
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -124,15 +126,17 @@ class PrivateServer:
         return lines[-1].strip() if lines else "its log is empty."
 
     def stop(self) -> None:
-        """Ends the server; leaves the data of a named directory, nothing else. Idempotent."""
+        """Ends the server; leaves the data of a named directory, nothing else. Idempotent.
+
+        Raises OSError where a temporary directory cannot be removed.
+        """
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                _kill_session(process)
         if self._lock is not None and self._dir is not None:
             (self._dir / "redis.sock").unlink(missing_ok=True)
             # Removed while it is held: a process that waits for it finds another file and retries.
@@ -140,9 +144,10 @@ class PrivateServer:
             self._lock.close()
             self._lock = None
             if self._is_temporary:
-                shutil.rmtree(self._dir, ignore_errors=True)
+                shutil.rmtree(self._dir)
         if self._socket_dir is not None:
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # long runs outlive folders in /tmp
+                shutil.rmtree(self._socket_dir)
             self._socket_dir = None
         if self._is_temporary:
             self._dir = None
@@ -216,6 +221,17 @@ class PrivateServer:
                 )
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.version} did not answer within {START_TIMEOUT_S:g} s.")
+            time.sleep(POLL_S)
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kills a server with the process that rewrites its file, which would go on writing; returns
+    when both have ended."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(process.pid, 0)
             time.sleep(POLL_S)
 
 

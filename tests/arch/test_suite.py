@@ -139,7 +139,10 @@ def test_what_a_test_leaves_behind_is_named_and_fails(tmp_path: Path) -> None:
     assert status == 1
     assert lines[-2].startswith("left in the temporary folder: forgotten-")
     assert lines[-1].endswith("1 passed, 0 failed")
-    assert suite(tmp_path, "failed")[0] != 0  # running none again must not pass
+    status, again = suite(tmp_path, "failed")  # running none again must not pass
+    assert status == 1
+    assert "failed by more than tests" in again[0]
+    assert again[1:] == lines[-2:]
 
 
 def test_more_than_a_failed_test_is_not_passed_by_running_again(tmp_path: Path) -> None:
@@ -149,7 +152,9 @@ def test_more_than_a_failed_test_is_not_passed_by_running_again(tmp_path: Path) 
     assert status == 2
     assert "1 passed, 1 failed" in lines[-2]
     assert "test_broken" in lines[-1]
-    assert suite(tmp_path, "failed")[0] != 0
+    status, again = suite(tmp_path, "failed")
+    assert status == 1
+    assert again[1:] == lines[-2:]
     status, lines = suite(tmp_path, "run", "test_nowhere.py", "test_good.py")
     assert status == 4
     assert lines[-1] == "pytest ended with status 4: see above"
@@ -162,6 +167,9 @@ def test_everything_passed(tmp_path: Path) -> None:
     )
     assert status == 0
     assert lines[-1].endswith(": 1 passed, 0 failed")
+    status, lines = suite(tmp_path, "failed")
+    assert (status, len(lines)) == (5, 1)
+    assert "nothing to run again" in lines[0]
 
 
 def test_a_run_whose_arguments_begin_with_an_option_is_a_run(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ or in the tests empties a shared server; a test that needs one for itself starts
 
 from __future__ import annotations
 
-import atexit
 import functools
 import uuid
 from collections.abc import AsyncIterator
@@ -26,12 +25,24 @@ KEYS_WITHOUT_TTL = frozenset({"stat", "workers"})
 
 
 @functools.cache
-def shared_server_url() -> str:
-    """The URL of this process's private server, started at the first call, stopped at exit."""
+def shared_server(config: pytest.Config) -> PrivateServer:
+    """This process's private server, started at the first call, stopped at the session's end.
+
+    Not at the process's: xdist kills a process that does not end in ten seconds, which on a busy
+    machine the server's last write to its file may take, and its folder would stay.
+    """
     server = PrivateServer()
-    url = server.start()  # raises ServerError, in words, where there is none
-    atexit.register(server.stop)
-    return url
+    server.start()  # raises ServerError, in words, where there is none
+    config.pluginmanager.register(_StopsAtTheEnd(server))
+    return server
+
+
+class _StopsAtTheEnd:
+    def __init__(self, server: PrivateServer) -> None:
+        self._server = server
+
+    def pytest_sessionfinish(self) -> None:
+        self._server.stop()
 
 
 def new_namespace() -> str:
@@ -39,8 +50,8 @@ def new_namespace() -> str:
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> str:
-    return shared_server_url()
+def redis_url(pytestconfig: pytest.Config) -> str:
+    return shared_server(pytestconfig).url
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -62,6 +64,44 @@ def test_a_temporary_server_leaves_nothing() -> None:
     server.stop()
     server.stop()
     assert not directory.exists()
+
+
+def test_a_server_that_does_not_end_is_killed_with_the_process_that_rewrites_its_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.launcher.redis_server.STOP_TIMEOUT_S", 0.2)
+    server = PrivateServer()
+    client = client_of(server.start())
+    directory = server.data_dir
+    client.mset({f"key{number}": "value" for number in range(1000)})
+    client.config_set("rdb-key-save-delay", 100_000)  # microseconds: the rewrite takes minutes
+    client.bgrewriteaof()
+    while not client.info("persistence")["aof_rewrite_in_progress"]:
+        time.sleep(0.01)
+    session = client.info("server")["process_id"]
+    busy = threading.Thread(target=_never_ends, args=(server.url,))
+    busy.start()
+    while server.answers():
+        time.sleep(0.01)
+    server.stop()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(session, 0)
+    assert not directory.exists()
+    client.close()
+    busy.join(60)
+
+
+def _never_ends(url: str) -> None:
+    with client_of(url) as client, pytest.raises(redis.RedisError):
+        client.eval("while true do end", 0)
+
+
+def test_a_temporary_folder_that_cannot_be_removed_is_reported() -> None:
+    server = PrivateServer()
+    server.start()
+    shutil.rmtree(server.data_dir)
+    with pytest.raises(FileNotFoundError):
+        server.stop()
 
 
 def test_a_second_one_on_the_same_directory_is_refused(
