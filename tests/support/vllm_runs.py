@@ -10,7 +10,13 @@ from typing import Any
 
 import msgspec
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+from shared.messages import (
+    ErrorCode,
+    FinishReason,
+    PromptLogprob,
+    SamplingParams,
+    TokenLogprob,
+)
 from tests.support.vllm_environment import vllm_python
 from worker.engine_options import EngineOptions
 from worker.engine_process.interpreter import environment_of
@@ -27,6 +33,10 @@ class VllmRequest(msgspec.Struct, frozen=True):
     params: SamplingParams
     resumed: tuple[int, ...] = ()
     tenant: str = "default"
+    job_id: str = ""
+    priority: int = 0
+    step: int = 0  # of its run, before which it is added
+    cancelled: int = -1  # the step before which it is cancelled; -1: none
 
 
 class Answer(msgspec.Struct):
@@ -34,17 +44,22 @@ class Answer(msgspec.Struct):
 
     token_ids: list[int]
     logprobs: list[TokenLogprob]
+    prompt_logprobs: list[PromptLogprob]
     finish_reason: FinishReason | None
     error: ErrorCode | None
     message: str
     num_cached_tokens: int
+    first_step: int | None  # with an output
+    last_step: int | None
 
 
 class Run(msgspec.Struct):
-    """What requests that ran together were answered, by id; preemptions since the start."""
+    """What requests that ran together were answered, by id, and figures of the engine."""
 
     answers: dict[str, Answer]
-    preemptions: int
+    preemptions: int  # since the start, the others of this run
+    prompt_tokens: int
+    generated_tokens: int
 
 
 @dataclass
@@ -52,6 +67,7 @@ class VllmWork:
     """Runs for one start of vLLM, one after the other."""
 
     options: EngineOptions
+    is_late: bool = False  # each step gives what the one before it computed
     runs: list[list[VllmRequest]] = field(default_factory=list)
 
     def add(self, requests: Sequence[VllmRequest]) -> int:
@@ -63,7 +79,9 @@ class VllmWork:
         """Runs all. Raises AssertionError with what the process wrote when it fails."""
         work, results = folder / "work", folder / "results"
         options: dict[str, Any] = msgspec.to_builtins(self.options)
-        work.write_bytes(msgspec.msgpack.encode({"options": options, "runs": self.runs}))
+        work.write_bytes(
+            msgspec.msgpack.encode({"options": options, "is_late": self.is_late, "runs": self.runs})
+        )
         run_in_vllm([str(_DRIVER), str(work), str(results)], self.options, env)
         return msgspec.msgpack.decode(results.read_bytes(), type=list[Run])
 

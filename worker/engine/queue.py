@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from worker.engine.sequence import Sequence
+if TYPE_CHECKING:  # policies rank requests of ENGINE=vllm too, whose interpreter has no xxhash
+    from worker.engine.sequence import Sequence
 
 
 class SequenceQueue:
@@ -57,8 +58,21 @@ class SequenceQueue:
 Rank = tuple[int, ...]
 
 
+class Schedulable(Protocol):
+    """What ranks and shares look at: a Sequence, or a request in front of another scheduler."""
+
+    @property
+    def seq_id(self) -> int: ...  # by arrival, unique in the engine's life
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+
+
 class SchedulingPolicy(Protocol):
-    def rank(self, sequence: Sequence) -> Rank:
+    def rank(self, sequence: Schedulable) -> Rank:
         """Returns the rank; the smallest is served first. Unique, and constant for a sequence."""
         ...
 
@@ -66,14 +80,14 @@ class SchedulingPolicy(Protocol):
 class FirstComeFirstServed:
     """By arrival alone: `priority` has no effect."""
 
-    def rank(self, sequence: Sequence) -> Rank:
+    def rank(self, sequence: Schedulable) -> Rank:
         return (sequence.seq_id,)
 
 
 class HighestPriorityFirst:
     """Smaller `priority` first, equal ones by arrival. The last may wait as long as others come."""
 
-    def rank(self, sequence: Sequence) -> Rank:
+    def rank(self, sequence: Schedulable) -> Rank:
         return (sequence.priority, sequence.seq_id)
 
 

@@ -80,7 +80,7 @@ class Scheduler:
         )
         self.waiting = SequenceQueue(policy)
         self.running = SequenceQueue(policy)
-        self._shares = SeatShares()
+        self._shares = SeatShares(policy)
         self._shares_changed = False  # since it was last looked who takes a seat from whom
         self._claims: list[Sequence] = []  # of this step; the last gives up its blocks first
         self._rank = policy.rank
@@ -234,7 +234,7 @@ class Scheduler:
         """
         self._claims = list(self.running)
         if self.blocks.num_available < len(self.running) and self._shares.num_tenants > 1:
-            self._claims.sort(key=lambda s: self._shares.claim(s, self._rank(s)))
+            self._claims.sort(key=self._shares.claim)
         return list(self._claims)
 
     def _is_due(self, newcomer: Sequence) -> bool:
@@ -252,7 +252,7 @@ class Scheduler:
         """
         if not self._shares_changed or len(self.running) < self._num_seats or not self.waiting:
             return
-        newcomer = self._next_waiting()
+        newcomer = self._shares.next_of(self.waiting)
         if newcomer.in_flight:
             return  # it has to know its last token first
         self._shares_changed = False
@@ -262,9 +262,6 @@ class Scheduler:
         hits = self.blocks.match(newcomer)
         if self.blocks.can_allocate(newcomer, newcomer.num_tokens, hits, len(self.running)):
             self._preempt(giver)  # which changes the shares
-
-    def _next_waiting(self) -> Sequence:
-        return min(self.waiting, key=lambda s: self._shares.turn(s, self._rank(s)))
 
     def _stop_running(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -284,7 +281,7 @@ class Scheduler:
     def _admit(self, planned: list[PlannedSequence], left: int, outgrown: list[Sequence]) -> None:
         blocks = self.blocks
         while self.waiting and left and len(self.running) < self._num_seats:
-            sequence = self._next_waiting()
+            sequence = self._shares.next_of(self.waiting)
             if sequence.in_flight:
                 break  # it has to know its last token first; order is kept
             if blocks.num_blocks_for(sequence.num_tokens) > blocks.num_blocks:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import TypeVar
 
-from worker.engine.queue import Rank
-from worker.engine.sequence import Sequence
+from worker.engine.queue import Rank, Schedulable, SchedulingPolicy
+
+S = TypeVar("S", bound=Schedulable)
 
 MIN_GAP = 2  # seats; with one the two would only change places
 
@@ -25,43 +27,44 @@ MIN_GAP = 2  # seats; with one the two would only change places
 class SeatShares:
     """Counts of the running sequences by tenant and by job."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._rank = policy.rank
         self._of_tenant: Counter[str] = Counter()
         self._of_job: Counter[tuple[str, str]] = Counter()
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: Schedulable) -> None:
         """Counts a sequence that begins to run."""
         self._of_tenant[sequence.tenant] += 1
         self._of_job[sequence.tenant, sequence.job_id] += 1
 
-    def give_back(self, sequence: Sequence) -> None:
+    def give_back(self, sequence: Schedulable) -> None:
         """Counts off a sequence that ran."""
         self._of_tenant -= Counter((sequence.tenant,))  # which also drops what reaches zero
         self._of_job -= Counter(((sequence.tenant, sequence.job_id),))
 
-    def turn(self, sequence: Sequence, rank: Rank) -> Rank:
-        """Returns the place of a waiting sequence: the smallest is admitted first.
+    def next_of(self, waiting: Iterable[S]) -> S:
+        """Returns the sequence that is admitted first; ValueError where none is waiting.
 
         A policy's classes (all of a rank but its last number) go before shares.
         """
-        tenant, job = self._held(sequence)
-        return (*rank[:-1], tenant, job, rank[-1])
+        return min(waiting, key=self._turn)
 
     @property
     def num_tenants(self) -> int:
         """Of those that hold a seat."""
         return len(self._of_tenant)
 
-    def claim(self, sequence: Sequence, rank: Rank) -> Rank:
+    def claim(self, sequence: Schedulable) -> Rank:
         """Returns the place of a running sequence: the largest gives up its blocks first."""
+        rank = self._rank(sequence)
         return (*rank[:-1], self._of_tenant[sequence.tenant], rank[-1])
 
-    def is_due(self, newcomer: Sequence) -> bool:
+    def is_due(self, newcomer: Schedulable) -> bool:
         """Returns whether some tenant holds so many more seats that it may have to give."""
         most = max(self._of_tenant.values(), default=0)
         return most >= self._of_tenant[newcomer.tenant] + MIN_GAP
 
-    def giver(self, newcomer: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+    def giver(self, newcomer: Schedulable, running: Iterable[S]) -> S | None:
         """Returns the running sequence that gives its seat to `newcomer`, or None.
 
         It is the last of `running` that belongs to the largest holder: to the largest job of the
@@ -69,7 +72,8 @@ class SeatShares:
         smaller `priority` than the newcomer's keep their seats.
         """
         tenant, job = self._held(newcomer)
-        others, siblings = [], []
+        others: list[tuple[int, int, int, S]] = []
+        siblings: list[tuple[int, int, int, S]] = []
         for place, sequence in enumerate(running):
             if sequence.priority < newcomer.priority:
                 continue
@@ -83,6 +87,11 @@ class SeatShares:
                 return largest[3]
         return None
 
-    def _held(self, sequence: Sequence) -> tuple[int, int]:
+    def _turn(self, sequence: Schedulable) -> Rank:
+        rank = self._rank(sequence)
+        tenant, job = self._held(sequence)
+        return (*rank[:-1], tenant, job, rank[-1])
+
+    def _held(self, sequence: Schedulable) -> tuple[int, int]:
         key = (sequence.tenant, sequence.job_id)
         return self._of_tenant[sequence.tenant], self._of_job[key]

@@ -1,7 +1,8 @@
 """VllmEngine: vLLM's engine behind the interface that EngineLoop drives.
 
 vLLM schedules and computes. When an output ends is decided here, by the same rules as in
-worker.engine, so that both engines end the same stream at the same token.
+worker.engine, so that both engines end the same stream at the same token. Which requests have a
+seat is decided in front of vLLM, by Admission.
 """
 
 from __future__ import annotations
@@ -12,59 +13,24 @@ from typing import Any
 
 import torch
 from vllm import LLMEngine, RequestOutput
-from vllm import SamplingParams as VllmParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.metrics.stats import RequestStateStats
 
-from shared.messages import ErrorCode, FinishReason, GrammarKind, SamplingParams, TokenLogprob
+from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
 from worker.engine.errors import EngineFull, RequestRefused, StepsFailed, failure_named
 from worker.engine.measures import StepMeasures
-from worker.engine.request import (
-    EngineOutput,
-    EngineRequest,
-    EngineStats,
-    RequestTimes,
-    check_request,
-)
+from worker.engine.queue import make_policy
+from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
 from worker.engine.stop import StopMatch, find_stop
 from worker.model.device import step_failure
+from worker.vllm.admission import Admission, starved_ids
 from worker.vllm.kv_blocks import discard_content
-from worker.vllm.requests import (
-    FAILED_TOKEN,
-    for_vllms_sampler,
-    prompt_logprobs,
-    to_extra_args,
-    vllms_logprob,
-)
-from worker.vllm.sampler import Report, take_reports
+from worker.vllm.live_request import LiveRequest
+from worker.vllm.params import vllm_params
+from worker.vllm.requests import FAILED_TOKEN, prompt_logprobs, vllms_logprob
+from worker.vllm.sampler import take_reports
 from worker.vllm.stats import StatsReader, num_hashed_blocks
-
-_KINDS = {
-    GrammarKind.JSON_SCHEMA: "json",
-    GrammarKind.REGEX: "regex",
-    GrammarKind.LARK: "grammar",
-}
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request inside vLLM, and what it has generated."""
-
-    request: EngineRequest
-    seq_id: int  # by which the sampler knows it
-    most_tokens: int  # of its output
-    output: list[int] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    vllm_id: str = ""  # by which vLLM's scheduler knows it
-    timing: RequestStateStats | None = None  # vLLM's, to which each step adds
-    reports: dict[int, Report] = field(default_factory=dict)  # by output index; vLLM may be ahead
-
-    @property
-    def samples_nothing(self) -> bool:
-        return self.request.params.max_tokens == 0
 
 
 class VllmEngine:
@@ -85,8 +51,12 @@ class VllmEngine:
         self._llm = llm
         self._vocab_size = vocab_size
         self._stats = stats
-        self._live: dict[str, _Live] = {}
-        self._next_seq_id = 0
+        self._live: dict[str, LiveRequest] = {}
+        self._admission: Admission[LiveRequest] = Admission(
+            config.max_num_seqs, make_policy(config.policy), takes_seats=own_sampler
+        )
+        self._num_added = 0
+        self._num_entered = 0
         self._ended_on_arrival: dict[str, EngineOutput] = {}
 
     def add(self, request: EngineRequest) -> None:
@@ -101,34 +71,25 @@ class VllmEngine:
             raise EngineFull(self.config.max_waiting)
         room = self.config.max_model_len - len(request.prompt_token_ids)
         most_tokens = min(request.params.max_tokens, room)
-        live = _Live(request, self._next_seq_id, most_tokens, [*request.output_token_ids])
-        self._next_seq_id += 1
+        live = LiveRequest(request, self._num_added, most_tokens, [*request.output_token_ids])
+        self._num_added += 1
         # An earlier attempt may have died between its last token and the report of its end.
         if stop := self._find_stop(live):
             self._ended_on_arrival[request_id] = _ended(live, stop)
             return
-        try:
-            live.vllm_id = self._llm.add_request(
-                request_id,
-                tokens_input(
-                    [*request.prompt_token_ids, *request.output_token_ids],
-                    cache_salt=request.tenant,
-                ),
-                self._vllm_params(live),
-                priority=request.priority if self.config.policy == "priority" else 0,
-            )
-        except (VLLMClientError, ValueError) as error:
-            raise RequestRefused(ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}") from error
-        live.timing = self._llm.output_processor.request_states[live.vllm_id].stats
         self._live[request_id] = live
+        self._admission.add(live)
 
     def cancel(self, request_id: str) -> bool:
         """Ends a request; its blocks are free at once and it has no further outputs."""
         if self._ended_on_arrival.pop(request_id, None) is not None:
             return True
-        if self._live.pop(request_id, None) is None:
+        live = self._live.pop(request_id, None)
+        if live is None:
             return False
-        self._llm.abort_request([request_id])
+        self._admission.remove(live)
+        if live.vllm_id:
+            self._llm.abort_request([request_id])
         return True
 
     def has_unfinished(self) -> bool:
@@ -144,6 +105,7 @@ class VllmEngine:
         """
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
+        outputs += self._move()
         if self._llm.has_unfinished_requests():
             results = self._step()
             if any(map(self._is_reported, results)):
@@ -160,13 +122,13 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """Returns vLLM's own figures, of its last step."""
-        num_without_token = sum(
-            len(live.output) == len(live.request.output_token_ids) for live in self._live.values()
-        )
+        inside = [live for live in self._live.values() if live.vllm_id]
         return self._stats.engine_stats(
             self.config,
             num_live=len(self._live),
-            num_without_token=num_without_token,
+            num_inside=len(inside),
+            num_without_token=sum(live.is_prefilling for live in inside),
+            num_seats_taken=self._admission.num_preemptions,
             num_hashed=num_hashed_blocks(self._llm),
         )
 
@@ -178,6 +140,35 @@ class VllmEngine:
         while self.has_unfinished():
             self.step()
 
+    def _move(self) -> list[EngineOutput]:
+        """Lets requests leave and enter vLLM; returns the ends of those that it does not take."""
+        starved: list[LiveRequest] = []
+        if self._own_sampler and (ids := starved_ids(self._llm)):
+            starved = [live for live in self._live.values() if live.vllm_id in ids]
+        moves = self._admission.moves(starved)
+        if moves.leaving:
+            self._llm.abort_request([live.request.request_id for live in moves.leaving])
+            for live in moves.leaving:
+                live.leave()
+        return [failed for live in moves.entering for failed in self._enter(live)]
+
+    def _enter(self, live: LiveRequest) -> list[EngineOutput]:
+        request = live.request
+        live.sampler_id = self._num_entered
+        self._num_entered += 1
+        try:
+            vllm_id = self._llm.add_request(
+                request.request_id,
+                tokens_input(live.known_tokens, cache_salt=request.tenant),
+                vllm_params(live, self.config.eos_token_ids, own_sampler=self._own_sampler),
+                priority=request.priority if self.config.policy == "priority" else 0,
+            )
+        except (VLLMClientError, ValueError) as error:
+            self.cancel(request.request_id)
+            return [_failed(live, ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}")]
+        live.enter(vllm_id, self._llm.output_processor.request_states[vllm_id].stats)
+        return []
+
     def _step(self) -> list[RequestOutput]:
         try:
             return [each for each in self._llm.step() if isinstance(each, RequestOutput)]
@@ -188,30 +179,6 @@ class VllmEngine:
                 raise
             raise StepsFailed(str(failure)) from error
 
-    def _vllm_params(self, live: _Live) -> VllmParams:
-        params = live.request.params
-        if not self._own_sampler:
-            grammar = params.grammar
-            return VllmParams(
-                **for_vllms_sampler(live.request, live.most_tokens, self.config.eos_token_ids),
-                structured_outputs=grammar
-                and StructuredOutputsParams(**{_KINDS[grammar.kind]: grammar.text}),
-                detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
-                skip_clone=True,
-            )
-        scores_prompt = live.request.scores_prompt and params.prompt_logprobs is not None
-        return VllmParams(
-            temperature=0.0,
-            max_tokens=max(1, live.most_tokens - len(live.output)),
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            prompt_logprobs=params.prompt_logprobs if scores_prompt else None,
-            extra_args=to_extra_args(live.request, live.seq_id),
-            skip_clone=True,
-        )
-
     def _is_reported(self, result: RequestOutput) -> bool:
         """Returns whether the sampler may have more to say of these tokens."""
         live = self._live.get(result.request_id)
@@ -221,27 +188,29 @@ class VllmEngine:
         return live.request.params.logprobs is not None or FAILED_TOKEN in token_ids
 
     def _take_reports(self) -> None:
-        live_by_id = {live.seq_id: live for live in self._live.values()}
+        live_by_id = {live.sampler_id: live for live in self._live.values() if live.vllm_id}
         # Every worker draws the same tokens; those of a pipeline's earlier stages draw none.
         for reports in self._llm.collective_rpc(take_reports):
             for report in reports:
                 if report.seq_id in live_by_id:
                     live_by_id[report.seq_id].reports[report.output_index] = report
 
-    def _find_stop(self, live: _Live) -> StopMatch | None:
+    def _find_stop(self, live: LiveRequest) -> StopMatch | None:
         return find_stop(
             live.output, live.request.params, self.config.eos_token_ids, live.most_tokens
         )
 
-    def _take(self, live: _Live, result: RequestOutput) -> list[EngineOutput]:
+    def _take(self, live: LiveRequest, result: RequestOutput) -> list[EngineOutput]:
         request = live.request
         outputs = []
-        live.num_cached_tokens = min(result.num_cached_tokens or 0, len(request.prompt_token_ids))
+        if live.is_prefilling:
+            self._note_first_output(live, result.num_cached_tokens or 0)
         if result.prompt_logprobs and request.params.prompt_logprobs is not None:
             scores = prompt_logprobs(
                 request.prompt_token_ids, result.prompt_logprobs, request.params.prompt_logprobs
             )
             if scores:
+                live.is_scored = True
                 outputs.append(EngineOutput(request.request_id, (), prompt_logprobs=scores))
         completion = result.outputs[0]
         grown = self._grow(live, completion.token_ids, completion.logprobs)
@@ -257,6 +226,7 @@ class VllmEngine:
             return outputs
         if stop is not None or result.finished:
             self._live.pop(request.request_id)
+            self._admission.remove(live)
             if not result.finished:
                 self._llm.abort_request([request.request_id])
         if stop is None and result.finished:
@@ -270,14 +240,23 @@ class VllmEngine:
                 finish_reason=stop.reason if stop else None,
                 stop_reason=stop.token_id if stop else None,
                 num_cached_tokens=live.num_cached_tokens,
-                times=None if stop is None else _times_of(live),
+                times=None if stop is None else live.times,
             )
         )
         return outputs
 
+    def _note_first_output(self, live: LiveRequest, num_cached_tokens: int) -> None:
+        """Notes that its tokens are computed, since it entered vLLM."""
+        live.is_prefilling = False
+        if live.is_counted:
+            self._stats.uncount_prompt(len(live.known_tokens))
+        elif live.num_entered == 1:  # later it finds what it has computed itself
+            live.num_cached_tokens = min(num_cached_tokens, len(live.request.prompt_token_ids))
+        live.is_counted = True
+
     def _grow(
         self,
-        live: _Live,
+        live: LiveRequest,
         token_ids: Sequence[int],
         vllms_logprobs: Sequence[Mapping[int, Any]] | None,
     ) -> _Grown:
@@ -317,17 +296,7 @@ class _Grown:
     failure: tuple[ErrorCode, str] | None = None
 
 
-def _times_of(live: _Live) -> RequestTimes:
-    timing = live.timing
-    assert timing is not None, "vLLM keeps them where it has a stat logger"
-    return RequestTimes(
-        timing.scheduled_ts - timing.queued_ts,
-        timing.first_token_ts - timing.scheduled_ts,
-        timing.last_token_ts - timing.first_token_ts,
-    )
-
-
-def _ended(live: _Live, stop: StopMatch) -> EngineOutput:
+def _ended(live: LiveRequest, stop: StopMatch) -> EngineOutput:
     return EngineOutput(
         live.request.request_id,
         (),
@@ -337,7 +306,7 @@ def _ended(live: _Live, stop: StopMatch) -> EngineOutput:
     )
 
 
-def _failed(live: _Live, code: ErrorCode, message: str) -> EngineOutput:
+def _failed(live: LiveRequest, code: ErrorCode, message: str) -> EngineOutput:
     return EngineOutput(
         live.request.request_id,
         (),

@@ -52,26 +52,37 @@ class StatsReader:
             self._prompt_tokens += step.num_prompt_tokens
             self._generated_tokens += step.num_generation_tokens
 
-    def engine_stats(
-        self, config: EngineConfig, *, num_live: int, num_without_token: int, num_hashed: int
-    ) -> EngineStats:
-        """Returns the figures now, when `num_live` requests are left, some of them without a token.
+    def uncount_prompt(self, num_tokens: int) -> None:
+        """Takes back the prompt of a request that has returned to vLLM: it was counted before."""
+        self._prompt_tokens -= num_tokens
 
+    def engine_stats(
+        self,
+        config: EngineConfig,
+        *,
+        num_live: int,
+        num_inside: int,
+        num_without_token: int,
+        num_seats_taken: int,
+        num_hashed: int,
+    ) -> EngineStats:
+        """Returns the figures now, when `num_live` requests are left.
+
+        Of them `num_inside` are inside vLLM, and of these some without a token since they entered.
         A step's figures are from before what was cancelled after it. `num_hashed`: blocks whose
         content can be found, held or not.
         """
-        last = self._scheduler if num_live else SchedulerStats()
-        running = min(last.num_running_reqs, num_live)
-        waiting = num_live - running
-        prefilling = min(running, max(0, num_without_token - waiting))
+        last = self._scheduler if num_inside else SchedulerStats()
+        running = min(last.num_running_reqs, num_inside)
+        prefilling = min(running, max(0, num_without_token - (num_inside - running)))
         used = round(last.kv_cache_usage * config.num_blocks)
         return EngineStats(
             step=self._steps,
-            waiting=waiting,
+            waiting=num_live - running,
             prefilling=prefilling,
             active=running - prefilling,
             running=running,
-            preemptions=self._preemptions,
+            preemptions=self._preemptions + num_seats_taken,
             free_blocks=config.num_blocks - used,
             # Each running request has a block that is not full yet, and so is not found.
             cached_blocks=min(config.num_blocks - used, max(0, num_hashed - used + running)),

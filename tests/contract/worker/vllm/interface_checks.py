@@ -41,6 +41,8 @@ from vllm.sampling_params import (  # noqa: E402
 )
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool  # noqa: E402
 from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
+from vllm.v1.core.sched.request_queue import RequestQueue  # noqa: E402
+from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 from vllm.v1.engine.core_client import InprocClient  # noqa: E402
 from vllm.v1.metrics.loggers import StatLoggerBase, StatLoggerManager  # noqa: E402
 from vllm.v1.metrics.stats import (  # noqa: E402
@@ -48,6 +50,7 @@ from vllm.v1.metrics.stats import (  # noqa: E402
     PrefixCacheStats,
     SchedulerStats,
 )
+from vllm.v1.request import Request  # noqa: E402
 from vllm.v1.sample.logits_processor import (  # noqa: E402
     BatchUpdate,
     LogitsProcessor,
@@ -86,6 +89,9 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
     StructuredOutputsParams: ("json", "regex", "grammar"),
     MoveDirectionality: ("SWAP",),
     BlockHashToBlockMap: ("__len__",),
+    BlockPool: ("get_num_free_blocks",),
+    Request: ("num_tokens",),
+    RequestQueue: ("peek_request", "__iter__", "__bool__"),
     ModelConfig: ("get_vocab_size", "architecture"),
 }
 FIELDS: dict[type, tuple[str, ...]] = {
@@ -144,6 +150,7 @@ IN_SOURCE: dict[Any, tuple[str, ...]] = {
     InprocClient: ("self.engine_core",),
     KVCacheManager: ("self.block_pool",),
     BlockPool: ("self.cached_block_hash_to_block",),
+    Scheduler: ("self.waiting", "self.kv_cache_manager"),
     GPUModelRunner: ("self.input_batch", "self.kv_caches"),
     InputBatch: ("self.logitsprocs",),
     IterationStats: (
