@@ -42,7 +42,7 @@ LAST_RUN = Path(".pytest_cache/last-run")  # its counts and time, for tools.stat
 INTERRUPTED = 2  # pytest's status
 NOTHING_TO_RUN = 5  # pytest's status where no test was found
 MAY_STAY = (
-    "penstock-engine-*",  # of an engine whose worker was ended by SIGKILL: no process removes it
+    "penstock-engine-*",  # of an engine whose worker was ended by SIGKILL; the next removes it
     "vllm-of-tests-*",  # of tests whose process was ended by SIGKILL after an interrupt
     "torchinductor_*",  # torch's headers, compiled once for a user; TORCHINDUCTOR_CACHE_DIR or not
 )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections import deque
 from collections.abc import Callable
@@ -36,12 +35,14 @@ from worker.engine_process.messages import (
     encode_frame,
     take_bodies,
 )
+from worker.engine_process.scratch import Scratch, sweep
 
 SOCKET_BUFFER_BYTES = 1 << 18
 READ_AHEAD_BYTES = 1 << 16
-SCRATCH_PREFIX = "penstock-engine-"
 STOP_GRACE_S = 0.5
 EXIT_WAIT_S = 5.0
+
+log = logging.getLogger(__name__)
 
 
 class EngineDied(Exception):
@@ -131,7 +132,7 @@ class EngineLink:
         process: Process,
         transport: asyncio.Transport,
         frames: EngineFrames,
-        scratch: str | None,
+        scratch: Scratch | None,
     ) -> None:
         """`scratch` is the engine's own folder for temporary files, removed with it."""
         self._process = process
@@ -148,11 +149,13 @@ class EngineLink:
         """
         if configure.options.engine == "vllm":
             await check_interpreter(configure.options.engine_python or sys.executable)
+        for path in await asyncio.to_thread(sweep):
+            log.info("removed what a killed engine left", extra={"path": str(path)})
         env = environment_of(configure.options)
         scratch = None
         if env is not None:
-            # vLLM, its compilers and its sockets leave files behind where they are killed.
-            env["TMPDIR"] = scratch = tempfile.mkdtemp(prefix=SCRATCH_PREFIX)
+            scratch = Scratch()
+            env["TMPDIR"] = str(scratch.path)
         own, other = socket.socketpair()
         try:
             with other:
@@ -166,7 +169,7 @@ class EngineLink:
                     str(other.fileno()),
                     str(os.getpid()),
                     stdin=DEVNULL,
-                    pass_fds=(other.fileno(),),
+                    pass_fds=(other.fileno(), *([scratch.fd] if scratch else [])),
                     env=env,
                     # A terminal's Ctrl-C goes to the service alone, which decides about the engine.
                     start_new_session=True,
@@ -174,7 +177,7 @@ class EngineLink:
         except BaseException:  # a cancelled start has no link either, which would remove both
             own.close()
             if scratch is not None:
-                shutil.rmtree(scratch, ignore_errors=True)
+                scratch.close()
             raise
         loop = asyncio.get_running_loop()
         transport, frames = await loop.create_unix_connection(EngineFrames, sock=own)
@@ -228,7 +231,7 @@ class EngineLink:
             self._kill_session()
             if self._scratch is not None:
                 # Compiled graphs may be many files.
-                await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+                await asyncio.to_thread(self._scratch.close)
 
     def kill(self) -> None:
         """Sends SIGKILL to an engine that does not respond; `receive` then raises EngineDied."""
