@@ -1,36 +1,58 @@
-/** The conversation: what stands on the page, and what of it the model is told next time. */
+/** The turns of a chat on the page, in a log that stays at its end while the reader is there. */
 
-import { Turn } from "./turn.js";
+import { AnswerTurn } from "./answer_turn.js";
+import { UserTurn } from "./turn.js";
 
 const NEAR_END_PX = 60;
 
 export class Conversation {
   #log;
   #welcome;
-  #history = []; // {role, content} of the turns that were answered
+  #views = [];
 
   constructor(log, welcome) {
     this.#log = log;
     this.#welcome = welcome;
   }
 
-  get isEmpty() {
-    return this.#log.childElementCount === 0;
+  /**
+   * Shows a chat's turns. `actions` has `edit(index, text)`, `regenerate(index)`, `results(index)`,
+   * `share(answer)` and `showJob(answer)`.
+   */
+  show(turns, actions) {
+    this.#views = [];
+    this.#log.replaceChildren();
+    this.#log.hidden = turns.length === 0;
+    this.#welcome.hidden = turns.length > 0;
+    this.add(turns, actions);
   }
 
-  /** Shows a question and an empty answer; returns that turn and the messages to send. */
-  begin(question) {
-    this.#welcome.hidden = true;
-    this.#log.hidden = false;
-    const turn = new Turn("assistant");
-    this.#log.append(new Turn("user", question).node, turn.node);
+  /** Shows the turns that are not shown yet. */
+  add(turns, actions) {
+    this.#log.hidden = turns.length === 0;
+    this.#welcome.hidden = turns.length > 0;
+    for (let index = this.#views.length; index < turns.length; index += 1) {
+      const view = this.#view(turns[index], index, actions);
+      this.#views.push(view);
+      this.#log.append(view.node);
+    }
     this.#log.scrollTop = this.#log.scrollHeight;
-    return { turn, messages: [...this.#history, { role: "user", content: question }] };
   }
 
-  /** From now on the model is told of this question and what came of the answer, if anything. */
-  keep(messages, turn) {
-    if (turn.text !== "") this.#history = [...messages, { role: "assistant", content: turn.text }];
+  #view({ role, text, answer }, index, actions) {
+    if (role === "user") return new UserTurn(text, (edited) => actions.edit(index, edited));
+    const ofAnswer = {
+      regenerate: () => actions.regenerate(index),
+      results: () => actions.results(index),
+      share: () => actions.share(answer),
+      showJob: () => actions.showJob(answer),
+    };
+    return new AnswerTurn(answer, ofAnswer, (change) => this.follow(change));
+  }
+
+  /** The view of a turn. */
+  at(index) {
+    return this.#views.at(index);
   }
 
   /** Makes a change and keeps the newest line in sight, unless the reader has scrolled away. */
@@ -40,12 +62,5 @@ export class Conversation {
     if (scrollHeight - scrollTop - clientHeight < NEAR_END_PX) {
       this.#log.scrollTop = this.#log.scrollHeight;
     }
-  }
-
-  clear() {
-    this.#history = [];
-    this.#log.replaceChildren();
-    this.#log.hidden = true;
-    this.#welcome.hidden = false;
   }
 }

@@ -5,6 +5,7 @@ import { element } from "./element.js";
 const NAME = "penstock-key";
 
 let form = null;
+let waiting = []; // called when a key was given
 
 export function keyHeaders() {
   const key = sessionStorage.getItem(NAME);
@@ -25,6 +26,11 @@ export function askForKey() {
     sessionStorage.setItem(NAME, input.value);
     form.remove();
     form = null;
+    for (const resolve of waiting) resolve();
+    waiting = [];
   });
   document.querySelector("main").prepend(form);
 }
+
+/** Resolves when a key was given. */
+export const keyGiven = () => new Promise((resolve) => waiting.push(resolve));

@@ -1,4 +1,4 @@
-/** Times one answer: time to first token and tokens per second, seen from this page. */
+/** Times one answer under way: time to first token and tokens per second, seen from this page. */
 
 import { duration, plural, rate } from "./units.js";
 
@@ -6,37 +6,44 @@ export class Meter {
   #startMs = performance.now();
   #firstMs = null;
   #lastMs = null;
-  #numPieces = 0;
-  #numTokens = null;
+  #numBefore = null; // tokens that were there at the first one seen
+  #numTokens = 0;
+  #hasBegin;
 
-  /** A piece of text arrived. A piece is a token most of the time; the usage corrects it. */
-  tick() {
-    this.#lastMs = performance.now();
-    this.#firstMs ??= this.#lastMs;
-    this.#numPieces += 1;
+  /** `hasBegin`: the answer begins now; else it goes on, and its first token is not known. */
+  constructor(hasBegin) {
+    this.#hasBegin = hasBegin;
   }
 
-  /** The exact number of tokens, from the service. */
-  set numTokens(numTokens) {
+  get isNew() {
+    return this.#firstMs === null;
+  }
+
+  /** Tokens arrived: `numTokens` are there now. */
+  tick(numTokens) {
+    this.#lastMs = performance.now();
+    this.#firstMs ??= this.#lastMs;
+    this.#numBefore ??= numTokens;
     this.#numTokens = numTokens;
   }
 
-  get ttftMs() {
-    return this.#firstMs === null ? null : this.#firstMs - this.#startMs;
-  }
-
-  /** Tokens after the first per second between the first and the last piece; NaN before. */
-  get tokensPerSecond() {
-    const numTokens = this.#numTokens ?? this.#numPieces;
+  /** {ttftMs, perSecond}, null for what is not known. */
+  get timing() {
     const elapsedMs = this.#lastMs - this.#firstMs;
-    return numTokens > 1 && elapsedMs > 0 ? ((numTokens - 1) * 1000) / elapsedMs : NaN;
+    const arrived = this.#numTokens - this.#numBefore;
+    return {
+      ttftMs: this.#hasBegin && !this.isNew ? this.#firstMs - this.#startMs : null,
+      // Those that a reader catches up with come all at once: there is no pace to be seen.
+      perSecond: this.#hasBegin && elapsedMs > 0 ? (arrived * 1000) / elapsedMs : null,
+    };
   }
 
   toString() {
-    if (this.#firstMs === null) return "waiting for the first token";
-    const tokens = plural(this.#numTokens ?? this.#numPieces, "token");
-    const facts = [`first token ${duration(this.ttftMs)}`, tokens];
-    if (!Number.isNaN(this.tokensPerSecond)) facts.push(`${rate(this.tokensPerSecond)} tokens/s`);
+    if (this.isNew) return this.#hasBegin ? "waiting for the first token" : "";
+    const { ttftMs, perSecond } = this.timing;
+    const facts = [plural(this.#numTokens, "token")];
+    if (ttftMs !== null) facts.unshift(`first token ${duration(ttftMs)}`);
+    if (perSecond !== null) facts.push(`${rate(perSecond)} tokens/s`);
     return facts.join(" · ");
   }
 }

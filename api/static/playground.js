@@ -1,174 +1,197 @@
-/** The playground: one conversation with the served model, kept in this page's memory alone. */
+/** The playground: chats with the served models. Each answer is a job that outlives this page. */
 
+import { ChatList } from "./chat_list.js";
+import { chatsOfFile } from "./chat_file.js";
+import { wireChatMenu } from "./chat_menu.js";
+import { Chats, StorageFull } from "./chats.js";
 import { Conversation } from "./conversation.js";
-import { Meter } from "./meter.js";
-import { ServiceError, getJob, listModels, streamChat } from "./service.js";
+import { showText } from "./dialogs.js";
+import { Drawer } from "./drawer.js";
+import { keyGiven } from "./key.js";
+import { clearLink, disclosed, linkOf, linkedChat, linkedResponse } from "./link.js";
+import { ModelPicker } from "./model_picker.js";
+import { cancelResponse } from "./responses.js";
+import { ServiceError, getJob } from "./service.js";
+import { Session } from "./session.js";
+import { Settings } from "./settings.js";
+import { isOver } from "./answer.js";
 import { plural } from "./units.js";
 
-const MODELS_RETRY_MS = 2000;
-const CANCEL_LOOKS = 20;
-const CANCEL_LOOK_MS = 100;
-const ENDED = new Set(["finished", "failed", "cancelled", "expired"]);
-const SETTINGS = { temperature: "temperature", "max-tokens": "max_tokens", seed: "seed" };
+const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
+const DRAFT = "penstock-draft"; // of this tab
+const MAX_SPOKEN_CHARS = 2000;
 
 const byId = (id) => document.getElementById(id);
-const page = {
-  form: byId("composer"),
-  message: byId("message"),
-  send: byId("send"),
-  stop: byId("stop"),
-  clear: byId("clear"),
-  model: byId("model"),
-  status: byId("status"),
-};
-const conversation = new Conversation(byId("conversation"), byId("welcome"));
+const message = byId("message");
+const send = byId("send");
+const stop = byId("stop");
+const dialog = byId("settings");
 
-let running = null; // the AbortController of the answer under way
+const say = (text) => (byId("status").textContent = text);
 
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-const say = (text) => (page.status.textContent = text);
+const chats = new Chats((id) => {
+  if (id === null || id === session.chat.id) session.reload();
+  list.show();
+});
+const settings = new Settings(byId("settings-form"), showSettingsCount);
+const picker = new ModelPicker(byId("model"), say, setControls);
+const session = new Session({
+  chats,
+  conversation: new Conversation(byId("conversation"), byId("welcome")),
+  bodyOf,
+  say,
+  warn: (text) => {
+    byId("warning").textContent = text;
+    byId("warning").hidden = text === "";
+  },
+  changed: setControls,
+  giveBack: (question) => {
+    if (message.value === "") message.value = question;
+  },
+  announce: (text) => (byId("spoken").textContent = text.slice(0, MAX_SPOKEN_CHARS)),
+  share: ({ id }) => void showText("Share this answer", disclosed, linkOf(id)),
+  showJob: (answer) => void showJob(answer),
+});
+const list = new ChatList(
+  chats,
+  { list: byId("chat-list"), search: byId("search"), note: byId("chats-note") },
+  (chat) => openChat(chat),
+);
+const drawer = new Drawer(byId("chats"), byId("show-chats"), byId("chat"));
 
 function setControls() {
-  page.send.hidden = running !== null;
-  page.stop.hidden = running === null;
-  page.send.disabled = page.model.options.length === 0;
-  page.clear.disabled = running !== null || conversation.isEmpty;
+  const isBusy = session.isBusy;
+  send.hidden = isBusy;
+  stop.hidden = !isBusy;
+  send.disabled = !picker.isReady;
+  byId("chat-menu").hidden = session.isEmpty;
+  byId("chat-title").textContent = session.chat.title;
+  sessionStorage.setItem(OPEN, session.isEmpty ? "" : session.chat.id);
+  list.show(session.chat.id);
 }
 
-/** The request's settings; an empty field leaves the choice to the service. */
-function settings() {
-  const chosen = { model: page.model.value };
-  for (const [id, name] of Object.entries(SETTINGS)) {
-    const { value } = byId(id);
-    if (value !== "") chosen[name] = Number(value);
+function showSettingsCount() {
+  const { count } = settings;
+  byId("show-settings").textContent = count === 0 ? "Settings" : `Settings · ${count}`;
+}
+
+/** The members of a request, or null while a setting is not valid, which is then shown. */
+function bodyOf() {
+  if (settings.isValid) {
+    clearLink(); // the chat is more than the linked answer now
+    return { model: picker.model, ...settings.body() };
   }
-  return chosen;
+  dialog.showModal();
+  settings.report();
+  return null;
 }
 
-async function loadModels() {
-  for (;;) {
-    try {
-      const models = await listModels();
-      if (models.length > 0) {
-        page.model.replaceChildren(...models.map(({ id }) => new Option(id, id)));
-        page.model.disabled = models.length < 2;
-        const name = models.length === 1 ? models[0].id : `${models.length} models`;
-        const isServed = models.some((model) => model.is_served);
-        say(isServed ? `Ready: ${name}.` : "No worker is alive. Questions wait until one comes.");
-        setControls();
-        return;
-      }
-      say("No worker serves a model yet. Waiting for one…");
-    } catch (error) {
-      if (!(error instanceof ServiceError)) throw error;
-      say(`${error.message} Trying again…`);
-    }
-    await pause(MODELS_RETRY_MS);
-  }
-}
-
-/** Receives one answer into `turn`; returns its finish reason, null when there was none. */
-async function receive(messages, turn, meter, signal) {
-  let finishReason = null;
-  const chunks = streamChat({ ...settings(), messages }, signal, (jobId) => (turn.job = jobId));
-  for await (const { choices, usage } of chunks) {
-    const choice = choices?.[0];
-    finishReason = choice?.finish_reason ?? finishReason;
-    if (usage) meter.numTokens = usage.completion_tokens;
-    if (choice?.delta?.content) {
-      if (meter.ttftMs === null) say("Answering…");
-      meter.tick();
-      conversation.follow(() => turn.append(choice.delta.content));
-    }
-    turn.facts = meter;
-  }
-  return finishReason;
-}
-
-/** After a stop: what the service says of the job, which ends by itself within a moment. */
-async function sayCancelled(jobId) {
-  say("Stopping…");
+async function showJob({ id }) {
   try {
-    for (let look = 0; jobId && look < CANCEL_LOOKS; look += 1) {
-      const job = await getJob(jobId);
-      if (ENDED.has(job.status)) {
-        const tokens = plural(job.usage.completion_tokens, "token");
-        say(`Stopped: the job is ${job.status} after ${tokens}.`);
-        return;
-      }
-      await pause(CANCEL_LOOK_MS);
-    }
-    say("Stopped.");
+    const job = JSON.stringify(await getJob(id), null, 2);
+    await showText("The job", "As the service sees it.", job);
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
-    say(`Stopped. ${error.message}`);
+    say(error.message);
   }
 }
 
-function showError(error, turn, question) {
-  const advice = error.code === "context_length_exceeded" ? " A new chat has room again." : "";
-  conversation.follow(() => (turn.error = error.message + advice));
-  say(turn.text === "" ? "No answer." : "The answer is not whole.");
-  if (turn.text === "" && page.message.value === "") page.message.value = question;
+function openChat(chat) {
+  drawer.close();
+  clearLink();
+  session.open(chat);
+  if (!session.isBusy) say(chat ? "" : "A new chat.");
+  message.focus();
 }
 
-async function ask(question) {
-  const { turn, messages } = conversation.begin(question);
-  const meter = new Meter();
-  running = new AbortController();
-  turn.busy = true;
-  turn.facts = meter;
-  setControls();
-  say("Waiting for the answer…");
+/** Opens the answer that the address names; asks again once a key is given. */
+async function openLink(responseId) {
+  say("Looking for the shared answer…");
   try {
-    const finishReason = await receive(messages, turn, meter, running.signal);
-    say(finishReason === "length" ? "Ended at the token limit." : "Answered.");
+    session.open(await linkedChat(chats, responseId));
   } catch (error) {
-    if (error.name === "AbortError") await sayCancelled(turn.job);
-    else if (error instanceof ServiceError) showError(error, turn, question);
-    else throw error;
-  } finally {
-    if (meter.ttftMs === null) turn.facts = "";
-    turn.busy = false;
-    running = null;
-    setControls();
+    if (!(error instanceof ServiceError)) throw error;
+    say(error.status === 404 ? "The server does not keep the linked answer." : error.message);
+    if (error.status !== 401) return;
+    await keyGiven();
+    await openLink(responseId);
   }
-  conversation.keep(messages, turn);
 }
 
-function submit(question) {
-  if (running !== null || page.send.disabled || question.trim() === "") return;
-  if (!page.form.reportValidity()) return;
-  page.message.value = "";
-  page.message.focus();
-  void ask(question);
+/** Opens what this tab had open, else the newest chat whose answer is under way. */
+function openAgain() {
+  const isRunning = ({ turns }) => turns.at(-1)?.answer && !isOver(turns.at(-1).answer);
+  const open = sessionStorage.getItem(OPEN);
+  session.open(open === null ? chats.find().find(isRunning) : (chats.get(open) ?? undefined));
 }
 
-page.form.addEventListener("submit", (event) => {
+function submit(text) {
+  if (!picker.isReady || text.trim() === "") return;
+  if (!session.ask(text)) return;
+  message.value = "";
+  sessionStorage.removeItem(DRAFT);
+  message.focus();
+}
+
+byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  submit(page.message.value);
+  submit(message.value);
 });
-page.message.addEventListener("keydown", (event) => {
+message.addEventListener("input", () => sessionStorage.setItem(DRAFT, message.value));
+message.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
-  submit(page.message.value);
+  submit(message.value);
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) session.stop();
 });
-page.stop.addEventListener("click", () => {
-  running?.abort();
-  page.message.focus();
+stop.addEventListener("click", () => {
+  session.stop();
+  message.focus();
 });
-page.clear.addEventListener("click", () => {
-  conversation.clear();
-  say("A new conversation.");
-  setControls();
-  page.message.focus();
-});
+byId("new-chat").addEventListener("click", () => openChat());
+byId("show-settings").addEventListener("click", () => dialog.showModal());
 byId("suggestions").addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button) submit(button.textContent);
 });
+byId("import").addEventListener("change", async ({ target }) => {
+  try {
+    const brought = await chatsOfFile(target.files[0]);
+    for (const chat of brought) chats.save(chat);
+    say(`${plural(brought.length, "chat")} brought in.`);
+    list.show();
+  } catch (error) {
+    if (!(error instanceof RangeError || error instanceof StorageFull)) throw error;
+    say(error.message);
+  }
+  target.value = "";
+});
+wireChatMenu(byId("chat-menu"), session, {
+  renamed: (title) => {
+    session.chat.title = title;
+    session.keep();
+    setControls();
+  },
+  deleted: () => {
+    const last = session.chat.turns.at(-1)?.answer;
+    if (last?.id && !isOver(last)) void cancelResponse(last.id).catch(({ message: text }) => say(text));
+    chats.delete(session.chat.id);
+    openChat();
+    say("The chat is deleted.");
+  },
+});
+addEventListener("pagehide", () => {
+  if (session.isBusy) session.keep();
+});
+addEventListener("hashchange", () => {
+  if (linkedResponse() !== null) void openLink(linkedResponse());
+});
 
-void loadModels();
+message.value = sessionStorage.getItem(DRAFT) ?? "";
+showSettingsCount();
+if (linkedResponse() === null) openAgain();
+else void openLink(linkedResponse());
+setControls();
+void picker.load();

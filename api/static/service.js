@@ -1,19 +1,26 @@
 /** The service's HTTP API as the pages use it. Paths are relative, so a prefix in front is fine. */
 
 import { askForKey, keyHeaders } from "./key.js";
-import { readEvents } from "./sse.js";
 
-/** A refusal or failure with a sentence for the reader. `code` is the service's, or null. */
+const PASSING = new Set([0, 502, 503, 504]);
+
+/**
+ * A refusal or failure with a sentence for the reader. `status` is 0 where the server was not
+ * reached or its stream broke; `code` is the service's, or null; `isPassing`: the same request may
+ * succeed in a while.
+ */
 export class ServiceError extends Error {
-  constructor(message, { status = 0, code = null } = {}) {
+  constructor(message, { status = 0, code = null, isPassing = PASSING.has(status) } = {}) {
     super(message);
     this.name = "ServiceError";
     this.status = status;
     this.code = code;
+    this.isPassing = isPassing;
   }
 }
 
-function sentence(text) {
+/** A text of the service as a sentence. */
+export function sentence(text) {
   const trimmed = text.trim();
   const begun = trimmed.charAt(0).toUpperCase() + trimmed.slice(1);
   return /[.!?…]$/.test(begun) ? begun : `${begun}.`;
@@ -46,7 +53,8 @@ async function refusal(response) {
   return error;
 }
 
-async function request(path, options = {}) {
+/** Fetches with the key. Throws AbortError, TimeoutError and ServiceError. */
+export async function request(path, options = {}) {
   let response;
   try {
     const headers = { ...keyHeaders(), ...options.headers };
@@ -62,7 +70,8 @@ async function request(path, options = {}) {
 
 const LOOK_TIMEOUT_MS = 10_000;
 
-async function look(path, method = "GET") {
+/** Fetches JSON. Throws ServiceError. */
+export async function look(path, method = "GET") {
   try {
     const response = await request(path, { method, signal: AbortSignal.timeout(LOOK_TIMEOUT_MS) });
     return await response.json();
@@ -86,39 +95,3 @@ export async function listJobs(state, limit) {
 }
 
 export const cancelJob = (jobId) => look(jobPath(jobId), "DELETE");
-
-/**
- * Streams one chat completion. Calls `onJob(id)` as soon as the job is known, then yields the
- * chunks. Aborting `signal` ends the fetch, which cancels the job. Throws AbortError then, and
- * ServiceError for refusals, error events and a stream that ends before its [DONE].
- */
-export async function* streamChat(body, signal, onJob) {
-  const response = await request("v1/chat/completions", {
-    method: "POST",
-    headers: { "content-type": "application/json", accept: "text/event-stream" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
-    signal,
-  });
-  let jobId = response.headers.get("x-request-id");
-  if (jobId) onJob(jobId);
-  try {
-    for await (const { data } of readEvents(response.body)) {
-      if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
-      const error = errorOf(chunk, response.status);
-      if (error) throw error;
-      if (chunk.id && chunk.id !== jobId) {
-        jobId = chunk.id;
-        onJob(jobId);
-      }
-      yield chunk;
-    }
-  } catch (error) {
-    if (error.name === "AbortError" || error instanceof ServiceError) throw error;
-    const broken = error instanceof SyntaxError || error instanceof RangeError;
-    throw new ServiceError(
-      broken ? "The server sent an event that cannot be read." : "The connection was lost.",
-    );
-  }
-  throw new ServiceError("The connection ended before the answer did.");
-}

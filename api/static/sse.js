@@ -81,8 +81,9 @@ export class SseParser {
 /**
  * Yields the events of a byte stream (a response's body) as they become whole. An event that the
  * end of the stream cuts off is dropped, as the standard says. Leaving the loop cancels the body.
+ * `onBytes` is called for whatever arrives, keep-alives too.
  */
-export async function* readEvents(body) {
+export async function* readEvents(body, onBytes = () => {}) {
   let ready = [];
   const parser = new SseParser((event) => ready.push(event));
   const decoder = new TextDecoder(); // keeps a split character; drops a byte order mark
@@ -91,6 +92,7 @@ export async function* readEvents(body) {
   try {
     for (;;) {
       const { value, done } = await reader.read();
+      onBytes();
       parser.push(done ? decoder.decode() : decoder.decode(value, { stream: true }));
       const events = ready;
       ready = [];

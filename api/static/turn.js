@@ -1,71 +1,55 @@
-/** One message of the conversation on the page. All text goes in as text, never as markup. */
+/** A question on the page. All text goes in as text, never as markup. */
 
+import { copyButton } from "./clipboard.js";
 import { element } from "./element.js";
-import { jobPath } from "./service.js";
 
-/** Whoever speaks, the text so far, an error if there was one, and a line of facts. */
-export class Turn {
-  #body = element("div", "text");
-  #text = document.createTextNode("");
-  #error = element("p", "error");
-  #facts = element("p", "facts");
-  #measures = element("span");
-  #jobLink = null;
-  #jobId = null;
+/** A quiet button. */
+export function action(text, label, run) {
+  const button = element("button", "quiet", text);
+  button.type = "button";
+  button.setAttribute("aria-label", label);
+  button.addEventListener("click", run);
+  return button;
+}
 
-  constructor(role, text = "") {
-    this.role = role;
-    this.node = element("article", `turn ${role}`);
-    this.node.append(element("h2", "who", role === "user" ? "You" : "Model"), this.#body);
-    this.#body.append(this.#text);
-    this.append(text);
+/** A question; it can be written anew, which `onEdit(text)` takes. */
+export class UserTurn {
+  node = element("article", "turn user");
+  #body;
+  #actions = element("div", "actions");
+
+  constructor(text, onEdit) {
+    this.#body = element("div", "text", text);
+    this.#actions.append(
+      copyButton("Copy the question", () => text),
+      action("Edit", "Edit the question", () => this.#edit(text, onEdit)),
+    );
+    this.node.append(element("h3", "who", "You"), this.#body, this.#actions);
   }
 
-  get text() {
-    return this.#text.data;
-  }
-
-  append(text) {
-    this.#text.appendData(text);
-  }
-
-  /** While busy, screen readers hold the announcement back until the answer is whole. */
-  set busy(busy) {
-    this.node.setAttribute("aria-busy", String(busy));
-    this.node.classList.toggle("busy", busy);
-    this.#body.hidden = !busy && this.text === "";
-  }
-
-  set facts(text) {
-    this.#measures.textContent = text;
-    if (!this.#facts.isConnected) {
-      this.#facts.append(this.#measures, " ");
-      this.node.append(this.#facts);
-    }
-  }
-
-  /** The job's id, or null before it is known. */
-  get job() {
-    return this.#jobId;
-  }
-
-  set job(jobId) {
-    this.#jobId = jobId;
-    if (this.#jobLink === null) {
-      this.facts = this.#measures.textContent;
-      this.#jobLink = element("a", "job");
-      this.#jobLink.target = "_blank";
-      this.#jobLink.rel = "noopener";
-      this.#facts.append(this.#jobLink);
-    }
-    this.#jobLink.textContent = jobId;
-    this.#jobLink.href = jobPath(jobId);
-    this.#jobLink.title = "The job as the service sees it";
-  }
-
-  set error(message) {
-    this.#error.textContent = message;
-    this.#error.setAttribute("role", "alert");
-    this.#body.after(this.#error);
+  #edit(text, onEdit) {
+    const form = element("form", "edit");
+    const area = element("textarea");
+    area.value = text;
+    area.rows = Math.min(text.split("\n").length + 1, 12);
+    area.setAttribute("aria-label", "The question; what follows it is replaced");
+    const close = () => {
+      form.replaceWith(this.#body, this.#actions);
+      this.#actions.lastChild.focus();
+    };
+    const send = element("button", "primary", "Send again");
+    form.append(area, send, action("Cancel", "Leave the question as it was", close));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (area.value.trim() !== "" && onEdit(area.value) === false) area.focus();
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation();
+      close();
+    });
+    this.#body.replaceWith(form);
+    this.#actions.remove();
+    area.focus();
   }
 }

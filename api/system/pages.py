@@ -21,6 +21,7 @@ MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
 
 # Nothing but this origin's own files runs or is loaded, text never becomes markup (trusted types),

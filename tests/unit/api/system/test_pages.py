@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,9 +15,11 @@ from api.system.pages import MAX_FILE_BYTES, MEDIA_TYPES, STATIC, pages_router, 
 
 FILES = sorted(path.name for path in STATIC.iterdir())
 PAGES = [name for name in FILES if name.endswith(".html")]
-SCRIPTS = [name for name in FILES if name.endswith(".js")]
+MARKED = "marked.esm.js"  # of others, unchanged
+SCRIPTS = [name for name in FILES if name.endswith(".js") and name != MARKED]
 STYLES = [name for name in FILES if name.endswith(".css")]
 MAX_SCRIPT_LINES = 210
+MARKED_SHA256 = "5371fea86fd0656b4fc7bea7c94c663109d82789b69433eeee78d42895aa44de"
 
 
 def client() -> httpx.AsyncClient:
@@ -184,8 +187,20 @@ def test_a_script_never_makes_markup_from_text_and_imports_only_its_neighbours(n
         assert word not in source
     for target in re.findall(r'from "([^"]+)"', source):
         assert target.startswith("./")
-        assert target.removeprefix("./") in SCRIPTS
+        assert target.removeprefix("./") in [*SCRIPTS, MARKED]
     assert len(source.splitlines()) <= MAX_SCRIPT_LINES
+
+
+def test_marked_is_the_published_file_and_its_licence_is_beside_it() -> None:
+    """Its digest is that of `lib/marked.esm.js` in marked-18.2.1.tgz of npm."""
+    content = (STATIC / MARKED).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == MARKED_SHA256
+    assert b"innerHTML" not in content
+    licence = (STATIC / "marked.license.txt").read_text("utf-8")
+    assert "Permission is hereby granted" in licence
+    assert re.findall(rb"marked v([\d.]+)", content) == [
+        version.encode() for version in re.findall(r"marked ([\d.]+),", licence)
+    ]
 
 
 @pytest.mark.parametrize("name", STYLES)

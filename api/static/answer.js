@@ -1,0 +1,114 @@
+/**
+ * One answer as plain data, which survives a reload: what has arrived of it, and the number of the
+ * last event, behind which it goes on.
+ *
+ * `status`: `sending` until the service has confirmed it; `queued`, `running`; then one of OVER.
+ * `refused`: no job came to be. `lost`: the service does not have it any more.
+ */
+
+import { sentence } from "./service.js";
+
+const OVER = new Set(["completed", "incomplete", "cancelled", "failed", "refused", "lost"]);
+
+/** 128 random bits; `randomUUID` is missing where the page did not come over HTTPS. */
+export function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** An answer to `body` that is still to be sent. */
+export const newAnswer = (body) => ({
+  status: "sending",
+  key: newId(),
+  body, // until the service has confirmed it
+  id: null,
+  model: body.model,
+  last: -1, // number of the last event
+  reasoning: "",
+  numReasoning: 0, // tokens
+  text: "",
+  numTokens: 0, // of reasoning, text and calls
+  calls: [], // {item, id, name, arguments, result}
+  isCut: false, // by the token limit
+  error: null,
+  code: null,
+  timing: null, // {ttftMs, perSecond, attempt}
+});
+
+/** The answer of a response that exists. */
+export const answerOf = (id) => ({
+  ...newAnswer({ model: null }),
+  status: "queued",
+  body: null,
+  id,
+});
+
+export const isOver = (answer) => OVER.has(answer.status);
+
+/** Whether something came that the model can be told of again. */
+export const hasOutput = (answer) => answer.text !== "" || answer.calls.length > 0;
+
+function addItem(answer, item) {
+  if (item.type === "message" && answer.text !== "") answer.text += "\n\n";
+  if (item.type !== "function_call") return;
+  const { id, call_id, name } = item;
+  answer.calls.push({ item: id, id: call_id, name, arguments: "", result: "" });
+}
+
+function end(answer, response) {
+  answer.status = response.status;
+  answer.isCut = response.incomplete_details?.reason === "max_output_tokens";
+  if (response.usage) {
+    answer.numTokens = response.usage.output_tokens;
+    answer.numReasoning = response.usage.output_tokens_details.reasoning_tokens;
+  }
+  if (response.error) {
+    answer.error = sentence(response.error.message);
+    answer.code = response.error.type ?? response.error.code;
+  }
+}
+
+/** Adds an event. A delta is one token's text most of the time; the end corrects the counts. */
+export function applyEvent(answer, event) {
+  switch (event.type) {
+    case "response.created":
+      answer.model = event.response.model;
+      break;
+    case "response.queued":
+      answer.status = "queued";
+      break;
+    case "response.in_progress":
+      answer.status = "running";
+      break;
+    case "response.output_item.added":
+      addItem(answer, event.item);
+      break;
+    case "response.reasoning_text.delta":
+      answer.reasoning += event.delta;
+      answer.numReasoning += 1;
+      answer.numTokens += 1;
+      break;
+    case "response.output_text.delta":
+      answer.text += event.delta;
+      answer.numTokens += 1;
+      break;
+    case "response.function_call_arguments.delta":
+      answer.calls.find(({ item }) => item === event.item_id).arguments += event.delta;
+      answer.numTokens += 1;
+      break;
+    case "response.completed":
+    case "response.incomplete":
+    case "response.failed":
+      end(answer, event.response);
+      break;
+  }
+  answer.last = event.sequence_number;
+}
+
+/** Ends an answer that the service has not, or not any more. */
+export function abandon(answer, message, code = null) {
+  answer.status = answer.id === null ? "refused" : "lost";
+  answer.body = null;
+  answer.error = message;
+  answer.code = code;
+}

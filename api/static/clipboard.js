@@ -1,0 +1,34 @@
+/** Copies text. The clipboard's own interface is missing where the page did not come over HTTPS. */
+
+import { element } from "./element.js";
+
+const SHOWN_MS = 1500;
+
+async function copy(text) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+    return true;
+  }
+  const area = element("textarea", "hidden");
+  area.value = text;
+  const focused = document.activeElement;
+  (focused?.closest("dialog") ?? document.body).append(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  focused?.focus();
+  return isCopied;
+}
+
+/** A button that copies what `text()` returns, and says so. */
+export function copyButton(label, text) {
+  const button = element("button", "quiet", "Copy");
+  button.type = "button";
+  button.setAttribute("aria-label", label);
+  button.addEventListener("click", async () => {
+    const isCopied = await copy(text()).catch(() => false);
+    button.textContent = isCopied ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
+  });
+  return button;
+}

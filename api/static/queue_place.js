@@ -1,0 +1,57 @@
+/** Says where a waiting job stands in the queue, and for about how long, by its own pace. */
+
+import { getJob, listModels, ServiceError } from "./service.js";
+import { duration, plural } from "./units.js";
+
+const FIRST_LOOK_MS = 700; // most jobs have begun by then
+const MAX_LOOK_MS = 5000;
+
+/** The sentence for a job with so many others ahead of it. `pace`: jobs a millisecond; 0: unknown. */
+function sentence(ahead, pace, isServed) {
+  if (!isServed) return "Waiting: no worker is alive. The next one takes the job.";
+  if (ahead === 0) return "Waiting: the next in the queue.";
+  const place = `Waiting: ${plural(ahead, "job")} ahead in the queue`;
+  return pace > 0 ? `${place}, about ${duration((ahead + 1) / pace)} at this pace.` : `${place}.`;
+}
+
+export class QueuePlace {
+  #say;
+  #timer = null;
+  #first = null; // {ahead, ms} of the first look
+
+  constructor(say) {
+    this.#say = say;
+  }
+
+  /** Looks after a job, less often as it waits longer, until `stop`. */
+  start(jobId, model) {
+    if (this.#timer !== null) return;
+    let waitMs = FIRST_LOOK_MS;
+    const look = async () => {
+      await this.#look(jobId, model);
+      waitMs = Math.min(1.4 * waitMs, MAX_LOOK_MS);
+      if (this.#timer !== null) this.#timer = setTimeout(look, waitMs);
+    };
+    this.#timer = setTimeout(look, waitMs);
+  }
+
+  stop() {
+    clearTimeout(this.#timer);
+    this.#timer = null;
+  }
+
+  async #look(jobId, model) {
+    try {
+      const [job, models] = await Promise.all([getJob(jobId), listModels()]);
+      if (this.#timer === null || job.status !== "queued" || job.queue_position === null) return;
+      const nowMs = performance.now();
+      const ahead = job.queue_position;
+      this.#first ??= { ahead, ms: nowMs };
+      const pace = (this.#first.ahead - ahead) / (nowMs - this.#first.ms || 1);
+      const isServed = models.find(({ id }) => id === model)?.is_served ?? true;
+      this.#say(sentence(ahead, pace, isServed));
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error; // the stream says that it is away
+    }
+  }
+}

@@ -1,0 +1,200 @@
+/** The chat that is open: asks, follows the answer, keeps both. One answer is followed at a time. */
+
+import { answerOf, hasOutput, isOver, newAnswer, newId } from "./answer.js";
+import { StorageFull, titleOf } from "./chats.js";
+import { factsOf, timingOf } from "./facts.js";
+import { itemsOf } from "./history.js";
+import { LiveAnswer } from "./live_answer.js";
+import { Meter } from "./meter.js";
+import { QueuePlace } from "./queue_place.js";
+import { plural } from "./units.js";
+
+const BUSY = "An answer is under way: stop it, or wait for its end.";
+
+const TOO_LONG = "context_length_exceeded";
+
+const newChat = () => ({ id: newId(), title: "New chat", updatedMs: Date.now(), turns: [] });
+
+/** What became of an answer, in a sentence. */
+function sentenceOf(answer) {
+  if (answer.status === "cancelled") {
+    return `Stopped: the job is cancelled after ${plural(answer.numTokens, "token")}.`;
+  }
+  if (answer.error !== null) return hasOutput(answer) ? "The answer is not whole." : "No answer.";
+  if (answer.isCut && !hasOutput(answer)) return "Ended at the token limit, while still thinking.";
+  if (answer.isCut) return "Ended at the token limit.";
+  return answer.calls.length > 0 ? "The model calls tools." : "Answered.";
+}
+
+export class Session {
+  chat = newChat();
+  #page;
+  #live = null;
+  #isKept = true; // whether the browser has room for this chat
+
+  /**
+   * `page` has `chats`, `conversation`, `bodyOf()` (a request's members), `say(sentence)`,
+   * `warn(sentence)`, `changed()`, `giveBack(question)`, `announce(text)`, and `share` and `showJob`
+   * of an answer.
+   */
+  constructor(page) {
+    this.#page = page;
+  }
+
+  get isBusy() {
+    return this.#live !== null;
+  }
+
+  get isEmpty() {
+    return this.chat.turns.length === 0;
+  }
+
+  /** Opens a chat, or a new one, and goes on with its answer where that is under way. */
+  open(chat = newChat()) {
+    this.#live?.leave();
+    this.#live = null;
+    this.chat = structuredClone(chat); // what another tab saves is not written into by this one
+    this.#page.warn("");
+    this.#page.conversation.show(this.chat.turns, this.#actions());
+    this.chat.turns.forEach(({ answer }, index) => {
+      if (answer) this.#page.conversation.at(index).facts = factsOf(answer);
+    });
+    const last = this.chat.turns.at(-1)?.answer;
+    this.#page.changed();
+    if (last && !isOver(last)) void this.#follow(last, null);
+  }
+
+  /** Another tab saved or deleted chats: shows what it made of this one. */
+  reload() {
+    const stored = this.#page.chats.get(this.chat.id);
+    if (stored === null) {
+      if (!this.isEmpty && !this.isBusy && this.#isKept) this.open();
+      return;
+    }
+    const keyOf = ({ turns }) => turns.at(-1)?.answer?.key;
+    if (!this.isBusy || keyOf(stored) !== keyOf(this.chat)) this.open(stored);
+  }
+
+  /** Asks a question. Returns false where it cannot be asked now. */
+  ask(text) {
+    return this.#answer([...this.chat.turns, { role: "user", text }], text);
+  }
+
+  /** Cancels the answer under way. */
+  stop() {
+    void this.#live?.stop();
+  }
+
+  /** Keeps what has come so far: the page may be closed. */
+  keep() {
+    try {
+      this.#page.chats.save(this.chat);
+      this.#isKept = true;
+      this.#page.warn("");
+    } catch (error) {
+      if (!(error instanceof StorageFull)) throw error;
+      this.#isKept = false;
+      this.#page.warn(`${error.message} Until then it is gone with this tab.`);
+    }
+  }
+
+  #actions() {
+    const before = (index) => this.chat.turns.slice(0, index);
+    return {
+      edit: (index, text) => this.#answer([...before(index), { role: "user", text }], null),
+      regenerate: (index) => this.#answer(before(index), null),
+      results: (index) => this.#answer(before(index + 1), null),
+      share: (answer) => this.#page.share(answer),
+      showJob: (answer) => this.#page.showJob(answer),
+    };
+  }
+
+  /** Answers turns, whose last is to be answered. `question`: comes back where it is refused. */
+  #answer(turns, question) {
+    if (this.isBusy) {
+      this.#page.say(BUSY);
+      return false;
+    }
+    if (this.#page.chats.isAnswering(this.chat.id)) {
+      this.open(this.#page.chats.get(this.chat.id));
+      this.#page.say("Another tab asked in this chat.");
+      return false;
+    }
+    const body = this.#page.bodyOf();
+    if (body === null) return false;
+    const answer = newAnswer({ ...body, input: itemsOf(turns) });
+    const isMore = turns.length >= this.chat.turns.length;
+    if (this.isEmpty) this.chat.title = titleOf(turns[0].text);
+    this.chat.turns = [...turns, { role: "assistant", answer }];
+    this.chat.updatedMs = Date.now();
+    if (isMore) this.#page.conversation.add(this.chat.turns, this.#actions());
+    else this.open(this.chat);
+    if (!this.isBusy) void this.#follow(answer, question);
+    this.keep();
+    this.#page.changed();
+    return true;
+  }
+
+  async #follow(answer, question) {
+    const { say, conversation, announce } = this.#page;
+    const view = conversation.at(-1);
+    const place = new QueuePlace(say);
+    const meter = new Meter(answer.last < 0 && answer.id === null);
+    const chat = this.chat;
+    let said = null;
+    const live = new LiveAnswer(answer, {
+      say: (text) => {
+        said = text;
+        say(text);
+      },
+      created: () => this.keep(),
+      changed: (event) => {
+        if (answer.status === "queued") place.start(answer.id, answer.model);
+        else place.stop();
+        if (event.type.endsWith(".delta")) {
+          const doing = event.type === "response.reasoning_text.delta" ? "Thinking…" : "Answering…";
+          if (said !== doing) say((said = doing)); // once: it is read aloud
+          meter.tick(answer.numTokens);
+        }
+        view.facts = meter;
+        view.changed(event);
+      },
+    });
+    this.#live = live;
+    say(answer.id === null ? "Waiting for the answer…" : "Going on where it was…");
+    await live.run();
+    place.stop();
+    if (this.#live !== live) return; // another chat is open
+    this.#live = null;
+    if (isOver(answer)) {
+      answer.timing = answer.id === null ? null : await timingOf(answer, meter);
+      say(sentenceOf(answer));
+      announce(answer.text);
+    } else {
+      say("Not followed any more: the job may still run. A reload goes on with it.");
+    }
+    if (this.chat !== chat) return;
+    if (answer.code === TOO_LONG && chat.turns.length > 2) {
+      answer.error += " A new chat has room again.";
+    }
+    view.facts = factsOf(answer);
+    conversation.follow(() => view.show());
+    if (question !== null && answer.status === "refused") this.#page.giveBack(question);
+    this.keep();
+    this.#page.changed();
+  }
+}
+
+/** A chat of a response that somebody else asked for: `items` are what it was made from. */
+export function sharedChat(responseId, items) {
+  const chat = newChat();
+  for (const { type, role, content } of items) {
+    if (type !== "message") continue;
+    const text = content.map((part) => part.text ?? part.refusal).join("");
+    const answer = { ...answerOf(null), text, status: "completed" };
+    chat.turns.push(role === "user" ? { role, text } : { role: "assistant", answer });
+  }
+  chat.turns.push({ role: "assistant", answer: answerOf(responseId) });
+  chat.title = titleOf(chat.turns.find(({ role }) => role === "user")?.text ?? "Shared answer");
+  return chat;
+}
