@@ -128,7 +128,9 @@ def test_a_cut_network_is_waited_out(playground: Page, tab: Tab, service: Launch
 
     playground.route("**/v1/responses/*?stream=true*", pass_or_cut)
     begin(playground)
-    expect(playground.locator("#status")).to_contain_text("Trying again…", timeout=PATIENCE_MS)
+    expect(playground.locator("#status")).to_have_text(
+        "The server cannot be reached. Trying again…"
+    )
     cut["now"] = False
     expect_all_of_it(playground, service)
     tab.expect_complaint("ERR_INTERNET_DISCONNECTED")
