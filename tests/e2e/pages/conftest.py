@@ -20,15 +20,16 @@ ECHO_STEP_MS = 25
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+def service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Launched]:
     directory = tmp_path_factory.mktemp("pages")
     checkpoint = make_hermes_checkpoint(directory / "thinker")
     env = {
         "RUNNER": "echo",
         "ECHO_STEP_MS": str(ECHO_STEP_MS),
         "MODEL": str(checkpoint),
-        "FRONTENDS": "2",
-        "WORKERS": "2",
+        **getattr(request.module, "SERVICE", {}),  # what else a module wants of it
     }
     with Launched(directory, env) as service:
         yield service

@@ -30,6 +30,8 @@ from tests.support.playground import (
 
 pytestmark = pytest.mark.browser
 
+SERVICE = {"FRONTENDS": "2", "WORKERS": "2"}
+
 
 def begin(page: Page, max_tokens: int = 160) -> None:
     """Asks, and waits for the first of the answer."""
