@@ -6,6 +6,7 @@ Both run the demo model in float32. Every request goes to both, whole and as a s
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ from api.auth.keys import digest_of, new_key
 from tests.support.launched import Launched
 from tests.support.service_client import ServiceClient
 from tests.support.tool_models import make_demo_with_tools
-from tests.support.vllm_worker import BLOCK_SIZE, READY_TIMEOUT_S, own_settings, vllm_settings
+from tests.support.vllm_worker import (
+    ALIKE,
+    BLOCK_SIZE,
+    READY_TIMEOUT_S,
+    own_settings,
+    vllm_settings,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
 
@@ -256,6 +263,40 @@ def test_two_tenants_share_no_prefix(services: Services) -> None:
         cached = [_cached_tokens(client, prompt, key) for key in (ANN, ANN, BOB, BOB)]
         assert cached[0] == cached[2] == 0
         assert cached[1] == cached[3] >= 3 * BLOCK_SIZE
+
+
+def test_a_tenant_does_not_wait_for_the_choices_of_another(services: Services) -> None:
+    """Of three times as many choices as there are seats two thirds would have to end first."""
+    num_choices = 3 * int(ALIKE["MAX_NUM_SEQS"])
+    body = {"model": MODEL, "prompt": [7, 8, 9], "ignore_eos": True, "max_tokens": 300}
+    wide = {**body, "n": num_choices, "temperature": 0, "stream": True}
+    for client in (services.vllm, services.own):
+        has_begun, ended = threading.Event(), list[int]()
+
+        def read(
+            client: ServiceClient = client,
+            ended: list[int] = ended,
+            has_begun: threading.Event = has_begun,
+        ) -> None:
+            with client.http.stream("POST", "/v1/completions", json=wide) as response:
+                for line in response.iter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                        has_begun.set()
+                        if choice["finish_reason"]:
+                            ended.append(choice["index"])
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert has_begun.wait(TIMEOUT_S)
+        narrow = {**body, "max_tokens": 8}
+        answer = client.http.post("/v1/completions", json=narrow, headers=_authorization(BOB))
+        num_ended = len(ended)
+        reader.join()
+        assert answer.status_code == 200, answer.text
+        assert num_ended <= num_choices // 3
+        assert sorted(ended) == [*range(num_choices)]
 
 
 def _cached_tokens(client: ServiceClient, prompt: list[int], key: str) -> int:
