@@ -247,15 +247,24 @@ class NativeAttention:
         self._metadata = metadata
         self._ragged = {}
 
-    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def step(self, num_heads: int) -> tuple[AttentionMetadata, Ragged]:
+        """Returns what has been prepared, and the kernels' view of it for so many heads."""
         metadata = self._metadata
-        assert metadata is not None, "forward comes after prepare"
-        num_tokens, num_heads = q.shape[0], q.shape[1]
+        assert metadata is not None, "step comes after prepare"
         if num_heads not in self._ragged:
-            group = num_heads // self._num_kv_heads
-            work = work_list(metadata.query_lens, group)
+            work = work_list(metadata.query_lens, num_heads // self._num_kv_heads)
             self._ragged[num_heads] = (ragged(metadata, work), work)
-        there, _ = self._ragged[num_heads]
+        return metadata, self._ragged[num_heads][0]
+
+    def lend(self, stack: Stack, own: Layer, layer: int) -> None:
+        """Writes where `layer` keeps keys and values, and how it attends."""
+        own.keys, own.values = self._layers[layer]
+        stack.attention_scale, own.window = self._scores[layer]
+        stack.block_stride = self._block_stride
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        num_tokens, num_heads = q.shape[0], q.shape[1]
+        metadata, there = self.step(num_heads)
         keys, values = self._layers[layer]
         self._kernels.kv_store(
             k.data_ptr(),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
-from worker.model.attention.base import AttentionMetadata
+from worker.model.attention.base import AttentionMetadata, LayerScores
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import MAX_HEAD_DIM
 from worker.model.cpu.native_stack import NativeAttention
-from worker.model.kv_cache import KVCachePool, KVLayer
+from worker.model.kv_cache import KVCachePool
 from worker.model.transformers.probe import AttentionCall
+
+# Of q [T, heads, key_dim], k and v [T, kv_heads, ...] to [T, heads, value_dim].
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class AttentionMismatch(RuntimeError):
@@ -36,7 +39,8 @@ class PagedAttention:
         self._calls = tuple(calls)
         self._backend: SdpaAttention | NativeAttention | None = None
         self._next = 0
-        self._observed: list[KVLayer] | None = None
+        self._stand_in: Attend | None = None
+        self.is_away = False
         own = weakref.ref(self)  # the interface keeps what is registered for ever
 
         def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -77,13 +81,24 @@ class PagedAttention:
         self._calls = tuple(calls)
 
     @contextlib.contextmanager
-    def observed(self) -> Iterator[list[KVLayer]]:
-        """Yields a list that gets what each call of a forward pass keeps; nothing is attended."""
-        self._observed = []
+    def replaced(self, attend: Attend) -> Iterator[None]:
+        """Calls `attend` in place of this attention, however often."""
+        self._stand_in = attend
         try:
-            yield self._observed
+            yield
         finally:
-            self._observed = None
+            self._stand_in = None
+
+    @contextlib.contextmanager
+    def away(self, network: PreTrainedModel) -> Iterator[None]:
+        """Leaves the attention to the network's own code, over tokens of one sequence."""
+        self.is_away = True
+        network.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            network.set_attn_implementation(self.name)
+            self.is_away = False
 
     def begin(self, metadata: AttentionMetadata) -> None:
         """Prepares a step, before the model's forward pass."""
@@ -116,30 +131,62 @@ class PagedAttention:
         `query` [1, heads, T, key_dim], `key` and `value` [1, kv_heads, T, ...] become [1, T, heads,
         value_dim]. What a layer's window is follows from the probe.
         """
-        if self._observed is not None:
-            self._observed.append(KVLayer(key.shape[1], key.shape[3], value.shape[3]))
-            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+        if self._stand_in is None:
+            self._check(attention_mask, scaling, softcap, s_aux)
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return self.attend_rows(q, k, v, s_aux)[None], None
+
+    def scores(self, number: int) -> LayerScores:
+        """Returns how a call weighs."""
+        return self._calls[number].scores
+
+    def next_layers(self, count: int) -> tuple[NativeAttention, int] | None:
+        """Returns the kernels' attention and the first of the next `count` calls, which its caller
+        computes; None where `attend_rows` is to be called."""
+        if self._stand_in is not None or not isinstance(self._backend, NativeAttention):
+            return None
+        return self._backend, self._take(count)
+
+    def _take(self, count: int) -> int:
+        """Returns the number of the first of so many calls. Raises AttentionMismatch."""
         number = self._next
-        self._next += 1
-        if number >= len(self._calls) or self._backend is None:
+        self._next += count
+        if self._next > len(self._calls):
             raise AttentionMismatch(f"more than {len(self._calls)} calls of the attention")
-        call = self._calls[number]
+        return number
+
+    def attend_rows(self, q: Tensor, k: Tensor, v: Tensor, s_aux: Tensor | None = None) -> Tensor:
+        """Returns [T, heads, value_dim] of q [T, heads, key_dim], k and v [T, kv_heads, ...]."""
+        if self._stand_in is not None:
+            return self._stand_in(q, k, v)
+        number = self._take(1)
+        backend = self._backend
+        assert backend is not None, "a call comes after use"
+        out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
+        if isinstance(backend, SdpaAttention):
+            backend.forward(number, q, k, v, out, s_aux)
+        else:
+            backend.forward(number, _by_token(q), _by_token(k), _by_token(v), out)
+        return out
+
+    def _check(
+        self,
+        attention_mask: Tensor | None,
+        scaling: float | None,
+        softcap: float | None,
+        s_aux: Tensor | None,
+    ) -> None:
+        """Raises AttentionMismatch where the next call is not as the probe saw it."""
+        if self._next >= len(self._calls):
+            return  # attend_rows says so
+        call = self._calls[self._next]
         if (
             attention_mask is not None
             or softcap != call.scores.softcap
             or (scaling is not None and scaling != call.scores.scale)
             or (s_aux is not None) != call.has_sinks
         ):
-            raise AttentionMismatch(f"call {number} of the attention has other arguments")
-        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        out = torch.empty(
-            q.shape[0], q.shape[1], v.shape[2], dtype=query.dtype, device=query.device
-        )
-        if isinstance(self._backend, SdpaAttention):
-            self._backend.forward(number, q, k, v, out, s_aux)
-        else:
-            self._backend.forward(number, _by_token(q), _by_token(k), _by_token(v), out)
-        return out[None], None
+            raise AttentionMismatch(f"call {self._next} of the attention has other arguments")
 
 
 def _by_token(heads: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.model.layers.ops import Activation, Multiply, Ops, TorchOps
-from worker.model.transformers.products import agree, replace_module, tried_rows
+from worker.model.transformers.products import agree, replace_module, rows_of, tried_rows
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
 
@@ -22,14 +22,15 @@ class GatedModule(nn.Module):
 
     def __init__(self, gated: Multiply, down: Multiply) -> None:
         super().__init__()
-        self._gated = gated
-        self._down = down
+        self.gated = gated
+        self.down = down
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        if not flat.is_contiguous():
-            flat = flat.contiguous()
-        return self._down(self._gated(flat)).view(x.shape)
+        return self.rows(rows_of(x)).view(x.shape)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Maps [rows, size] to the same shape; x is contiguous."""
+        return self.down(self.gated(x))
 
 
 class ExpertsModule(nn.Module):

@@ -225,8 +225,5 @@ def _alone(model: TransformersModel, text: list[int], place: int) -> Tensor:
     device = model.placement.device
     ids = torch.tensor(text[: place + 1], dtype=torch.int32, device=device)
     positions = torch.arange(place + 1, dtype=torch.int32, device=device)
-    model.network.set_attn_implementation("eager")
-    try:
+    with model.attention.away(model.network):
         return logits_of(model.network, ids, positions, positions.long())
-    finally:
-        model.network.set_attn_implementation(model.attention.name)

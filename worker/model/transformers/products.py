@@ -50,12 +50,18 @@ def groups_of(calls: Sequence[LinearCall]) -> tuple[tuple[str, ...], ...]:
     )
 
 
+def rows_of(x: Tensor) -> Tensor:
+    """Returns x [..., size] as [rows, size], contiguous."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.is_contiguous() else rows.contiguous()
+
+
 class SharedProduct:
     """The products of modules with one input, computed by the first that is called."""
 
     def __init__(self, multiply: Multiply, sizes: Sequence[int]) -> None:
-        self._multiply = multiply
-        self._sizes = list(sizes)
+        self.multiply = multiply
+        self.sizes = list(sizes)  # of the modules' results, which lie side by side
         self._input: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._missing = 0
@@ -63,14 +69,11 @@ class SharedProduct:
     def part(self, index: int, x: Tensor) -> Tensor:
         """Returns the product of module `index`, [..., size], of x [..., in]."""
         if x is not self._input:
-            flat = x.reshape(-1, x.shape[-1])
-            if not flat.is_contiguous():
-                flat = flat.contiguous()
-            out = self._multiply(flat).view(*x.shape[:-1], -1)
-            if len(self._sizes) == 1:
+            out = self.multiply(rows_of(x)).view(*x.shape[:-1], -1)
+            if len(self.sizes) == 1:
                 return out
-            self._input, self._parts = x, out.split_with_sizes(self._sizes, dim=-1)
-            self._missing = len(self._sizes)
+            self._input, self._parts = x, out.split_with_sizes(self.sizes, dim=-1)
+            self._missing = len(self.sizes)
         part = self._parts[index]
         self._missing -= 1
         if not self._missing:  # the input may be freed, and another have its place
@@ -87,11 +90,11 @@ class ProductModule(nn.Module):
         self.out_features = linear.out_features
         self.weight = torch.empty_like(linear.weight, device="meta")
         self.bias = None if linear.bias is None else torch.empty_like(linear.bias, device="meta")
-        self._product = product
+        self.product = product
         self._index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._product.part(self._index, x)
+        return self.product.part(self._index, x)
 
 
 class NormModule(nn.Module):
@@ -101,14 +104,11 @@ class NormModule(nn.Module):
         super().__init__()
         self.weight = norm.weight
         self.variance_epsilon = norm.eps
-        self._norm = norm
+        self.norm = norm
         self._ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        if not flat.is_contiguous():
-            flat = flat.contiguous()
-        return self._ops.add_norm(flat, None, self._norm)[1].view(x.shape)
+        return self._ops.add_norm(rows_of(x), None, self.norm)[1].view(x.shape)
 
 
 def replace_linears(
@@ -222,11 +222,15 @@ def agree(module: Callable[[], Tensor], other: Callable[[], Tensor]) -> bool:
     with torch.inference_mode():
         try:
             result = module()
-            expected = result.float()
         except Exception:  # it takes other arguments, so it is another kind of module
             return False
-        found = other().float()
+        return are_close(other(), result)
+
+
+def are_close(found: Tensor, expected: Tensor) -> bool:
+    """Returns whether rows [..., size] differ by no more than the rounding of their dtype."""
     if found.shape != expected.shape:
         return False
-    errors = (found - expected).norm(dim=-1)
-    return bool((errors <= _TOLERANCES[result.dtype] * expected.norm(dim=-1)).all())
+    wide = expected.float()
+    errors = (found.float() - wide).norm(dim=-1)
+    return bool((errors <= _TOLERANCES[expected.dtype] * wide.norm(dim=-1)).all())

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
 
 from worker.model.errors import UnsupportedModel
+from worker.model.kv_cache import KVLayer
 from worker.model.parallel.group import RankGroup
 from worker.model.transformers.attention import PagedAttention
 from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig
@@ -57,7 +59,13 @@ def rank_calls(
     Computes one token, together with the other ranks. What a plan divides shows in the shapes that
     arrive, and nowhere else for all models.
     """
-    with attention.observed() as kept:
+    kept: list[KVLayer] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept.append(KVLayer(k.shape[1], k.shape[2], v.shape[2]))
+        return q.new_zeros(*q.shape[:2], v.shape[2])
+
+    with attention.replaced(attend):
         tokens = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         model(input_ids=tokens, position_ids=tokens, use_cache=False)
     return tuple(replace(call, kept=layer) for call, layer in zip(calls, kept, strict=True))

@@ -32,6 +32,7 @@ from worker.model.transformers.model import (
 from worker.model.transformers.probe import probe
 from worker.model.transformers.products import replace_linears, replace_norms
 from worker.model.transformers.sharding import check_plan, rank_calls
+from worker.model.transformers.shortening import shorten
 
 _FEW = 256  # rows of a matrix so small that one thread does: routers
 
@@ -96,6 +97,8 @@ class TransformersSource:
                 model.network = None  # type: ignore[assignment]  # its memory goes first
                 network = self._network(options, placement, attention, report)
                 model = TransformersModel(self.config, network, attention, placement)
+        if products.kernels is not None and attention.is_native(block_size, placement.dtype):
+            shorten(network, attention, products.ops, products.kernels, max_model_len)
 
         def stack(pool: KVCachePool) -> DecoderStack:
             made = TransformersStack(model, pool, products.kernels)
