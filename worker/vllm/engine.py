@@ -25,7 +25,7 @@ from worker.engine.request import EngineOutput, EngineRequest, EngineStats, chec
 from worker.engine.stop import StopMatch, find_stop
 from worker.model.device import step_failure
 from worker.vllm.admission import Admission, starved_ids
-from worker.vllm.kv_blocks import discard_content
+from worker.vllm.kv_blocks import FailedBlocks
 from worker.vllm.live_request import LiveRequest
 from worker.vllm.params import vllm_params
 from worker.vllm.requests import FAILED_TOKEN, prompt_logprobs, vllms_logprob
@@ -58,6 +58,7 @@ class VllmEngine:
         self._num_added = 0
         self._num_entered = 0
         self._ended_on_arrival: dict[str, EngineOutput] = {}
+        self._failed_blocks = FailedBlocks(llm)
 
     def add(self, request: EngineRequest) -> None:
         """Adds a request; `step` returns its outputs. Raises RequestRefused, such as EngineFull."""
@@ -171,6 +172,7 @@ class VllmEngine:
 
     def _step(self) -> list[RequestOutput]:
         try:
+            self._failed_blocks.begin_step()
             return [each for each in self._llm.step() if isinstance(each, RequestOutput)]
         except Exception as error:
             device = torch.device(self._llm.vllm_config.device_config.device_type)
@@ -215,9 +217,9 @@ class VllmEngine:
         completion = result.outputs[0]
         grown = self._grow(live, completion.token_ids, completion.logprobs)
         if grown.failure is not None:
-            if grown.failure[0] is ErrorCode.NONFINITE_LOGITS:
-                discard_content(self._llm, live.vllm_id)
             self.cancel(request.request_id)
+            if grown.failure[0] is ErrorCode.NONFINITE_LOGITS:
+                self._failed_blocks.discard(live.vllm_id)
             return [*outputs, _failed(live, *grown.failure)]
         stop = grown.stop
         if live.samples_nothing and result.finished:

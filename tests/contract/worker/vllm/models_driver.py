@@ -25,15 +25,15 @@ from worker.vllm.build import build_vllm_engine
 _run = runpy.run_path(str(Path(__file__).with_name("engine_driver.py")))["run"]
 
 
-def run_model(options: dict[str, Any], requests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what the model says, or why it is refused. Nothing of it is left."""
+def run_model(options: dict[str, Any], runs: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Returns what the model says in each run, or why it is refused. Nothing of it is left."""
     try:
         built = build_vllm_engine(msgspec.convert(options, EngineOptions), lambda *progress: None)
     except (ModelError, ValueError) as error:
-        return {"refusal": str(error), "answers": {}}
+        return {"refusal": str(error), "runs": []}
     else:
         built.engine.self_test()
-        return {"refusal": "", "answers": _run(built.engine, requests)["answers"]}
+        return {"refusal": "", "runs": [_run(built.engine, each)["answers"] for each in runs]}
 
 
 def forget_model() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     models = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), strict=False)
     results = {}
     for name, model in models.items():
-        results[name] = run_model(model["options"], model["requests"])
+        results[name] = run_model(model["options"], model["runs"])
         forget_model()
     Path(sys.argv[2]).write_bytes(msgspec.msgpack.encode(results))
 

@@ -8,11 +8,9 @@ All are loaded one after the other into one process.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,14 +20,12 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.greedy_reference import GreedyReference, greedy_reference
 from tests.support.quantised_checkpoints import FORMATS, make_quantised
 from tests.support.tiny_models import VOCAB_SIZE, write_tiny_model
-from tests.support.vllm_runs import Answer, VllmRequest, run_in_vllm
+from tests.support.vllm_models import TIMEOUT_S, Model, Work, run_models, vllm_options
+from tests.support.vllm_runs import Answer, VllmRequest
 from worker.engine_options import EngineOptions
-
-TIMEOUT_S = 540.0
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(TIMEOUT_S + 60)]
 
-DRIVER = Path(__file__).with_name("models_driver.py")
 NUM_TOKENS = 16
 TOP = 2
 PROMPTS = tuple(
@@ -51,34 +47,8 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
 REFUSED = {"fp8": "fp8", "fp8-blocks": "AMX"}
 
 
-class Model(msgspec.Struct):
-    """What the driver found."""
-
-    refusal: str
-    answers: dict[str, Answer]
-
-
-@dataclass(frozen=True)
-class Work:
-    """A model for the driver."""
-
-    options: EngineOptions
-    requests: list[VllmRequest]
-
-
 def options_of(checkpoint: Path, dtype: str) -> EngineOptions:
-    return EngineOptions(
-        checkpoint=str(checkpoint),
-        engine="vllm",
-        dtype=dtype,  # type: ignore[arg-type]
-        device="cpu",
-        max_model_len=256,
-        max_num_seqs=8,
-        num_kv_blocks=64,
-        block_size=32,
-        num_threads=1,
-        vllm_args='{"enforce_eager": true}',
-    )
+    return vllm_options(checkpoint, dtype, '{"enforce_eager": true}')
 
 
 def greedy_requests(prompts: Any = PROMPTS) -> list[VllmRequest]:
@@ -86,14 +56,6 @@ def greedy_requests(prompts: Any = PROMPTS) -> list[VllmRequest]:
         max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, logprobs=TOP, seed=1
     )
     return [VllmRequest(str(i), tuple(prompt), params) for i, prompt in enumerate(prompts)]
-
-
-def run_models(models: dict[str, Work], folder: Path) -> dict[str, Model]:
-    work, results = folder / "work", folder / "results"
-    work.write_bytes(msgspec.msgpack.encode(msgspec.to_builtins(models)))
-    first = next(iter(models.values())).options
-    run_in_vllm([str(DRIVER), str(work), str(results)], first, timeout_s=TIMEOUT_S)
-    return msgspec.msgpack.decode(results.read_bytes(), type=dict[str, Model])
 
 
 @pytest.fixture(scope="module")
@@ -117,14 +79,14 @@ def found(
 ) -> dict[str, Model]:
     folder = tmp_path_factory.mktemp("quantised")
     models = {
-        name: Work(options_of(path, "float32"), greedy_requests(reference.prompts))
+        name: Work(options_of(path, "float32"), [greedy_requests(reference.prompts)])
         for name, (path, reference) in references.items()
     }
     for name, format in FORMATS.items():
         checkpoint, twin = make_quantised(folder, format)
-        models[name] = Work(options_of(checkpoint, "bfloat16"), greedy_requests())
+        models[name] = Work(options_of(checkpoint, "bfloat16"), [greedy_requests()])
         if name not in REFUSED:
-            models[f"{name}-twin"] = Work(options_of(twin, "bfloat16"), greedy_requests())
+            models[f"{name}-twin"] = Work(options_of(twin, "bfloat16"), [greedy_requests()])
     results = run_models(models, folder)
     shutil.rmtree(folder)
     return results
