@@ -3,12 +3,13 @@
     python -m tests.bench.service --shape qwen3-0.6b -w w1 w2 w3 w4 sweep --runs 3
     python -m tests.bench.service --shape smollm2-135m --env QUANTIZATION=int8
     python -m tests.bench.service --shape qwen3-0.6b --base-url http://127.0.0.1:8101 --label peer
-    python -m tests.bench.service -w w1 --peer vllm=http://127.0.0.1:8101 --neighbours 1
+    python -m tests.bench.service -w w1 --peer vllm=http://127.0.0.1:8101@4711 --neighbours 1
 
 Without --base-url it starts Penstock as `make run` does, with random weights of the shape, and goes
 through all of it: HTTP, Redis, worker, SSE. With it, any server of the same model that speaks
 /v1/completions. Lines are appended to --out; "foreign" is the CPU, in cores, that processes other
-than the bench's own took meanwhile: quote no run where it is high. Peers are asked in turns with
+than the bench's own and the asked server's took meanwhile: quote no run where it is high. Of a
+server that was not started here it needs the process id, behind an @. Peers are asked in turns with
 the first server, every second turn in reverse, so that all see the same machine. A neighbour is a
 process that loops, bound to no core, while a run lasts.
 """
@@ -58,11 +59,17 @@ SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One that is measured; `pid` of what was started here."""
+    """One that is measured; `pid` where it is known."""
 
     label: str
     base_url: str
     pid: int | None = None
+
+    @classmethod
+    def at(cls, label: str, place: str) -> Server:
+        """Returns the one at `place`, which is URL or URL@PID."""
+        base_url, _, pid = place.partition("@")
+        return cls(label, base_url, int(pid) if pid else None)
 
 
 def main() -> None:
@@ -70,7 +77,7 @@ def main() -> None:
     directory = make_shape(arguments.models, arguments.shape)
     token_ids = word_ids(directory)
     with _service(arguments, directory) as first:
-        servers = [first, *(Server(*text.split("=", 1)) for text in arguments.peer)]
+        servers = [first, *(Server.at(*text.split("=", 1)) for text in arguments.peer)]
         rows = asyncio.run(_run(arguments, servers, token_ids))
     swept = [row for row in rows if row["workload"] == "sweep" and row["label"] == first.label]
     if swept:
@@ -87,10 +94,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("-w", "--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--base-url", help="of a running server; default: start Penstock")
+    parser.add_argument(
+        "--base-url", metavar="URL[@PID]", help="of a running server; default: start Penstock"
+    )
     parser.add_argument("--model", help="its name there; default: the shape's")
     parser.add_argument("--label", default="penstock")
-    parser.add_argument("--peer", nargs="*", default=[], metavar="LABEL=URL")
+    parser.add_argument("--peer", nargs="*", default=[], metavar="LABEL=URL[@PID]")
     parser.add_argument("--neighbours", type=int, default=0)
     parser.add_argument(
         "--by-blank-lines", action="store_true", help="read streams as `vllm bench serve` does"
@@ -106,7 +115,7 @@ def _arguments() -> argparse.Namespace:
 @contextlib.contextmanager
 def _service(arguments: argparse.Namespace, directory: Path) -> Iterator[Server]:
     if arguments.base_url is not None:
-        yield Server(arguments.label, arguments.base_url)
+        yield Server.at(arguments.label, arguments.base_url)
         return
     env = {
         "MODEL": str(directory),

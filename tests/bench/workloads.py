@@ -3,6 +3,7 @@
     w1    throughput  32 requests at once, prompts of 100 to 512 tokens, outputs of 64 to 192
     w2    prefix      48 requests, 8 at a time: 512 tokens in common and 64 of their own, 64 out
     w3    latency     one stream, 128 tokens in, 128 out
+    turns latency     8 requests, one after the other, 128 tokens in, 64 out
     w4    stall       4 streams decode while a prompt of 1500 tokens comes in
     sweep scaling     1, 2, 4, ... 32 closed loops of 128 in, 64 out
     burst many        192 requests in one instant, prompts of 16 to 64 tokens, outputs of 32 to 64
@@ -114,6 +115,11 @@ async def w3(send: Send, prompts: Prompts) -> list[Row]:
     return [summary(await run_all(send, [Work(prompts.take(128), 128)], 1))]
 
 
+async def turns(send: Send, prompts: Prompts) -> list[Row]:
+    works = [Work(prompts.take(128), 64) for _ in range(8)]
+    return [summary(await run_all(send, works, 1))]
+
+
 async def w4(send: Send, prompts: Prompts) -> list[Row]:
     streams = [Work(prompts.take(64), 192) for _ in range(4)]
     seen = [Seen(len(work.prompt)) for work in streams]
@@ -175,6 +181,7 @@ WORKLOADS: dict[str, Callable[[Send, Prompts], Awaitable[list[Row]]]] = {
     "w1": w1,
     "w2": w2,
     "w3": w3,
+    "turns": turns,
     "w4": w4,
     "sweep": sweep,
     "burst": burst,
