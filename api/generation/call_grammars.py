@@ -60,7 +60,16 @@ from api.output_parsers.pythonic import (
     PYTHON_END,
     PYTHON_START,
 )
-from api.output_parsers.xml_calls import GLM, MINIMAX_M2, QWEN3_CODER, SEED_OSS, Markup
+from api.output_parsers.xml_calls import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    DEEPSEEK_V41,
+    GLM,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED_OSS,
+    Markup,
+)
 from shared.text.tool_formats import ToolFormat
 
 _LINE_BREAK = '"\\n"'
@@ -220,16 +229,34 @@ def _functions(writer: GrammarWriter, use: ToolUse, markup: Markup, *, alone: bo
 
 
 def _minimax_m2(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
-    call = f"{_LINE_BREAK} {_tagged_calls(writer, use, MINIMAX_M2)}"
-    closing = f"{_LINE_BREAK} {writer.marker(MINIMAX_M2.section_close)}"
+    return _tagged_section(writer, use, MINIMAX_M2, alone=alone)
+
+
+def _deepseek_v32(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    return _tagged_section(writer, use, DEEPSEEK_V32, alone=alone)
+
+
+def _deepseek_v4(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    return _tagged_section(writer, use, DEEPSEEK_V4, alone=alone)
+
+
+def _deepseek_v41(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
+    return _tagged_section(writer, use, DEEPSEEK_V41, alone=alone)
+
+
+def _tagged_section(writer: GrammarWriter, use: ToolUse, markup: Markup, *, alone: bool) -> str:
+    """Returns one opening around all calls."""
+    call = f"{_LINE_BREAK} {_tagged_calls(writer, use, markup)}"
+    closing = f"{_LINE_BREAK} {writer.marker(markup.section_close)}"
     body = f"{_several(call, '', use)} {closing}"
-    return _section(writer, use, MINIMAX_M2.opening, body, alone=alone)
+    return _section(writer, use, markup.opening, body, alone=alone)
 
 
 def _tagged_calls(writer: GrammarWriter, use: ToolUse, markup: Markup) -> str:
     def call(tool: Tool) -> str:
-        head = quoted(f"{markup.name[0]}{tool.name}{markup.name[1]}\n")
-        return f"{head} {tagged(writer, tool, markup)} {quoted(markup.call_close)}"
+        head = f"{writer.marker(markup.name[0])} {quoted(f'{tool.name}{markup.name[1]}')}"
+        closing = writer.marker(markup.call_close)
+        return f"{head} {_LINE_BREAK} {tagged(writer, tool, markup)} {closing}"
 
     return _of_tools(writer, use, call)
 
@@ -314,6 +341,9 @@ CALL_GRAMMARS: Mapping[ToolFormat, WriteCalls] = {
     ToolFormat.MISTRAL: _mistral,
     ToolFormat.DEEPSEEK_V3: _deepseek_v3,
     ToolFormat.DEEPSEEK_V31: _deepseek_v31,
+    ToolFormat.DEEPSEEK_V32: _deepseek_v32,
+    ToolFormat.DEEPSEEK_V4: _deepseek_v4,
+    ToolFormat.DEEPSEEK_V41: _deepseek_v41,
     ToolFormat.KIMI_K2: _kimi_k2,
     ToolFormat.GRANITE: _granite,
     ToolFormat.PHI4_MINI_JSON: _phi4_mini_json,

@@ -17,7 +17,7 @@ from api.output_parsers.harmony import ANALYSIS, CHANNEL, CONSTRAIN, END, FINAL,
 from api.output_parsers.parser import Thinking
 from shared.messages import Grammar, GrammarKind
 from shared.text.json_schema import grammar_schema
-from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat
+from shared.text.tool_formats import DSML, REASONING_MARKERS, ReasoningFormat
 
 TokenId = Callable[[str], int | None]  # of a vocabulary's entry, by its exact name
 
@@ -107,7 +107,14 @@ class GrammarWriter:
         if whole is not None:
             return whole
         parts = [part for part in _MARKUP.split(text) if part]
-        return " ".join(self.token(part) or quoted(part) for part in parts)
+        return " ".join(self.token(part) or self._spelled(part) for part in parts)
+
+    def _spelled(self, text: str) -> str:
+        """Returns the text in letters, but for the token that DeepSeek's tags have in them."""
+        token = self.token(DSML)
+        if token is None:
+            return quoted(text)
+        return f" {token} ".join(quoted(part) if part else "" for part in text.split(DSML))
 
     def without(self, marker: str) -> str:
         """Returns any text in which the marker does not occur, not even spelled out."""

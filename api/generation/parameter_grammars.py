@@ -37,7 +37,9 @@ def tagged(writer: GrammarWriter, tool: Tool, markup: Markup) -> str:
     """
     found = parameters(tool)
     frame = quoted("\n") if markup.is_framed else ""
-    between = f"{writer.marker(markup.key[1])} "
+    # A quote is in every vocabulary, alone and with what follows: it is no marker.
+    behind_key = quoted if markup.tells_texts else writer.marker
+    between = f"{behind_key(markup.key[1])} "
     if markup.value[0]:
         between += rf"/\n?/ {writer.marker(markup.value[0])} "
     ending = r"/\n?/" if not markup.is_framed else quoted("\n")
@@ -46,6 +48,8 @@ def tagged(writer: GrammarWriter, tool: Tool, markup: Markup) -> str:
         return f"{writer.marker(markup.key[0])} {key} {between}{frame} {value} {ending}"
 
     texts = _Texts(writer, tool, markup.value[1], frame)
+    if markup.tells_texts:
+        texts.opening, texts.other_opening = quoted(' string="true">'), quoted(' string="false">')
     written = [
         f"({argument(quoted(each.name), texts.of(each.schema))}){'' if each.is_required else '?'}"
         for each in found.named
@@ -110,7 +114,9 @@ class _Texts:
     """Writes values that stand between two tags, each with the closing one."""
 
     def __init__(self, writer: GrammarWriter, tool: Tool, closing: str, frame: str) -> None:
-        self.opening = ""  # before a text alone, where the format has quotes for it
+        # Before a text, and before another value. Where a text alone has one it is in quotes: then
+        # nothing ends another value.
+        self.opening = self.other_opening = ""
         self._writer = writer
         self._tool = tool
         self._closing = closing
@@ -145,7 +151,8 @@ class _Texts:
         if others:
             inner = {name: value for name, value in schema.items() if name not in _OF_TEXTS}
             inner = inner if len(others) == len(types) else {**inner, "type": others}
-            written.append(self._closed(f"%json {json.dumps(_within(inner, self._tool))}", False))
+            value = f"%json {json.dumps(_within(inner, self._tool))}"
+            written.append(self._closed(value, is_text=False))
         if len(others) < len(types):
             written.append(self._text(schema))
         return f"({' | '.join(written)})"
@@ -160,19 +167,20 @@ class _Texts:
         low = min(max(least if isinstance(least, int) else 0, 0), _MAX_LENGTH)
         high = "" if not isinstance(most, int) else str(min(max(most, low), _MAX_LENGTH))
         if not self._frame:
-            return self._closed(f"/[^<]{{{low},{high}}}/", True)
+            return self._closed(f"/[^<]{{{low},{high}}}/", is_text=True)
         # The line break is a part of the expression, which would take it otherwise.
         return f"/[^<]{{{low},{high}}}\\n/ {self._writer.marker(self._closing)}"
 
     def _literal(self, value: object) -> str:
         if isinstance(value, str):
-            return self._closed(quoted(value), True)
-        return self._closed(quoted(json.dumps(value, ensure_ascii=False)), False)
+            return self._closed(quoted(value), is_text=True)
+        return self._closed(quoted(json.dumps(value, ensure_ascii=False)), is_text=False)
 
-    def _closed(self, value: str, is_text: bool) -> str:
-        if not self.opening:
-            return f"{value} {self._frame} {self._writer.marker(self._closing)}"
-        return f"{self.opening} {value} {self._writer.marker(self._closing)}" if is_text else value
+    def _closed(self, value: str, *, is_text: bool) -> str:
+        if self.opening and not self.other_opening and not is_text:
+            return value
+        opening = self.opening if is_text else self.other_opening
+        return f"{opening} {value} {self._frame} {self._writer.marker(self._closing)}"
 
 
 _OF_TEXTS = ("minLength", "maxLength", "pattern", "format")
@@ -180,12 +188,28 @@ _OF_TEXTS = ("minLength", "maxLength", "pattern", "format")
 
 def _within(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     """Returns the schema of one parameter as a schema of its own. Raises InvalidParameter."""
-    inner = dict(schema)
-    text = json.dumps(schema)
-    if '"$ref"' in text:
-        root = tool.parameters
-        inner.update({name: root[name] for name in _DEFINITIONS if name in root})
-    return styled(inner, tool)
+    return styled({**schema, **_referenced(schema, tool.parameters)}, tool)
+
+
+def _referenced(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns those definitions of the root that a schema refers to, and they in turn. All of them
+    for each parameter would be their product."""
+    found: dict[str, dict[str, Any]] = {}
+    pending: list[object] = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        if not isinstance(value, Mapping):
+            continue
+        pending += value.values()
+        section, _, rest = str(value.get("$ref", "")).removeprefix("#/").partition("/")
+        name = rest.partition("/")[0].replace("~1", "/").replace("~0", "~")
+        known = root.get(section) if section in _DEFINITIONS else None
+        if isinstance(known, Mapping) and name in known and name not in found.get(section, {}):
+            found.setdefault(section, {})[name] = known[name]
+            pending.append(known[name])
+    return found
 
 
 def _is_boolean(schema: Mapping[str, Any]) -> bool:

@@ -47,6 +47,12 @@ from api.output_parsers.pythonic import functiongemma_calls, gemma4_calls, pytho
 from api.output_parsers.tool_calls import CallableTools
 from api.output_parsers.typed_values import Types
 from api.output_parsers.xml_calls import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    DEEPSEEK_V41,
+    deepseek_v4_calls,
+    deepseek_v32_calls,
+    deepseek_v41_calls,
     glm45_calls,
     minimax_m2_calls,
     qwen3_coder_calls,
@@ -157,6 +163,9 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
     ToolFormat.MISTRAL: mistral_calls,
     ToolFormat.DEEPSEEK_V3: deepseek_calls,
     ToolFormat.DEEPSEEK_V31: deepseek_calls,
+    ToolFormat.DEEPSEEK_V32: deepseek_v32_calls,
+    ToolFormat.DEEPSEEK_V4: deepseek_v4_calls,
+    ToolFormat.DEEPSEEK_V41: deepseek_v41_calls,
     ToolFormat.KIMI_K2: kimi_k2_calls,
     ToolFormat.GRANITE: granite_calls,
     ToolFormat.PHI4_MINI_JSON: phi4_mini_json_calls,
@@ -176,11 +185,14 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
 
 
 # Calls that models also write before they have closed their reasoning. A marker of these formats is
-# a token of its own, which reasoning about a call does not have.
+# a token of its own, or has one in it, which reasoning about a call does not have.
 ENDS_OF_REASONING: Mapping[ToolFormat | None, tuple[str, ...]] = {
     ToolFormat.MISTRAL: (MISTRAL_OPEN,),
     ToolFormat.DEEPSEEK_V3: (DEEPSEEK_OPEN,),
     ToolFormat.DEEPSEEK_V31: (DEEPSEEK_OPEN,),
+    ToolFormat.DEEPSEEK_V32: (DEEPSEEK_V32.opening,),
+    ToolFormat.DEEPSEEK_V4: (DEEPSEEK_V4.opening,),
+    ToolFormat.DEEPSEEK_V41: (DEEPSEEK_V41.opening,),
     ToolFormat.KIMI_K2: (KIMI_OPEN,),
 }
 

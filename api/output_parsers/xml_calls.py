@@ -1,6 +1,8 @@
-"""Formats of calls that write each argument between two tags: GLM's, Qwen3-Coder's, MiniMax's.
+"""Formats of calls that write each argument between two tags: GLM's, Qwen3-Coder's, MiniMax's,
+and DeepSeek's DSML.
 
-The values are bare text. They become JSON by the types that the tool's schema gives them.
+The values are bare text. They become JSON by the types that the tool's schema gives them; DSML says
+of each whether it is a text.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from api.output_parsers.reading import (
 )
 from api.output_parsers.tool_calls import CallableTools
 from api.output_parsers.typed_values import TEXT_ONLY, Types, json_of
+from shared.text.tool_formats import DSML
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class Markup:
     """The tags of a format. `name`, `key` and `value` are what stands before and behind one.
 
     `section_close` ends a section of several calls, "" where each call has the opening.
-    `is_framed`: a value is on lines of its own.
+    `is_framed`: a value is on lines of its own. `tells_texts`: the tag of a key has an attribute
+    `string`, true for a text and false for JSON.
     """
 
     opening: str
@@ -48,6 +52,7 @@ class Markup:
     call_close: str
     section_close: str = ""
     is_framed: bool = False
+    tells_texts: bool = False
 
 
 GLM = Markup(
@@ -84,6 +89,23 @@ MINIMAX_M2 = Markup(
 )
 
 
+def _dsml(section: str, space: str) -> Markup:
+    return Markup(
+        opening=f"<{DSML}{section}>",
+        name=(f'<{DSML}{space}invoke name="', '">'),
+        key=(f'<{DSML}{space}parameter name="', '"'),
+        value=("", f"</{DSML}{space}parameter>"),
+        call_close=f"</{DSML}{space}invoke>",
+        section_close=f"</{DSML}{section}>",
+        tells_texts=True,
+    )
+
+
+DEEPSEEK_V32 = _dsml("function_calls", "")
+DEEPSEEK_V4 = _dsml("tool_calls", "")
+DEEPSEEK_V41 = _dsml(" calls", " ")
+
+
 def glm45_calls(source: Source, tools: CallableTools) -> Reading:
     """Parses text and calls in GLM's tags."""
     yield from _calls(source, tools, GLM)
@@ -102,6 +124,21 @@ def seed_oss_calls(source: Source, tools: CallableTools) -> Reading:
 def minimax_m2_calls(source: Source, tools: CallableTools) -> Reading:
     """Parses text and calls in MiniMax's tags."""
     yield from _calls(source, tools, MINIMAX_M2)
+
+
+def deepseek_v32_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and calls in DeepSeek V3.2's DSML."""
+    yield from _calls(source, tools, DEEPSEEK_V32)
+
+
+def deepseek_v4_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and calls in DeepSeek V4's DSML."""
+    yield from _calls(source, tools, DEEPSEEK_V4)
+
+
+def deepseek_v41_calls(source: Source, tools: CallableTools) -> Reading:
+    """Parses text and calls in DeepSeek V4.1's DSML."""
+    yield from _calls(source, tools, DEEPSEEK_V41)
 
 
 def _calls(source: Source, tools: CallableTools, markup: Markup) -> Reading:
@@ -148,7 +185,7 @@ def _call(
     separator = ""
     while not (yield from take_if_next(source, markup.call_close, Span.CALL)):
         try:
-            key, index = yield from _key(source, markup)
+            key, is_text, index = yield from _key(source, markup)
         except NotACall:
             if source.has_ended:  # within a tag
                 source.take(len(source.text), Span.CALL)
@@ -158,7 +195,7 @@ def _call(
         source.take(index, Span.CALL)
         yield ToolArguments(call.index, f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
         separator = ", "
-        types = tools.types_of(name, key)
+        types = TEXT_ONLY if is_text else tools.types_of(name, key)
         if types == TEXT_ONLY:
             yield from _text(source, call.index, markup)
         else:
@@ -166,15 +203,24 @@ def _call(
     yield ToolArguments(call.index, "}")
 
 
-def _key(source: Source, markup: Markup) -> Generator[None, None, tuple[str, int]]:
-    """Returns the name of the argument at the front, and the index where its value begins."""
+def _key(source: Source, markup: Markup) -> Generator[None, None, tuple[str, bool, int]]:
+    """Returns the name of the argument at the front, whether its tag says that it is a text, and
+    the index where its value begins."""
+    is_text = False
     index = yield from space_at(source, 0)
     index = yield from literal_at(source, index, markup.key[0])
     key, index = yield from until_at(source, index, markup.key[1])
     if markup.value[0]:
         index = yield from space_at(source, index)
         index = yield from literal_at(source, index, markup.value[0])
-    return key.strip(), index
+    if markup.tells_texts:
+        index = yield from space_at(source, index)
+        behind = yield from optional_at(source, index, 'string="')
+        if behind > index:
+            word, index = yield from until_at(source, behind, '"')
+            is_text = word == "true"
+        index = yield from literal_at(source, (yield from space_at(source, index)), ">")
+    return key.strip(), is_text, index
 
 
 def _text(

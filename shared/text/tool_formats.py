@@ -19,6 +19,9 @@ class ToolFormat(StrEnum):
     MISTRAL = "mistral"  # [TOOL_CALLS][{"name": ...}, ...], or [TOOL_CALLS]name[ARGS]{...}
     DEEPSEEK_V3 = "deepseek_v3"  # also R1: a fenced block of JSON behind <｜tool▁sep｜>name
     DEEPSEEK_V31 = "deepseek_v31"  # name<｜tool▁sep｜>{...}
+    DEEPSEEK_V32 = "deepseek_v32"  # DSML: tags around each argument that say whether it is a text
+    DEEPSEEK_V4 = "deepseek_v4"  # the same in <｜DSML｜tool_calls>
+    DEEPSEEK_V41 = "deepseek_v41"  # the same in <｜DSML｜ calls>, a space in each tag
     KIMI_K2 = "kimi_k2"  # functions.name:0<|tool_call_argument_begin|>{...}
     GRANITE = "granite"  # <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
     PHI4_MINI_JSON = "phi4_mini_json"  # functools[{"name": ..., "arguments": {...}}, ...]
@@ -97,6 +100,8 @@ _DEEPSEEK = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
     *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
 )
+# The token between the brackets of every tag of DeepSeek's DSML.
+DSML = "｜DSML｜"
 _HARMONY = (
     *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"),
     *("<|end|>", "<|call|>", "<|return|>"),
@@ -106,6 +111,9 @@ _TOOL_MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
     ToolFormat.MISTRAL: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     ToolFormat.DEEPSEEK_V3: _DEEPSEEK,
     ToolFormat.DEEPSEEK_V31: _DEEPSEEK,
+    ToolFormat.DEEPSEEK_V32: (DSML,),
+    ToolFormat.DEEPSEEK_V4: (DSML,),
+    ToolFormat.DEEPSEEK_V41: (DSML,),
     ToolFormat.KIMI_K2: (
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -174,6 +182,15 @@ _ARGUMENTS = rf'\{{\s*"{_KEY}"'
 _CALL_OBJECT = (
     rf'\{{(?=[^<]*"name":\s*"{_NAME}")(?=[^<]*"(?:arguments|parameters)":\s*{_ARGUMENTS})'
 )
+
+
+def _dsml(section: str, space: str) -> re.Pattern[str]:
+    return re.compile(
+        rf'<{DSML}{section}>\s*<{DSML}{space}invoke name="{_NAME}">'
+        rf'\s*<{DSML}{space}parameter name="{_KEY}"'
+    )
+
+
 _WRITTEN = {
     ToolFormat.HUNYUAN_A13B: re.compile(rf"<tool_calls>\s*\[\s*{_CALL_OBJECT}"),
     ToolFormat.NEMOTRON_JSON: re.compile(rf"<TOOLCALL>\s*\[\s*{_CALL_OBJECT}"),
@@ -191,6 +208,9 @@ _WRITTEN = {
     ToolFormat.DEEPSEEK_V31: re.compile(
         rf"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>\s*{_ARGUMENTS}"
     ),
+    ToolFormat.DEEPSEEK_V32: _dsml("function_calls", ""),
+    ToolFormat.DEEPSEEK_V4: _dsml("tool_calls", ""),
+    ToolFormat.DEEPSEEK_V41: _dsml(" calls", " "),
     # It shows the call's id, of which the name is a part, and no name.
     ToolFormat.KIMI_K2: re.compile(
         rf"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*{_ARGUMENTS}"
@@ -217,6 +237,8 @@ _DESCRIBED: Mapping[str, ToolFormat] = {
 }
 # Of templates that do not even tell: what the family is trained on.
 _OF_MODEL_TYPE: Mapping[str, ToolFormat] = {
+    "deepseek_v32": ToolFormat.DEEPSEEK_V32,
+    "deepseek_v4": ToolFormat.DEEPSEEK_V4,
     "gemma4": ToolFormat.GEMMA4,
     "glm4_moe": ToolFormat.GLM45,
     "gpt_oss": ToolFormat.OPENAI,

@@ -82,7 +82,7 @@ def tool_use(tools: list[Any], choice: Any, parallel: bool) -> ToolUse:
 SCHEMAS = {
     tool["function"]["name"]: tool["function"].get("parameters", NO_PARAMETERS) for tool in TOOLS
 }
-MAX_TOKENS = 400
+MAX_TOKENS = 1200
 
 
 class Model:

@@ -85,6 +85,24 @@ DEEPSEEK_V31 = _template(
         "{{ '<think>' if thinking else '</think>' }}{% endif %}"
     ),
 )
+
+
+def _dsml(section: str, space: str) -> str:
+    """A template of DeepSeek's later models; the arguments of a call may be JSON in a text."""
+    mark = "｜DSML｜"
+    pairs = f"""
+    {{%- for key, value in f.arguments.items() %}}
+        {{{{- '<{mark}{space}parameter name="' + key + '" string="' }}}}
+        {{{{- 'true">' + value if value is string else 'false">' + (value | tojson) }}}}
+        {{{{- '</{mark}{space}parameter>\\n' }}}}
+    {{%- endfor %}}"""
+    opening = f"<{mark}{space}invoke name=\"' + f.name + '\">\\n"
+    calls = _written(opening, pairs, f"</{mark}{space}invoke>\\n")
+    return _template(
+        f"{{{{- '\\n\\n<{mark}{section}>\\n' }}}}{calls}{{{{- '</{mark}{section}>' }}}}"
+    )
+
+
 KIMI_K2 = _template(
     _each(
         "<|tool_calls_section_begin|>",
@@ -95,6 +113,7 @@ KIMI_K2 = _template(
     ),
     results="{{- '## Return of ' + message.tool_call_id + '\\n' + message.content }}",
 )
+DEEPSEEK_THINKS = "{#- <think>...</think> stands before an answer -#}"
 GRANITE = _template(
     "{{- '<|tool_call|>' + (message.tool_calls | map(attribute='function') | list | tojson) }}"
 )
@@ -247,6 +266,7 @@ _DEEPSEEK_MARKERS = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
     *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<think>", "</think>"),
 )
+_DSML_MARKERS = ("｜DSML｜", "<think>", "</think>")
 _KIMI_MARKERS = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -273,6 +293,14 @@ FAMILIES = {
     "deepseek-v31": Family(
         DEEPSEEK_V31, ToolFormat.DEEPSEEK_V31, ReasoningFormat.THINK, _DEEPSEEK_MARKERS
     ),
+    "deepseek-v32": Family(
+        _dsml("function_calls", "") + DEEPSEEK_THINKS,
+        ToolFormat.DEEPSEEK_V32,
+        ReasoningFormat.THINK,
+        _DSML_MARKERS,
+    ),
+    "deepseek-v4": Family(_dsml("tool_calls", ""), ToolFormat.DEEPSEEK_V4),
+    "deepseek-v41": Family(_dsml(" calls", " "), ToolFormat.DEEPSEEK_V41, None, _DSML_MARKERS[:1]),
     "kimi-k2": Family(KIMI_K2, ToolFormat.KIMI_K2, None, _KIMI_MARKERS),
     "granite": Family(GRANITE, ToolFormat.GRANITE, None, (), ("<|tool_call|>",)),
     "granite-thinking": Family(

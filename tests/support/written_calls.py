@@ -128,6 +128,30 @@ def _minimax_m2(calls: Calls) -> str:
     return f"<minimax:tool_call>\n{''.join(texts)}</minimax:tool_call>"
 
 
+def _dsml(calls: Calls, section: str, space: str) -> str:
+    mark, texts = "｜DSML｜", []
+    for name, arguments in calls:
+        pairs = "".join(
+            f'<{mark}{space}parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+            f"{value if isinstance(value, str) else json.dumps(value)}</{mark}{space}parameter>\n"
+            for key, value in json.loads(arguments).items()
+        )
+        texts.append(f'<{mark}{space}invoke name="{name}">\n{pairs}</{mark}{space}invoke>\n')
+    return f"<{mark}{section}>\n{''.join(texts)}</{mark}{section}>"
+
+
+def _deepseek_v32(calls: Calls) -> str:
+    return _dsml(calls, "function_calls", "")
+
+
+def _deepseek_v4(calls: Calls) -> str:
+    return _dsml(calls, "tool_calls", "")
+
+
+def _deepseek_v41(calls: Calls) -> str:
+    return _dsml(calls, " calls", " ")
+
+
 def _pythonic(calls: Calls) -> str:
     texts = []
     for name, arguments in calls:
@@ -163,6 +187,9 @@ WRITTEN: Mapping[str, Callable[[Calls], str]] = {
     "deepseek-v3": _deepseek_v3,
     "deepseek-r1": _deepseek_v3,
     "deepseek-v31": _deepseek_v31,
+    "deepseek-v32": _deepseek_v32,
+    "deepseek-v4": _deepseek_v4,
+    "deepseek-v41": _deepseek_v41,
     "kimi-k2": _kimi_k2,
     "granite": _granite,
     "granite-thinking": _granite,

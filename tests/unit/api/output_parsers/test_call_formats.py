@@ -392,6 +392,48 @@ RECORDED += [
     ),
 ]
 
+
+def _dsml(section: str, space: str) -> str:
+    """Two calls, with a text that is a number and a value without the attribute."""
+    mark = f"｜DSML｜{space}"
+    return (
+        f'<｜DSML｜{section}>\n<{mark}invoke name="get_weather">\n'
+        f'<{mark}parameter name="city" string="true">Oslo</{mark}parameter>\n</{mark}invoke>\n'
+        f'<{mark}invoke name="get_weather">\n'
+        f'<{mark}parameter name="city" string="true">7\n</{mark}parameter>\n'
+        f'<{mark}parameter name="days">2</{mark}parameter>\n'
+        f'<{mark}parameter name="tags" string="false">["a", {{"b": null}}]</{mark}parameter>\n'
+        f'<{mark}parameter name="else" string="false">5</{mark}parameter>\n'
+        f"</{mark}invoke>\n</｜DSML｜{section}>"
+    )
+
+
+DSML_CALLS = (
+    ("get_weather", OSLO),
+    ("get_weather", '{"city": "7\\n", "days": 2, "tags": ["a", {"b": null}], "else": 5}'),
+)
+DSML_FORMS = (
+    (ToolFormat.DEEPSEEK_V32, "function_calls", ""),
+    (ToolFormat.DEEPSEEK_V4, "tool_calls", ""),
+    (ToolFormat.DEEPSEEK_V41, " calls", " "),
+)
+RECORDED += [
+    recorded
+    for form, section, space in DSML_FORMS
+    for recorded in (
+        Recorded(form, f"I look.\n\n{_dsml(section, space)}", DSML_CALLS, "I look."),
+        Recorded(  # a call before the reasoning is closed
+            form,
+            f"Both.\n{_dsml(section, space)}",
+            DSML_CALLS,
+            "",
+            "Both.",
+            ReasoningFormat.THINK,
+            Thinking.OPEN,
+        ),
+    )
+]
+
 # What is no call, or breaks off: it is all text, in this form.
 TEXTS = [
     (ToolFormat.MISTRAL, "[TOOL_CALLS]rm[ARGS]{}"),
@@ -413,6 +455,9 @@ TEXTS = [
     (ToolFormat.QWEN3_CODER, "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
     (ToolFormat.QWEN3_CODER, "<tool_call>\n<function=now>\ntext"),
     (ToolFormat.MINIMAX_M2, '<minimax:tool_call>\n<invoke name="rm">\n</invoke>'),
+    (ToolFormat.DEEPSEEK_V32, '<｜DSML｜function_calls>\n<｜DSML｜invoke name="rm">\n'),
+    (ToolFormat.DEEPSEEK_V32, '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\n'),
+    (ToolFormat.DEEPSEEK_V4, '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\ntext'),
     (ToolFormat.PYTHONIC, "[rm()]"),
     (ToolFormat.PYTHONIC, "[1, 2] and now()"),
     (ToolFormat.PYTHONIC, "I call [now()]"),
@@ -426,7 +471,7 @@ TEXTS = [
 
 
 # The values are bare text: what one is depends on all of it.
-BY_TYPE = UNTYPED_FORMATS - {ToolFormat.PYTHONIC}
+BY_TYPE = UNTYPED_FORMATS - {ToolFormat.PYTHONIC} | {form for form, _, _ in DSML_FORMS}
 
 
 def parser(recorded: Recorded) -> OutputParser:
@@ -560,6 +605,8 @@ PIECES = [
     *("(", ")", "<tool_call|>", '<|"|>', "city=", "'", "'''", "None", "2."),
     *("```", "<|python_start|>", "="),
     *("<response>", "</response>", "<answer>", "</answer>"),
+    *("<｜DSML｜function_calls>", '<｜DSML｜invoke name="', '<｜DSML｜parameter name="'),
+    *("</｜DSML｜parameter>", "</｜DSML｜invoke>", ' string="true">', ' string="false">'),
     *("final", "analysis", "commentary", " thought process:", " response:", LIST, "\\"),
     *(_OBJECT.format(OSLO), '"name": "now"', r"\ud800", "days=", '"{\\"city\\": \\"', '\\"}"'),
 ]  # fmt: skip
