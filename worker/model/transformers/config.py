@@ -82,7 +82,8 @@ def _check(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     model_type = config.model_type
     if config.is_encoder_decoder or text.is_encoder_decoder:
         raise UnsupportedModel(
-            f"model_type {model_type!r} has an encoder; decoder-only models are served"
+            f"model_type {model_type!r} has an encoder; decoder-only models are served. "
+            f"{SERVED_ELSEWHERE}"
         )
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None:

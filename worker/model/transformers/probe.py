@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from worker.model.attention.base import LayerScores, Reach
@@ -62,7 +63,9 @@ def probe(config: TransformersConfig) -> Probe:
                 trust_remote_code=False,
             )
             linear_calls = _watch_linears(model)
-            logits = _run(model)
+            positions = torch.arange(_NUM_TOKENS)[None]
+            with _Reads(positions) as reads:
+                logits = _run(model, position_ids=positions)
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever that model's own code does with what it lacks
@@ -72,6 +75,11 @@ def probe(config: TransformersConfig) -> Probe:
             f"to transformers' attention interface alone; {SERVED_ELSEWHERE}"
         ) from error
     recorder.check()
+    if not reads.was_read:
+        raise UnsupportedModel(
+            f"model_type {config.model_type!r} counts the positions of a batch by itself, where "
+            f"each sequence has its own; {SERVED_ELSEWHERE}"
+        )
     if logits.shape[-1] != config.vocab_size:
         raise UnsupportedModel(
             f"model_type {config.model_type!r} has {logits.shape[-1]} logits for a vocab_size of "
@@ -81,11 +89,27 @@ def probe(config: TransformersConfig) -> Probe:
     return Probe(calls, _groups_that_fit(model, groups_of(linear_calls)))
 
 
-def _run(model: torch.nn.Module) -> Tensor:
+class _Reads(TorchFunctionMode):
+    """Notes whether an operation is given a tensor while this is the mode."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self._tensor = tensor
+        self.was_read = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (*args, *(kwargs or {}).values())
+        self.was_read = self.was_read or any(one is self._tensor for one in given)
+        return func(*args, **(kwargs or {}))
+
+
+def _run(model: torch.nn.Module, **kwargs: Tensor) -> Tensor:
     """Returns the logits of a pass over a few tokens."""
     tokens = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
     # Without a padding mask some look into the positions for packed sequences.
-    output = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    output = model(
+        input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **kwargs
+    )
     logits: Tensor = output.logits
     return logits
 

@@ -55,7 +55,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
         "layer_types conv .* keep a state",
     ),
-    "t5": ({}, "has an encoder"),
+    "t5": ({}, "has an encoder.*ENGINE=vllm may serve it"),
+    "bart": ({}, "has an encoder.*ENGINE=vllm may serve it"),
     "bert": ({"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}, "not causal"),
     "vit": ({}, "no causal language model"),
     "falcon": ({"alibi": True}, "alibi"),
@@ -87,6 +88,19 @@ def test_models_that_are_no_decoders_with_a_kv_cache(model_type: str, tmp_path: 
         choose_source("auto", tmp_path)
     assert model_type in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "mbart", "pegasus", "plbart"],
+)
+def test_decoders_that_count_positions_by_themselves(model_type: str, tmp_path: Path) -> None:
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4}
+    write_config(tmp_path, model_type, is_encoder_decoder=False, is_decoder=True, **sizes)
+    with pytest.raises(
+        UnsupportedModel, match=f"{model_type}.*positions of a batch by itself.*ENGINE=vllm"
+    ):
+        choose_source("auto", tmp_path)
 
 
 def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
