@@ -36,6 +36,8 @@ LEFT_OUT_OF_WORKERS = {
     "ENGINE_PYTHON": "the image's",
     "DEVICE": "the service's: worker or worker-gpu",
     "DRAIN_TIMEOUT_S": "stop_grace_period would have to grow with it",
+    "METRICS_PORT": "the image's: 9464, which no service publishes",
+    "METRICS_HOST": "the image's: all addresses of the container",
 }
 OF_THE_HUB = {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # read by its client
 # Those that do not have the value of the variable of the same name.

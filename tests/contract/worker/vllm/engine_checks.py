@@ -103,6 +103,17 @@ def cancelled(engine: VllmEngine, prompt: list[int]) -> dict[str, Any]:
     return {"stats": stats, "names": sorted(names), "is_idle": is_idle}
 
 
+def timed(engine: VllmEngine) -> list[float] | None:
+    """Returns the seconds that the last output of a request tells; earlier ones tell none."""
+    engine.add(request_of("timed", [1, 2, 3, 4], max_tokens=8, temperature=0.0))
+    times = None
+    while engine.has_unfinished():
+        for output in engine.step():
+            assert (output.times is None) is (output.finish_reason is None)
+            times = output.times
+    return None if times is None else list(times)
+
+
 def failing(engine: VllmEngine, prompt: list[int]) -> list[str]:
     """Returns what becomes of a step that raises: as a fault of the step, and of the device."""
     step: Callable[[], Any] = engine._llm.step
@@ -151,6 +162,8 @@ def main() -> None:
         results["cancel"] = cancelled(engine, plan["cancel"])
         results["failing"] = failing(engine, plan["cancel"])
     results["stats"] = dataclasses.asdict(engine.stats())
+    results["measures"] = engine.measures.counts()
+    results["times"] = timed(engine)
     os.write(int(sys.argv[2]), json.dumps(results).encode())
 
 

@@ -44,10 +44,12 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
 from vllm.v1.core.sched.request_queue import RequestQueue  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 from vllm.v1.engine.core_client import InprocClient  # noqa: E402
+from vllm.v1.engine.output_processor import OutputProcessor  # noqa: E402
 from vllm.v1.metrics.loggers import StatLoggerBase, StatLoggerManager  # noqa: E402
 from vllm.v1.metrics.stats import (  # noqa: E402
     IterationStats,
     PrefixCacheStats,
+    RequestStateStats,
     SchedulerStats,
 )
 from vllm.v1.request import Request  # noqa: E402
@@ -98,7 +100,8 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
 FIELDS: dict[type, tuple[str, ...]] = {
     CompletionOutput: ("token_ids", "logprobs", "finish_reason"),
     SchedulerStats: ("num_running_reqs", "kv_cache_usage", "prefix_cache_stats"),
-    PrefixCacheStats: ("hits", "preempted_hits"),
+    PrefixCacheStats: ("queries", "hits", "preempted_queries", "preempted_hits"),
+    RequestStateStats: ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"),
     BatchUpdate: ("removed", "added", "moved"),
     CacheConfig: ("num_gpu_blocks", "block_size", "enable_prefix_caching", "kv_cache_size_tokens"),
     ModelConfig: ("model", "max_model_len", "dtype", "quantization"),
@@ -160,6 +163,7 @@ IN_SOURCE: dict[Any, tuple[str, ...]] = {
         "def num_prompt_tokens",
     ),
     RequestOutput: ("self.num_cached_tokens",),
+    OutputProcessor: ("self.request_states[request_id]",),
     LogitsProcessors: ("def all",),
     gpu_model_runner: ("Starting to load model", "Model loading took"),
 }

@@ -295,6 +295,18 @@ def test_figures_are_of_this_model(theirs: dict[str, Any]) -> None:
     assert 0 < stats["cached_blocks"] <= stats["free_blocks"]
 
 
+def test_a_request_tells_its_times_and_the_engine_its_steps(theirs: dict[str, Any]) -> None:
+    queued_s, prefill_s, decode_s = theirs["times"]
+    assert 0 <= queued_s < 60
+    assert 0 < prefill_s < 60
+    assert 0 < decode_s < 60, "seven more tokens"
+    assert theirs["stats"]["prefix_query_tokens"] > theirs["stats"]["prefix_hit_tokens"] > 0
+    for name in ("sequences", "tokens"):
+        counts, total = theirs["measures"][name]
+        assert 0 < sum(counts) <= theirs["stats"]["step"]
+        assert total > sum(counts), "more than one in most of its steps"
+
+
 def test_loading_is_reported_by_its_stages(theirs: dict[str, Any]) -> None:
     stages = [stage for stage, _ in theirs["stages"]]
     names = list(dict.fromkeys(stages))
