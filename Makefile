@@ -46,6 +46,7 @@ CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome g
 missing = $(strip $(foreach name,$(1),$(if $(shell PATH="$$PATH:/usr/sbin:/sbin" command -v $(name)),,$(or $(package_$(name)),$(name)))))
 package_node := nodejs
 package_nginx := nginx-light
+NO_PROMETHEUS := $(call missing,prometheus)
 NO_NODE := $(call missing,node npm)
 NO_NGINX := $(call missing,nginx curl)
 package_aarch64-linux-gnu-g++ := g++-aarch64-linux-gnu
@@ -60,7 +61,7 @@ space := $(subst ,, )
 # of their own. Each file of `vllm` starts engines with gigabytes of libraries: two at a time.
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
 NO_VLLM := $(if $(VLLM_PYTHON),,vllm)
-MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
+MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(NO_PROMETHEUS),prometheus) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
 LEFT_OUT := packages long models $(MISSING)
 but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
@@ -70,6 +71,7 @@ WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
 test: $(VENV)/.dev ## every test that needs no GPU and no network; some 13 minutes on two cores, four more with vLLM
 	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
+	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
 	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
 	$(if $(NO_VLLM),@echo "penstock: .venv-vllm is not made. The tests with vLLM are left out; make vllm DEVICE=cpu brings them back")

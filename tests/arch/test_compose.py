@@ -36,8 +36,6 @@ LEFT_OUT_OF_WORKERS = {
     "ENGINE_PYTHON": "the image's",
     "DEVICE": "the service's: worker or worker-gpu",
     "DRAIN_TIMEOUT_S": "stop_grace_period would have to grow with it",
-    "METRICS_PORT": "the image's: 9464, which no service publishes",
-    "METRICS_HOST": "the image's: all addresses of the container",
 }
 OF_THE_HUB = {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # read by its client
 # Those that do not have the value of the variable of the same name.
@@ -50,6 +48,7 @@ VALUES = {
     "SERVED_MODEL_NAME": {"${SERVED_MODEL_NAME:-}", "${VLLM_SERVED_MODEL_NAME:-}"},
     "DEVICE": {"cuda"},
     "METRICS_HOST": {"${METRICS_HOST:-0.0.0.0}"},
+    "METRICS_PORT": {"${METRICS_PORT:-9464}"},
 }
 
 
@@ -66,6 +65,24 @@ def test_the_compose_file_follows_the_compose_specification() -> None:
         timeout=60,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_compose_scrapes_the_services_and_ports_that_it_has() -> None:
+    scraped = yaml.safe_load((REPOSITORY / "deploy/observability/prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in scraped["scrape_configs"]}
+    (frontends,) = jobs["penstock-frontends"]["dns_sd_configs"]
+    (workers,) = jobs["penstock-workers"]["dns_sd_configs"]
+    assert (frontends["names"], frontends["port"]) == (["frontend"], 8000)
+    assert (tuple(workers["names"]), workers["port"]) == (WORKERS, 9464)
+    (deployment,) = jobs["penstock-deployment"]["static_configs"]
+    assert deployment["targets"] == ["frontend:8000"], "once, by the name that all share"
+    for name in ("prometheus", "grafana"):
+        assert SERVICES[name]["profiles"] == ["observability"]
+        (port,) = SERVICES[name]["ports"]
+        assert port.startswith("${BIND:-127.0.0.1}:")
+        for volume in SERVICES[name]["volumes"]:
+            source = volume.split(":")[0]
+            assert not source.startswith(".") or (REPOSITORY / source).exists(), source
 
 
 def test_compose_keeps_jobs_safe_by_its_settings() -> None:
