@@ -6,16 +6,19 @@ and the engine counts its steps itself. What is observed here comes once for a j
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from shared.messages import FinishReason
-from shared.metrics import Exposition, MetricRow, MetricsNames, MetricTable
+from shared.metrics import CONTENT_TYPE, Exposition, MetricRow, MetricsNames, MetricTable
 from shared.settings import SettingsError
 from worker.engine.measures import SIZES, STEP_SECONDS
 from worker.engine.request import RequestTimes
@@ -295,6 +298,33 @@ _STEPS = {
 }
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, exposition: Exposition) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.exposition = exposition
+        super().__init__((host, port), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers in the text format whatever is asked for: the client library's own listener also
+    speaks OpenMetrics, in which it writes `penstock_` for `penstock:`."""
+
+    server: _Server
+
+    def do_GET(self) -> None:
+        text = self.server.exposition.text()
+        self.send_response(200)
+        self.send_header("content-type", CONTENT_TYPE)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Writes nothing: a line of each scrape would bury all others."""
+
+
 @contextmanager
 def metrics_listener(exposition: Exposition, host: str, port: int | None) -> Iterator[None]:
     """Serves the exposition over HTTP, in a thread, at every path; nothing where `port` is None.
@@ -305,12 +335,14 @@ def metrics_listener(exposition: Exposition, host: str, port: int | None) -> Ite
         yield
         return
     try:
-        server, thread = start_http_server(port, host, exposition)
+        server = _Server(host, port, exposition)
     except OSError as error:
         raise SettingsError(
             f"The metrics cannot listen on {host} port {port}: {error.strerror or error}. Set "
             "METRICS_HOST or METRICS_PORT."
         ) from None
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     try:
         yield
     finally:

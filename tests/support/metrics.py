@@ -10,6 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shared.metrics import MetricTable
 
+# As Prometheus asks: OpenMetrics has other rules for names.
+ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
@@ -20,7 +23,7 @@ class Scrape:
 
     @classmethod
     def of(cls, url: str) -> Scrape:
-        response = httpx.get(url, timeout=10)
+        response = httpx.get(url, headers={"accept": ACCEPT}, timeout=10)
         response.raise_for_status()
         families = list(text_string_to_metric_families(response.text))
         names = {f"{f.name}_total" if f.type == "counter" else f.name for f in families}
