@@ -87,6 +87,31 @@ def test_the_dashboard_asks_for_a_key_and_then_shows_the_workers(penstock: Launc
         tab.close()
 
 
+@pytest.mark.browser
+def test_a_link_and_a_job_open_in_the_page_with_the_key_alone(penstock: Launched) -> None:
+    body = {"model": "penstock-demo", "input": "iron gates", "max_output_tokens": 8}
+    response = httpx.post(
+        f"{penstock.base_url}/v1/responses",
+        json={**body, "background": True},
+        headers={"authorization": f"Bearer {KEY}"},
+    ).json()["id"]
+    with headless_chromium() as browser:
+        tab = Tab(browser, penstock.base_url)
+        page = tab.page
+        page.goto(f"/#job={response}")
+        expect(page.get_by_label("API key")).to_be_visible()
+        expect(page.locator(".turn")).to_have_count(0)
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.locator(".turn.user .text")).to_have_text("iron gates")
+        expect(page.locator(".turn.assistant")).to_have_attribute("aria-busy", "false")
+        assert KEY not in page.url
+        page.get_by_role("button", name="Show the job").click()
+        expect(page.get_by_role("dialog")).to_contain_text('"status": "finished"')
+        tab.expect_complaint("401")
+        tab.close()
+
+
 def test_an_open_address_without_keys_serves_no_other_machine(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "shared.launcher"],
