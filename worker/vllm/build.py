@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from worker.engine_process.interface import BuiltEngine, Progress
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall, ModelError
 from worker.vllm import loading
+from worker.vllm.load_errors import load_failure
 from worker.vllm.options import (
     check_types,
     check_version,
@@ -30,17 +30,14 @@ if TYPE_CHECKING:
 
     from worker.vllm.stats import StatsReader
 
-MAX_MESSAGE_CHARS = 500
-# How torch says that a compiled operation was left out of a build.
-_NO_KERNEL = re.compile(
-    r"_C::(\w+)\(\) expected at most 0 argument|'_C' object has no attribute '(\w+)'"
-)
-
 log = logging.getLogger(__name__)
 
 
 def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
-    """Loads the model into vLLM. Raises ModelError or ValueError with a sentence."""
+    """Loads the model into vLLM.
+
+    Raises ModelError or ValueError with a sentence; LoadInterrupted for a fault that may pass.
+    """
     if importlib.util.find_spec("vllm") is None:
         raise ModelError("ENGINE=vllm needs vLLM in the interpreter that ENGINE_PYTHON names")
     report(loading.IMPORTING, 0.0)
@@ -64,8 +61,8 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     )
     stats = StatsReader()
     report(loading.WEIGHTS, 0.0)  # children of vLLM's load them without a word to this process
-    with loading.progress(report):
-        llm = _load(args, stats)
+    with loading.progress(report) as records:
+        llm = _load(args, stats, records)
     # Behind the one that was given come vLLM's own, for its servers: nothing here reads them.
     del llm.logger_manager.stat_loggers[1:]
     exact = uses_own_sampler(options, given)
@@ -83,31 +80,16 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     )
 
 
-def _load(args: Mapping[str, Any], stats: StatsReader) -> LLMEngine:
+def _load(args: Mapping[str, Any], stats: StatsReader, records: loading.Records) -> LLMEngine:
     from vllm import EngineArgs, LLMEngine
 
     try:
         return LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[stats.logger])
-    except (ValueError, NotImplementedError, OSError) as error:
-        # What vLLM cannot serve, or not with these settings.
-        raise ModelError(f"vLLM cannot serve this model: {sentence_of(error)}") from error
-    except (RuntimeError, AttributeError) as error:
-        kernel = _NO_KERNEL.search(str(error))
-        if kernel is None:
+    except Exception as error:
+        failure = load_failure(error, records.missing_module)
+        if failure is None:
             raise
-        raise ModelError(
-            "vLLM cannot serve this model: its build for this device has no kernel "
-            f"{kernel[1] or kernel[2]}, which the model's weights need in their format"
-        ) from error
-
-
-def sentence_of(error: Exception) -> str:
-    """Returns what an exception of vLLM's says, on one line."""
-    # pydantic's names the class and repeats the value around the validator's own sentence.
-    details = getattr(error, "errors", None)
-    text = "; ".join(str(one["msg"]) for one in details()) if callable(details) else str(error)
-    text = re.sub(r"\s+", " ", text).removeprefix("Value error, ").strip()
-    return text[:MAX_MESSAGE_CHARS] or type(error).__name__
+        raise failure from error
 
 
 def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig:

@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TextIO
 
 from worker.engine_process.interface import Progress
@@ -30,6 +31,9 @@ _RECORDS: tuple[tuple[re.Pattern[str], str, float], ...] = (
 )
 _BARS = {"Loading": WEIGHTS, "Capturing": GRAPHS}
 _BAR = re.compile(r"(Loading|Capturing)[^%]*?(\d{1,3})%")
+# vLLM looks at a model's code in a process of its own, and what fails there it logs alone.
+_INSPECTION = re.compile("Error in (inspecting|loading) model architecture")
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _DUMP = "vllm.logging_utils.dump_input"
 # Put on records by vLLM for its own format.
 _EXTRA_FIELDS = ("vllm_process_name", "fileinfo")
@@ -47,19 +51,27 @@ def log_records(level: int) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
+@dataclass
+class Records:
+    """What vLLM's records have said of a failure."""
+
+    missing_module: str = ""
+
+
 @contextlib.contextmanager
-def progress(report: Progress) -> Iterator[None]:
+def progress(report: Progress) -> Iterator[Records]:
     """Reports vLLM's stages while it loads; its bars are not shown."""
     logger = logging.getLogger("vllm")
     least = logger.level
-    handler = _StageHandler(report, least)
+    records = Records()
+    handler = _StageHandler(report, records, least)
     logger.setLevel(min(least, logging.INFO))
     logger.propagate = False
     logger.addHandler(handler)
     bars = _BarReader(report)
     try:
         with contextlib.redirect_stderr(bars):
-            yield
+            yield records
     finally:
         bars.end()
         logger.removeHandler(handler)
@@ -70,9 +82,10 @@ def progress(report: Progress) -> Iterator[None]:
 class _StageHandler(logging.Handler):
     """Finds the stages in vLLM's records; hands on those of `least` severity."""
 
-    def __init__(self, report: Progress, least: int) -> None:
+    def __init__(self, report: Progress, records: Records, least: int) -> None:
         super().__init__(logging.INFO)
         self._report = report
+        self._records = records
         self._least = least
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -80,6 +93,10 @@ class _StageHandler(logging.Handler):
         for pattern, stage, share in _RECORDS:
             if pattern.match(text):
                 self._report(stage, share)
+        failed = _INSPECTION.match(text) and record.exc_info
+        if failed and (found := _NO_MODULE.search(str(failed[1]))):
+            self._records.missing_module = found[1]
+            return  # the traceback of another process, of which this is all
         if record.levelno >= self._least:
             logging.getLogger().handle(record)
 

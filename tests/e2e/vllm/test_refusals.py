@@ -33,6 +33,30 @@ def unknown_architecture(directory: Path) -> Path:
     return checkpoint
 
 
+def with_images(directory: Path) -> Path:
+    """Returns a checkpoint whose code in vLLM imports torchvision, which its environment lacks."""
+    checkpoint = make_checkpoint(directory / "images", "gemma3_text")
+    path = checkpoint / "config.json"
+    text = json.loads(path.read_text())
+    config = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "torch_dtype": "float32",
+        "text_config": text,
+        "vision_config": {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14},
+    }
+    path.write_text(json.dumps(config))
+    return checkpoint
+
+
+def cut_short(directory: Path) -> Path:
+    """Returns a checkpoint whose copy was interrupted."""
+    checkpoint = make_checkpoint(directory / "cut")
+    path = checkpoint / "model.safetensors"
+    os.truncate(path, path.stat().st_size // 2)
+    return checkpoint
+
+
 @pytest.fixture(scope="module")
 def ended(
     redis_url: str,  # noqa: F811
@@ -46,6 +70,8 @@ def ended(
         "name": {"MODEL": str(small), "VLLM_ARGS": '{"enforce_eagre": true}'},
         "architecture": {"MODEL": str(unknown_architecture(directory))},
         "kernel": {"MODEL": str(blocks), "DTYPE": "bfloat16"},
+        "module": {"MODEL": str(with_images(directory))},
+        "weights": {"MODEL": str(cut_short(directory))},
     }
     processes = {
         name: _start(redis_url, directory / f"{name}.log", settings)
@@ -85,6 +111,8 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
         ("name", "VLLM_ARGS.*enforce_eagre"),
         ("architecture", "unheard_of|UnheardOf"),
         ("kernel", "AMX"),
+        ("module", "torchvision.*Install it"),
+        ("weights", "[Ii]ncomplete|deserializ"),
     ],
 )
 def test_a_worker_that_cannot_serve_says_why(

@@ -107,3 +107,20 @@ def test_requests_of_a_failed_step_are_logged_for_developers_alone(
     loading.log_records(level)
     dump.manager._clear_cache()
     assert dump.isEnabledFor(logging.ERROR) is is_logged
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_that_a_models_code_lacks_is_found_in_its_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = logging.getLogger("vllm.model_executor.models.registry")
+    with loading.progress(lambda stage, share: None) as records:
+        for reason in ("a syntax error", "ModuleNotFoundError: No module named 'torchvision'"):
+            try:
+                raise RuntimeError(f"Error raised in subprocess:\n{reason}")
+            except RuntimeError:
+                registry.exception("Error in inspecting model architecture '%s'", "Gemma3")
+    assert records.missing_module == "torchvision"
+    (other,) = caplog.records
+    assert other.exc_info
+    assert "a syntax error" in str(other.exc_info[1])

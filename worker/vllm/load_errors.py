@@ -1,0 +1,102 @@
+"""What vLLM raises while it loads a model: a fault of model or settings, or one that may pass.
+
+The first is final. The second is told as what it is, and whoever started the engine tries again.
+Imports nothing of vLLM.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from collections.abc import Iterator
+
+import torch
+from safetensors import SafetensorError
+
+from worker.model.errors import ModelError
+
+MAX_MESSAGE_CHARS = 500
+# How torch says that a compiled operation was left out of a build.
+_NO_KERNEL = re.compile(
+    r"_C::(\w+)\(\) expected at most 0 argument|'_C' object has no attribute '(\w+)'"
+)
+# Errors of the host that a lack causes which others may end: of disk, memory, descriptors, ports.
+_PASSING = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EINTR,
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EADDRINUSE,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EPIPE,
+    }
+)
+# Free and total memory of a device, and what was asked for, in vLLM's ValueErrors.
+_TOO_LITTLE_FREE = re.compile(
+    r"memory on (?:device|node) .*?\([\d.]+/([\d.]+) GiB\).*? less than .*?([\d.]+) GiB\)"
+)
+
+
+class LoadInterrupted(Exception):
+    """vLLM could not load the model this time; the model and the settings may be in order."""
+
+
+def load_failure(error: Exception, missing_module: str = "") -> Exception | None:
+    """Returns what a failure to load is: ModelError, LoadInterrupted; None where that is unknown.
+
+    `missing_module` is what vLLM could not import when it looked at the model's code.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        missing_module = error.name
+    if missing_module:
+        return ModelError(
+            f"vLLM's code for this model needs the module {missing_module!r}, which is not "
+            f"installed beside it. Install it for torch {torch.__version__} into the environment "
+            f"of {sys.executable}, or try ENGINE=penstock"
+        )
+    if any(map(_may_pass, _causes(error))):
+        return LoadInterrupted(f"vLLM could not load this model now: {sentence_of(error)}")
+    if isinstance(error, (ValueError, NotImplementedError, OSError, SafetensorError)):
+        return ModelError(f"vLLM cannot serve this model: {sentence_of(error)}")
+    if isinstance(error, (RuntimeError, AttributeError)):
+        kernel = _NO_KERNEL.search(str(error))
+        if kernel is not None:
+            return ModelError(
+                "vLLM cannot serve this model: its build for this device has no kernel "
+                f"{kernel[1] or kernel[2]}, which the model's weights need in their format"
+            )
+    return None
+
+
+def sentence_of(error: Exception) -> str:
+    """Returns what an exception of vLLM's says, on one line."""
+    # pydantic's names the class and repeats the value around the validator's own sentence.
+    details = getattr(error, "errors", None)
+    text = "; ".join(str(one["msg"]) for one in details()) if callable(details) else str(error)
+    text = re.sub(r"\s+", " ", text).removeprefix("Value error, ").strip()
+    return text[:MAX_MESSAGE_CHARS] or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _PASSING
+    # Memory that others hold; what a whole device does not have is asked for by the settings.
+    found = _TOO_LITTLE_FREE.search(str(error)) if isinstance(error, ValueError) else None
+    return found is not None and float(found[2]) <= float(found[1])
