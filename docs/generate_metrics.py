@@ -38,6 +38,9 @@ both scraped, and `METRICS_NAMES` is set alike for them.
 The counters of an engine begin at 0 when it is replaced, as at a start of its worker. Ports of
 workers ask for no key; the frontends' routes do, where keys are configured
 ([API.md](API.md#keys)).
+
+`deploy/observability` has a Grafana board, alert rules with tests for `promtool`, and a Prometheus
+configuration; `docker compose --profile observability up` starts both with them.
 """
 SECTIONS: tuple[tuple[str, MetricTable], ...] = (
     ("A worker", WORKER_METRICS),
