@@ -15,6 +15,7 @@ from worker.engine_process.interface import BuiltEngine, Progress
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall, ModelError
 from worker.vllm import loading
+from worker.vllm.amx import permit_amx
 from worker.vllm.load_errors import load_failure
 from worker.vllm.options import (
     check_types,
@@ -59,6 +60,8 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     args = engine_args(
         options, device=current_platform.device_type, free_bytes=available_host_bytes()
     )
+    if current_platform.is_cpu():
+        permit_amx()
     stats = StatsReader()
     report(loading.WEIGHTS, 0.0)  # children of vLLM's load them without a word to this process
     with loading.progress(report) as records:

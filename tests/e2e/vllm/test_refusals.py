@@ -65,11 +65,11 @@ def ended(
     """Status and log of workers that were started side by side, by what is wrong with them."""
     directory = tmp_path_factory.mktemp("refused")
     small = make_checkpoint(directory / "small")
-    blocks, _ = make_quantised(directory, FORMATS["fp8-blocks"])
+    fp8, _ = make_quantised(directory, FORMATS["fp8"])
     wrong = {
         "name": {"MODEL": str(small), "VLLM_ARGS": '{"enforce_eagre": true}'},
         "architecture": {"MODEL": str(unknown_architecture(directory))},
-        "kernel": {"MODEL": str(blocks), "DTYPE": "bfloat16"},
+        "kernel": {"MODEL": str(fp8), "DTYPE": "bfloat16"},
         "module": {"MODEL": str(with_images(directory))},
         "weights": {"MODEL": str(cut_short(directory))},
     }
@@ -110,7 +110,7 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
     [
         ("name", "VLLM_ARGS.*enforce_eagre"),
         ("architecture", "unheard_of|UnheardOf"),
-        ("kernel", "AMX"),
+        ("kernel", "[Ff][Pp]8"),
         ("module", "torchvision.*Install it"),
         ("weights", "[Ii]ncomplete|deserializ"),
     ],

@@ -23,6 +23,7 @@ from tests.support.tiny_models import VOCAB_SIZE, write_tiny_model
 from tests.support.vllm_models import TIMEOUT_S, Model, Work, run_models, vllm_options
 from tests.support.vllm_runs import Answer, VllmRequest
 from worker.engine_options import EngineOptions
+from worker.model.cpu.tiers import cpu_features
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(TIMEOUT_S + 60)]
 
@@ -44,7 +45,9 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_WIDE, "head_dim": 64},
 }
 # What this build of vLLM has no kernel for, with a word of its reason.
-REFUSED = {"fp8": "fp8", "fp8-blocks": "AMX"}
+REFUSED = {"fp8": "fp8"}
+if "amx_tile" not in cpu_features():
+    REFUSED["fp8-blocks"] = "AMX"
 
 
 def options_of(checkpoint: Path, dtype: str) -> EngineOptions:
