@@ -167,6 +167,7 @@ export class Session {
     if (this.#live !== live) return; // another chat is open
     this.#live = null;
     if (isOver(answer)) {
+      if (this.chat === chat) this.keep(); // before anything that may take long
       answer.timing = answer.id === null ? null : await timingOf(answer, meter);
       say(sentenceOf(answer));
       announce(answer.text);

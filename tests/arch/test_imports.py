@@ -11,7 +11,10 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Imported where vLLM is, and by nothing but worker.vllm.build and vLLM itself.
-WITH_VLLM = [REPOSITORY / "worker/vllm" / name for name in ("engine.py", "sampler.py", "stats.py")]
+WITH_VLLM = [
+    REPOSITORY / "worker/vllm" / name
+    for name in ("engine.py", "live_request.py", "params.py", "sampler.py", "stats.py")
+]
 
 
 def loaded_by(module: str) -> set[str]:

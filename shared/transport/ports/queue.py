@@ -138,7 +138,8 @@ class Delivery:
     logged: tuple[Delta, ...] = field(default=(), repr=False)  # the log; () where none is needed
     snapshot: JobSnapshot | None = field(default=None, compare=False, repr=False)
     prompt_slices: tuple[PromptSlice, ...] = field(default=(), repr=False)  # where a delta follows
-    waited_s: float = 0.0  # in the queue, before its first claim; 0.0 after a later one
+    # Seconds in the queue before the first claim; 0.0 after a later one. Measured, so not compared.
+    waited_s: float = field(default=0.0, compare=False)
 
     @property
     def choices(self) -> tuple[LoggedChoice, ...]:

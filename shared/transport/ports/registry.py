@@ -48,8 +48,8 @@ class QueueStats:
     totals: Mapping[str, int]  # state -> jobs that ended so
     queued_by_model: Mapping[str, int] = field(default_factory=dict)  # of announced models
     # By model: seconds since the submit of the queued job that is due next, which is the oldest
-    # where all have the same timeout.
-    queue_age_s: Mapping[str, float] = field(default_factory=dict)
+    # where all have the same timeout. Measured, so not compared.
+    queue_age_s: Mapping[str, float] = field(default_factory=dict, compare=False)
     dead_letters: int = 0
 
 
