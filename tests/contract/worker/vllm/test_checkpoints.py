@@ -34,8 +34,9 @@ PROMPTS = tuple(
     for length in (1, 5, 17, 40)
 )
 # The largest difference of log probabilities, and of the two best where the token may differ, that
-# rounding explains: of bfloat16 alone, and of activations of eight bits too.
-ROUNDING = {False: 0.15, True: 0.4}
+# rounding explains: of bfloat16 alone (0.156 seen where products are computed by AMX), and of
+# activations of eight bits too.
+ROUNDING = {False: 0.25, True: 0.4}
 # Windows, experts, soft caps and sinks; the widths are those that its kernels for CPUs have.
 _WIDE = {"hidden_size": 128, "head_dim": 32}
 MODEL_TYPES: dict[str, dict[str, Any]] = {
