@@ -1,8 +1,8 @@
 """Metrics of a frontend: the tables of what it exposes, and its counters.
 
 GET /metrics has what this process saw, so that frontends can be added up. GET /metrics/deployment
-has what is known of the whole deployment, which is the same at every frontend: one of them is
-asked, by an address that any of them answers.
+has the values of the whole deployment, which are the same at every frontend: scrape one of them,
+for example through the load balancer.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _KINDS = {
 ANTHROPIC_VERSION_HEADER = "anthropic-version"
 _ANTHROPIC_ROUTES = "/v1/messages"
 _SHARED_ROUTES = "/v1/models"  # Anthropic's for clients that send its version
-# Asked again and again by probes, scrapers and the dashboard, or with each page: a line of each
+# Polled by probes, scrapers and the dashboard, or fetched with every page: their access log lines
 # would bury all others.
 _ROUTINE = frozenset(
     {

@@ -185,7 +185,7 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
 
 
 # Calls that models also write before they have closed their reasoning. A marker of these formats is
-# a token of its own, or has one in it, which reasoning about a call does not have.
+# or contains a special token, which reasoning text about a call does not contain.
 ENDS_OF_REASONING: Mapping[ToolFormat | None, tuple[str, ...]] = {
     ToolFormat.MISTRAL: (MISTRAL_OPEN,),
     ToolFormat.DEEPSEEK_V3: (DEEPSEEK_OPEN,),

@@ -45,7 +45,7 @@ export const answerOf = (id) => ({
 
 export const isOver = (answer) => OVER.has(answer.status);
 
-/** Whether something came that the model can be told of again. */
+/** Whether there is output to send back to the model as history. */
 export const hasOutput = (answer) => answer.text !== "" || answer.calls.length > 0;
 
 function addItem(answer, item) {

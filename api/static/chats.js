@@ -73,7 +73,7 @@ export class Chats {
     else this.#chats.set(chat.id, chat);
   }
 
-  /** The chats with all words of `query` in title or text, newest first. */
+  /** The chats whose title or text contains every word of `query`, newest first. */
   find(query = "") {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
     const texts = ({ title, turns }) =>
