@@ -8,7 +8,8 @@
 is a forward pass of the model over transformers' own cache, as `generate` calls it.
 `continuous_batching` is transformers' `ContinuousBatchingManager`: of requests whose prompts are in
 its prefix cache the times between tokens, as it records them, and of new prompts the time from
-submission to the last one's first token. All are in one process and take turns, so that a busy
+submission to the last one's first token. Both have processes of their own, as torch's threads of
+one process wait otherwise where there are more of them than cores. All take turns, so that a busy
 neighbour meets all of them. Lines have medians and the shortest times in milliseconds, a prompt's
 tokens per second by the median, and `foreign`, the cores that other processes used meanwhile.
 """
@@ -19,10 +20,12 @@ import argparse
 import contextlib
 import itertools
 import json
+import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +129,6 @@ class OwnSteps:
         )
         self._runner = self._built.runner
         self.close = self._built.close
-        self.torch_threads = torch.get_num_threads()
         for i in range(most):
             fill = prefill(args.context, seq_id=i, first_block=i * self._width)
             self._runner.launch(ScheduledBatch((fill,))).collect()
@@ -146,8 +148,8 @@ class GenerateSteps:
 
     def __init__(self, args: argparse.Namespace, directory: str) -> None:
         self._context = args.context
-        self.torch_threads = args.threads
-        self._model = random_model(args, directory)
+        torch.set_num_threads(args.threads)
+        self._model = random_model(directory)
 
     def close(self) -> None:
         """Has nothing to end."""
@@ -186,8 +188,8 @@ class ContinuousSteps:
 
     def __init__(self, args: argparse.Namespace, directory: str) -> None:
         self._context = args.context
-        self.torch_threads = args.threads
-        model = random_model(args, directory)
+        torch.set_num_threads(1)  # of this thread, which computes no step
+        model = random_model(directory)
         model.set_attn_implementation(args.attention)
         most = max([*args.batch, 1]) * (args.context + STEPS_OF_A_TURN + 2)
         longest = max([*args.prefill, 1]) * max([*args.prompts, 1])
@@ -200,6 +202,7 @@ class ContinuousSteps:
             ),
         )
         self._first = itertools.cycle(range(2000, SHAPES[args.shape]["vocab_size"]))
+        torch.set_num_threads(args.threads)  # of the thread that begins
         self._manager.start()
 
     def close(self) -> None:
@@ -245,18 +248,73 @@ class ContinuousSteps:
         return moments
 
 
-def random_model(args: argparse.Namespace, directory: str) -> Any:
+def random_model(directory: str) -> Any:
     """Returns transformers' model with random weights in bfloat16."""
-    torch.set_num_threads(args.threads)
     config = AutoConfig.from_pretrained(directory)
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+class Apart:
+    """Steps of a way in a process of its own."""
+
+    def __init__(self, way: str, args: argparse.Namespace, directory: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=serve, args=(other, way, args, directory))
+        self._process.start()
+        other.close()
+        self._pipe.recv()
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join()
+
+    def decode(self, size: int) -> Turn:
+        self._ask("decode", size)
+        return lambda: self._ask("turn")
+
+    def prefill(self, length: int, count: int) -> Turn:
+        self._ask("prefill", length, count)
+        return lambda: self._ask("turn")
+
+    def cpu_s(self) -> float:
+        """Returns what the process has worked."""
+        return self._ask("cpu")[0]
+
+    def _ask(self, *question: object) -> list[float]:
+        """Raises EOFError where the process has failed."""
+        self._pipe.send(question)
+        times: list[float] = self._pipe.recv()
+        return times
+
+
+def serve(pipe: Connection, way: str, args: argparse.Namespace, directory: str) -> None:
+    """Answers an Apart until it closes."""
+    transformers_logging.set_verbosity_error()
+    made = (GenerateSteps if way == "generate" else ContinuousSteps)(args, directory)
+    turn: Turn = list
+    pipe.send([])
+    with contextlib.suppress(EOFError):
+        while True:
+            match pipe.recv():
+                case ("decode", size):
+                    turn = made.decode(size)
+                    pipe.send([])
+                case ("prefill", length, count):
+                    turn = made.prefill(length, count)
+                    pipe.send([])
+                case ("cpu",):
+                    pipe.send([time.process_time()])
+                case _:
+                    pipe.send(turn())
+    made.close()
 
 
 _MAKERS: dict[str, Callable[[argparse.Namespace, str], Any]] = {
     "native": lambda args, directory: OwnSteps(args, directory, "native"),
     "engine": lambda args, directory: OwnSteps(args, directory, "transformers"),
-    "generate": GenerateSteps,
-    "continuous_batching": ContinuousSteps,
+    "generate": lambda args, directory: Apart("generate", args, directory),
+    "continuous_batching": lambda args, directory: Apart("continuous_batching", args, directory),
 }
 
 
@@ -264,19 +322,23 @@ def report(
     line: dict[str, object], turns: dict[str, Turn], ways: dict[str, Any], seconds: float
 ) -> None:
     """Prints the median and the shortest time of each way's steps; the first turn warms up."""
+
+    def cpu_s() -> float:
+        apart = (way for way in ways.values() if isinstance(way, Apart))
+        return time.process_time() + sum(way.cpu_s() for way in apart)
+
     times: dict[str, list[float]] = {way: [] for way in turns}
     busy_before = own_before = begin_s = 0.0
     for number in itertools.count():
         if number == 1:
             times = {way: [] for way in turns}
-            busy_before, own_before, begin_s = busy_s(), time.process_time(), time.perf_counter()
+            busy_before, own_before, begin_s = busy_s(), cpu_s(), time.perf_counter()
         for way, turn in turns.items():
-            torch.set_num_threads(ways[way].torch_threads)
             times[way] += turn()
         wall_s = time.perf_counter() - begin_s
         if number >= STEPS_OF_A_TURN and wall_s > seconds * len(turns):
             break
-    others_s = busy_s() - busy_before - (time.process_time() - own_before)
+    others_s = busy_s() - busy_before - (cpu_s() - own_before)
     line["foreign"] = round(max(0.0, others_s / wall_s), 2)
     for way, values in times.items():
         values.sort()
