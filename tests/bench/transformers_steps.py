@@ -294,7 +294,7 @@ def serve(pipe: Connection, way: str, args: argparse.Namespace, directory: str) 
     made = (GenerateSteps if way == "generate" else ContinuousSteps)(args, directory)
     turn: Turn = list
     pipe.send([])
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):  # also of a bench that was killed
         while True:
             match pipe.recv():
                 case ("decode", size):
