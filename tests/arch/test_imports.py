@@ -37,6 +37,7 @@ def loaded_by(module: str) -> set[str]:
         ),
         ("worker.main", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
         ("worker.service", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
+        ("worker.model.parallel.processes", {"torch", "numpy"}),  # ranks start before it
         ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
         ("worker.model.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
         (

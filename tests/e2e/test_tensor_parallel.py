@@ -40,19 +40,27 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]
         yield made
 
 
+RANK_0, RANK_1 = "worker.engine_process", "worker.model.parallel"
+
+
 def test_a_stream_goes_on_when_a_rank_dies_or_stands_still(service: ServiceClient) -> None:
     with service.stream("/generate", BODY) as events:
         expected = token_ids_of(list(events))
     assert len(expected) == 300
-    for number in (signal.SIGKILL, signal.SIGSTOP):
-        rank = service.pid_of("worker.model.parallel")
+    ends = ((RANK_1, signal.SIGKILL), (RANK_0, signal.SIGKILL), (RANK_1, signal.SIGSTOP))
+    for module, number in ends:
+        pids = [service.pid_of(RANK_0), service.pid_of(RANK_1)]
         with service.stream("/generate", BODY) as events:
             seen = [next(events) for _ in range(20)]
-            os.kill(rank, number)
+            os.kill(service.pid_of(module), number)
+            if number == signal.SIGKILL:
+                begin_s = time.monotonic()
+                service.until(lambda pids=pids: not any(map(is_alive, pids)), "both ends", 5)
+                assert time.monotonic() - begin_s < 5
             seen += events
         assert token_ids_of(seen) == expected
-        service.until(lambda pid=rank: not is_alive(pid), "the end of the old rank", 5)
-    assert service.worker()["engine_restarts"] == 2
+        assert not any(map(is_alive, pids))
+    assert service.worker()["engine_restarts"] == len(ends)
 
 
 def test_health_shows_the_size_and_the_whole_models_figures(service: ServiceClient) -> None:
@@ -66,8 +74,7 @@ def test_health_shows_the_size_and_the_whole_models_figures(service: ServiceClie
 def test_no_process_is_left_when_the_worker_is_killed(service: ServiceClient) -> None:
     """The last one here: the launcher starts the worker again or ends."""
     worker = service.pid_of("worker")
-    pids = [worker, service.pid_of("worker.engine_process")]
-    pids.append(service.pid_of("worker.model.parallel"))
+    pids = [worker, service.pid_of(RANK_0), service.pid_of(RANK_1)]
     begin_s = time.monotonic()
     os.kill(worker, signal.SIGKILL)
     service.until(lambda: not any(map(is_alive, pids)), "the end of all", 5)

@@ -46,8 +46,8 @@ def prompts(count: int, vocab_size: int = 290, seed: int = 1) -> list[list[int]]
     return [shared + tail if i % 3 == 0 else tail for i, tail in enumerate(own)]
 
 
-@contextmanager
-def built(path: Path, size: int, **options: object) -> Iterator[BuiltModel]:
+def engine_options(path: Path, size: int, **options: object) -> EngineOptions:
+    """Of a pool so small that requests are preempted."""
     base = EngineOptions(
         checkpoint=str(path),
         device="cpu",
@@ -58,7 +58,12 @@ def built(path: Path, size: int, **options: object) -> Iterator[BuiltModel]:
         max_num_batched_tokens=16,
         tensor_parallel_size=size,
     )
-    model = build_model(replace(base, **options))  # type: ignore[arg-type]
+    return replace(base, **options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def built(path: Path, size: int, **options: object) -> Iterator[BuiltModel]:
+    model = build_model(engine_options(path, size, **options))
     try:
         yield model
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,10 +32,15 @@ def build_own_engine(
         config, runner = _echo(options)
         num_parameters, dtype = 0, "echo"
     else:
+        processes = None
+        if options.tensor_parallel_size > 1 and sys.platform == "linux":  # elsewhere it is refused
+            from worker.model.parallel.processes import RankProcesses
+
+            processes = RankProcesses(options)  # they import torch while this process does
         # torch comes in here and nowhere else: an echo engine starts without it.
         from worker.model.build import build_model
 
-        built = build_model(options, report, on_rank_end)
+        built = build_model(options, report, on_rank_end, processes)
         config, runner = built.engine_config, built.runner
         num_parameters, dtype = built.num_parameters, built.dtype
     return BuiltEngine(

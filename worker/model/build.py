@@ -26,12 +26,12 @@ from worker.model.parallel.group import ALONE, RankGroup
 from worker.model.parallel.joining import rank_device
 from worker.model.parallel.plan import rank_options
 from worker.model.runner import TorchModelRunner
-from worker.model.served import BuiltStack, ModelSource, ServedConfig
+from worker.model.served import BuiltStack, ModelSource, OtherRanks, ServedConfig
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import FastTokenizer
     from worker.model.layers.decoder import DecoderStack
-    from worker.model.parallel.ranks import Ranks
+    from worker.model.parallel.processes import RankProcesses
     from worker.model.sampling.grammar_masks import GrammarMasks
 
 logger = logging.getLogger(__name__)
@@ -65,12 +65,14 @@ def build_model(
     options: EngineOptions,
     on_progress: Progress | None = None,
     on_rank_end: Callable[[str], None] | None = None,
+    processes: RankProcesses | None = None,
 ) -> BuiltModel:
     """Loads the weights, sizes and allocates the KV cache, runs one step.
 
     `on_progress` gets a stage's name and the share of it that is done, 0 to 1. `on_rank_end` gets a
-    sentence, in any thread, when another rank has ended, and is to end this process. Raises
-    ModelError with a sentence that names the option, member or file at fault.
+    sentence, in any thread, when another rank has ended, and is to end this process. `processes`
+    are the other ranks' where they have been started; without a model they end with this process.
+    Raises ModelError with a sentence that names the option, member or file at fault.
     """
     report = on_progress or (lambda stage, share: None)
     device = choose_device(options.device)
@@ -81,19 +83,19 @@ def build_model(
         source.end_sequences_with(text.eos_token_ids)
     if options.tensor_parallel_size == 1:
         part = load_part(options, source, device, ALONE, report)
-        return _built(options, source, part, text, None, report)
+        return complete(options, source, part, text, None, report)
     source.check_divisible(options.tensor_parallel_size)
     # Here and not above: it starts processes, which a model in one process does not need.
     from worker.model.parallel.ranks import start_ranks
 
-    ranks = start_ranks(options, device, on_rank_end)
+    ranks = start_ranks(options, device, processes, on_rank_end)
     try:
         report("starting ranks", 0.0)
         group = ranks.join(rank_device(device, 0))
         report("starting ranks", 1.0)
         part = load_part(options, source, device, group, ranks.watched(report))
         ranks.loaded()
-        return _built(options, source, part, text, ranks, report)
+        return complete(options, source, part, text, ranks, report)
     except Exception as error:
         ranks.explain(error)
         raise
@@ -156,12 +158,12 @@ def load_part(
     )
 
 
-def _built(
+def complete(
     options: EngineOptions,
     source: ModelSource,
     part: LoadedPart,
     text: _Text | None,
-    ranks: Ranks | None,
+    ranks: OtherRanks | None,
     report: Progress,
 ) -> BuiltModel:
     """Returns the model with its runner, after a first step. `ranks` have its other parts."""

@@ -17,10 +17,9 @@ from worker.model.layers.decoder import DecoderStack
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
 from worker.model.sampling.row import RowThreads, SamplingRow
 from worker.model.sampling.sampler import Sampled, Sampler
-from worker.model.served import ServedModel
+from worker.model.served import OtherRanks, ServedModel
 
 if TYPE_CHECKING:
-    from worker.model.parallel.ranks import Ranks
     from worker.model.sampling.grammar_masks import GrammarMasks
 
 
@@ -42,7 +41,7 @@ class TorchModelRunner:
         max_num_seqs: int,
         grammar_masks: GrammarMasks | None = None,
         sampler_threads: int = 1,
-        ranks: Ranks | None = None,
+        ranks: OtherRanks | None = None,
         shares_tokens: bool = False,
     ) -> None:
         """`stack` computes the model's layers. Without `grammar_masks` no sequence may have a

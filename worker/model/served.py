@@ -1,13 +1,15 @@
-"""ServedModel: what runner and engine need of a model; ModelSource: one way to make it."""
+"""ServedModel: what runner and engine need of a model; ModelSource: one way to make it; OtherRanks:
+what has the rest of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from torch import Tensor
 
+from worker.engine.batch import ScheduledBatch
 from worker.engine_options import EngineOptions
 from worker.model.kv_cache import KeepsKV, KVCachePool, KVLayer
 from worker.model.layers.decoder import DecoderStack
@@ -96,4 +98,20 @@ class ModelSource(Protocol):
         report: Report,
     ) -> BuiltStack:
         """Loads the weights, for positions below `max_model_len`. Raises ModelError."""
+        ...
+
+
+class OtherRanks(Protocol):
+    """Ranks 1 and up of a model, as rank 0 sees them."""
+
+    def send(self, batch: ScheduledBatch) -> None:
+        """Sends a step, which they begin to compute. Raises RanksLost."""
+        ...
+
+    def lost(self, error: Exception) -> NoReturn:
+        """Ends the engine after an exception in a step that the ranks compute together."""
+        ...
+
+    def close(self) -> None:
+        """Ends them. Idempotent."""
         ...

@@ -135,6 +135,7 @@ async def test_a_rank_that_ends_while_it_loads_ends_the_engine() -> None:
         with pytest.raises((EngineNotLoaded, EngineDied)) as ended:
             await asyncio.wait_for(link.ready(lambda stage, share: None), 30)
         assert "rank" in str(ended.value)
+        assert not getattr(ended.value, "by_settings", False)  # it is tried again
         await gone([link.pid, *ranks], time.monotonic())
 
 

@@ -85,7 +85,8 @@ def _serve(start: StartRank, link: RankSocket) -> int:
         device = rank_device(choose_device(start.options.device), start.rank)
         link.send(RankStarted())
         peers = {rank: socket.socket(fileno=fd) for rank, fd in start.peer_fds.items()}
-        group = join(start.rank, start.options.tensor_parallel_size, start.store_fd, device, peers)
+        size = start.options.tensor_parallel_size
+        group = join(start.rank, size, start.store_fd, device, peers, start.memory_fd)
         source = choose_source(start.options.model_impl, Path(start.options.checkpoint))
         part = load_part(start.options, source, device, group, lambda stage, share: None)
     except (ModelError, ValueError) as error:

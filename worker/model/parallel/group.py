@@ -45,8 +45,8 @@ class Share:
 class RankGroup:
     """Rank `rank` of `size`. With more than one, torch.distributed's default group has been made.
 
-    The collectives are called by all ranks, in the same order, or all of them wait. On CPUs small
-    sums and the logits go through the `mesh`.
+    The collectives are called by all ranks, in the same order, or all of them wait. On CPUs sums
+    and the logits go through the `mesh`.
     """
 
     rank: int = 0
@@ -77,7 +77,7 @@ class RankGroup:
 
     def sum(self, x: Tensor) -> Tensor:
         """Returns the sum of all ranks' `x`, contiguous and of one shape, in x's memory."""
-        if self.mesh is not None and self.mesh.is_small(x):
+        if self.mesh is not None:
             self.mesh.sum(x)
         elif self.size > 1:
             dist.all_reduce(x)

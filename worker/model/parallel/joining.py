@@ -43,21 +43,16 @@ def rank_device(device: torch.device, rank: int) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def new_store() -> int:
-    """Returns the descriptor of a file in memory, for `join`. It has no name: no process can leave
-    it behind."""
-    return os.memfd_create("ranks")
-
-
 def join(
     rank: int,
     size: int,
     store_fd: int,
     device: torch.device,
     peers: Mapping[int, socket.socket],
+    memory_fd: int,
 ) -> RankGroup:
-    """Joins the group, which waits for all ranks. gloo and the sockets to the `peers` on the CPU,
-    NCCL on CUDA.
+    """Joins the group, which waits for all ranks. gloo and a mesh of the sockets to the `peers` and
+    of the shared memory on the CPU, NCCL on CUDA.
 
     All connections are between addresses of the loopback interface.
     """
@@ -72,6 +67,6 @@ def join(
         timeout=_TIMEOUT,
         device_id=device if is_cuda else None,
     )
-    group = RankGroup(rank, size, Mesh(rank, peers) if not is_cuda else None)
+    group = RankGroup(rank, size, Mesh(rank, peers, memory_fd) if not is_cuda else None)
     group.least(0, device)  # connects
     return group

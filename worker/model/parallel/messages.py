@@ -23,6 +23,7 @@ class StartRank(msgspec.Struct, frozen=True):
     rank: int
     store_fd: int  # of the file through which the ranks find each other
     peer_fds: dict[int, int]  # of the sockets to the other ranks
+    memory_fd: int  # of what all ranks of a mesh share
     log_level: int
 
 

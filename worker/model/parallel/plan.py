@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from shared.cores import default_threads, share_of_cores
 from worker.engine_options import EngineOptions
 from worker.model.config import ModelConfig
 from worker.model.errors import UnsupportedModel
 from worker.model.parallel.group import RankGroup
+from worker.model.parallel.processes import rank_threads
 
 
 def rank_config(config: ModelConfig, group: RankGroup) -> ModelConfig:
@@ -36,12 +36,6 @@ def rank_options(options: EngineOptions, group: RankGroup, device: torch.device)
         kv_cache_memory_gb=memory_gb / group.size if memory_gb is not None else None,
         memory_share=options.memory_share / (1 if is_cuda else group.size),
     )
-
-
-def rank_threads(options: EngineOptions, rank: int) -> int:
-    """Returns the CPU threads of a rank."""
-    num_threads = options.num_threads or default_threads()
-    return share_of_cores(num_threads, options.tensor_parallel_size, rank)
 
 
 def check_divisible(config: ModelConfig, size: int) -> None:

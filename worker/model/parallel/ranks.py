@@ -13,12 +13,11 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import wait
 from typing import NoReturn
 
 import torch
@@ -30,8 +29,7 @@ from worker.engine.errors import EngineFailed
 from worker.engine_options import EngineOptions
 from worker.model.errors import ModelError
 from worker.model.parallel.group import RankGroup
-from worker.model.parallel.joining import check_machine, join, new_store
-from worker.model.parallel.mesh import socket_pairs
+from worker.model.parallel.joining import check_machine, join
 from worker.model.parallel.messages import (
     FromRank,
     RankFailed,
@@ -43,7 +41,7 @@ from worker.model.parallel.messages import (
     decode_from_rank,
     encode,
 )
-from worker.model.parallel.plan import rank_threads
+from worker.model.parallel.processes import RankProcess, RankProcesses
 
 Progress = Callable[[str, float], None]
 
@@ -58,32 +56,32 @@ class RanksLost(EngineFailed):
     """A rank has ended, or the ranks are out of step."""
 
 
-@dataclass
-class _Rank:
-    number: int
-    process: subprocess.Popen[bytes]
-    socket: socket.socket
-    connection: Connection  # over the same socket
-    progress: type[RankStarted | RankLoaded] | None = None
-
-
 class Ranks:
     """Ranks 1 and up. Threads: one computes, `_watch` runs in another."""
 
-    def __init__(self, options: EngineOptions, on_end: Callable[[str], None] | None) -> None:
-        """Starts the processes. `on_end` gets a sentence when a rank has ended, in any thread, and
-        is to end this process: NCCL waits for ever. Without it the next step raises RanksLost."""
+    def __init__(
+        self,
+        options: EngineOptions,
+        processes: RankProcesses,
+        on_end: Callable[[str], None] | None,
+    ) -> None:
+        """Has the processes load. `on_end` gets a sentence when a rank has ended, in any thread,
+        and is to end this process: NCCL waits for ever. Without it the next step raises RanksLost.
+        """
         self._on_end = on_end
         self._encoder = StepEncoder()
         self._changed = threading.Condition()
         self._failure: RankFailed | None = None
         self._is_closed = False
         self.num_bytes_sent = 0  # of all steps, to each rank
-        self._ranks: list[_Rank] = []
-        self._store_fd = new_store()
-        self._peers, *others = socket_pairs(options.tensor_parallel_size).values()
-        for number, peers in enumerate(others, start=1):
-            self._ranks.append(self._start(options, number, peers))
+        self._processes = processes
+        self._ranks = processes.ranks
+        self._progress: dict[int, type[RankStarted | RankLoaded]] = {}  # by rank
+        level = logging.getLogger().getEffectiveLevel()
+        for rank in self._ranks:
+            fds = (processes.store_fd, dict(rank.peer_fds), processes.memory_fd)
+            with contextlib.suppress(OSError):  # it has ended already, which _watch sees
+                rank.connection.send_bytes(encode(StartRank(options, rank.number, *fds, level)))
         atexit.register(self.close)
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
@@ -91,12 +89,15 @@ class Ranks:
     def join(self, device: torch.device) -> RankGroup:
         """Joins the group as rank 0, when all others are about to. Raises as `check` does."""
         self._wait_for(RankStarted)
-        return join(0, 1 + len(self._ranks), self._store_fd, device, self._peers)
+        there = self._processes
+        size = 1 + len(self._ranks)
+        return join(0, size, there.store_fd, device, there.peers, there.memory_fd)
 
     def loaded(self) -> None:
         """Waits until all ranks have loaded their parts. Raises as `check` does."""
         self._wait_for(RankLoaded)
-        os.close(self._store_fd)
+        os.close(self._processes.store_fd)
+        os.close(self._processes.memory_fd)
 
     def check(self) -> None:
         """Raises ModelError when a rank could not load its part, RanksLost when one has ended."""
@@ -162,42 +163,17 @@ class Ranks:
         for rank in self._ranks:
             rank.connection.close()
             rank.socket.close()
-        for peer in self._peers.values():
+        for peer in self._processes.peers.values():
             peer.close()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    def _start(
-        self, options: EngineOptions, number: int, peers: Mapping[int, socket.socket]
-    ) -> _Rank:
-        own, other = socket.socketpair()
-        peer_fds = {rank: peer.fileno() for rank, peer in peers.items()}
-        with other:
-            num_threads = str(rank_threads(options, number))
-            process = subprocess.Popen(
-                (
-                    sys.executable,
-                    "-m",
-                    "worker.model.parallel",
-                    str(other.fileno()),
-                    str(os.getpid()),
-                ),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(other.fileno(), self._store_fd, *peer_fds.values()),
-                env=os.environ | {"OMP_NUM_THREADS": num_threads, "MKL_NUM_THREADS": num_threads},
-            )
-        for peer in peers.values():
-            peer.close()
-        connection = Connection(os.dup(own.fileno()))
-        level = logging.getLogger().getEffectiveLevel()
-        connection.send_bytes(encode(StartRank(options, number, self._store_fd, peer_fds, level)))
-        return _Rank(number, process, own, connection)
 
     def _wait_for(self, progress: type[RankStarted | RankLoaded]) -> None:
         with self._changed:
             self._changed.wait_for(
                 lambda: (
-                    self._failure is not None or all(r.progress is progress for r in self._ranks)
+                    self._failure is not None
+                    or all(self._progress.get(r.number) is progress for r in self._ranks)
                 )
             )
         self.check()
@@ -220,7 +196,7 @@ class Ranks:
                     if not self._is_closed:
                         self._ended(rank)
 
-    def _take(self, rank: _Rank, message: FromRank) -> None:
+    def _take(self, rank: RankProcess, message: FromRank) -> None:
         match message:
             case RankLog():
                 record = logging.getLogger(message.logger)
@@ -229,10 +205,10 @@ class Ranks:
                 self._fail(message)
             case _:
                 with self._changed:
-                    rank.progress = type(message)
+                    self._progress[rank.number] = type(message)
                     self._changed.notify_all()
 
-    def _ended(self, rank: _Rank) -> None:
+    def _ended(self, rank: RankProcess) -> None:
         try:
             status: int | str = rank.process.wait(_EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
@@ -255,10 +231,17 @@ class Ranks:
 
 
 def start_ranks(
-    options: EngineOptions, device: torch.device, on_end: Callable[[str], None] | None
+    options: EngineOptions,
+    device: torch.device,
+    processes: RankProcesses | None,
+    on_end: Callable[[str], None] | None,
 ) -> Ranks:
-    """Starts ranks 1 and up of `options`. Raises ModelError where this machine cannot run them."""
+    """Has ranks 1 and up of `options` load, in new processes where none are given.
+
+    Raises ModelError where this machine cannot run them.
+    """
     check_machine(options, device)
     # Before the parts are made of it: a rank's own environment has its part alone.
     num_threads = options.num_threads or default_threads()
-    return Ranks(replace(options, num_threads=num_threads), on_end)
+    options = replace(options, num_threads=num_threads)
+    return Ranks(options, processes or RankProcesses(options), on_end)

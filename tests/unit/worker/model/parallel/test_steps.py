@@ -16,6 +16,13 @@ from worker.engine.request import EngineRequest
 from worker.model.parallel.messages import StepDecoder, StepEncoder, decode_step, encode
 
 
+def most_bytes(batch: ScheduledBatch) -> int:
+    """What a step may take that follows from its own tokens: five bytes a token, and as many for
+    each block that holds them."""
+    tokens = sum(sequence.num_scheduled_tokens for sequence in batch.sequences)
+    return 8 + 25 * len(batch.sequences) + 10 * tokens + 5 * len(batch.finished_seq_ids)
+
+
 class Wire:
     """A ModelRunner that looks at each batch as another rank gets it."""
 
@@ -27,7 +34,9 @@ class Wire:
 
     def launch(self, batch: ScheduledBatch) -> StepHandle:
         self.num_steps += 1
-        there = self._decoder.decode(decode_step(encode(self._encoder.encode(batch))))
+        body = encode(self._encoder.encode(batch))
+        assert len(body) <= most_bytes(batch)
+        there = self._decoder.decode(decode_step(body))
         assert there.finished_seq_ids == batch.finished_seq_ids
         assert there.num_decodes == batch.num_decodes
         for sent, got in zip(batch.sequences, there.sequences, strict=True):
@@ -99,8 +108,10 @@ def decode_bytes(num_sequences: int, context: int) -> int:
     return sizes[1]
 
 
-@pytest.mark.parametrize("num_sequences", [1, 64])
-def test_a_decode_is_sent_in_as_many_bytes_whatever_came_before(num_sequences: int) -> None:
-    sizes = [decode_bytes(num_sequences, context) for context in (4096, 20_000, 60_000)]
-    assert len(set(sizes)) == 1, sizes
-    assert sizes[0] <= 8 + 25 * num_sequences
+@pytest.mark.parametrize(("num_sequences", "num_bytes"), [(1, 27), (64, 1541)])
+def test_a_decode_is_sent_in_as_many_bytes_whatever_came_before(
+    num_sequences: int, num_bytes: int
+) -> None:
+    """The figures of docs/BENCHMARKS.md."""
+    for context in (4096, 20_000, 60_000):
+        assert decode_bytes(num_sequences, context) == num_bytes
