@@ -12,7 +12,7 @@ import pytest
 from tests.support.launched import Launched, is_alive
 from tests.support.service_client import ServiceClient, token_ids_of
 
-STALL_LIMIT_S = 3
+STALL_LIMIT_S = 2
 BODY = {
     "prompt": "Once upon a time",
     "max_tokens": 300,
