@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from generated_page import write_or_check
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -68,13 +69,5 @@ def _cell(field: FieldInfo) -> str:
     return (field.description or "").replace("|", "\\|").replace("\n", " ")
 
 
-def main() -> int:
-    page = render()
-    if "--check" in sys.argv:
-        return 0 if PAGE.exists() and PAGE.read_text() == page else 1
-    PAGE.write_text(page)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, render()))

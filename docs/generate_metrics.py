@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from generated_page import write_or_check
+
 from api.metrics import DEPLOYMENT_METRICS
 from api.metrics import METRICS as FRONTEND_METRICS
 from shared.metrics import MetricRow, MetricTable
@@ -69,13 +71,5 @@ def _row(row: MetricRow) -> str:
     return f"| `{row.name}` | {row.kind} | {labels} | {row.meaning} | {vllm} |\n"
 
 
-def main() -> int:
-    page = render()
-    if "--check" in sys.argv:
-        return 0 if PAGE.exists() and PAGE.read_text() == page else 1
-    PAGE.write_text(page)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, render()))

@@ -38,7 +38,7 @@ def tagged(writer: GrammarWriter, tool: Tool, markup: Markup) -> str:
     found = parameters(tool)
     frame = quoted("\n") if markup.is_framed else ""
     # A quote is in every vocabulary, alone and with what follows: it is no marker.
-    behind_key = quoted if markup.tells_texts else writer.marker
+    behind_key = quoted if markup.has_string_attribute else writer.marker
     between = f"{behind_key(markup.key[1])} "
     if markup.value[0]:
         between += rf"/\n?/ {writer.marker(markup.value[0])} "
@@ -48,7 +48,7 @@ def tagged(writer: GrammarWriter, tool: Tool, markup: Markup) -> str:
         return f"{writer.marker(markup.key[0])} {key} {between}{frame} {value} {ending}"
 
     texts = _Texts(writer, tool, markup.value[1], frame)
-    if markup.tells_texts:
+    if markup.has_string_attribute:
         texts.opening, texts.other_opening = quoted(' string="true">'), quoted(' string="false">')
     written = [
         f"({argument(quoted(each.name), texts.of(each.schema))}){'' if each.is_required else '?'}"

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 
 from api.output_parsers.events import (
     MAX_SPACE_CHARS,
+    OutputEvent,
     Reading,
     Reasoning,
     Source,
@@ -19,6 +20,7 @@ from api.output_parsers.events import (
     text_before,
 )
 from api.output_parsers.reading import NotACall, take_if_next
+from api.output_parsers.sections import text_and_sections
 from api.output_parsers.tool_calls import CallableTools, read_call
 from shared.text.tool_formats import ANSWER_MARKERS, REASONING_MARKERS, ReasoningFormat
 
@@ -43,18 +45,12 @@ def hermes_calls(source: Source, tools: CallableTools) -> Reading:
 
     An opening marker that no call follows is text. A closing marker may be missing.
     """
-    while True:
-        yield from text_before(source, HERMES_OPEN, Text, Span.TEXT)
-        if not source.text:
-            return
-        lead = source.text.index(HERMES_OPEN) + len(HERMES_OPEN)
-        try:
-            yield from read_call(source, lead, tools, HERMES_CLOSE)
-        except NotACall:
-            yield Text(source.take(lead, Span.TEXT))
-            continue
+
+    def read(start: int) -> Generator[OutputEvent | None, None, None]:
+        yield from read_call(source, start, tools, HERMES_CLOSE)
         yield from take_if_next(source, HERMES_CLOSE, Span.CALL)
-        yield from space_dropped(source)
+
+    return text_and_sections(source, (HERMES_OPEN,), read)
 
 
 def llama3_json_calls(source: Source, tools: CallableTools) -> Reading:

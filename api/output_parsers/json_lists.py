@@ -4,70 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from api.output_parsers.events import (
-    OutputEvent,
-    Reading,
-    Source,
-    Span,
-    Text,
-    first_of,
-    space_dropped,
-    text_before,
-)
+from api.output_parsers.events import OutputEvent, Reading, Source, Span
 from api.output_parsers.reading import NotACall, expect, space_at, take_if_next
+from api.output_parsers.sections import text_and_sections
 from api.output_parsers.tool_calls import CallableTools, read_call
 
 GRANITE_OPEN = ("<|tool_call|>", "<tool_call>")  # of Granite 3.0, and of 3.1 and later
+GRANITE_CLOSE = "</tool_call>"
 PHI4_OPEN = "functools"
 HUNYUAN_OPEN, HUNYUAN_CLOSE = "<tool_calls>", "</tool_calls>"
-
 NEMOTRON_OPEN, NEMOTRON_CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 COHERE_OPEN, COHERE_CLOSE = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
-def cohere_command3_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and lists of calls, each between two markers."""
-    yield from _lists(source, tools, (COHERE_OPEN,), COHERE_CLOSE)
-
-
-def nemotron_json_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and lists of calls, each between two markers."""
-    yield from _lists(source, tools, (NEMOTRON_OPEN,), NEMOTRON_CLOSE)
-
-
-def granite_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and lists of calls, each behind a marker."""
-    yield from _lists(source, tools, GRANITE_OPEN, "</tool_call>")
-
-
-def phi4_mini_json_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and lists of calls, each behind the word `functools`."""
-    yield from _lists(source, tools, (PHI4_OPEN,), None)
-
-
-def hunyuan_a13b_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and lists of calls, each between two markers."""
-    yield from _lists(source, tools, (HUNYUAN_OPEN,), HUNYUAN_CLOSE)
-
-
-def _lists(
+def list_calls(
     source: Source, tools: CallableTools, openings: tuple[str, ...], closing: str | None
 ) -> Reading:
-    while True:
-        yield from text_before(source, openings, Text, Span.TEXT)
-        if not source.text:
-            return
-        at = first_of(source.text, openings)
-        opening = next(each for each in openings if source.text.startswith(each, at))
-        lead = at + len(opening)
-        try:
-            yield from read_list(source, lead, tools, closing)
-        except NotACall:
-            yield Text(source.take(lead, Span.TEXT))
-            continue
+    """Parses text and lists of calls, each behind an opening marker. `closing`: what may follow."""
+
+    def read(start: int) -> Generator[OutputEvent | None, None, None]:
+        yield from read_list(source, start, tools, closing)
         if closing is not None:
             yield from take_if_next(source, closing, Span.CALL)
-        yield from space_dropped(source)
+
+    return text_and_sections(source, openings, read)
 
 
 def read_list(

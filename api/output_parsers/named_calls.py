@@ -14,9 +14,6 @@ from api.output_parsers.events import (
     Reading,
     Source,
     Span,
-    Text,
-    space_dropped,
-    text_before,
 )
 from api.output_parsers.json_lists import read_list
 from api.output_parsers.reading import (
@@ -28,6 +25,7 @@ from api.output_parsers.reading import (
     take_if_next,
     word_at,
 )
+from api.output_parsers.sections import calls_up_to, text_and_sections
 from api.output_parsers.tool_calls import CallableTools, stream_arguments
 
 MISTRAL_OPEN, MISTRAL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -44,7 +42,7 @@ _ReadHead = Callable[[Source, int], Generator[None, None, tuple[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class Section:
     """What a format puts around calls. `tail`: what may follow the arguments, in this order."""
 
     opening: str
@@ -53,59 +51,33 @@ class _Section:
     tail: tuple[str, ...]
 
 
-def deepseek_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and sections of calls, each call with its arguments bare or fenced as JSON."""
-    tail = (DEEPSEEK_FENCE_CLOSE, DEEPSEEK_CALL_CLOSE)
-    section = _Section(DEEPSEEK_OPEN, DEEPSEEK_CLOSE, _deepseek_head, tail)
-    yield from _sections(source, tools, section)
-
-
-def kimi_k2_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and sections of calls, each with an id that has the tool's name in it."""
-    section = _Section(KIMI_OPEN, KIMI_CLOSE, _kimi_head, (KIMI_CALL_CLOSE,))
-    yield from _sections(source, tools, section)
-
-
 def mistral_calls(source: Source, tools: CallableTools) -> Reading:
     """Parses text and calls: behind each marker one list of objects, or one name with arguments."""
-    while True:
-        yield from text_before(source, MISTRAL_OPEN, Text, Span.TEXT)
-        if not source.text:
-            return
-        lead = source.text.index(MISTRAL_OPEN) + len(MISTRAL_OPEN)
-        try:
-            begin = yield from space_at(source, lead)
-            if source.text[begin] in "[{":
-                yield from read_list(source, begin, tools)
-            else:
-                yield from _named_call(source, begin, tools, _mistral_head, MISTRAL_OPEN)
-        except NotACall:
-            yield Text(source.take(lead, Span.TEXT))
-            continue
-        yield from space_dropped(source)
+
+    def read(start: int) -> Generator[OutputEvent | None, None, None]:
+        begin = yield from space_at(source, start)
+        if source.text[begin] in "[{":
+            yield from read_list(source, begin, tools)
+        else:
+            yield from _named_call(source, begin, tools, _mistral_head, MISTRAL_OPEN)
+
+    return text_and_sections(source, (MISTRAL_OPEN,), read)
 
 
-def _sections(source: Source, tools: CallableTools, section: _Section) -> Reading:
-    while True:
-        yield from text_before(source, section.opening, Text, Span.TEXT)
-        if not source.text:
-            return
-        lead = source.text.index(section.opening) + len(section.opening)
-        try:
-            yield from _call_in(source, lead, tools, section)
-        except NotACall:
-            yield Text(source.take(lead, Span.TEXT))
-            continue
-        while not (yield from take_if_next(source, section.closing, Span.CALL)):
-            try:
-                yield from _call_in(source, 0, tools, section)
-            except NotACall:
-                break
-        yield from space_dropped(source)
+def section_calls(source: Source, tools: CallableTools, section: Section) -> Reading:
+    """Parses text and sections of calls."""
+
+    def read(start: int) -> Generator[OutputEvent | None, None, None]:
+        return _call_in(source, start, tools, section)
+
+    def read_section(start: int) -> Generator[OutputEvent | None, None, None]:
+        return calls_up_to(source, start, section.closing, read)
+
+    return text_and_sections(source, (section.opening,), read_section)
 
 
 def _call_in(
-    source: Source, start: int, tools: CallableTools, section: _Section
+    source: Source, start: int, tools: CallableTools, section: Section
 ) -> Generator[OutputEvent | None, None, None]:
     yield from _named_call(source, start, tools, section.read_head, section.tail[-1])
     for text in section.tail:
@@ -155,3 +127,11 @@ def _kimi_head(source: Source, index: int) -> Generator[None, None, tuple[str, i
     index = yield from space_at(source, index)
     index = yield from literal_at(source, index, KIMI_ARGUMENTS)
     return call_id.removeprefix("functions.").partition(":")[0], index
+
+
+# The arguments are bare, or fenced as JSON.
+DEEPSEEK = Section(
+    DEEPSEEK_OPEN, DEEPSEEK_CLOSE, _deepseek_head, (DEEPSEEK_FENCE_CLOSE, DEEPSEEK_CALL_CLOSE)
+)
+# The id of a call has the tool's name in it.
+KIMI_K2 = Section(KIMI_OPEN, KIMI_CLOSE, _kimi_head, (KIMI_CALL_CLOSE,))

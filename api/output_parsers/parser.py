@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -29,34 +30,45 @@ from api.output_parsers.formats import (
 )
 from api.output_parsers.harmony import harmony
 from api.output_parsers.json_lists import (
-    cohere_command3_calls,
-    granite_calls,
-    hunyuan_a13b_calls,
-    nemotron_json_calls,
-    phi4_mini_json_calls,
+    COHERE_CLOSE,
+    COHERE_OPEN,
+    GRANITE_CLOSE,
+    GRANITE_OPEN,
+    HUNYUAN_CLOSE,
+    HUNYUAN_OPEN,
+    NEMOTRON_CLOSE,
+    NEMOTRON_OPEN,
+    PHI4_OPEN,
+    list_calls,
 )
 from api.output_parsers.named_calls import (
-    DEEPSEEK_OPEN,
-    KIMI_OPEN,
+    DEEPSEEK,
+    KIMI_K2,
     MISTRAL_OPEN,
-    deepseek_calls,
-    kimi_k2_calls,
     mistral_calls,
+    section_calls,
 )
-from api.output_parsers.pythonic import functiongemma_calls, gemma4_calls, pythonic_calls
+from api.output_parsers.pythonic import (
+    FUNCTIONGEMMA,
+    FUNCTIONGEMMA_CLOSE,
+    FUNCTIONGEMMA_OPEN,
+    GEMMA4,
+    GEMMA4_CLOSE,
+    GEMMA4_OPEN,
+    gemma_calls,
+    pythonic_calls,
+)
 from api.output_parsers.tool_calls import CallableTools
 from api.output_parsers.typed_values import Types
 from api.output_parsers.xml_calls import (
     DEEPSEEK_V4,
     DEEPSEEK_V32,
     DEEPSEEK_V41,
-    deepseek_v4_calls,
-    deepseek_v32_calls,
-    deepseek_v41_calls,
-    glm45_calls,
-    minimax_m2_calls,
-    qwen3_coder_calls,
-    seed_oss_calls,
+    GLM,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED_OSS,
+    tagged_calls,
 )
 from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
 
@@ -161,24 +173,33 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
     ToolFormat.HERMES: hermes_calls,
     ToolFormat.LLAMA3_JSON: llama3_json_calls,
     ToolFormat.MISTRAL: mistral_calls,
-    ToolFormat.DEEPSEEK_V3: deepseek_calls,
-    ToolFormat.DEEPSEEK_V31: deepseek_calls,
-    ToolFormat.DEEPSEEK_V32: deepseek_v32_calls,
-    ToolFormat.DEEPSEEK_V4: deepseek_v4_calls,
-    ToolFormat.DEEPSEEK_V41: deepseek_v41_calls,
-    ToolFormat.KIMI_K2: kimi_k2_calls,
-    ToolFormat.GRANITE: granite_calls,
-    ToolFormat.PHI4_MINI_JSON: phi4_mini_json_calls,
-    ToolFormat.HUNYUAN_A13B: hunyuan_a13b_calls,
-    ToolFormat.NEMOTRON_JSON: nemotron_json_calls,
-    ToolFormat.COHERE_COMMAND3: cohere_command3_calls,
-    ToolFormat.GLM45: glm45_calls,
-    ToolFormat.QWEN3_CODER: qwen3_coder_calls,
-    ToolFormat.SEED_OSS: seed_oss_calls,
-    ToolFormat.MINIMAX_M2: minimax_m2_calls,
+    ToolFormat.DEEPSEEK_V3: partial(section_calls, section=DEEPSEEK),
+    ToolFormat.DEEPSEEK_V31: partial(section_calls, section=DEEPSEEK),
+    ToolFormat.DEEPSEEK_V32: partial(tagged_calls, markup=DEEPSEEK_V32),
+    ToolFormat.DEEPSEEK_V4: partial(tagged_calls, markup=DEEPSEEK_V4),
+    ToolFormat.DEEPSEEK_V41: partial(tagged_calls, markup=DEEPSEEK_V41),
+    ToolFormat.KIMI_K2: partial(section_calls, section=KIMI_K2),
+    ToolFormat.GRANITE: partial(list_calls, openings=GRANITE_OPEN, closing=GRANITE_CLOSE),
+    ToolFormat.PHI4_MINI_JSON: partial(list_calls, openings=(PHI4_OPEN,), closing=None),
+    ToolFormat.HUNYUAN_A13B: partial(list_calls, openings=(HUNYUAN_OPEN,), closing=HUNYUAN_CLOSE),
+    ToolFormat.NEMOTRON_JSON: partial(
+        list_calls, openings=(NEMOTRON_OPEN,), closing=NEMOTRON_CLOSE
+    ),
+    ToolFormat.COHERE_COMMAND3: partial(list_calls, openings=(COHERE_OPEN,), closing=COHERE_CLOSE),
+    ToolFormat.GLM45: partial(tagged_calls, markup=GLM),
+    ToolFormat.QWEN3_CODER: partial(tagged_calls, markup=QWEN3_CODER),
+    ToolFormat.SEED_OSS: partial(tagged_calls, markup=SEED_OSS),
+    ToolFormat.MINIMAX_M2: partial(tagged_calls, markup=MINIMAX_M2),
     ToolFormat.PYTHONIC: pythonic_calls,
-    ToolFormat.FUNCTIONGEMMA: functiongemma_calls,
-    ToolFormat.GEMMA4: gemma4_calls,
+    ToolFormat.FUNCTIONGEMMA: partial(
+        gemma_calls,
+        opening=FUNCTIONGEMMA_OPEN,
+        closing=FUNCTIONGEMMA_CLOSE,
+        syntax=FUNCTIONGEMMA,
+    ),
+    ToolFormat.GEMMA4: partial(
+        gemma_calls, opening=GEMMA4_OPEN, closing=GEMMA4_CLOSE, syntax=GEMMA4
+    ),
     ToolFormat.OPENAI: harmony,
     ToolFormat.TEXT: lambda source, tools: plain_text(source),
 }
@@ -188,12 +209,12 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
 # or contains a special token, which reasoning text about a call does not contain.
 ENDS_OF_REASONING: Mapping[ToolFormat | None, tuple[str, ...]] = {
     ToolFormat.MISTRAL: (MISTRAL_OPEN,),
-    ToolFormat.DEEPSEEK_V3: (DEEPSEEK_OPEN,),
-    ToolFormat.DEEPSEEK_V31: (DEEPSEEK_OPEN,),
+    ToolFormat.DEEPSEEK_V3: (DEEPSEEK.opening,),
+    ToolFormat.DEEPSEEK_V31: (DEEPSEEK.opening,),
     ToolFormat.DEEPSEEK_V32: (DEEPSEEK_V32.opening,),
     ToolFormat.DEEPSEEK_V4: (DEEPSEEK_V4.opening,),
     ToolFormat.DEEPSEEK_V41: (DEEPSEEK_V41.opening,),
-    ToolFormat.KIMI_K2: (KIMI_OPEN,),
+    ToolFormat.KIMI_K2: (KIMI_K2.opening,),
 }
 
 

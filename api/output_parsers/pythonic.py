@@ -15,7 +15,6 @@ from api.output_parsers.events import (
     Reading,
     Source,
     Span,
-    Text,
     ToolArguments,
     space_dropped,
     text_before,
@@ -32,6 +31,7 @@ from api.output_parsers.reading import (
     take_if_next,
     word_at,
 )
+from api.output_parsers.sections import text_and_sections
 from api.output_parsers.tool_calls import CallableTools
 from api.output_parsers.typed_values import Types, json_of
 
@@ -41,8 +41,8 @@ _FENCE = "```"
 FUNCTIONGEMMA_OPEN, FUNCTIONGEMMA_CLOSE = "<start_function_call>", "<end_function_call>"
 FUNCTIONGEMMA_QUOTE = "<escape>"
 GEMMA4_OPEN, GEMMA4_CLOSE, GEMMA4_QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_FUNCTIONGEMMA = Syntax(('"',), (FUNCTIONGEMMA_QUOTE,), bare_texts=True)
-_GEMMA4 = Syntax(('"',), (GEMMA4_QUOTE,), bare_texts=True)
+FUNCTIONGEMMA = Syntax(('"',), (FUNCTIONGEMMA_QUOTE,), bare_texts=True)
+GEMMA4 = Syntax(('"',), (GEMMA4_QUOTE,), bare_texts=True)
 
 
 def pythonic_calls(source: Source, tools: CallableTools) -> Reading:
@@ -178,34 +178,18 @@ def _as_it_is(source: Source, call_index: int) -> Generator[OutputEvent | None, 
         yield None
 
 
-def functiongemma_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls between FunctionGemma's markers."""
-    yield from _marked(source, tools, FUNCTIONGEMMA_OPEN, FUNCTIONGEMMA_CLOSE, _FUNCTIONGEMMA)
-
-
-def gemma4_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls between Gemma 4's markers."""
-    yield from _marked(source, tools, GEMMA4_OPEN, GEMMA4_CLOSE, _GEMMA4)
-
-
-def _marked(
+def gemma_calls(
     source: Source, tools: CallableTools, opening: str, closing: str, syntax: Syntax
 ) -> Reading:
-    while True:
-        yield from text_before(source, opening, Text, Span.TEXT)
-        if not source.text:
-            return
-        lead = source.text.index(opening) + len(opening)
-        try:
-            index = yield from space_at(source, lead)
-            index = yield from literal_at(source, index, "call:")
-            name, index = yield from word_at(source, index)
-            index = yield from expect(source, index, "{")
-            if name not in tools.names:
-                raise NotACall
-        except NotACall:
-            yield Text(source.take(lead, Span.TEXT))
-            continue
+    """Parses text and calls between the markers of one of Gemma's formats."""
+
+    def read(start: int) -> Generator[OutputEvent | None, None, None]:
+        index = yield from space_at(source, start)
+        index = yield from literal_at(source, index, "call:")
+        name, index = yield from word_at(source, index)
+        index = yield from expect(source, index, "{")
+        if name not in tools.names:
+            raise NotACall
         source.take(index - 1, Span.CALL)
         call = tools.begin(name)
         yield call
@@ -215,4 +199,5 @@ def _marked(
             piece = functools.partial(ToolArguments, call.index)
             yield from text_before(source, closing, piece, Span.CALL)
         yield from take_if_next(source, closing, Span.CALL)
-        yield from space_dropped(source)
+
+    return text_and_sections(source, (opening,), read)

@@ -1,8 +1,8 @@
 """Formats of calls that write each argument between two tags: GLM's, Qwen3-Coder's, MiniMax's,
 and DeepSeek's DSML.
 
-The values are bare text. They become JSON by the types that the tool's schema gives them; DSML says
-of each whether it is a text.
+The values are bare text. They become JSON by the types that the tool's schema gives them; in DSML
+an attribute marks those that are texts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from api.output_parsers.events import (
     Reading,
     Source,
     Span,
-    Text,
     ToolArguments,
     num_held,
-    space_dropped,
-    text_before,
 )
 from api.output_parsers.reading import (
     NotACall,
@@ -31,6 +28,7 @@ from api.output_parsers.reading import (
     until_at,
     word_at,
 )
+from api.output_parsers.sections import calls_up_to, text_and_sections
 from api.output_parsers.tool_calls import CallableTools
 from api.output_parsers.typed_values import TEXT_ONLY, Types, json_of
 from shared.text.tool_formats import DSML
@@ -41,8 +39,8 @@ class Markup:
     """The tags of a format. `name`, `key` and `value` are what stands before and behind one.
 
     `section_close` ends a section of several calls, "" where each call has the opening.
-    `is_framed`: a value is on lines of its own. `tells_texts`: the tag of a key has an attribute
-    `string`, true for a text and false for JSON.
+    `is_framed`: a value is on lines of its own. `has_string_attribute`: the tag of a key says with
+    `string="true"` that its value is a text, with `string="false"` that it is JSON.
     """
 
     opening: str
@@ -52,7 +50,7 @@ class Markup:
     call_close: str
     section_close: str = ""
     is_framed: bool = False
-    tells_texts: bool = False
+    has_string_attribute: bool = False
 
 
 GLM = Markup(
@@ -97,7 +95,7 @@ def _dsml(section: str, space: str) -> Markup:
         value=("", f"</{DSML}{space}parameter>"),
         call_close=f"</{DSML}{space}invoke>",
         section_close=f"</{DSML}{section}>",
-        tells_texts=True,
+        has_string_attribute=True,
     )
 
 
@@ -106,60 +104,18 @@ DEEPSEEK_V4 = _dsml("tool_calls", "")
 DEEPSEEK_V41 = _dsml(" calls", " ")
 
 
-def glm45_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls in GLM's tags."""
-    yield from _calls(source, tools, GLM)
+def tagged_calls(source: Source, tools: CallableTools, markup: Markup) -> Reading:
+    """Parses text and calls in the tags of a format."""
 
+    def read(start: int) -> Generator[OutputEvent | None, None, None]:
+        return _call(source, start, tools, markup)
 
-def qwen3_coder_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls in Qwen3-Coder's tags."""
-    yield from _calls(source, tools, QWEN3_CODER)
+    def read_section(start: int) -> Generator[OutputEvent | None, None, None]:
+        return calls_up_to(source, start, markup.section_close, read)
 
-
-def seed_oss_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls in Seed-OSS' tags."""
-    yield from _calls(source, tools, SEED_OSS)
-
-
-def minimax_m2_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls in MiniMax's tags."""
-    yield from _calls(source, tools, MINIMAX_M2)
-
-
-def deepseek_v32_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls in DeepSeek V3.2's DSML."""
-    yield from _calls(source, tools, DEEPSEEK_V32)
-
-
-def deepseek_v4_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls in DeepSeek V4's DSML."""
-    yield from _calls(source, tools, DEEPSEEK_V4)
-
-
-def deepseek_v41_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls in DeepSeek V4.1's DSML."""
-    yield from _calls(source, tools, DEEPSEEK_V41)
-
-
-def _calls(source: Source, tools: CallableTools, markup: Markup) -> Reading:
-    while True:
-        yield from text_before(source, markup.opening, Text, Span.TEXT)
-        if not source.text:
-            return
-        lead = source.text.index(markup.opening) + len(markup.opening)
-        try:
-            yield from _call(source, lead, tools, markup)
-        except NotACall:
-            yield Text(source.take(lead, Span.TEXT))
-            continue
-        while markup.section_close and not (
-            yield from take_if_next(source, markup.section_close, Span.CALL)
-        ):
-            try:
-                yield from _call(source, 0, tools, markup)
-            except NotACall:
-                break
-        yield from space_dropped(source)
+    return text_and_sections(
+        source, (markup.opening,), read_section if markup.section_close else read
+    )
 
 
 def _call(
@@ -213,7 +169,7 @@ def _key(source: Source, markup: Markup) -> Generator[None, None, tuple[str, boo
     if markup.value[0]:
         index = yield from space_at(source, index)
         index = yield from literal_at(source, index, markup.value[0])
-    if markup.tells_texts:
+    if markup.has_string_attribute:
         index = yield from space_at(source, index)
         behind = yield from optional_at(source, index, 'string="')
         if behind > index:

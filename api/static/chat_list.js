@@ -39,7 +39,7 @@ export class ChatList {
     this.#list.replaceChildren(...found.map((chat) => this.#item(chat)));
     if (focused) this.#list.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
     const isSearch = this.#search.value.trim() !== "";
-    const none = isSearch ? "No chat has these words." : "No chats yet.";
+    const none = isSearch ? "No chats match this search." : "No chats yet.";
     const number = isSearch ? `${count(found.length)} found.` : plural(found.length, "chat");
     this.#note.textContent = found.length === 0 ? none : number;
   }

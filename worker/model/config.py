@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ class Family:
     defaults: Mapping[str, int] = field(default_factory=dict)  # of further members
 
 
+_qwen = partial(Family, num_kv_heads=32, max_position_embeddings=32_768, windows=Windows.FLAGGED)
+_mistral = partial(Family, num_kv_heads=8, max_position_embeddings=131_072, eos_token_id=2)
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
         architecture="LlamaForCausalLM",
@@ -57,35 +60,10 @@ FAMILIES: Mapping[str, Family] = {
         max_position_embeddings=2048,
         eos_token_id=2,
     ),
-    "qwen2": Family(
-        architecture="Qwen2ForCausalLM",
-        has_qkv_bias=True,
-        num_kv_heads=32,
-        max_position_embeddings=32_768,
-        windows=Windows.FLAGGED,
-    ),
-    "qwen3": Family(
-        architecture="Qwen3ForCausalLM",
-        has_qk_norm=True,
-        head_dim=128,
-        num_kv_heads=32,
-        max_position_embeddings=32_768,
-        windows=Windows.FLAGGED,
-    ),
-    "mistral": Family(
-        architecture="MistralForCausalLM",
-        num_kv_heads=8,
-        max_position_embeddings=131_072,
-        eos_token_id=2,
-        windows=Windows.EVERYWHERE,
-    ),
-    "ministral": Family(
-        architecture="MinistralForCausalLM",
-        num_kv_heads=8,
-        max_position_embeddings=131_072,
-        eos_token_id=2,
-        windows=Windows.BY_TYPE,
-    ),
+    "qwen2": _qwen(architecture="Qwen2ForCausalLM", has_qkv_bias=True),
+    "qwen3": _qwen(architecture="Qwen3ForCausalLM", has_qk_norm=True, head_dim=128),
+    "mistral": _mistral(architecture="MistralForCausalLM", windows=Windows.EVERYWHERE),
+    "ministral": _mistral(architecture="MinistralForCausalLM", windows=Windows.BY_TYPE),
     "gemma3_text": Family(
         architecture="Gemma3ForCausalLM",
         has_qk_norm=True,
