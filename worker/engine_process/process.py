@@ -37,6 +37,7 @@ from worker.engine_process.messages import (
     Shutdown,
 )
 from worker.model.errors import ModelError
+from worker.model.passing_faults import may_pass
 
 EXIT_NOT_BUILT = 1
 EXIT_UNEXPECTED = 70
@@ -101,7 +102,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
         # A device that fails for good is found here, and not by the first jobs.
         built.engine.self_test()
     except (ModelError, ValueError, OSError) as error:
-        link.send(LoadFailed(str(error), by_settings=True))
+        link.send(LoadFailed(str(error), by_settings=not may_pass(error)))
         return EXIT_NOT_BUILT
     except LinkClosed:
         raise

@@ -6,40 +6,19 @@ Imports nothing of vLLM.
 
 from __future__ import annotations
 
-import errno
 import re
 import sys
-from collections.abc import Iterator
 
 import torch
 from safetensors import SafetensorError
 
 from worker.model.errors import ModelError
+from worker.model.passing_faults import causes, may_pass
 
 MAX_MESSAGE_CHARS = 500
 # How torch says that a compiled operation was left out of a build.
 _NO_KERNEL = re.compile(
     r"_C::(\w+)\(\) expected at most 0 argument|'_C' object has no attribute '(\w+)'"
-)
-# Errors of the host that a lack causes which others may end: of disk, memory, descriptors, ports.
-_PASSING = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.EINTR,
-        errno.EIO,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.EADDRINUSE,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.EPIPE,
-    }
 )
 # Free and total memory of a device, and what was asked for, in vLLM's ValueErrors.
 _TOO_LITTLE_FREE = re.compile(
@@ -64,7 +43,7 @@ def load_failure(error: Exception, missing_module: str = "") -> Exception | None
             f"installed beside it. Install it for torch {torch.__version__} into the environment "
             f"of {sys.executable}, or try ENGINE=penstock"
         )
-    if any(map(_may_pass, _causes(error))):
+    if may_pass(error) or any(map(_lacks_memory_now, causes(error))):
         return LoadInterrupted(f"vLLM could not load this model now: {sentence_of(error)}")
     if isinstance(error, (ValueError, NotImplementedError, OSError, SafetensorError)):
         return ModelError(f"vLLM cannot serve this model: {sentence_of(error)}")
@@ -87,16 +66,8 @@ def sentence_of(error: Exception) -> str:
     return text[:MAX_MESSAGE_CHARS] or type(error).__name__
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and those that it was raised from."""
-    while error is not None:
-        yield error
-        error = error.__cause__
-
-
-def _may_pass(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in _PASSING
-    # Memory that others hold; what a whole device does not have is asked for by the settings.
+def _lacks_memory_now(error: BaseException) -> bool:
+    """Returns whether others hold the memory that is missing. What a whole device does not have is
+    asked for by the settings."""
     found = _TOO_LITTLE_FREE.search(str(error)) if isinstance(error, ValueError) else None
     return found is not None and float(found[2]) <= float(found[1])

@@ -30,6 +30,7 @@ from worker.model.parallel.messages import (
     decode_step,
     encode,
 )
+from worker.model.passing_faults import may_pass
 
 EXIT_NOT_LOADED = 1
 EXIT_UNEXPECTED = 70
@@ -90,7 +91,7 @@ def _serve(start: StartRank, link: RankSocket) -> int:
         source = choose_source(start.options.model_impl, Path(start.options.checkpoint))
         part = load_part(start.options, source, device, group, lambda stage, share: None)
     except (ModelError, ValueError) as error:
-        link.send(RankFailed(str(error), by_settings=True))
+        link.send(RankFailed(str(error), by_settings=not may_pass(error)))
         return EXIT_NOT_LOADED
     except Exception as error:
         log.error("the rank could not be loaded", exc_info=True)
