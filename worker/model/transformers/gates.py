@@ -15,6 +15,7 @@ from worker.model.layers.ops import Activation, Multiply, Ops, TorchOps
 from worker.model.transformers.products import agree, replace_module, rows_of, tried_rows
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
+_SUMMED = 32  # tokens at a time, whose experts' results stay in the cache of a core
 
 
 class GatedModule(nn.Module):
@@ -57,11 +58,17 @@ class ExpertsModule(nn.Module):
                 inner = self._gated[expert](rows[start : start + count])
                 parts.append(self._down[expert](inner))
                 start += count
-        weights = top_k_weights.flatten().index_select(0, order)
-        results = torch.cat(parts).float() * weights[:, None]
+        results = torch.cat(parts)
         # Each token's experts in their order, so that its sum does not depend on other tokens.
         places = order.argsort().view(top_k_index.shape)
-        return results[places].sum(dim=1).to(hidden_states.dtype)
+        return torch.cat(
+            [
+                (results[some].float() * weights[:, :, None]).sum(dim=1).to(hidden_states.dtype)
+                for some, weights in zip(
+                    places.split(_SUMMED), top_k_weights.split(_SUMMED), strict=True
+                )
+            ]
+        )
 
 
 def replace_gated(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
