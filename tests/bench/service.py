@@ -11,7 +11,8 @@ through all of it: HTTP, Redis, worker, SSE. With it, any server of the same mod
 than the bench's own and the asked server's took meanwhile: quote no run where it is high. Of a
 server that was not started here it needs the process id, behind an @. Peers are asked in turns with
 the first server, every second turn in reverse, so that all see the same machine. A neighbour is a
-process that loops, bound to no core, while a run lasts.
+process that loops, bound to no core, while a run lasts. --vllm-pipe measures vLLM's engine without
+any service beside the servers: see tests.bench.vllm_pipe.
 """
 
 from __future__ import annotations
@@ -35,11 +36,22 @@ from tests.bench.load_client import completions, new_session
 from tests.bench.machine import busy_process, busy_s, cpu_name
 from tests.bench.plot import plot_sweep
 from tests.bench.shapes import SHAPES, make_shape, word_ids
+from tests.bench.vllm_pipe import KINDS, vllm_pipe
 from tests.bench.workloads import WORKLOADS, Prompts, Row, Work, median_row, run_all
 from tests.support.launched import REPOSITORY, Launched, descendants_of
 
 SETTLE_S = 1.0  # until the threads of the server before have gone to sleep; OpenMP's spin
 RATIOS = ("out_tok_s", "in_tok_s", "ttft_p50_ms", "tpot_p50_ms", "stall_max_ms", "long_ttft_ms")
+# Options of a piped vLLM, beside which Penstock runs with the settings of the same names.
+PIPED = {
+    "engine": "vllm",
+    "load_format": "dummy",
+    "dtype": "bfloat16",
+    "max_model_len": 4096,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 2048,
+    "kv_cache_memory_gb": 2,
+}
 SHOWN = (
     "concurrency",
     "out_tok_s",
@@ -100,6 +112,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="its name there; default: the shape's")
     parser.add_argument("--label", default="penstock")
     parser.add_argument("--peer", nargs="*", default=[], metavar="LABEL=URL[@PID]")
+    parser.add_argument(
+        "--vllm-pipe", nargs="*", default=[], choices=KINDS, help="vLLM's engine without a service"
+    )
     parser.add_argument("--neighbours", type=int, default=0)
     parser.add_argument(
         "--by-blank-lines", action="store_true", help="read streams as `vllm bench serve` does"
@@ -136,7 +151,8 @@ async def _run(
     facts = _conditions() | {"shape": arguments.shape, "neighbours": arguments.neighbours}
     facts["env"] = sorted(arguments.env)
     rows: list[Row] = []
-    async with new_session() as session:
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(new_session())
         senders = {
             server: completions(
                 session,
@@ -146,6 +162,12 @@ async def _run(
             )
             for server in servers
         }
+        for kind in arguments.vllm_pipe:
+            values = PIPED | {"checkpoint": str(arguments.models / arguments.shape)}
+            send, pid = await stack.enter_async_context(vllm_pipe(kind, values))
+            server = Server(kind, "", pid)
+            servers = [*servers, server]
+            senders[server] = send
         for send in senders.values():
             warm = Prompts(token_ids, arguments.seed - 1)
             await run_all(send, [Work(warm.take(300), 16) for _ in range(4)], 4)
