@@ -21,8 +21,8 @@ Three kinds of targets, in the Prometheus text format:
 
 | target | scrape | what it has |
 | --- | --- | --- |
-| each worker | `METRICS_HOST:METRICS_PORT`, any path; without a port nothing listens \
-| its engine and its jobs |
+| each worker | `METRICS_HOST:METRICS_PORT`, any path but `/ready` and `/live`; \
+without a port nothing listens | its engine and its jobs |
 | each frontend | `GET /metrics` | the requests that it answered |
 | the deployment | `GET /metrics/deployment` of **one** address that any frontend answers: \
 a load balancer, a Service | the queue and the workers, as Redis has them |
@@ -42,7 +42,7 @@ workers ask for no key; the frontends' routes do, where keys are configured
 ([API.md](API.md#keys)).
 
 `deploy/observability` has a Grafana board, alert rules with tests for `promtool`, and a Prometheus
-configuration; `docker compose --profile observability up` starts both with them.
+configuration; `docker compose --profile cpu --profile observability up` starts both with them.
 """
 SECTIONS: tuple[tuple[str, MetricTable], ...] = (
     ("A worker", WORKER_METRICS),

@@ -75,12 +75,25 @@ class Heartbeat:
             log, failing="a heartbeat was not delivered", recovered="heartbeats are delivered again"
         )
         self._confirmed_s = time.monotonic()
+        self._was_confirmed = False
+        self._turned_s: float | None = None
         self.draining = False
 
     @property
     def age_s(self) -> float:
         """Seconds since the last heartbeat that was confirmed began, or since the start."""
         return time.monotonic() - self._confirmed_s
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether a heartbeat was confirmed within the lease: this worker is known to be there."""
+        return self._was_confirmed and self.age_s * 1000 <= self._lease_ms
+
+    @property
+    def turn_age_s(self) -> float:
+        """Seconds since the loop last came round, whether or not the store answered; 0 before the
+        first time."""
+        return 0.0 if self._turned_s is None else time.monotonic() - self._turned_s
 
     async def send(self) -> None:
         """Sends one heartbeat. Raises TransportError."""
@@ -98,6 +111,7 @@ class Heartbeat:
             )
         )
         self._confirmed_s = begin_s
+        self._was_confirmed = True
         self._publisher.sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
         for job_id in reply.dropped:
             if job_id in attempts:
@@ -109,6 +123,7 @@ class Heartbeat:
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
+            self._turned_s = time.monotonic()
             await self._pause()
             if self._engine.is_lost and len(self._jobs):
                 continue

@@ -63,8 +63,12 @@ async def _run(settings: WorkerSettings, checkpoint: Checkpoint) -> int:
                 "redis": transport.url,
             },
         )
-        exposition = service.metrics.exposition
-        with metrics_listener(exposition, settings.metrics_host, settings.metrics_port):
+        with metrics_listener(
+            service.metrics.exposition,
+            service.probes.by_path,
+            settings.metrics_host,
+            settings.metrics_port,
+        ):
             return await service.run()
     finally:
         await transport.aclose()

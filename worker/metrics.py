@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -298,25 +298,37 @@ _STEPS = {
 }
 
 
+# Takes a path. Returns why its probe fails, nothing where it does not, None where it is no probe's.
+Probe = Callable[[str], str | None]
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, exposition: Exposition) -> None:
+    def __init__(self, host: str, port: int, exposition: Exposition, probe: Probe) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.exposition = exposition
+        self.probe = probe
         super().__init__((host, port), _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers in the text format whatever is asked for: the client library's own listener also
-    speaks OpenMetrics, in which it writes `penstock_` for `penstock:`."""
+    """Answers in the text format whatever is asked for but probes: the client library's own
+    listener also speaks OpenMetrics, in which it writes `penstock_` for `penstock:`."""
 
     server: _Server
 
     def do_GET(self) -> None:
-        text = self.server.exposition.text()
-        self.send_response(200)
-        self.send_header("content-type", CONTENT_TYPE)
+        failure = self.server.probe(self.path.partition("?")[0])
+        if failure is None:
+            self._answer(200, self.server.exposition.text(), CONTENT_TYPE)
+        else:
+            text = f"{failure or 'ok'}\n".encode()
+            self._answer(503 if failure else 200, text, "text/plain; charset=utf-8")
+
+    def _answer(self, status: int, text: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
         self.send_header("content-length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -326,8 +338,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def metrics_listener(exposition: Exposition, host: str, port: int | None) -> Iterator[None]:
-    """Serves the exposition over HTTP, in a thread, at every path; nothing where `port` is None.
+def metrics_listener(
+    exposition: Exposition, probe: Probe, host: str, port: int | None
+) -> Iterator[None]:
+    """Serves the exposition over HTTP, in a thread, at every path that is no probe's; nothing where
+    `port` is None.
 
     Raises SettingsError where the port cannot be listened on.
     """
@@ -335,7 +350,7 @@ def metrics_listener(exposition: Exposition, host: str, port: int | None) -> Ite
         yield
         return
     try:
-        server = _Server(host, port, exposition)
+        server = _Server(host, port, exposition, probe)
     except OSError as error:
         raise SettingsError(
             f"The metrics cannot listen on {host} port {port}: {error.strerror or error}. Set "

@@ -36,6 +36,7 @@ from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
 from worker.metrics import WorkerMetrics, WorkerStateCollector
 from worker.outbox import FlushPolicy
+from worker.probes import WorkerProbes
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.settings import WorkerSettings
@@ -123,6 +124,7 @@ class WorkerService:
         self.metrics.read_from(
             WorkerStateCollector(load, self._supervisor, self._publisher, self._heartbeat)
         )
+        self.probes = WorkerProbes(self._supervisor, self._heartbeat)
         # Set when the model is loaded; before that there are no jobs.
         self._model: LoadedModel
         self._runner: JobRunner

@@ -310,8 +310,8 @@ class WorkerSettings(SharedSettings):
         default=None,
         ge=1,
         le=65_535,
-        description="Port on which this worker answers scrapes of Prometheus; unset: none. With "
-        "several workers `make run` gives each the next one.",
+        description="Port on which this worker answers scrapes of Prometheus, and probes at /ready "
+        "and /live; unset: none. With several workers `make run` gives each the next one.",
     )
     metrics_host: str = Field(
         default="127.0.0.1",
