@@ -62,7 +62,7 @@ space := $(subst ,, )
 COMPUTING := tests/arch tests/sim tests/contract tests/unit
 NO_VLLM := $(if $(VLLM_PYTHON),,vllm)
 MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(NO_PROMETHEUS),prometheus) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
-LEFT_OUT := packages long models $(MISSING)
+LEFT_OUT := packages long models images $(MISSING)
 but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
@@ -99,7 +99,16 @@ test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the doc
 test-packages: $(VENV)/.dev ## clean installs, agent frameworks, clients in Node; fetches packages
 	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
 	@$(BIN)/python -m tests.suite run --marks 'packages and $(call but_not,gpu $(MISSING))' \
-		'-n 2 $(FILES_AT_A_TIME) tests/clients tests/arch/test_packaging.py'
+		'-n 2 $(FILES_AT_A_TIME) tests/clients tests/arch/test_packaging.py tests/deploy/test_chart.py'
+
+package_redis-cli := redis-tools
+package_setpriv := util-linux
+package_ip := iproute2
+.PHONY: images-check
+images-check: $(VENV)/.dev ## build the images and start the services of compose, without Docker; needs root
+	@test "$$(id -u)" = 0 || { echo "penstock: images-check needs root"; exit 1; }
+	$(if $(call missing,buildah mmdebstrap ip setpriv caddy redis-cli prometheus),@echo "penstock: not installed: $(call missing,buildah mmdebstrap ip setpriv caddy redis-cli prometheus)"; exit 1)
+	@$(BIN)/python -m tests.suite run '-s -m "images and $(call but_not,packages)" tests/deploy/test_images.py'
 
 .PHONY: test-failed
 test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more

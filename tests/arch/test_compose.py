@@ -12,6 +12,7 @@ import yaml
 
 from api.settings import ApiSettings
 from shared.settings import SharedSettings
+from tests.support.compose_file import ComposeFile, interpolate
 from worker.settings import OF_ONE_ENGINE, WorkerSettings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -26,7 +27,7 @@ WORKERS = tuple(ENGINES)
 # Why a setting does not reach a service.
 LEFT_OUT_OF_FRONTEND = {
     "HOST": "the image's: all addresses of the container",
-    "PORT": "the image's: PORT is the published one",
+    "PORT": "the image's: PORT is the published one, of the gateway",
     "FILES_DIR": "the image's: the volume",
     "API_KEYS_FILE": "a file that no volume has: API_KEYS, or a volume of one's own",
     "SHUTDOWN_TIMEOUT_S": "stop_grace_period would have to grow with it",
@@ -43,7 +44,7 @@ VALUES = {
     "REDIS_URL": {"redis://redis:6379/0"},
     "LOG_FORMAT": {"${LOG_FORMAT:-json}"},
     "PUBLISHED_HOST": {"${BIND:-127.0.0.1}"},
-    "ALLOWED_HOSTS": {"${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend}"},
+    "ALLOWED_HOSTS": {"${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend,gateway}"},
     "MODEL": {"${MODEL:-}", "${VLLM_MODEL:-${MODEL:-}}"},
     "SERVED_MODEL_NAME": {"${SERVED_MODEL_NAME:-}", "${VLLM_SERVED_MODEL_NAME:-}"},
     "DEVICE": {"cuda"},
@@ -90,18 +91,59 @@ def test_compose_keeps_jobs_safe_by_its_settings() -> None:
     assert command[command.index("--appendonly") + 1] == "yes"
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
     assert "healthcheck" in SERVICES["redis"]
-    for name in (*WORKERS, "redis", "frontend"):
+    assert command[command.index("--maxmemory") + 1].startswith("${REDIS_MAXMEMORY:-")
+    for name in SERVICES:
         assert SERVICES[name]["restart"] == "unless-stopped"
+        assert SERVICES[name]["logging"]["options"]["max-size"], "logs fill no disk"
     for name in (*WORKERS, "frontend"):
         assert SERVICES[name]["depends_on"]["redis"]["condition"] == "service_healthy"
         assert (REPOSITORY / SERVICES[name]["build"]["dockerfile"]).exists()
     profiles = {name: SERVICES[name].get("profiles", []) for name in WORKERS}
     assert profiles == {
-        "worker": [],
+        "worker": ["cpu"],
         "worker-gpu": ["gpu"],
         "worker-vllm": ["vllm"],
         "worker-vllm-gpu": ["vllm-gpu"],
     }
+
+
+def test_compose_starts_a_worker_on_the_cpu_unless_another_profile_is_named() -> None:
+    compose = ComposeFile(REPOSITORY / "docker-compose.yml", {})
+    needed = ["redis", "frontend", "gateway"]
+    assert list(compose.enabled()) == [*needed, "worker"]
+    assert list(compose.enabled({"gpu"})) == [*needed, "worker-gpu"]
+    assert list(compose.enabled({"vllm"})) == [*needed, "worker-vllm"]
+    for profile in ("observability", "webui"):
+        names = list(compose.enabled({"cpu", profile}))
+        assert names[:4] == [*needed, "worker"]
+        assert len(names) > 4
+
+
+def test_our_containers_write_into_volumes_alone_and_cannot_become_root() -> None:
+    for name in ("gateway", "frontend", *WORKERS):
+        service = SERVICES[name]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert any(entry.startswith("/tmp:") for entry in service["tmpfs"])
+    for name in ("frontend", *WORKERS):
+        text = (REPOSITORY / SERVICES[name]["build"]["dockerfile"]).read_text()
+        (user,) = re.findall(r"^USER (\d+):\d+$", text, re.M)
+        assert f"useradd --uid {user} " in text
+        assert "cap_add" not in SERVICES[name]
+
+
+def test_a_worker_without_a_gpu_is_built_with_torch_for_the_cpu() -> None:
+    """The image's own default is that build; what compose passes on may replace it."""
+    for dockerfile in ("worker/Dockerfile", "worker/Dockerfile.vllm"):
+        (default,) = re.findall(
+            r'^ARG TORCH_PIP_ARGS="(.*)"', (REPOSITORY / dockerfile).read_text(), re.M
+        )
+        assert default.startswith("--extra-index-url "), "where it is away, another one serves"
+        assert default.endswith("/cpu")
+    assert SERVICES["worker"]["build"]["args"] == {"TORCH_PIP_ARGS": None}
+    assert SERVICES["worker-gpu"]["build"]["args"] == {"TORCH_PIP_ARGS": "${CUDA_TORCH_PIP_ARGS:-}"}
+    assert SERVICES["worker-gpu"]["image"] != SERVICES["worker"]["image"]
 
 
 def test_compose_gives_vllm_a_model_and_an_image_of_its_own() -> None:
@@ -115,19 +157,26 @@ def test_compose_gives_vllm_a_model_and_an_image_of_its_own() -> None:
     assert SERVICES["worker-vllm-gpu"]["deploy"] == SERVICES["worker-gpu"]["deploy"]
 
 
-def test_compose_publishes_the_frontend_on_loopback_by_default() -> None:
+def test_compose_publishes_one_address_on_loopback_by_default() -> None:
+    (port,) = SERVICES["gateway"]["ports"]
+    assert port == "${BIND:-127.0.0.1}:${PORT:-8000}:8080"
+    gateway = (REPOSITORY / "deploy/compose/Caddyfile").read_text()
+    assert "\n:8080 {" in gateway
+    assert "\t\t\tport 8000\n" in gateway
+    assert SERVICES["gateway"]["environment"] == {"FRONTENDS": "frontend"}
     frontend = SERVICES["frontend"]
-    (port,) = frontend["ports"]
-    assert port.startswith("${BIND:-127.0.0.1}:")
+    assert "ports" not in frontend, "any number of them, behind one address"
     # What it is published on decides whether it asks for keys.
     assert frontend["environment"]["PUBLISHED_HOST"] == "${BIND:-127.0.0.1}"
     assert frontend["environment"]["ALLOW_WITHOUT_KEYS"] == "${ALLOW_WITHOUT_KEYS:-}"
 
 
-def test_compose_answers_for_the_name_that_other_containers_use() -> None:
+def test_compose_answers_for_the_names_that_other_containers_use() -> None:
     names = SERVICES["frontend"]["environment"]["ALLOWED_HOSTS"]
-    # Without keys `frontend`; with keys also any other name, as without the variable.
-    assert names == "${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend}"
+    # Without keys these two; with keys also any other name, as without the variable.
+    assert names == "${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend,gateway}"
+    webui = SERVICES["open-webui"]["environment"]["OPENAI_API_BASE_URL"]
+    assert webui == "http://gateway:8080/v1"
 
 
 @pytest.mark.parametrize("service", ["frontend", *WORKERS])
@@ -183,3 +232,17 @@ def test_the_example_of_a_further_model_extends_a_service_by_its_settings() -> N
         given = SERVICES[service["extends"]["service"]]["environment"]
         assert set(service["environment"]) <= set(given)
         assert service["environment"]["MODEL"].startswith("/models/")
+
+
+def test_variables_are_read_as_compose_reads_them() -> None:
+    env = {"A": "1", "EMPTY": ""}
+    for text, value in {
+        "${A} ${EMPTY:-2} ${NONE:-3}": "1 2 3",
+        "${A:+x}${EMPTY:+x}": "x",
+        "${NONE:-${A:+*,}frontend}": "*,frontend",
+        "${NONE:-${EMPTY:+*,}frontend} $$A": "frontend $A",
+    }.items():
+        assert interpolate(text, env) == value
+    for text in ("${A-1}", "$A", "${A"):
+        with pytest.raises(ValueError, match=r"closing|form"):
+            interpolate(text, env)

@@ -40,7 +40,7 @@ def test_what_a_service_writes_into_volumes_belongs_to_its_user(dockerfile: str)
     owned = set()
     for options_and_paths in made:
         parts = shlex.split(options_and_paths)
-        if parts[parts.index("-o") + 1] == user:
+        if parts[parts.index("-o") + 1] == user.partition(":")[0]:
             owned |= {part for part in parts if part.startswith("/")}
     named = [
         service
@@ -58,7 +58,7 @@ def test_what_a_service_writes_into_volumes_belongs_to_its_user(dockerfile: str)
     for target in targets:
         above = {str(parent) for parent in Path(target).parents}
         # The home is the user's by --create-home, the rest is there in every image.
-        assert above <= {"/", "/var", "/var/lib", "/var/lib/penstock", "/home", f"/home/{user}"}
+        assert above <= {"/", "/var", "/var/lib", "/var/lib/penstock", "/home", "/home/penstock"}
 
 
 @pytest.fixture(scope="module")
@@ -85,36 +85,59 @@ def test_the_wheel_holds_the_three_rooms_and_their_data(wheel_names: set[str]) -
 
 
 class Image:
-    """A Dockerfile's COPY, RUN pip and CMD lines, carried out in a clean virtual environment."""
+    """A Dockerfile's COPY lines, the RUN lines that are Python's, and its CMD, carried out below a
+    folder, all stages in one clean virtual environment."""
+
+    # What the Dockerfiles name from the root.
+    PATHS = re.compile(r"(?<![\w./])/(?=(?:srv|code|build)\b|\w+\.(?:txt|toml))")
+    OURS = ("RUN pip ", "RUN python ", "RUN grep ")
 
     def __init__(self, dockerfile: Path, root: Path) -> None:
         self._text = re.sub(r"\\\n\s*", " ", dockerfile.read_text())
-        self._context = root / "context"
+        self._root = root / "files"
         self._venv = root / "venv"
-        self._context.mkdir(parents=True)
+        self._directory = self._root
+        self._root.mkdir(parents=True)
 
     def build(self) -> Image:
         """Carries all of it out but for the RUN line that makes vLLM's environment."""
         subprocess.run([sys.executable, "-m", "venv", str(self._venv)], check=True, timeout=120)
         for line in self._text.splitlines():
-            if line.startswith("COPY "):
-                *sources, target = shlex.split(line)[1:]
-                for source in sources:
-                    self._copy(source, target)
-            elif line.startswith("RUN pip install"):
+            if not self._place(line) and line.startswith(self.OURS):
                 command = line.removeprefix("RUN ").replace("--no-cache-dir", "-q")
                 subprocess.run(
-                    ["bash", "-c", f"{self._venv}/bin/{command}"],
+                    ["bash", "-c", self.PATHS.sub(f"{self._root}/", command)],
                     check=True,
-                    cwd=self._context,
-                    env={**os.environ, "PIP_NO_COMPILE": "1"},  # torch's files take half a minute
+                    cwd=self._directory,
+                    # torch's files take half a minute to compile
+                    env={
+                        **os.environ,
+                        "PATH": f"{self._venv}/bin:{os.environ['PATH']}",
+                        "PIP_NO_COMPILE": "1",
+                    },
                     timeout=800,
                 )
-        shutil.rmtree(self._context)  # what was installed must stand alone
+        shutil.rmtree(self._root / "build")  # what was installed must stand alone
         return self
 
-    def _copy(self, source: str, target: str) -> None:
-        origin, goal = REPOSITORY / source, self._context / target
+    def _place(self, line: str) -> bool:
+        """Carries out what says where files are; returns whether the line does."""
+        instruction, _, rest = line.partition(" ")
+        if instruction == "WORKDIR":
+            self._directory = self._root / rest.lstrip("/")
+            self._directory.mkdir(parents=True, exist_ok=True)
+        elif instruction == "FROM":
+            self._directory = self._root
+        elif instruction == "COPY":
+            *sources, target = shlex.split(rest)
+            of = self._root if sources[0].startswith("--from=") else REPOSITORY
+            for source in sources:
+                if not source.startswith("--from="):
+                    self._copy(of / source.lstrip("/"), target)
+        return instruction in ("WORKDIR", "FROM", "COPY")
+
+    def _copy(self, origin: Path, target: str) -> None:
+        goal = (self._root if target.startswith("/") else self._directory) / target.lstrip("/")
         if target.endswith("/"):
             goal.mkdir(parents=True, exist_ok=True)
         if origin.is_dir():
@@ -126,14 +149,13 @@ class Image:
     def environment_command(self) -> tuple[Path, list[str]]:
         """Returns the command that makes vLLM's environment, and a folder with the files that are
         there when it runs."""
-        for line in self._text.splitlines():
-            if line.startswith("COPY "):
-                *sources, target = shlex.split(line)[1:]
-                for source in sources:
-                    self._copy(source, target)
-            elif "vllm_environment" in line and line.startswith("RUN "):
+        text = self._text[self._text.rindex("\nFROM ") :]
+        for line in text.splitlines():
+            if "vllm_environment" in line and line.startswith("RUN "):
                 words = shlex.split(line.partition(" python ")[2])
-                return self._context, [word.replace("${VLLM_DEVICE}", "cpu") for word in words]
+                return self._directory, [word.replace("${VLLM_DEVICE}", "cpu") for word in words]
+            if "--from=" not in line:
+                self._place(line)
         raise AssertionError("no such line")
 
     def python(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -142,9 +164,13 @@ class Image:
             capture_output=True,
             text=True,
             cwd="/",
-            env={"PATH": "/usr/bin:/bin", "HOME": str(self._venv), **env},
+            env=self.environment(**env),
             timeout=120,
         )
+
+    def environment(self, **env: str) -> dict[str, str]:
+        code = str(self._root / "srv/penstock")
+        return {"PATH": "/usr/bin:/bin", "HOME": str(self._venv), "PYTHONPATH": code, **env}
 
     def command(self, *arguments: str) -> list[str]:
         return [str(self._venv / "bin/python"), *arguments]
@@ -248,17 +274,16 @@ def test_the_vllm_image_serves_without_torch_of_its_own(tmp_path: Path) -> None:
             worker = subprocess.Popen(
                 image.command(*image.start_command()),
                 cwd="/",
-                env={
-                    "PATH": "/usr/bin:/bin",
-                    "HOME": str(tmp_path),
-                    "REDIS_URL": server.url,
-                    "ENGINE": "vllm",
-                    "ENGINE_PYTHON": python,
-                    "VLLM_ARGS": '{"enforce_eager": true}',
-                    "KV_CACHE_MEMORY_GB": "0.1",
-                    "NUM_THREADS": "1",
-                    "LOG_FORMAT": "text",
-                },
+                env=image.environment(
+                    HOME=str(tmp_path),
+                    REDIS_URL=server.url,
+                    ENGINE="vllm",
+                    ENGINE_PYTHON=python,
+                    VLLM_ARGS='{"enforce_eager": true}',
+                    KV_CACHE_MEMORY_GB="0.1",
+                    NUM_THREADS="1",
+                    LOG_FORMAT="text",
+                ),
                 stdout=log,
                 stderr=log,
                 preexec_fn=dying_with_this_process(),

