@@ -18,12 +18,15 @@ CACHE = Path(__file__).resolve().parents[2] / ".penstock"
 INSTALL_TIMEOUT_S = 600.0
 
 
-def pinned_environment(pins: Path, name: str, *, sees_ours: bool = False) -> Path:
+def pinned_environment(
+    pins: Path, name: str, *, sees_ours: bool = False, for_any_python: bool = False
+) -> Path:
     """Returns the directory of a virtual environment that has the packages of `pins`.
 
     The first call for the content of `pins` fetches them, into a directory below CACHE / `name`
     that stays for the next run. `sees_ours`: it has our packages (torch, transformers) behind its
-    own. Raises RuntimeError where pip fails.
+    own. `for_any_python`: packages that name newer Pythons than ours are installed too. Raises
+    RuntimeError where pip fails.
     """
     ours = sysconfig.get_path("purelib")
     key = pins.read_bytes() + sys.version.encode() + (f" {ours}".encode() if sees_ours else b"")
@@ -35,6 +38,8 @@ def pinned_environment(pins: Path, name: str, *, sees_ours: bool = False) -> Pat
     venv.create(making, symlinks=True)
     python = making / "bin/python"
     into = ["--python", str(python), "install", "--no-deps", "--no-compile", "-r", str(pins)]
+    if for_any_python:
+        into.append("--ignore-requires-python")
     ended = subprocess.run(
         [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *into],
         capture_output=True,

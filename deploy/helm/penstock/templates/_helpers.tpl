@@ -1,0 +1,101 @@
+{{- define "penstock.name" -}}
+{{- if contains "penstock" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-penstock" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{/* Labels of a component: (list $ "frontend") */}}
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: penstock
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* An image of this repository: (list $ "penstock-api") */}}
+{{- define "penstock.image" -}}
+{{- $root := index . 0 -}}
+{{ $root.Values.image.repository }}{{ index . 1 }}:{{ $root.Values.image.tag | default $root.Chart.AppVersion }}
+{{- end }}
+
+{{- define "penstock.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "penstock.name" .) }}
+{{- end }}
+
+{{- define "penstock.redisSecret" -}}
+{{ .Values.redis.existingSecret | default (printf "%s-redis" (include "penstock.name" .)) }}
+{{- end }}
+
+{{/* REDIS_URL, and what it is made of, as entries of `env`. */}}
+{{- define "penstock.redisEnv" -}}
+{{- if .Values.redis.bundled }}
+- name: REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "penstock.redisSecret" . }}, key: password}}
+- name: REDIS_URL
+  value: redis://:$(REDIS_PASSWORD)@{{ include "penstock.name" . }}-redis:6379/0
+{{- else if .Values.redis.external.existingSecret }}
+- name: REDIS_URL
+  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: url}}
+{{- else }}
+- name: REDIS_URL
+  value: {{ required "redis.external.url or redis.external.existingSecret is needed where redis.bundled is false" .Values.redis.external.url | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Settings as entries of `env`. Numbers of a file of values have no exponent. */}}
+{{- define "penstock.settingsEnv" -}}
+{{- range $name, $value := . }}
+- name: {{ $name }}
+  value: {{ if kindIs "float64" $value }}{{ if eq $value (floor $value) }}{{ printf "%.0f" $value | quote }}{{ else }}{{ $value | toString | quote }}{{ end }}{{ else }}{{ $value | toString | quote }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The first part of what all pods have. Variables that Kubernetes makes of Services
+     (PENSTOCK_PORT=tcp://...) would be taken for settings. */}}
+{{- define "penstock.pod" -}}
+serviceAccountName: {{ include "penstock.serviceAccount" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "penstock.container" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "penstock.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{/* The models as JSON, each over what `workers` has. `settings` are joined, so are the others. */}}
+{{- define "penstock.models" -}}
+{{- $models := list -}}
+{{- range .Values.models -}}
+{{- $models = append $models (mergeOverwrite (deepCopy $.Values.workers) .) -}}
+{{- end -}}
+{{ toJson $models }}
+{{- end }}
