@@ -163,7 +163,7 @@ def test_compose_publishes_one_address_on_loopback_by_default() -> None:
     gateway = (REPOSITORY / "deploy/compose/Caddyfile").read_text()
     assert "\n:8080 {" in gateway
     assert "\t\t\tport 8000\n" in gateway
-    assert SERVICES["gateway"]["environment"] == {"FRONTENDS": "frontend"}
+    assert SERVICES["gateway"]["environment"]["FRONTENDS"] == "frontend"
     frontend = SERVICES["frontend"]
     assert "ports" not in frontend, "any number of them, behind one address"
     # What it is published on decides whether it asks for keys.

@@ -31,6 +31,10 @@ USER = "10001"
 # torch's build for the CPU from wherever this machine's pip finds it. A few blocks are enough.
 SHELL = {"TORCH_PIP_ARGS": "", "KV_CACHE_MEMORY_GB": "0.1", "NUM_THREADS": "1"}
 READY_TIMEOUT_S = 240
+# What the healthcheck of the gateway calls, of which its image has the one of busybox.
+WGET = """#!/usr/local/bin/python
+import sys, urllib.request
+urllib.request.urlopen(sys.argv[-1], timeout=3)"""
 
 
 def program(name: str) -> Path:
@@ -47,15 +51,18 @@ def store() -> ImageStore:
     store.make_base()
     store.make_stand_in(
         "valkey/valkey:8-alpine",
-        {"valkey-server": Path(get_binary_path()), "valkey-cli": program("redis-cli")},
+        {"unprotected": Path(get_binary_path()), "valkey-cli": program("redis-cli")},
         ["valkey-server"],
+        # As in the image: a container's network is for those that may reach it.
+        prepare="cd /usr/local/bin && echo '#!/bin/sh\nexec unprotected --protected-mode no \"$@\"'"
+        " > valkey-server && chmod +x valkey-server",
         directory="/data",
     )
     store.make_stand_in(
         "caddy:2-alpine",
         {"caddy": program("caddy")},
         ["caddy", "run", "--config", "/etc/caddy/Caddyfile", "--adapter", "caddyfile"],
-        prepare="ln -s /bin/busybox /usr/local/bin/wget",
+        prepare=f"echo '{WGET}' > /usr/local/bin/wget && chmod +x /usr/local/bin/wget",
     )
     store.make_stand_in(
         "prom/prometheus:v3.5.0",

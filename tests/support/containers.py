@@ -122,6 +122,7 @@ class Container:
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False)
     exit_status: int | None = None
+    is_stopping: bool = False
 
     @property
     def pid(self) -> int:
@@ -181,8 +182,17 @@ class Container:
             assert time.monotonic() < deadline, f"{self.name}:\n{self.log.read_text()[-3000:]}"
             time.sleep(POLL_S)
 
+    def kill(self) -> None:
+        """Ends all processes of the container: with its process 1 the kernel ends the others."""
+        if self.process.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.process.wait(20)
+
     def send_stop(self) -> None:
-        os.kill(self.pid, signal.Signals[self.image.stop_signal])
+        """Sends the image's stop signal, once, unless the container has ended."""
+        if not self.is_stopping and self.process.poll() is None:
+            os.kill(self.pid, signal.Signals[self.image.stop_signal])
+            self.is_stopping = True
 
 
 def environment(service: Service, image: ImageConfig) -> dict[str, str]:
@@ -193,7 +203,9 @@ def _as_user(service: Service, image: ImageConfig) -> list[str]:
     """Returns the words that give root away: user, capabilities, what new programs may gain."""
     user, _, group = str(service.raw.get("user") or image.user or "0:0").partition(":")
     added = [f"+{name.lower()}" for name in service.raw.get("cap_add", [])]
+    # A change of user takes the signal away that comes when the parent dies.
     words = ["setpriv", f"--reuid={user}", f"--regid={group or user}", "--clear-groups"]
+    words.append("--pdeathsig=KILL")
     if service.raw.get("cap_drop") == ["ALL"]:
         words += [f"--bounding-set={','.join(['-all', *added])}", "--inh-caps=-all"]
     if "no-new-privileges:true" in service.raw.get("security_opt", []):
@@ -262,8 +274,7 @@ class Project:
         try:
             status = container.process.wait(container.service.stop_grace_s)
         except subprocess.TimeoutExpired:
-            container.process.kill()
-            container.process.wait(20)
+            container.kill()
             status = -9
         self._network.forget(container.service.name, container.address)
         container.exit_status = status
@@ -275,8 +286,7 @@ class Project:
     def close(self) -> None:
         for container in self.containers:
             if container.exit_status is None:
-                container.process.kill()
-                container.process.wait(20)
+                container.kill()
         for container in self.containers:
             self._store.remove(container.files)
         self._network.close()

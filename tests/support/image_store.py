@@ -19,7 +19,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 STORE = REPOSITORY / ".penstock" / "images"
 BASE = "docker.io/library/python:3.11-slim"
-BASE_PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates", "busybox")
+BASE_PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates")
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
 BUILD_TIMEOUT_S = 900
 
@@ -145,7 +145,9 @@ class ImageStore:
             part for name, value in args.items() for part in ("--build-arg", f"{name}={value}")
         ]
         return self.buildah(
-            *("bud", "--layers", "--isolation", "chroot", "--network", "host", "--pull-never"),
+            # Of the two formats Docker's alone has healthchecks.
+            *("bud", "--layers", "--format", "docker", "--isolation", "chroot"),
+            *("--network", "host", "--pull-never"),
             *_package_settings(self._folder),
             *given,
             *("-f", str(context / dockerfile), "-t", image, str(context)),
