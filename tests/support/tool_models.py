@@ -17,6 +17,7 @@ from tests.support.tool_templates import FAMILIES
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 MAX_LENGTH = 4096
 DEMO_CHECKPOINT = Path(__file__).resolve().parents[2] / "worker/demo/checkpoint"
+POISON = 4095  # a token whose embedding is not a number in `poisoned_demo`
 DEMO_MAX_LENGTH = 16384  # agents bring prompts of their own
 
 _SYSTEM = """\
@@ -140,4 +141,21 @@ def make_demo_with_tools(path: Path) -> Path:
     ):
         file = path / name
         file.write_text(json.dumps({**json.loads(file.read_text()), **members}))
+    return path
+
+
+def poisoned_demo(folder: Path) -> Path:
+    """Returns the demo checkpoint, but for one token whose embedding is not a number."""
+    import torch  # few of those who read this file have it
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "demo"
+    shutil.copytree(DEMO_CHECKPOINT, path)
+    weights = load_file(path / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    weights["lm_head.weight"] = embedding.clone()
+    embedding[POISON] = torch.nan
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     return path

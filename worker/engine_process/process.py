@@ -142,7 +142,7 @@ def _build(
     if options.engine == "vllm":
         from worker.vllm.build import build_vllm_engine
 
-        return build_vllm_engine(options, report)
+        return build_vllm_engine(options, report, on_rank_end)
     from worker.engine_process.own_engine import build_own_engine
 
     return build_own_engine(options, report, on_rank_end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shared.text.checkpoint_text import load_tokenizer_and_eos
@@ -15,18 +15,21 @@ from worker.engine_process.interface import BuiltEngine, Progress
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall, ModelError
 from worker.vllm import loading
-from worker.vllm.amx import permit_amx
-from worker.vllm.load_errors import load_failure
+from worker.vllm.children import watch_children
+from worker.vllm.load_errors import LoadInterrupted, hearing, load_failure
 from worker.vllm.options import (
     check_types,
     check_version,
     engine_args,
+    num_ranks,
     parse_vllm_args,
     set_environment,
+    share_threads,
     uses_own_sampler,
 )
 
 if TYPE_CHECKING:
+    from torch.nn import Module
     from vllm import LLMEngine
 
     from worker.vllm.stats import StatsReader
@@ -34,10 +37,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
+def build_vllm_engine(
+    options: EngineOptions, report: Progress, on_rank_end: Callable[[str], None]
+) -> BuiltEngine:
     """Loads the model into vLLM.
 
-    Raises ModelError or ValueError with a sentence; LoadInterrupted for a fault that may pass.
+    `on_rank_end` gets a sentence, in a thread, when a child of vLLM's with a part of the model has
+    ended. Raises ModelError or ValueError with a sentence; LoadInterrupted for a fault that may
+    pass.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ModelError("ENGINE=vllm needs vLLM in the interpreter that ENGINE_PYTHON names")
@@ -60,12 +67,12 @@ def build_vllm_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     args = engine_args(
         options, device=current_platform.device_type, free_bytes=available_host_bytes()
     )
-    if current_platform.is_cpu():
-        permit_amx()
+    share_threads(num_ranks(options, given))
     stats = StatsReader()
     report(loading.WEIGHTS, 0.0)  # children of vLLM's load them without a word to this process
     with loading.progress(report) as records:
         llm = _load(args, stats, records)
+    watch_children(on_rank_end)
     # Behind the one that was given come vLLM's own, for its servers: nothing here reads them.
     del llm.logger_manager.stat_loggers[1:]
     exact = uses_own_sampler(options, given)
@@ -87,7 +94,10 @@ def _load(args: Mapping[str, Any], stats: StatsReader, records: loading.Records)
     from vllm import EngineArgs, LLMEngine
 
     try:
-        return LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[stats.logger])
+        with hearing():
+            return LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[stats.logger])
+    except (ModelError, LoadInterrupted):
+        raise
     except Exception as error:
         failure = load_failure(error, records.missing_module)
         if failure is None:
@@ -133,8 +143,13 @@ def _num_parameters(llm: LLMEngine) -> int:
     """Returns the parameters of the model; 0 where its parts are in other processes."""
     if llm.vllm_config.parallel_config.world_size > 1:
         return 0
-    (number,) = llm.apply_model(lambda model: sum(p.numel() for p in model.parameters()))
+    (number,) = llm.apply_model(_count)
     return int(number)
+
+
+def _count(model: Module) -> int:
+    # A function of this module, and no lambda: to a child process it goes by its name.
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _log_ready(llm: LLMEngine, config: EngineConfig, exact: bool) -> None:

@@ -1,13 +1,21 @@
 """What vLLM raises while it loads a model: a fault of model or settings, or one that may pass.
 
 The first is final. The second is told as what it is, and whoever started the engine tries again.
+What a child of vLLM's raises vLLM keeps to itself: the child tells it by a file.
 Imports nothing of vLLM.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
+import os
 import re
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +32,9 @@ _NO_KERNEL = re.compile(
 _TOO_LITTLE_FREE = re.compile(
     r"memory on (?:device|node) .*?\([\d.]+/([\d.]+) GiB\).*? less than .*?([\d.]+) GiB\)"
 )
+
+
+_TOLD = "PENSTOCK_VLLM_LOAD_FAILURE"  # names the file, for the children
 
 
 class LoadInterrupted(Exception):
@@ -55,6 +66,43 @@ def load_failure(error: Exception, missing_module: str = "") -> Exception | None
                 f"{kernel[1] or kernel[2]}, which the model's weights need in their format"
             )
     return None
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[None]:
+    """Raises, in place of what is raised within it, the failure that a child has told.
+
+    Children that start within it have a file for that.
+    """
+    with tempfile.TemporaryDirectory(prefix="load-") as folder:
+        path = Path(folder) / "failure"
+        os.environ[_TOLD] = str(path)
+        try:
+            yield
+        except Exception as error:
+            if not path.exists():
+                raise
+            is_final, sentence = json.loads(path.read_text(encoding="utf-8"))
+            raise (ModelError if is_final else LoadInterrupted)(sentence) from error
+        finally:
+            del os.environ[_TOLD]
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Tells the parent what is raised within it, where `load_failure` knows it."""
+    try:
+        yield
+    except Exception as error:
+        failure = load_failure(error)
+        if failure is not None and _TOLD in os.environ:
+            # Others fail because the first has failed.
+            with (
+                contextlib.suppress(FileExistsError),
+                open(os.environ[_TOLD], "x", encoding="utf-8") as file,
+            ):
+                json.dump([isinstance(failure, ModelError), str(failure)], file)
+        raise
 
 
 def sentence_of(error: Exception) -> str:

@@ -16,6 +16,7 @@ from worker.engine_options import EngineOptions
 from worker.vllm.context import context_args
 
 PROCESSOR = "worker.vllm.sampler:PenstockLogitsProcessor"
+CPU_RANK = "worker.vllm.rank.CpuRank"
 CPU_BLOCK_SIZE = 32  # vLLM's own is 128, of which short prompts share little
 MAX_TOP = 32  # log probabilities of a prompt's token: more than a request may have
 
@@ -99,6 +100,22 @@ def set_environment(args: Mapping[str, Any]) -> None:
     for name, value in (ENVIRONMENT | _interfaces(args)).items():
         os.environ.setdefault(name, value)
     os.environ.update(FIXED_ENVIRONMENT)
+
+
+def num_ranks(options: EngineOptions, args: Mapping[str, Any]) -> int:
+    """Returns the processes of this machine that have a part of the model; `args` are those of
+    VLLM_ARGS."""
+    num_stages = args.get("pipeline_parallel_size") or 1
+    num_nodes = args.get("nnodes") or 1
+    return max(1, int(options.tensor_parallel_size * num_stages // num_nodes))
+
+
+def share_threads(num_ranks: int) -> None:
+    """Divides the threads of this process among the ranks, which read their number when they
+    start; this process does not compute beside them."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if name in os.environ:
+            os.environ[name] = str(max(1, int(os.environ[name]) // num_ranks))
 
 
 def _interfaces(args: Mapping[str, Any]) -> dict[str, str]:
@@ -221,6 +238,9 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
         # With several processes each would draw a bar of its own.
         "use_tqdm_on_load": options.tensor_parallel_size == 1,
     }
+    ranks = num_ranks(options, given)
+    if device == "cpu":
+        args["worker_cls"] = CPU_RANK
     if uses_own_sampler(options, given):
         args["logits_processors"] = [PROCESSOR]
     else:
@@ -229,10 +249,10 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     if options.num_kv_blocks is not None:
         args["num_gpu_blocks_override"] = options.num_kv_blocks + 1  # one is vLLM's null block
     if options.kv_cache_memory_gb is not None:
-        args["kv_cache_memory_bytes"] = int(options.kv_cache_memory_gb * 2**30)
+        args["kv_cache_memory_bytes"] = int(options.kv_cache_memory_gb * 2**30) // ranks
     elif device == "cpu":
         share = free_bytes * options.memory_share * _HOST_SHARE
-        args["kv_cache_memory_bytes"] = min(int(share), _HOST_LIMIT_BYTES)
+        args["kv_cache_memory_bytes"] = min(int(share), _HOST_LIMIT_BYTES) // ranks
     elif options.memory_share < 1:
         # Of the device's whole memory, and of all that the engine takes there.
         args["gpu_memory_utilization"] = round(_DEVICE_SHARE * options.memory_share, 4)

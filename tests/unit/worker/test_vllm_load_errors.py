@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 
 import pytest
 from safetensors import SafetensorError
 
 from worker.model.errors import ModelError
-from worker.vllm.load_errors import LoadInterrupted, load_failure
+from worker.vllm.load_errors import LoadInterrupted, hearing, load_failure, telling
 
 GPU = (
     "Free memory on device cuda:0 ({}/139.8 GiB) on startup is less than desired GPU memory "
@@ -80,3 +81,37 @@ def test_a_missing_module_is_named_with_what_helps() -> None:
         assert isinstance(failure, ModelError)
         assert module in str(failure)
         assert "Install it" in str(failure)
+
+
+def fail_like(*errors: Exception) -> None:
+    """Does what vLLM does when children raise these, one after the other."""
+    for error in errors:
+        with contextlib.suppress(type(error)), telling():
+            raise error
+    raise RuntimeError("a background process failed")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("no layer for these heads"), ModelError),
+        (OSError(errno.ENOSPC, "No space left on device"), LoadInterrupted),
+    ],
+    ids=str,
+)
+def test_what_a_child_raised_is_raised_by_its_parent(
+    error: Exception, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind) as raised, hearing():
+        fail_like(error, ValueError("the others fail because the first has"))
+    assert str(error) in str(raised.value)
+
+
+def test_what_a_child_does_not_know_leaves_the_parents_error() -> None:
+    with pytest.raises(RuntimeError, match="a background process failed"), hearing():
+        fail_like(RuntimeError("a bug"))
+
+
+def test_without_a_parent_that_listens_the_error_goes_on() -> None:
+    with pytest.raises(ValueError, match="as it was"), telling():
+        raise ValueError("as it was")

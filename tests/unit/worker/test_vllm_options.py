@@ -13,12 +13,15 @@ import pytest
 
 from worker.engine_options import EngineOptions
 from worker.vllm.options import (
+    CPU_RANK,
     PROCESSOR,
     check_types,
     check_version,
     engine_args,
+    num_ranks,
     parse_vllm_args,
     set_environment,
+    share_threads,
     uses_own_sampler,
 )
 
@@ -69,9 +72,10 @@ def test_each_option_becomes_vllms_argument() -> None:
         "generation_config": "vllm",
         "max_logprobs": args["max_logprobs"],
         "use_tqdm_on_load": False,
+        "worker_cls": CPU_RANK,
         "logits_processors": [PROCESSOR],
         "num_gpu_blocks_override": 8,
-        "kv_cache_memory_bytes": 1 << 29,
+        "kv_cache_memory_bytes": 1 << 28,  # of each rank
     }
 
 
@@ -81,7 +85,7 @@ def test_defaults_leave_room_on_the_host_and_the_rest_to_vllm() -> None:
     assert args["block_size"] == 32
     assert args["max_model_len"] == -1, "vLLM finds what the cache holds"
     on_gpu = args_of("cuda")
-    assert not {"kv_cache_memory_bytes", "block_size"} & on_gpu.keys()
+    assert not {"kv_cache_memory_bytes", "block_size", "worker_cls"} & on_gpu.keys()
 
 
 def test_a_budget_below_the_number_of_sequences_is_raised_to_it() -> None:
@@ -235,6 +239,20 @@ def test_what_vllm_does_not_do_on_a_cpu_is_refused_there(args: str, sentence: st
     with pytest.raises(ValueError, match=sentence):
         args_of(vllm_args=args)
     assert args_of("cuda", vllm_args=args)
+
+
+def test_ranks_share_the_memory_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = '{"pipeline_parallel_size": 2}'
+    options = EngineOptions(
+        checkpoint="/m", engine="vllm", tensor_parallel_size=3, vllm_args=stages
+    )
+    assert num_ranks(options, parse_vllm_args(stages)) == 6
+    assert num_ranks(options, {"pipeline_parallel_size": 2, "nnodes": 2}) == 3
+    args = engine_args(options, device="cpu", free_bytes=FREE)
+    assert args["kv_cache_memory_bytes"] == args_of()["kv_cache_memory_bytes"] // 6
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "16", "MKL_NUM_THREADS": "4"})
+    share_threads(6)
+    assert os.environ == {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "1"}
 
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -141,7 +141,9 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     stages: list[tuple[str, float]] = []
     built = build_vllm_engine(
-        EngineOptions(**plan["options"]), lambda stage, share: stages.append((stage, share))
+        EngineOptions(**plan["options"]),
+        lambda stage, share: stages.append((stage, share)),
+        lambda sentence: None,
     )
     engine: Any = built.engine
     engine.self_test()

@@ -94,7 +94,9 @@ def make_late(llm: Any) -> None:
 def main() -> None:
     work = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), strict=False)
     options = msgspec.convert(work["options"], EngineOptions)
-    engine: Any = build_vllm_engine(options, lambda stage, share: None).engine
+    engine: Any = build_vllm_engine(
+        options, lambda stage, share: None, lambda sentence: None
+    ).engine
     if work["is_late"]:
         make_late(engine._llm)
     results = [run(engine, requests) for requests in work["runs"]]

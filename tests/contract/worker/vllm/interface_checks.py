@@ -60,6 +60,7 @@ from vllm.v1.sample.logits_processor import (  # noqa: E402
     MoveDirectionality,
 )
 from vllm.v1.worker import gpu_model_runner  # noqa: E402
+from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402
 from vllm.v1.worker.gpu_input_batch import InputBatch  # noqa: E402
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
 
@@ -96,6 +97,7 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
     Request: ("num_tokens",),
     RequestQueue: ("peek_request", "__iter__", "__bool__"),
     ModelConfig: ("get_vocab_size", "architecture"),
+    CPUWorker: ("init_device", "load_model"),
 }
 FIELDS: dict[type, tuple[str, ...]] = {
     CompletionOutput: ("token_ids", "logprobs", "finish_reason"),
@@ -146,6 +148,7 @@ OTHER_ARGUMENTS = {
     "distributed_executor_backend",
     "pipeline_parallel_size",
     "gpu_memory_utilization",
+    "worker_cls",
 }
 # Assigned to themselves by objects that cannot be made here: the names stand in their source.
 IN_SOURCE: dict[Any, tuple[str, ...]] = {

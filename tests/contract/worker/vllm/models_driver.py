@@ -28,7 +28,9 @@ _run = runpy.run_path(str(Path(__file__).with_name("engine_driver.py")))["run"]
 def run_model(options: dict[str, Any], runs: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """Returns what the model says in each run, or why it is refused. Nothing of it is left."""
     try:
-        built = build_vllm_engine(msgspec.convert(options, EngineOptions), lambda *progress: None)
+        built = build_vllm_engine(
+            msgspec.convert(options, EngineOptions), lambda *progress: None, lambda sentence: None
+        )
     except (ModelError, ValueError) as error:
         return {"refusal": str(error), "runs": []}
     else:

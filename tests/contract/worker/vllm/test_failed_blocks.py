@@ -1,8 +1,9 @@
 """What a request that is not finite leaves in vLLM's KV cache harms nobody who comes after it.
 
-Over caches of several kinds: floats, floats of eight bits, groups of layers with windows, and the
-states of recurrent layers. There are few blocks, so that those of failed requests are given to
-others at once, which fill them in part. All models run one after the other in one process.
+Over caches of several kinds: floats, also in a child process of vLLM's, floats of eight bits,
+groups of layers with windows, and the states of recurrent layers. There are few blocks, so that
+those of failed requests are given to others at once, which fill them in part. One driver runs all
+models, one after the other.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class Cache:
 
 CACHES = {
     "float32": Cache("llama", _WIDE),
+    "processes": Cache(
+        "llama", _WIDE, '{"enforce_eager": true, "distributed_executor_backend": "mp"}'
+    ),
     "fp8": Cache("llama", _WIDE, '{"enforce_eager": true, "kv_cache_dtype": "fp8"}'),
     "fp8_e5m2": Cache("llama", _WIDE, '{"enforce_eager": true, "kv_cache_dtype": "fp8_e5m2"}'),
     "windows": Cache("gemma3_text", _WIDE),

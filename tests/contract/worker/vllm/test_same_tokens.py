@@ -6,22 +6,18 @@ their prompts computed in chunks and their beginnings found in the prefix cache.
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from shared.messages import ErrorCode, FinishReason, SamplingParams
 from shared.text.checkpoint_text import load_tokenizer
 from shared.text.grammar import json_schema_grammar, lark_grammar, regex_grammar
 from tests.support.engine_run import Generated, generate, new_engine
-from tests.support.tool_models import DEMO_CHECKPOINT
+from tests.support.tool_models import POISON, poisoned_demo
 from tests.support.vllm_environment import vllm_python
 from tests.support.vllm_runs import Answer, Run, VllmRequest, VllmWork
 from worker.engine.engine import Engine
@@ -36,7 +32,6 @@ pytestmark = [
 
 NUM_TOKENS = 48
 MAX_MODEL_LEN = 256
-POISON = 4095  # a token whose embedding is not a number in the checkpoint of these tests
 BROKEN = 1  # an output that begins with it follows no grammar of these tests
 
 PERSON = json_schema_grammar(
@@ -113,20 +108,6 @@ class Outcome:
     expected: dict[str, Generated]
     prompts: dict[str, tuple[int, ...]]
     engine: Engine
-
-
-def poisoned_demo(folder: Path) -> Path:
-    """Returns the demo checkpoint, but for one token whose embedding is not a number."""
-    path = folder / "demo"
-    shutil.copytree(DEMO_CHECKPOINT, path)
-    weights = load_file(path / "model.safetensors")
-    embedding = weights["model.embed_tokens.weight"]
-    weights["lm_head.weight"] = embedding.clone()
-    embedding[POISON] = torch.nan
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
-    return path
 
 
 def prompts_of(path: Path) -> dict[str, tuple[int, ...]]:
