@@ -8,7 +8,6 @@ Imports nothing of vLLM.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
