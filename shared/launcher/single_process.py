@@ -59,7 +59,10 @@ async def _serve(
     service = WorkerService(worker_settings, checkpoint, transport.queue, transport.check)
     try:
         with metrics_listener(
-            service.metrics.exposition, worker_settings.metrics_host, worker_settings.metrics_port
+            service.metrics.exposition,
+            service.probes.by_path,
+            worker_settings.metrics_host,
+            worker_settings.metrics_port,
         ):
             return await _run_both(server, service, announce)
     finally:

@@ -65,7 +65,7 @@ class ExpertsModule(nn.Module):
             [
                 (results[some].float() * weights[:, :, None]).sum(dim=1).to(hidden_states.dtype)
                 for some, weights in zip(
-                    places.split(_SUMMED), top_k_weights.split(_SUMMED), strict=True
+                    torch.split(places, _SUMMED), torch.split(top_k_weights, _SUMMED), strict=True
                 )
             ]
         )
