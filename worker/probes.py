@@ -26,7 +26,8 @@ class WorkerProbes:
         return self.not_live() if path == "/live" else None
 
     def not_ready(self) -> str:
-        """The engine takes jobs, the worker does not drain, and the store knows that it lives."""
+        """Returns why the worker takes no jobs; empty where the engine is up, the worker does not
+        drain, and the store knows that it lives."""
         if not self._supervisor.up.is_set():
             return "The engine is not up."
         if self._heartbeat.draining:
@@ -36,7 +37,8 @@ class WorkerProbes:
         return ""
 
     def not_live(self) -> str:
-        """The loop of the service turns. An engine that hangs is replaced by the service itself,
-        and a store that is away is no fault of this process."""
+        """Returns why the process is to be replaced; empty where the service's loop turns. An
+        engine that hangs is replaced by the service itself, and a store that is away is no fault
+        of this process."""
         age_s = self._heartbeat.turn_age_s
         return f"The service has stood still for {age_s:.0f} s." if age_s > STANDSTILL_S else ""

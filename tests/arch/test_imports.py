@@ -13,7 +13,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # Imported where vLLM is, and by nothing but worker.vllm.build and vLLM itself.
 WITH_VLLM = [
     REPOSITORY / "worker/vllm" / name
-    for name in ("engine.py", "live_request.py", "params.py", "sampler.py", "stats.py")
+    for name in (
+        "engine.py",
+        "live_request.py",
+        "params.py",
+        "rank.py",
+        "sampler.py",
+        "stats.py",
+    )
 ]
 
 
