@@ -160,10 +160,9 @@ def test_compose_gives_vllm_a_model_and_an_image_of_its_own() -> None:
 def test_compose_publishes_one_address_on_loopback_by_default() -> None:
     (port,) = SERVICES["gateway"]["ports"]
     assert port == "${BIND:-127.0.0.1}:${PORT:-8000}:8080"
-    gateway = (REPOSITORY / "deploy/compose/Caddyfile").read_text()
-    assert "\n:8080 {" in gateway
-    assert "\t\t\tport 8000\n" in gateway
-    assert SERVICES["gateway"]["environment"]["FRONTENDS"] == "frontend"
+    gateway = (REPOSITORY / "deploy/compose/haproxy.cfg").read_text()
+    assert "    bind :8080\n" in gateway
+    assert " frontend:8000\n" in gateway
     frontend = SERVICES["frontend"]
     assert "ports" not in frontend, "any number of them, behind one address"
     # What it is published on decides whether it asks for keys.

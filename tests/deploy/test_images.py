@@ -2,7 +2,7 @@
 first token.
 
 `make images-check` runs this; it needs root, buildah, mmdebstrap and iproute2. What stands in for
-Docker is in tests/support: containers, image_store. The images of others (Valkey, Caddy,
+Docker is in tests/support: containers, image_store. The images of others (Valkey, HAProxy,
 Prometheus) are this machine's programs; Grafana, Open WebUI and the services for GPUs are not
 started.
 """
@@ -59,9 +59,9 @@ def store() -> ImageStore:
         directory="/data",
     )
     store.make_stand_in(
-        "caddy:2-alpine",
-        {"caddy": program("caddy")},
-        ["caddy", "run", "--config", "/etc/caddy/Caddyfile", "--adapter", "caddyfile"],
+        "haproxy:3.2-alpine",
+        {"haproxy": program("haproxy")},
+        ["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"],
         prepare=f"echo '{WGET}' > /usr/local/bin/wget && chmod +x /usr/local/bin/wget",
     )
     store.make_stand_in(
@@ -227,7 +227,7 @@ def test_a_worker_that_stops_hands_back_and_ends_in_its_grace(project: Project) 
     began_s = time.monotonic()
     assert project.stop(worker) == 0, worker.log.read_text()[-2000:]
     assert time.monotonic() - began_s < worker.service.stop_grace_s
-    (frontend,) = project.of("frontend")
+    frontend = project.of("frontend")[-1]
     ready = httpx.get(f"http://{frontend.address}:8000/ready").json()
     assert ready["unserved"] == [MODEL]
 
@@ -250,11 +250,7 @@ def test_images_say_what_they_are_and_hold_no_more_than_they_need(images: ImageS
             code = {path.name for path in (root / "srv/penstock").iterdir() if path.is_dir()}
             assert {"shared", image.removeprefix("penstock-")} <= code
             assert not code & {"tests", "docs", "tools"}
-            sizes[image] = sum(
-                path.lstat().st_size
-                for path in root.rglob("*")
-                if path.is_file(follow_symlinks=False)
-            )
+            sizes[image] = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file())
         finally:
             images.remove(container)
     sys.stdout.write(f"bytes, the stand-in for the base included: {sizes}\n")
@@ -294,3 +290,32 @@ def _layer_of_code(images: ImageStore) -> str:
     )
     layer: str = history["rootfs"]["diff_ids"][index]
     return layer
+
+
+@pytest.mark.vllm
+def test_the_worker_with_vllm_is_built_and_serves(
+    images: ImageStore, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """`docker compose --profile vllm up`, without the gateway."""
+    shell = {**SHELL, "VLLM_ARGS": '{"enforce_eager": true}'}
+    compose = ComposeFile(REPOSITORY / "docker-compose.yml", shell)
+    services = compose.enabled({"vllm"})
+    of_vllm = services["worker-vllm"]
+    dockerfile = of_vllm.raw["build"]["dockerfile"]
+    images.build(of_vllm.raw["image"], dockerfile, of_vllm.build_args)
+    project = Project(compose, images, tmp_path_factory.mktemp("vllm"))
+    try:
+        for name in ("redis", "frontend", "worker-vllm"):
+            project.start(services[name])
+        (worker,) = project.of("worker-vllm")
+        worker.wait_until_healthy(READY_TIMEOUT_S)
+        (frontend,) = project.of("frontend")
+        body = {"prompt": "A weir", "max_tokens": 4, "stream": False, "temperature": 0}
+        url = f"http://{frontend.address}:8000"
+        answered = httpx.post(f"{url}/generate", json=body, timeout=60)
+        assert answered.status_code == 200, answered.text
+        (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+        assert "vllm" in json.dumps(model)
+        assert project.stop(worker) == 0, worker.log.read_text()[-2000:]
+    finally:
+        project.close()

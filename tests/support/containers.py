@@ -32,7 +32,9 @@ POLL_S = 0.1
 class Network:
     """A bridge with an address for each container, and a name server that knows all of them."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self) -> None:
+        # Not one of another run, nor of one that was killed.
+        number = next(n for n in range(64, 255) if not Path(f"/sys/class/net/pstk{n}").exists())
         self._bridge = f"pstk{number}"
         self._prefix = f"10.213.{number}"
         self._names: dict[str, list[str]] = {}
@@ -216,13 +218,11 @@ def _as_user(service: Service, image: ImageConfig) -> list[str]:
 class Project:
     """Containers of a compose file. Close it: that ends all and removes what they wrote."""
 
-    def __init__(
-        self, compose: ComposeFile, store: ImageStore, folder: Path, number: int = 77
-    ) -> None:
+    def __init__(self, compose: ComposeFile, store: ImageStore, folder: Path) -> None:
         self._compose = compose
         self._store = store
         self._folder = folder
-        self._network = Network(number)
+        self._network = Network()
         self.containers: list[Container] = []
 
     def start(self, service: Service, further: Mapping[str, str] | None = None) -> Container:
