@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from shared.process import dying_with_this_process
 from tests.support.checkpoints import make_checkpoint
@@ -54,6 +55,15 @@ def cut_short(directory: Path) -> Path:
     checkpoint = make_checkpoint(directory / "cut")
     path = checkpoint / "model.safetensors"
     os.truncate(path, path.stat().st_size // 2)
+    return checkpoint
+
+
+def without_a_tensor(directory: Path) -> Path:
+    checkpoint = make_checkpoint(directory / "lacking")
+    path = checkpoint / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.norm.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
     return checkpoint
 
 
@@ -124,3 +134,20 @@ def test_a_worker_that_cannot_serve_says_why(
     assert re.search(sentence, last), log
     assert "Traceback" not in log
     assert "Unknown vLLM environment variable" not in log
+
+
+def test_what_a_child_of_vllms_cannot_load_is_told_with_its_reason(
+    redis_url: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    args = json.dumps({"enforce_eager": True, "distributed_executor_backend": "mp"})
+    path = tmp_path / "log"
+    model = str(without_a_tensor(tmp_path))
+    process = _start(redis_url, path, {"MODEL": model, "VLLM_ARGS": args})
+    try:
+        status = process.wait(READY_TIMEOUT_S)
+    finally:
+        process.kill()
+    log = path.read_text()
+    assert status == BAD_SETTINGS, log
+    assert re.search(r"not initialized .*model\.norm\.weight", log.strip().splitlines()[-1]), log

@@ -25,6 +25,7 @@ DEVICE = (
 )
 MEMORY = "CHAOS_STEP_TOKENS"  # a step of more tokens than these is out of memory
 TRAP = "CHAOS_TRAP"  # set: a poison prompt kills any engine
+AMX_CALLS = "AMX_CALLS"  # names a file, to which who asks for AMX adds its id and its threads
 THROTTLE = "ENGINE_THROTTLE"  # names a file; while it is there it says "<tokens> <seconds>"
 
 
@@ -115,6 +116,21 @@ def _fit_throttle(path: str) -> None:
     EngineLoop._send = throttled  # type: ignore[method-assign]
 
 
+def _note_amx_calls(path: str) -> None:
+    import torch
+
+    from worker.vllm import amx
+
+    permit = amx.permit_amx
+
+    def noted() -> bool:
+        with open(path, "a", encoding="ascii") as file:
+            file.write(f"{os.getpid()} {torch.get_num_threads()}\n")
+        return permit()
+
+    amx.permit_amx = noted
+
+
 def _shift_clock(offset_s: float) -> None:
     now, now_ns = time.time, time.time_ns
     time.time = lambda: now() + offset_s
@@ -131,6 +147,9 @@ def _set_faults() -> None:
             _endanger_device()
         if THROTTLE in os.environ:
             _fit_throttle(os.environ[THROTTLE])
+    is_vllms = "worker.engine_process" in sys.orig_argv or "--multiprocessing-fork" in sys.orig_argv
+    if AMX_CALLS in os.environ and is_vllms:
+        _note_amx_calls(os.environ[AMX_CALLS])
     if "CHAOS_CLOCK_OFFSET_S" in os.environ:
         _shift_clock(float(os.environ["CHAOS_CLOCK_OFFSET_S"]))
     if "CHAOS_SCHEMA" in os.environ and "worker.engine_process" not in sys.orig_argv:
