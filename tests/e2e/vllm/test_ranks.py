@@ -170,7 +170,11 @@ def test_a_stream_goes_on_when_a_rank_is_killed(services: Services) -> None:
 
 
 def test_no_rank_outlives_the_engine(services: Services) -> None:
-    """The last one here. A rank that stands still ends as well, and by the kernel alone."""
+    """The last one here. A rank that stands still ends as well.
+
+    Without `die_with_parent` these end, too: one by vLLM's watch, the other by the kernel's SIGHUP
+    to stopped processes that nobody could continue.
+    """
     engine, pids = services.ranks.pid_of("worker.engine_process"), services.pids()
     assert len(pids) == SIZE
     os.kill(pids[-1], signal.SIGSTOP)
