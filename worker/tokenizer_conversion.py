@@ -107,7 +107,14 @@ def _convert(checkpoint: Path, target: Path) -> None:
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "worker.tokenizer_conversion", str(checkpoint), str(partial)],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "worker.tokenizer_conversion",
+                str(checkpoint),
+                str(partial),
+            ],
             env={
                 **kept,
                 "HF_HUB_OFFLINE": "1",

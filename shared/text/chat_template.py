@@ -222,7 +222,7 @@ class _Process:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "shared.text.rendering_process"],
+                    [sys.executable, "-P", "-m", "shared.text.rendering_process"],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # a traceback may have a prompt in it

@@ -1,0 +1,1 @@
+"""Penstock as it is installed: the command `penstock`, and what other programs may import."""
