@@ -150,9 +150,10 @@ bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service,
 	@$(BIN)/python -m tests.bench.service $(BENCH_ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.dev ## write the generated pages (docs/CONFIG.md, docs/METRICS.md)
+docs: $(VENV)/.dev ## write the generated pages (docs/CLI.md, docs/CONFIG.md, docs/METRICS.md)
 	@$(BIN)/python docs/generate_config.py
 	@$(BIN)/python docs/generate_metrics.py
+	@$(BIN)/python docs/generate_cli.py
 
 .PHONY: stats
 stats: $(VENV)/.dev ## how much code there is to read: rooms, import closures, longest functions

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from api.auth.keys import LIMITS, KeysInvalid, digest_of, new_key, parse_keys
 
@@ -28,20 +28,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{limit.replace('_', '-')}", metavar="N", help="of the tenant")
     args = parser.parse_args(arguments)
     key = new_key()
-    words = [digest_of(key), f"tenant={args.tenant}"]
-    if args.name:
-        words.append(f"name={args.name}")
-    if args.operator:
+    limits = {limit: getattr(args, limit) for limit in LIMITS}
+    try:
+        line = line_of(key, args.tenant, args.name, is_operator=args.operator, limits=limits)
+    except KeysInvalid as error:
+        parser.error(str(error))
+    sys.stderr.write(f"{key}\n")
+    sys.stdout.write(f"{line}\n")
+    return 0
+
+
+def line_of(
+    key: str, tenant: str, name: str, *, is_operator: bool, limits: Mapping[str, object]
+) -> str:
+    """Returns the line of a key for API_KEYS_FILE; limits that are None are left out. Raises
+    KeysInvalid with a sentence."""
+    words = [digest_of(key), f"tenant={tenant}"]
+    if name:
+        words.append(f"name={name}")
+    if is_operator:
         words.append("operator")
-    words += [f"{limit}={value}" for limit in LIMITS if (value := getattr(args, limit))]
+    words += [f"{limit}={value}" for limit, value in limits.items() if value]
     line = " ".join(words)
     try:
         parse_keys(line, "the line")
     except KeysInvalid as error:
-        parser.error(str(error).removeprefix("the line, line 1: "))
-    sys.stderr.write(f"{key}\n")
-    sys.stdout.write(f"{line}\n")
-    return 0
+        raise KeysInvalid(str(error).removeprefix("the line, line 1: ")) from None
+    return line
 
 
 if __name__ == "__main__":

@@ -2,50 +2,86 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
+from penstock.cli.bench import bench
+from penstock.cli.chat import chat
+from penstock.cli.doctor import doctor
 from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.flags import with_flags
+from penstock.cli.generate import generate
+from penstock.cli.jobs import jobs
+from penstock.cli.keys import keys
+from penstock.cli.look import status, workers
 from penstock.cli.start import start_frontend, start_service, start_worker
 
 Model = Annotated[
     str | None,
     typer.Argument(help="Checkpoint directory or hub id. Without it: the demo model, or MODEL."),
 ]
+JsonLogs = Annotated[bool, typer.Option("--json", help="Logs, and what is ready, as JSON.")]
 
 
-def application() -> typer.Typer:
-    """Returns the application."""
+def application(words: Sequence[str] = ()) -> typer.Typer:
+    """Returns the application. Commands that start processes have their settings' flags where
+    `words` names them: reading all settings takes a second."""
     app = typer.Typer(
         name="penstock",
-        help="Large language models, served from a durable queue.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.command("up")(up)
-    app.command("api")(api)
-    app.command("worker")(worker)
+    app.callback()(root)
+    for name, command in (("up", up), ("api", api), ("worker", worker), ("doctor", doctor)):
+        app.command(name)(with_flags(name, command) if name in words else command)
+    asking: tuple[Callable[..., None], ...] = (status, workers, chat, generate, bench)
+    for question in asking:
+        app.command()(question)
+    app.add_typer(jobs)
+    app.add_typer(keys)
     return app
 
 
-def up(model: Model = None) -> None:
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"penstock {importlib.metadata.version('penstock')}\n")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Large language models, served from a durable queue."""
+
+
+def up(model: Model = None, json: JsonLogs = False) -> None:
     """Starts Redis, a worker and a frontend on this machine. Ctrl-C stops everything."""
     _choose(model)
+    if json:
+        os.environ |= {"LOG_FORMAT": "json", "READY_FORMAT": "json"}
     start_service()
 
 
-def api() -> None:
+def api(json: JsonLogs = False) -> None:
     """Starts one frontend, for the Redis of REDIS_URL."""
+    if json:
+        os.environ["LOG_FORMAT"] = "json"
     start_frontend()
 
 
-def worker(model: Model = None) -> None:
+def worker(model: Model = None, json: JsonLogs = False) -> None:
     """Starts one worker, for the Redis of REDIS_URL."""
     _choose(model)
+    if json:
+        os.environ["LOG_FORMAT"] = "json"
     start_worker()
 
 
@@ -54,11 +90,15 @@ def _choose(model: str | None) -> None:
         os.environ["MODEL"] = model
 
 
-def main() -> int:
-    """Runs the command of this process's arguments; returns its exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command of `arguments`, or of this process's; returns its exit code."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    completed = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", ""))
     try:
-        application()(standalone_mode=False)
+        application([*words, *completed.split()])(words, prog_name="penstock")
     except CommandError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return error.code
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else ExitCode.OK
     return ExitCode.OK

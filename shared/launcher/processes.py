@@ -278,7 +278,9 @@ class RedisWatch:
             try:
                 await self._transport.store.ping()
             except TransportError as error:
-                self.trouble = f"Redis at {self._transport.url} cannot be reached: {_reason(error)}"
+                self.trouble = (
+                    f"Redis at {self._transport.url} cannot be reached: {reason_of(error)}"
+                )
                 if outage.failed() is not None:
                     self._say(f"{self.trouble}. Waiting for it; REDIS_URL says where it is.")
             else:
@@ -289,7 +291,7 @@ class RedisWatch:
             await asyncio.sleep(LOOK_S)
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Returns the cause of an error in plain words; the library's own would repeat addresses."""
     causes = list(_chain(error))
     for kind, words in _REASONS:

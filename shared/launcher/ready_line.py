@@ -14,6 +14,7 @@ from typing import Any
 from shared.launcher.redis_server import inspect_command
 from shared.launcher.settings import LauncherSettings
 from shared.launcher.worker_specs import WorkerSpec
+from shared.redis.url import redacted
 
 POLL_S = 0.1
 # Not listening yet or not ready (URLError is an OSError); another server than a frontend: what is
@@ -37,6 +38,7 @@ class ReadyLine:
         say: Callable[[str], None],
     ) -> None:
         self._redis_url = redis_url
+        self._is_json = settings.ready_format == "json"
         self._timeout_s = settings.ready_timeout_s
         self._urls = [base_url(settings, index) for index in range(settings.frontends)]
         self._specs = specs
@@ -89,6 +91,16 @@ class ReadyLine:
             "temperature": 0,
             "messages": [{"role": "user", "content": "What is Penstock?"}],
         }
+        if self._is_json:
+            found = {
+                "event": "ready",
+                "urls": self._urls,
+                "models": list(served),
+                "not_served": {name: self._why(name) for name in missing},
+                "redis_url": redacted(self._redis_url),
+            }
+            print(json.dumps(found), flush=True)
+            return
         # Where keys are configured the line needs one; the launcher does not know it.
         needs_key = not _answers_ok(f"{url}/v1/models")
         key = ' -H "authorization: Bearer $KEY"' if needs_key else ""

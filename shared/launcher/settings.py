@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -50,6 +51,9 @@ class LauncherSettings(BaseSettings):
         gt=0,
         le=86_400,
         description="Seconds until the first token must be servable (a model may be downloading).",
+    )
+    ready_format: Literal["text", "json"] = Field(
+        "text", description="Form of what is printed when the service is ready; json: one object."
     )
     stop_timeout_s: float = Field(
         5.0,

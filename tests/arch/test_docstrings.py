@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PRODUCT = ("api", "worker", "shared", "tools")
+PRODUCT = ("api", "worker", "shared", "penstock", "tools")
 VERB = re.compile(r"[A-Z][a-z]+s\b")
 
 

@@ -52,7 +52,8 @@ def loaded_by(module: str) -> set[str]:
             {"asyncio", "fastapi", "pydantic", "redis", "torch", "xxhash"},
         ),
         ("shared.messages", {"torch", "pydantic", "redis", "asyncio"}),
-        ("shared.launcher.main", {"torch", "api", "worker", "fastapi"}),
+        ("shared.launcher.main", {"torch", "api", "worker", "fastapi", "penstock"}),
+        ("penstock.cli.application", {"torch", "api", "worker", "shared", "redis", "fastapi"}),
     ],
 )
 def test_importing_one_room_wakes_no_other(module: str, forbidden: set[str]) -> None:

@@ -1,0 +1,142 @@
+"""`penstock bench`: what a running service does under a load of equal requests."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from penstock.cli.exits import CommandError
+from penstock.cli.frontend import Frontend
+from penstock.cli.models import chosen_model
+from penstock.cli.options import DEFAULT_URL, Json, Key, ModelName, Url
+from penstock.cli.output import milliseconds, print_facts, print_json
+
+WORDS = (
+    *("river", "dam", "gate", "pipe", "wheel", "turbine", "valley", "stone", "water", "level"),
+    *("flow", "spring", "winter", "bridge", "mill", "channel", "basin", "lock", "tide", "wave"),
+    *("storm", "snow", "melt", "pressure", "valve", "pump", "tower", "field", "forest", "road"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One request: seconds to its first text and to its end, and tokens."""
+
+    first_s: float
+    total_s: float
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+def bench(
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    json: Json = False,
+    model: ModelName = None,
+    requests: Annotated[int, typer.Option("--requests", "-n", min=1, max=1_000_000)] = 32,
+    at_once: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way.")] = 8,
+    words: Annotated[int, typer.Option(min=1, help="Words of each prompt.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+) -> None:
+    """Sends equal requests and shows rates and waits, without one request before that warms up.
+
+    Prompts differ from their first word on, so that no prefix is found in a cache. What the
+    measuring machine computes beside it is in the figures. Ends with 1 where a request failed.
+    """
+    frontend = Frontend(url, key)
+    name = chosen_model(frontend, model)
+    draw = random.Random(seed)
+    prompts = [" ".join(draw.choices(WORDS, k=words)) for _ in range(requests + 1)]
+
+    def send(prompt: str) -> Timing:
+        return _timing(frontend, name, prompt, max_tokens)
+
+    send(prompts.pop())
+    is_over = threading.Event()
+
+    def one(prompt: str) -> Timing | None:
+        return None if is_over.is_set() else send(prompt)
+
+    started_s = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            timings = [timing for timing in pool.map(one, prompts) if timing is not None]
+        finally:
+            is_over.set()
+    wall_s = time.perf_counter() - started_s
+    figures = _figures(name, timings, wall_s, at_once)
+    if json:
+        print_json(figures)
+        return
+    print_facts([(what, _shown(what, value)) for what, value in figures.items()])
+
+
+def _timing(frontend: Frontend, model: str, prompt: str, max_tokens: int) -> Timing:
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    started_s, first_s, usage = time.perf_counter(), None, None
+    for event in frontend.events("POST", "/v1/completions", body):
+        data = event.data or {}
+        if "error" in data:
+            raise CommandError(f"a request failed: {data['error']['message']}")
+        if first_s is None and any(choice["text"] for choice in data.get("choices", ())):
+            first_s = time.perf_counter() - started_s
+        usage = data.get("usage") or usage
+    total_s = time.perf_counter() - started_s
+    if usage is None:
+        raise CommandError("a stream ended before its answer did.")
+    return Timing(
+        total_s if first_s is None else first_s,
+        total_s,
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
+
+
+def _figures(
+    model: str, timings: list[Timing], wall_s: float, at_once: int
+) -> dict[str, str | int | float]:
+    first = sorted(timing.first_s for timing in timings)
+    per_token = sorted(
+        (timing.total_s - timing.first_s) / (timing.num_tokens - 1)
+        for timing in timings
+        if timing.num_tokens > 1
+    )
+    return {
+        "model": model,
+        "requests": len(timings),
+        "at_once": at_once,
+        "wall_s": round(wall_s, 3),
+        "prompt_tokens": sum(timing.num_prompt_tokens for timing in timings),
+        "output_tokens": sum(timing.num_tokens for timing in timings),
+        "output_tokens_per_s": round(sum(t.num_tokens for t in timings) / wall_s, 1),
+        "ttft_p50_ms": _ms(first, 0.5),
+        "ttft_p99_ms": _ms(first, 0.99),
+        "tpot_p50_ms": _ms(per_token, 0.5),
+        "tpot_p99_ms": _ms(per_token, 0.99),
+    }
+
+
+def _ms(ascending: list[float], share: float) -> float:
+    """Returns the nearest-rank percentile in milliseconds; 0 of nothing."""
+    if not ascending:
+        return 0.0
+    return round(1000 * ascending[min(len(ascending) - 1, int(share * len(ascending)))], 2)
+
+
+def _shown(what: str, value: str | int | float) -> object:
+    return milliseconds(float(value)) if what.endswith("_ms") else value

@@ -1,0 +1,197 @@
+"""`penstock generate FILE`: many prompts through the service, one line of JSON for each."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.frontend import Frontend, Patience, ServiceRefused, Unreachable
+from penstock.cli.models import chosen_model
+from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, ModelName, Url
+from penstock.cli.options import Patience as PatienceOption
+from penstock.cli.output import note
+
+PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+# What a later try may change.
+PASSING = frozenset({408, 409, 429, 500, 502, 503, 504})
+ANSWER_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of the file."""
+
+    index: int
+    custom_id: str | None
+    path: str
+    body: dict[str, Any]
+
+
+def generate(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A prompt a line; or, in a .jsonl file, a request a line: an object with `prompt` "
+            "or `messages` and any parameters, or a line of OpenAI's Batch API. -: stdin."
+        ),
+    ],
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    json: Json = False,
+    model: ModelName = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Without it: stdout.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Where a request does not say it.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Where a request does not say it.")
+    ] = None,
+    at_once: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way.")] = 16,
+    patience: PatienceOption = DEFAULT_PATIENCE_S,
+) -> None:
+    """Sends each request of a file and writes a line for each, in the file's order.
+
+    A line without a JSON object in it is a prompt, which the model continues; of a plain text file
+    each line is one. A request whose connection is lost is sent again with its idempotency key: it
+    is computed once. Ends with 1 where one failed.
+    """
+    frontend = Frontend(url, key, ANSWER_TIMEOUT_S)
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    defaults: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    defaults["model"] = chosen_model(frontend, model)
+    rows = list(_rows(file, defaults))
+    run = _Run(frontend, patience, at_once)
+    try:
+        num_failed = run.write(rows, output)
+    except OSError as error:
+        raise CommandError(
+            f"{output} cannot be written: {error.strerror}.", ExitCode.UNUSABLE
+        ) from None
+    if not json:
+        note(f"{len(rows) - num_failed} of {len(rows)} finished")
+    if num_failed:
+        raise CommandError(f"{num_failed} of {len(rows)} requests failed.")
+
+
+class _Run:
+    def __init__(self, frontend: Frontend, patience_s: float, at_once: int) -> None:
+        self._frontend = frontend
+        self._patience_s = patience_s
+        self._at_once = at_once
+        self._is_over = threading.Event()
+
+    def write(self, rows: list[Row], output: Path | None) -> int:
+        """Writes the results in order; returns how many are errors."""
+        if output is None:
+            return self._write(rows, sys.stdout)
+        with output.open("w", encoding="utf-8") as file:
+            return self._write(rows, file)
+
+    def _write(self, rows: list[Row], file: TextIO) -> int:
+        num_failed = 0
+        pool = ThreadPoolExecutor(self._at_once)
+        futures: list[Future[dict[str, Any]]] = [pool.submit(self._result, row) for row in rows]
+        try:
+            for future in futures:
+                result = future.result()
+                num_failed += "error" in result
+                file.write(json_module.dumps(result, ensure_ascii=False) + "\n")
+                file.flush()
+        finally:
+            self._is_over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+        return num_failed
+
+    def _result(self, row: Row) -> dict[str, Any]:
+        named: dict[str, Any] = {"index": row.index}
+        if row.custom_id is not None:
+            named["custom_id"] = row.custom_id
+        try:
+            answer = self._answer(row)
+        except CommandError as error:
+            return {**named, "error": str(error)}
+        (choice, *_) = answer["choices"]
+        message = choice.get("message")
+        text = choice.get("text") if message is None else message.get("content")
+        found = {**named, "job": answer["id"], "text": text, "usage": answer.get("usage")}
+        found["finish_reason"] = choice.get("finish_reason")
+        if len(answer["choices"]) > 1 or (message or {}).get("tool_calls"):
+            found["choices"] = answer["choices"]
+        return found
+
+    def _answer(self, row: Row) -> dict[str, Any]:
+        headers, retry = {"idempotency-key": str(uuid.uuid4())}, Patience(self._patience_s)
+        while True:
+            try:
+                answer: dict[str, Any] = self._frontend.ask(
+                    "POST", row.path, row.body, headers=headers
+                )
+                return answer
+            except Unreachable as error:
+                self._wait(retry, error)
+            except ServiceRefused as error:
+                if error.status not in PASSING:
+                    raise
+                self._wait(retry, error)
+
+    def _wait(self, retry: Patience, error: CommandError) -> None:
+        if self._is_over.is_set():  # Ctrl-C: what was not sent again is not sent
+            raise error
+        retry.wait(error)
+
+
+def _rows(file: Path, defaults: dict[str, Any]) -> Iterator[Row]:
+    """Yields the requests of a file. Raises CommandError."""
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror}.", ExitCode.UNUSABLE) from None
+    except UnicodeDecodeError:
+        raise CommandError(f"{file} is no UTF-8 text.", ExitCode.UNUSABLE) from None
+    index = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield _row(f"{file}, line {number}", index, line, defaults)
+            index += 1
+    if not index:
+        raise CommandError(f"{file} has no prompt.", ExitCode.UNUSABLE)
+
+
+def _row(where: str, index: int, line: str, defaults: dict[str, Any]) -> Row:
+    if not line.lstrip().startswith("{"):
+        return Row(index, None, PATHS["prompt"], {**defaults, "prompt": line})
+    try:
+        given = json_module.loads(line)
+    except ValueError as error:
+        raise CommandError(f"{where} is no JSON: {error}.", ExitCode.UNUSABLE) from None
+    custom_id = given.pop("custom_id", None)
+    path = None
+    if "body" in given and "url" in given:  # a line of the Batch API
+        path, given = given["url"], given["body"]
+        if path not in PATHS.values():
+            raise CommandError(
+                f"{where}: url must be one of {', '.join(PATHS.values())}.", ExitCode.UNUSABLE
+            )
+    kinds = [name for name in PATHS if name in given]
+    if len(kinds) != 1:
+        raise CommandError(f"{where} needs either `prompt` or `messages`.", ExitCode.UNUSABLE)
+    if given.get("stream"):
+        raise CommandError(f"{where}: stream is of no use in a file.", ExitCode.UNUSABLE)
+    named = {name: value for name, value in defaults.items() if not _has(given, name)}
+    return Row(index, custom_id, path or PATHS[kinds[0]], {**named, **given})
+
+
+def _has(given: dict[str, Any], name: str) -> bool:
+    return name in given or (name == "max_tokens" and "max_completion_tokens" in given)

@@ -1,0 +1,183 @@
+"""`penstock jobs`: list, show, follow, cancel, requeue; dead letters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.frontend import Frontend, Patience, ServiceRefused, Unreachable, in_path
+from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, Url
+from penstock.cli.options import Patience as PatienceOption
+from penstock.cli.output import (
+    clock_time,
+    milliseconds,
+    note,
+    print_facts,
+    print_json,
+    print_table,
+    print_text,
+)
+
+TERMINAL = ("finished", "failed", "cancelled", "expired")
+# Errors of a stream that another try does not change.
+LASTING = frozenset({"stream_diverged", "job_lost", "not_found"})
+
+Id = Annotated[str, typer.Argument(help="The job's id, with or without its prefix.")]
+
+jobs = typer.Typer(
+    name="jobs", help="Looks at jobs, follows, cancels and requeues them.", no_args_is_help=True
+)
+
+
+@jobs.command("list")
+def list_jobs(
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    json: Json = False,
+    state: Annotated[
+        str | None,
+        typer.Option(help="queued, running, finished, failed, cancelled or expired."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    dead: Annotated[bool, typer.Option("--dead", help="Dead letters in place of jobs.")] = False,
+) -> None:
+    """Lists jobs, newest first; with `--dead` those that crashed their workers."""
+    frontend = Frontend(url, key)
+    if dead:
+        _list_dead(frontend, limit, as_json=json)
+        return
+    found = frontend.get("/v1/jobs", state=state, limit=limit)["data"]
+    if json:
+        for job in found:
+            print_json(job)
+        return
+    rows = [
+        (
+            job["id"],
+            job["status"],
+            job["model"],
+            job["usage"]["prompt_tokens"],
+            job["usage"]["completion_tokens"],
+            job["attempt"],
+            milliseconds(job["timings"]["ttft_ms"]),
+            clock_time(job["created_at"]),
+        )
+        for job in found
+    ]
+    columns = ("id", "status", "model", "prompt", "output", "attempt", "first token", "created")
+    print_table(columns, rows, "no jobs.")
+
+
+def _list_dead(frontend: Frontend, limit: int, *, as_json: bool) -> None:
+    found = frontend.get("/v1/dead-letters", limit=limit)["data"]
+    if as_json:
+        for letter in found:
+            print_json(letter)
+        return
+    rows = [
+        (letter["id"], letter["model"], letter["code"], letter["crashes"], clock_time(at))
+        for letter in found
+        for at in (letter["died_at"],)
+    ]
+    print_table(("id", "model", "code", "crashes", "died"), rows, "no dead letters.")
+
+
+@jobs.command()
+def show(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+    """Shows a job: state, place in the queue, times, tokens, worker, error."""
+    _print_job(Frontend(url, key).get(_path(job)), as_json=json)
+
+
+@jobs.command()
+def cancel(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+    """Cancels a job in any state, and shows it as it ended."""
+    _print_job(Frontend(url, key).ask("DELETE", _path(job)), as_json=json)
+
+
+@jobs.command()
+def requeue(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+    """Runs a dead letter's job again, and shows the new job."""
+    _print_job(Frontend(url, key).ask("POST", f"{_path(job)}/requeue"), as_json=json)
+
+
+@jobs.command()
+def follow(
+    job: Id,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    json: Json = False,
+    patience: PatienceOption = DEFAULT_PATIENCE_S,
+) -> None:
+    """Streams a job's text from its start to its end, also over lost connections.
+
+    Ends with 1 where the job did not finish.
+    """
+    frontend = Frontend(url, key)
+    after, retry = "", Patience(patience)
+    while True:
+        try:
+            for event in frontend.events(
+                "GET", f"{_path(job)}/stream", query={"after": after or None}
+            ):
+                error = (event.data or {}).get("error")
+                if error and not event.id and error.get("code") not in LASTING:
+                    raise Unreachable(str(error["message"]))
+                retry.restart()
+                after = event.id or after
+                _print_event(event.data, as_json=json)
+                if error:
+                    raise CommandError(str(error["message"]))
+                if event.data.get("done"):
+                    return
+            raise Unreachable("the stream ended before the job did.")
+        except Unreachable as error:
+            retry.wait(error)
+        except ServiceRefused as error:
+            if error.status < 500:
+                raise
+            retry.wait(error)
+
+
+def _print_event(data: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(data)
+    elif data.get("done"):
+        print_text("\n")
+        note(f"finished: {data.get('finish_reason')}")
+    elif not data.get("index"):  # of several choices the first
+        print_text(data.get("text", ""))
+
+
+def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(job)
+        return
+    usage, timings, error = job["usage"], job["timings"], job.get("error") or {}
+    facts: list[tuple[str, object]] = [
+        ("id", job["id"]),
+        ("status", job["status"]),
+        ("model", job["model"]),
+        ("kind", job["kind"]),
+        ("tenant", job["tenant"]),
+        ("place in the queue", job["queue_position"]),
+        ("worker", job["worker"]),
+        ("attempt", job["attempt"]),
+        ("created", clock_time(job["created_at"])),
+        ("ended", clock_time(job["ended_at"])),
+        ("in the queue", milliseconds(timings["queue_ms"])),
+        ("first token", milliseconds(timings["ttft_ms"])),
+        ("in all", milliseconds(timings["total_ms"])),
+        ("prompt tokens", usage["prompt_tokens"]),
+        ("output tokens", usage["completion_tokens"]),
+        ("finish reason", job["finish_reason"]),
+        ("error", f"{error.get('code')}: {error.get('message')}" if error else None),
+    ]
+    print_facts(facts)
+
+
+def _path(job: str) -> str:
+    if not job.strip():
+        raise CommandError("the id is empty.", ExitCode.UNUSABLE)
+    return f"/v1/jobs/{in_path(job.strip())}"

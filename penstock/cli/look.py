@@ -1,0 +1,87 @@
+"""`penstock status` and `penstock workers`: what the service says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.frontend import Frontend
+from penstock.cli.options import DEFAULT_URL, Json, Key, Url
+from penstock.cli.output import milliseconds, print_facts, print_json, print_table
+
+
+def status(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+    """Shows whether the service accepts requests, its models, workers and queue.
+
+    Ends with 3 where nothing answers, with 1 where new requests are not accepted.
+    """
+    frontend = Frontend(url, key)
+    ready = frontend.ask("GET", "/ready", accepted=(503,))
+    health = frontend.get("/health")
+    if not isinstance(ready, dict) or "ready" not in ready or not isinstance(health, dict):
+        raise CommandError(f"{frontend.url} is no frontend of Penstock.", ExitCode.NO_SERVICE)
+    if json:
+        print_json({"url": frontend.url, **ready, "health": health})
+    else:
+        _print_status(frontend.url, ready, health)
+    if not ready["ready"]:
+        raise CommandError(_why_not(ready))
+
+
+def _print_status(url: str, ready: dict[str, Any], health: dict[str, Any]) -> None:
+    redis = health.get("redis") or {}
+    facts: list[tuple[str, object]] = [
+        ("service", url),
+        ("status", ready["status"]),
+        ("ready", "yes" if ready["ready"] else "no"),
+        ("running jobs", health.get("running")),
+        ("waiting jobs", health.get("waiting")),
+        ("queued prompt tokens", health.get("queued_tokens")),
+        ("Redis", milliseconds(redis.get("latency_ms"))),
+    ]
+    print_facts(facts)
+    loads = health.get("models") or {}
+    rows = [
+        (
+            name,
+            "no worker now" if name in ready.get("unserved", ()) else "served",
+            loads.get(name, {}).get("workers"),
+            loads.get(name, {}).get("waiting"),
+        )
+        for name in ready.get("models", ())
+    ]
+    print_table(("model", "state", "workers", "waiting"), rows, "no model is known yet.")
+
+
+def _why_not(ready: dict[str, Any]) -> str:
+    if ready.get("closed"):
+        return f"this frontend takes no requests: {ready['closed']}"
+    if not ready.get("models"):
+        return "no worker has announced a model yet."
+    return f"requests are not accepted now: the service is {ready.get('status')}."
+
+
+def workers(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+    """Lists the live workers with what they serve and hold."""
+    health = Frontend(url, key).get("/health")
+    found = health.get("workers")
+    if found is None:
+        raise CommandError("workers are shown to callers with a key.", ExitCode.REFUSED)
+    if json:
+        for worker in found:
+            print_json(worker)
+        return
+    rows = [
+        (
+            worker["id"],
+            worker["status"],
+            ", ".join(worker["models"]),
+            worker["active"] + worker["prefilling"],
+            worker["waiting"] + worker["pending"],
+            worker["step"],
+            milliseconds(worker["beat_age_ms"]),
+        )
+        for worker in found
+    ]
+    columns = ("worker", "status", "models", "running", "waiting", "steps", "last heartbeat")
+    print_table(columns, rows, "no worker is alive.")

@@ -1,0 +1,96 @@
+"""What commands print: for people tables and sentences, with `--json` one object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+STATUS_STYLES = {
+    "ok": "green",
+    "finished": "green",
+    "running": "cyan",
+    "queued": "yellow",
+    "draining": "yellow",
+    "warning": "yellow",
+    "degraded": "yellow",
+    "no_workers": "yellow",
+    "error": "red",
+    "failed": "red",
+    "stalled": "red",
+    "expired": "red",
+}
+
+
+def print_json(value: object) -> None:
+    """Prints one object as one line."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def note(sentence: str) -> None:
+    """Prints a sentence that is no result, on stderr."""
+    sys.stderr.write(f"penstock: {sentence}\n")
+    sys.stderr.flush()
+
+
+def print_text(text: str) -> None:
+    """Prints a piece of a streamed text, at once and as it is."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
+    """Prints rows under their columns; the sentence `empty` where there are none. Into a pipe the
+    cells are whole."""
+    if not rows:
+        note(empty)
+        return
+    console = _console()
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for index, column in enumerate(columns, 1):
+        table.add_column(column, no_wrap=index < len(columns), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    console.print(table)
+
+
+def print_facts(facts: Sequence[tuple[str, object]]) -> None:
+    """Prints names with their values, without those that are None."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        if value is not None:
+            table.add_row(Text(name), _cell(value))
+    _console().print(table)
+
+
+def clock_time(unix_s: float | None) -> str | None:
+    """Returns a local date and time; None for None."""
+    if unix_s is None:
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def milliseconds(value: float | None) -> str | None:
+    """Returns a duration with its unit; None for None."""
+    if value is None:
+        return None
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+
+
+def _console() -> Console:
+    is_terminal = sys.stdout.isatty()
+    return Console(width=None if is_terminal else 1000, highlight=False, soft_wrap=not is_terminal)
+
+
+def _cell(value: Any) -> Text:
+    text = "-" if value is None else str(value)
+    return Text(text, style=STATUS_STYLES.get(text, ""))

@@ -1,0 +1,144 @@
+"""Checks of the Redis server: reachable, safe for a queue, its disk, memory and clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import redis.exceptions
+from redis.asyncio import Redis
+
+from penstock.doctor.finding import Finding, fine, warning, wrong
+from shared.keys import Keys
+from shared.launcher.processes import reason_of
+from shared.redis.check import UnsafeServer, check_server, is_forbidden
+from shared.redis.connections import Connections
+from shared.redis.topology import WrongTopology
+from shared.redis.url import UnsupportedUrl, redacted
+
+MAX_CLOCK_GAP_S = 2.0
+SLOW_MS = 10.0
+NEARLY_FULL = 0.9
+
+
+async def check_redis(url: str, namespace: str) -> list[Finding]:
+    """Returns what was seen of the server at a URL."""
+    try:
+        connections = Connections(url, Keys(namespace).live)
+    except UnsupportedUrl as error:
+        return [wrong("redis", str(error))]
+    if connections.is_fake:
+        return [
+            warning(
+                "redis",
+                "fake:// is an in-process server: nothing survives, no other process can join.",
+            )
+        ]
+    try:
+        if connections.primary is not None:
+            await connections.primary.locate()
+        return await _findings(connections, redacted(url))
+    except (UnsafeServer, WrongTopology) as error:
+        return [wrong("redis", str(error))]
+    except (redis.exceptions.RedisError, OSError) as error:
+        reason = reason_of(error)
+        return [
+            wrong("redis", f"{redacted(url)} cannot be used: {reason}. REDIS_URL says where it is.")
+        ]
+    finally:
+        await connections.aclose()
+
+
+async def _findings(connections: Connections, shown: str) -> list[Finding]:
+    client = connections.commands
+    warnings = await check_server(client, connections.kind)
+    found = [warning("redis", sentence) for sentence in warnings]
+    started_s = time.monotonic()
+    await client.ping()
+    latency_ms = 1000 * (time.monotonic() - started_s)
+    if latency_ms > SLOW_MS:
+        found.append(
+            warning("redis", f"It answers after {latency_ms:.0f} ms; each token waits for it.")
+        )
+    found += await _clock(client)
+    try:
+        info: Mapping[str, Any] = await client.info()
+    except redis.exceptions.ResponseError as error:
+        if not is_forbidden(error):
+            raise
+        return found
+    found += _disk(info)
+    found += _memory(info)
+    found += await _sync(client, info)
+    if not found:
+        found.append(fine("redis", f"{shown} answers, and keeps what it accepted."))
+    return found
+
+
+async def _clock(client: Redis) -> list[Finding]:
+    before_s = time.time()
+    seconds, microseconds = await client.time()
+    gap_s = seconds + microseconds / 1e6 - (before_s + time.time()) / 2
+    if abs(gap_s) <= MAX_CLOCK_GAP_S:
+        return []
+    ahead = "ahead of" if gap_s > 0 else "behind"
+    return [
+        warning(
+            "clock",
+            f"The clock of the Redis host is {abs(gap_s):.0f} s {ahead} this machine's: times of "
+            "jobs will look wrong, and links with a token may end early. Synchronize both (NTP).",
+        )
+    ]
+
+
+def _disk(info: Mapping[str, Any]) -> Iterator[Finding]:
+    if info.get("aof_last_write_status", "ok") != "ok":
+        yield wrong(
+            "redis",
+            "It cannot write its append-only file (aof_last_write_status): its disk is full or "
+            "failed, and it refuses writes.",
+        )
+    if info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        yield warning(
+            "redis",
+            "It could not rewrite its append-only file, which then grows without end: look at its "
+            "log, and at the space on its disk.",
+        )
+    if int(info.get("loading", 0)):
+        yield warning("redis", "It is still loading its data.")
+
+
+def _memory(info: Mapping[str, Any]) -> Iterator[Finding]:
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    total = int(info.get("total_system_memory", 0))
+    if limit and used >= NEARLY_FULL * limit:
+        yield warning(
+            "redis",
+            f"It uses {used / 2**20:.0f} of {limit / 2**20:.0f} MB (maxmemory): when it is full, "
+            "no job is accepted. Raise maxmemory, or lower MAX_QUEUED_JOBS.",
+        )
+    elif not limit and total and used >= NEARLY_FULL * total:
+        yield warning(
+            "redis",
+            f"It uses {used / 2**20:.0f} of its machine's {total / 2**20:.0f} MB, without a limit: "
+            "the system may kill it. Set it with: CONFIG SET maxmemory",
+        )
+
+
+async def _sync(client: Redis, info: Mapping[str, Any]) -> list[Finding]:
+    if not int(info.get("aof_enabled", 0)):
+        return []  # said already
+    try:
+        policy = (await client.config_get("appendfsync")).get("appendfsync")
+    except redis.exceptions.ResponseError:
+        return []  # managed servers forbid CONFIG
+    if policy != "no":
+        return []
+    return [
+        warning(
+            "redis",
+            "appendfsync is no: a power failure loses what the system had not written, half a "
+            "minute and more. Set it with: CONFIG SET appendfsync everysec",
+        )
+    ]

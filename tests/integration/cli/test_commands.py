@@ -1,0 +1,283 @@
+"""The command `penstock` against a running service: what it prints, and what it ends with."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.cli.application import main
+from penstock.cli.exits import ExitCode
+from shared.process import dying_with_this_process
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.launched import REPOSITORY, free_port
+from tests.support.redis_server import new_namespace
+from tests.support.running_service import MODEL, RunningService, running_service, wait_until
+from tests.support.service_fixtures import *  # noqa: F403
+
+PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8, "on_disconnect": "continue"}
+
+
+class Ran:
+    """What one run of the command printed, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def objects(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def penstock(
+    service: RunningService, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    def run(*words: str, url: str | None = None) -> Ran:
+        monkeypatch.setenv("PENSTOCK_URL", url or service.base_url)
+        code = main(list(words))
+        printed = capsys.readouterr()
+        return Ran(code, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def job(client: httpx.Client) -> str:
+    """The id of a job that has finished."""
+    return str(client.post("/generate", json={**PROMPT, "stream": False}).json()["id"])
+
+
+def test_status_shows_the_service_its_models_and_its_queue(penstock: Any) -> None:
+    shown = penstock("status")
+    assert shown.code == ExitCode.OK
+    assert MODEL in shown.out
+    (found,) = penstock("status", "--json").objects
+    assert (found["ready"], found["models"]) == (True, [MODEL])
+    assert found["health"]["redis"]["reachable"]
+
+
+def test_workers_are_listed(penstock: Any) -> None:
+    assert "w-scripted" in penstock("workers").out
+    (worker,) = penstock("workers", "--json").objects
+    assert (worker["id"], worker["models"]) == ("w-scripted", [MODEL])
+
+
+def test_jobs_are_listed_and_shown(penstock: Any, job: str) -> None:
+    listed = penstock("jobs", "list")
+    assert job in listed.out
+    assert "finished" in listed.out
+    newest, *_ = penstock("jobs", "list", "--json", "--state", "finished").objects
+    assert newest["id"] == job
+    shown = penstock("jobs", "show", job)
+    assert f"{PROMPT['max_tokens']}" in shown.out
+    assert penstock("jobs", "show", newest["job_id"], "--json").objects[0]["id"] == job
+    refused = penstock("jobs", "list", "--state", "asleep")
+    assert (refused.code, refused.out) == (ExitCode.FAILED, "")
+    assert "state" in refused.err
+
+
+def test_what_is_not_there_ends_with_its_own_code(penstock: Any, free: str) -> None:
+    for words in (("show", "none"), ("cancel", "none"), ("requeue", "none"), ("follow", "none")):
+        assert penstock("jobs", *words).code == ExitCode.NOT_FOUND
+    away = penstock("jobs", "list", url=free)
+    assert (away.code, away.out) == (ExitCode.NO_SERVICE, "")
+    assert away.err.count("\n") == 1
+    assert penstock("status", url="gopher://x").code == ExitCode.UNUSABLE
+    assert penstock("jobs", "nonsense").code == ExitCode.UNUSABLE
+
+
+@pytest.fixture
+def free() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
+def test_a_job_is_followed_to_its_end_over_lost_connections(
+    penstock: Any, service: RunningService, client: httpx.Client
+) -> None:
+    whole = client.post("/generate", json={**PROMPT, "max_tokens": 60, "stream": False}).json()
+    with cutting_proxy(service.base_url) as proxy:
+        proxy.cuts = [700, 900, 1100]
+        followed = penstock("jobs", "follow", whole["id"], url=proxy.base_url)
+        assert proxy.num_cut == 3
+    assert followed.code == ExitCode.OK
+    assert followed.out == whole["text"] + "\n"
+    events = penstock("jobs", "follow", whole["id"], "--json").objects
+    assert "".join(event["text"] for event in events) == whole["text"]
+    assert events[-1]["done"]
+
+
+def test_a_running_job_is_cancelled_and_its_follower_is_told(
+    penstock: Any, service: RunningService, client: httpx.Client
+) -> None:
+    service.script.stop_after = 3
+    with client.stream("POST", "/generate", json={**PROMPT, "max_tokens": 60}) as answer:
+        name = answer.headers["x-request-id"]
+    wait_until(
+        lambda: client.get(f"/v1/jobs/{name}").json()["usage"]["completion_tokens"] == 3, "tokens"
+    )
+    cancelled = penstock("jobs", "cancel", name, "--json")
+    assert cancelled.objects[0]["status"] == "cancelled"
+    followed = penstock("jobs", "follow", name)
+    assert followed.code == ExitCode.FAILED
+    assert "cancelled" in followed.err
+
+
+def test_a_dead_letter_is_listed_and_requeued(
+    penstock: Any, service: RunningService, client: httpx.Client
+) -> None:
+    service.script.pulls = False
+    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    queue, worker_id = service.transport.queue, service.worker.worker_id
+    redis: Any = service.transport.connections.commands
+    with client.stream("POST", "/generate", json=PROMPT) as answer:
+        name = answer.headers["x-request-id"]
+        (delivery,) = service.call(queue.pull(worker_id, 1, 0))
+        job_id = delivery.job.job_id
+        service.call(redis.hset(service.transport.keys.job(job_id), "crashes", 3))
+        service.call(queue.crashed(worker_id, [(job_id, delivery.attempt)]))
+        answer.read()
+    service.script.pulls = True
+    assert name in penstock("jobs", "list", "--dead").out
+    assert penstock("jobs", "list", "--dead", "--json").objects[0]["code"] == "poison"
+    requeued = penstock("jobs", "requeue", name, "--json").objects[0]
+    assert requeued["id"] != name
+    assert penstock("jobs", "follow", requeued["id"]).code == ExitCode.OK
+    assert penstock("jobs", "requeue", name, "--json").objects[0]["id"] == requeued["id"]
+
+
+def test_an_answer_goes_on_where_a_lost_connection_left_it(
+    penstock: Any, service: RunningService
+) -> None:
+    question = ("chat", "a gate and a wheel, " * 8, "--max-tokens", "200")
+    whole = penstock(*question)
+    assert whole.code == ExitCode.OK
+    assert len(whole.out) > 60
+    with cutting_proxy(service.base_url) as proxy:
+        # The models, the creation whose answer is lost and which is sent again, then the stream.
+        proxy.cuts = [100_000, 50, 100_000, 2500, 3000]
+        cut = penstock(*question, url=proxy.base_url)
+        assert proxy.num_cut == 3
+    assert (cut.code, cut.out) == (ExitCode.OK, whole.out)
+
+
+def test_a_conversation_has_its_earlier_turns(
+    penstock: Any, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = io.StringIO("the first question\nthe second question\n/new\nthe third\n/exit\n")
+    monkeypatch.setattr("sys.stdin", lines)
+    monkeypatch.setattr(lines, "isatty", lambda: True)
+    assert penstock("chat", "--max-tokens", "4").code == ExitCode.OK
+    first, second, third = (
+        service.text.tokenizer.decode(list(delivery.job.prompt_token_ids))
+        for delivery in service.worker.seen
+    )
+    assert "first" in second
+    assert "second" in second
+    assert "second" not in first
+    assert "first" not in third
+
+
+def test_ctrl_c_cancels_the_answer(service: RunningService, client: httpx.Client) -> None:
+    service.script.stop_after = 3
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "chat", "a gate", "--url", service.base_url],
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=dying_with_this_process(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED, err
+    assert "Traceback" not in err
+    assert client.get("/v1/jobs?limit=1").json()["data"][0]["status"] == "cancelled"
+
+
+def test_a_file_of_requests_is_answered_in_order(penstock: Any, tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    batch = {"model": MODEL, "messages": [{"role": "user", "content": "four"}], "max_tokens": 2}
+    rows = [
+        "one plain prompt",
+        json.dumps({"prompt": "two", "max_tokens": 3}),
+        json.dumps({"messages": [{"role": "user", "content": "three"}]}),
+        json.dumps(
+            {"custom_id": "d", "method": "POST", "url": "/v1/chat/completions", "body": batch}
+        ),
+    ]
+    file.write_text("\n".join(rows) + "\n")
+    ran = penstock("generate", str(file), "--max-tokens", "5")
+    assert ran.code == ExitCode.OK, ran.err
+    assert [row["index"] for row in ran.objects] == [0, 1, 2, 3]
+    assert [row["usage"]["completion_tokens"] for row in ran.objects] == [5, 3, 5, 2]
+    assert ran.objects[3]["custom_id"] == "d"
+    file.write_text('{"prompt": "x", "temperature": -1}\nfine\n')
+    written = tmp_path / "out.jsonl"
+    partly = penstock("generate", str(file), "-o", str(written), "--max-tokens", "2")
+    assert partly.code == ExitCode.FAILED
+    bad, good = map(json.loads, written.read_text().splitlines())
+    assert "temperature" in bad["error"]
+    assert good["finish_reason"] == "length"
+    for text in ("", "{", '{"prompt": "x", "messages": []}', '{"prompt": "x", "stream": true}'):
+        file.write_text(text)
+        assert penstock("generate", str(file)).code == ExitCode.UNUSABLE
+    assert penstock("generate", str(tmp_path / "none")).code == ExitCode.UNUSABLE
+
+
+def test_a_request_whose_answer_was_lost_is_computed_once(
+    penstock: Any, service: RunningService, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one prompt\n")
+    with cutting_proxy(service.base_url) as proxy:
+        proxy.cuts = [100_000, 30]
+        ran = penstock("generate", str(file), "--max-tokens", "5", url=proxy.base_url)
+        assert proxy.num_cut == 1
+    assert ran.code == ExitCode.OK
+    assert len(service.worker.seen) == 1
+
+
+def test_bench_says_rates_and_waits(penstock: Any) -> None:
+    words = ("bench", "-n", "6", "--at-once", "3", "--words", "5", "--max-tokens", "4")
+    (figures,) = penstock(*words, "--json").objects
+    assert (figures["requests"], figures["output_tokens"]) == (6, 24)
+    assert 0 < figures["ttft_p50_ms"] <= figures["ttft_p99_ms"]
+    assert "output_tokens_per_s" in penstock(*words).out
+
+
+def test_a_key_is_made_used_and_asked_for(
+    penstock: Any, redis_url: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    made = penstock("keys", "new", "--tenant", "acme", "--name", "laptop", "--max-jobs", "3")
+    assert made.code == ExitCode.OK
+    key = made.err.strip()
+    assert key not in made.out
+    file = tmp_path / "keys.txt"
+    file.write_text(made.out)
+    (listed,) = penstock("keys", "list", str(file), "--json").objects
+    assert (listed["tenant"], listed["name"]) == ("acme", "laptop")
+    assert listed["limits"] == {"max_jobs_per_tenant": 3}
+    assert "laptop" in penstock("keys", "list", str(file)).out
+    (both,) = penstock("keys", "new", "--json").objects
+    assert both["line"].startswith("sha256:")
+    assert penstock("keys", "new", "--tenant", "not a name").code == ExitCode.UNUSABLE
+    file.write_text("nonsense\n")
+    assert penstock("keys", "list", str(file)).code == ExitCode.UNUSABLE
+    file.write_text(made.out)
+    with running_service(redis_url, new_namespace(), checkpoint, api_keys_file=str(file)) as closed:
+        refused = penstock("jobs", "list", url=closed.base_url)
+        assert refused.code == ExitCode.REFUSED
+        assert "PENSTOCK_KEY" in refused.err
+        assert penstock("workers", url=closed.base_url).code == ExitCode.REFUSED
+        assert penstock("jobs", "list", "--key", key, url=closed.base_url).code == ExitCode.OK

@@ -1,0 +1,175 @@
+"""The application `penstock`: flags of settings, exit codes, completion, what it imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.settings import ApiSettings
+from penstock.cli import start
+from penstock.cli.application import main
+from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.frontend import Frontend, Patience, Unreachable
+from shared.launcher.settings import LauncherSettings
+from tests.support.table import table
+from worker.settings import WorkerSettings
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SETTINGS = {
+    "up": (LauncherSettings, WorkerSettings, ApiSettings),
+    "api": (ApiSettings,),
+    "worker": (WorkerSettings,),
+}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines that this process would have become."""
+    found: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: found.append(words))
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return found
+
+
+@pytest.mark.parametrize("command", SETTINGS)
+def test_every_setting_has_a_flag_with_its_variable(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main([command, "--help"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    for settings in SETTINGS[command]:
+        for name in settings.model_fields:
+            if name == "model":  # the argument
+                continue
+            assert re.search(rf"--{name.replace('_', '-')}\b", shown), name
+            assert f"({variable_of(name)})" in shown, name
+
+
+def variable_of(name: str) -> str:
+    return name.upper()
+
+
+def test_flags_become_variables_of_what_is_started(started: list[list[str]]) -> None:
+    words = ["up", "/models/x", "--port", "9000", "--no-prefix-caching", "--max-num-seqs", "4"]
+    assert main([*words, "--runner", "echo"]) == ExitCode.OK
+    (command,) = started
+    assert command[1:] == ["-m", "shared.launcher"]
+    given = {"port": "9000", "prefix_caching": "false", "max_num_seqs": "4", "model": "/models/x"}
+    assert {name: os.environ[variable_of(name)] for name in given} == given
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+    assert str(REPOSITORY) in os.environ["PYTHONPATH"].split(os.pathsep)
+
+
+def test_json_is_what_logs_and_the_ready_line_are_written_in(started: list[list[str]]) -> None:
+    assert main(["up", "--json", "--runner", "echo"]) == ExitCode.OK
+    assert os.environ[variable_of("log_format")] == "json"
+    assert os.environ[variable_of("ready_format")] == "json"
+
+
+@table("command", ["api", "worker"])
+def test_a_process_replaces_the_command(command: str, started: list[list[str]]) -> None:
+    assert main([command, "--redis-url", "redis://x:1"]) == ExitCode.OK
+    assert started[-1] == [sys.executable, "-m", command]
+    assert os.environ[variable_of("redis_url")] == "redis://x:1"
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "_OF_FRONTENDS", ("fastapi", "no_such_package"))
+    assert main(["api"]) == ExitCode.UNUSABLE
+    assert started == []
+    assert "no_such_package is not installed: pip install 'penstock[api]'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_commands_that_ask_a_service_import_no_part_of_it() -> None:
+    """Half a second at most on an idle machine; here by what is loaded."""
+    code = (
+        "import sys, json; from penstock.cli.application import main; main(['status', '--url', "
+        "'http://127.0.0.1:1']); print(json.dumps(sorted(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    loaded = {name.partition(".")[0] for name in json.loads(ended.stdout)}
+    heavy = {"torch", "numpy", "fastapi", "redis", "pydantic_settings", "api", "worker", "shared"}
+    assert loaded & heavy == set()
+
+
+def complete(words: str) -> str:
+    """What the shell would offer, for the word that is begun."""
+    return subprocess.run(
+        [sys.executable, "-m", "penstock"],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "_PENSTOCK_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+
+
+def test_commands_and_flags_are_completed() -> None:
+    assert set(complete("penstock ").split()) >= {"up", "jobs", "chat", "status", "doctor"}
+    assert set(complete("penstock jobs ").split()) >= {"list", "show", "follow", "cancel"}
+    assert "--max-num-seqs" in complete("penstock up --max-num").split()
+
+
+@table("url", ["", "ftp://x", "http://", "http://x:port", "http://x:99999"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        Frontend(url)
+    assert refused.value.code == ExitCode.UNUSABLE
+
+
+def test_patience_grows_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    patience, error = Patience(10.0), Unreachable("away")
+    while now[0] < 10.0:
+        patience.wait(error)
+    with pytest.raises(Unreachable):
+        patience.wait(error)
+    assert max(pauses) <= 5.0
+    assert sum(pauses) >= 10.0
+    patience.restart()
+    patience.wait(error)
+    assert pauses[-1] <= 0.25
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert all(code.meaning for code in ExitCode)
+
+
+def test_an_answer_that_is_no_frontends_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*_: Any, **__: Any) -> Any:
+        return ["not", "ours"]
+
+    monkeypatch.setattr(Frontend, "ask", answer)
+    assert main(["status"]) == ExitCode.NO_SERVICE
+    assert "no frontend of Penstock" in capsys.readouterr().err
