@@ -59,7 +59,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Large language models, served from a durable queue."""
+    """Serves large language models from a durable queue."""
 
 
 def up(model: Model = None, json: JsonLogs = False) -> None:
