@@ -27,7 +27,7 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server,dev]'
 	@touch $@
 
-# Variables of the command line reach what a recipe starts: make run ENGINE=vllm MODEL=... PORT=9000
+# Variables of the command line reach what a recipe starts: make run PENSTOCK_ENGINE=vllm PENSTOCK_MODEL=...
 .PHONY: run
 run: $(VENV)/.run ## start Redis, a worker and a frontend; Ctrl-C stops everything
 	@exec $(BIN)/python -m shared.launcher

@@ -10,6 +10,7 @@ import typer.main
 
 from penstock.cli.application import application
 from penstock.cli.exits import ExitCode
+from shared.environment import variable_of
 
 PAGE = Path(__file__).with_name("CLI.md")
 HEAD = """# The command `penstock`
@@ -43,7 +44,7 @@ def render() -> str:
 
 
 def _variable() -> str:
-    return "MAX_NUM_SEQS"
+    return variable_of("max_num_seqs")
 
 
 def _commands(prefix: str, group: Any) -> list[str]:

@@ -1,21 +1,28 @@
 """SharedSettings: settings that api and worker share, and the sentence for a bad value.
 
 Each process has one settings class that extends this one, reads it once with `load_settings` and
-hands the object down. Variables have the fields' names in capitals, without a prefix.
+hands the object down. Variables have the fields' names in capitals, behind PENSTOCK_.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+import logging
+import os
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from shared.environment import given_name, name_warnings, value_of, variable_of
 from shared.logs import LogFormat, LogLevel
 from shared.metrics import MetricsNames
+from shared.process import REPORT_FD
 from shared.redis.url import SCHEMES
 
 EXIT_BAD_SETTINGS = 2
+
+log = logging.getLogger(__name__)
 
 _URL_SCHEMES = tuple(f"{scheme}://" for scheme in SCHEMES)
 _SECRET = frozenset({"REDIS_URL", "API_KEYS", "METRICS_KEY", "VLLM_ARGS"})  # never repeated
@@ -25,12 +32,39 @@ class SettingsError(ValueError):
     """A variable has no usable value; the text is one sentence for the operator that names it."""
 
 
-class SharedSettings(BaseSettings):
+class PrefixedEnvironment(PydanticBaseSettingsSource):
+    """The variables of the environment, as shared.environment reads them; empty ones are none."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return value_of(field_name, os.environ) or None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        values = {name: value_of(name, os.environ) for name in self.settings_cls.model_fields}
+        return {name: value for name, value in values.items() if value}
+
+
+class EnvironmentSettings(BaseSettings):
+    """Settings of the environment, and of nowhere else."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Returns what is given, then the environment."""
+        return init_settings, PrefixedEnvironment(settings_cls)
+
+
+class SharedSettings(EnvironmentSettings):
     """Fields of both sides. Instances are immutable."""
 
-    model_config = SettingsConfigDict(
-        extra="ignore", env_ignore_empty=True, case_sensitive=False, frozen=True
-    )
+    model_config = SettingsConfigDict(extra="ignore", frozen=True)
 
     redis_url: str = Field(
         description="Where Redis or Valkey is: a redis://, unix://, redis+sentinel:// or "
@@ -87,18 +121,29 @@ def load_settings(settings_class: type[SettingsT], **given: object) -> SettingsT
         raise SettingsError(_sentence(error)) from None
 
 
+def log_name_warnings() -> None:
+    """Logs what is to be said about names of variables, unless the launcher that started this
+    process has said it."""
+    if REPORT_FD in os.environ:
+        return
+    for sentence in name_warnings(os.environ):
+        log.warning("name of a variable", extra={"detail": sentence})
+
+
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     variable = "_".join(str(part) for part in first["loc"]).upper() or "settings"
     if first["type"] == "missing":
-        return f"{variable} is not set, and it has no default."
+        return f"{variable_of(variable)} is not set, and it has no default."
+    # As whoever started the process wrote it; a value that came otherwise has the setting's name.
+    shown = given_name(variable, os.environ) or variable
     reason = first["msg"].removeprefix("Value error, ").rstrip(".")
     if not reason[1:2].isupper():  # it continues a sentence here
         reason = reason[:1].lower() + reason[1:]
     more = error.error_count() - 1
     rest = f" ({more} more after this one)" if more else ""
     if first["loc"] and variable in _SECRET:
-        return f"{variable} cannot be used: {reason}{rest}."
+        return f"{shown} cannot be used: {reason}{rest}."
     if not first["loc"]:
         return f"The settings do not fit together: {reason}{rest}."
-    return f"{variable}={str(first['input'])[:80]!r} cannot be used: {reason}{rest}."
+    return f"{shown}={str(first['input'])[:80]!r} cannot be used: {reason}{rest}."

@@ -13,7 +13,7 @@ from shared.logs import start_logs
 from shared.process import report_refusal
 from shared.redis.check import UnsafeServer
 from shared.redis.url import UnsupportedUrl
-from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
+from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_name_warnings
 from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.metrics import metrics_listener
@@ -36,6 +36,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     logs = start_logs(settings.log_level, settings.log_format)
+    log_name_warnings()
     try:
         return uvloop.run(_run(settings, checkpoint))
     except (UnsupportedUrl, UnsafeServer, SettingsError) as error:

@@ -19,11 +19,14 @@ from penstock.cli.generate import generate
 from penstock.cli.jobs import jobs
 from penstock.cli.keys import keys
 from penstock.cli.look import status, workers
+from penstock.cli.options import PREFIX
 from penstock.cli.start import start_frontend, start_service, start_worker
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="Checkpoint directory or hub id. Without it: the demo model, or MODEL."),
+    typer.Argument(
+        help="Checkpoint directory or hub id. Without it: the demo model, or PENSTOCK_MODEL."
+    ),
 ]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Logs, and what is ready, as JSON.")]
 
@@ -66,28 +69,28 @@ def up(model: Model = None, json: JsonLogs = False) -> None:
     """Starts Redis, a worker and a frontend on this machine. Ctrl-C stops everything."""
     _choose(model)
     if json:
-        os.environ |= {"LOG_FORMAT": "json", "READY_FORMAT": "json"}
+        os.environ |= {f"{PREFIX}LOG_FORMAT": "json", f"{PREFIX}READY_FORMAT": "json"}
     start_service()
 
 
 def api(json: JsonLogs = False) -> None:
-    """Starts one frontend, for the Redis of REDIS_URL."""
+    """Starts one frontend, for the Redis of PENSTOCK_REDIS_URL."""
     if json:
-        os.environ["LOG_FORMAT"] = "json"
+        os.environ[f"{PREFIX}LOG_FORMAT"] = "json"
     start_frontend()
 
 
 def worker(model: Model = None, json: JsonLogs = False) -> None:
-    """Starts one worker, for the Redis of REDIS_URL."""
+    """Starts one worker, for the Redis of PENSTOCK_REDIS_URL."""
     _choose(model)
     if json:
-        os.environ["LOG_FORMAT"] = "json"
+        os.environ[f"{PREFIX}LOG_FORMAT"] = "json"
     start_worker()
 
 
 def _choose(model: str | None) -> None:
     if model is not None:
-        os.environ["MODEL"] = model
+        os.environ[f"{PREFIX}MODEL"] = model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

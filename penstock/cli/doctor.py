@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -83,7 +84,8 @@ def _findings() -> Iterator[Finding]:
 
 def _settings() -> tuple[Any, Any, list[Finding]]:
     """Returns the launcher's and the worker's settings, None where they are bad, and findings."""
-    from penstock.doctor.finding import fine, wrong
+    from penstock.doctor.finding import fine, warning, wrong
+    from shared.environment import name_warnings
     from shared.launcher.settings import LauncherSettings
     from shared.settings import SettingsError, load_settings
     from worker.settings import WorkerSettings
@@ -106,6 +108,7 @@ def _settings() -> tuple[Any, Any, list[Finding]]:
         from api.settings import ApiSettings
 
         load(ApiSettings, **given)
+    bad += [warning("settings", sentence) for sentence in name_warnings(os.environ)]
     if not bad:
         bad.append(fine("settings", "All of them can be used."))
     return launcher, worker, bad

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from penstock.cli.options import PREFIX
 from penstock.rooms import reach_rooms
 
 # By command: the settings classes of what it starts (module, class), and the panel of its help.
@@ -41,7 +42,7 @@ def with_flags(name: str, command: Callable[..., None]) -> Callable[..., None]:
         for setting, field in _fields(module, class_name).items():
             if setting in own or f"set_{setting}" in variables:
                 continue
-            variables[f"set_{setting}"] = setting.upper()
+            variables[f"set_{setting}"] = PREFIX + setting.upper()
             parameters.append(_parameter(setting, field, panel))
 
     @functools.wraps(command)
@@ -94,4 +95,4 @@ def _help(setting: str, field: Any) -> str:
     default = field.get_default(call_default_factory=True)
     known = field.is_required() or default is None or default == ""
     shown = "" if known else f" Default: {default}."
-    return f"{field.description}{shown} ({setting.upper()})"
+    return f"{field.description}{shown} ({PREFIX}{setting.upper()})"

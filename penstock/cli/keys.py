@@ -30,7 +30,7 @@ def new(
     max_queued_jobs: Limit = None,
     max_queued_tokens: Limit = None,
 ) -> None:
-    """Makes a key: the key itself on stderr, its line for API_KEYS_FILE on stdout.
+    """Makes a key: the key itself on stderr, its line for PENSTOCK_API_KEYS_FILE on stdout.
 
     penstock keys new --tenant acme >> keys.txt
     """
@@ -59,7 +59,8 @@ def new(
 
 @keys.command("list")
 def list_keys(
-    file: Annotated[Path, typer.Argument(help="The file of API_KEYS_FILE.")], json: Json = False
+    file: Annotated[Path, typer.Argument(help="The file of PENSTOCK_API_KEYS_FILE.")],
+    json: Json = False,
 ) -> None:
     """Lists the keys of a file, by the beginnings of their digests. Ends with 2 for a bad one."""
     _require_frontend()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+PREFIX = "PENSTOCK_"  # of settings; shared.environment has the same
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE = "PENSTOCK_URL"
 KEY_VARIABLE = "PENSTOCK_KEY"

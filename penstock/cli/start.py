@@ -53,8 +53,11 @@ def start_worker() -> NoReturn:
 
 def _of_worker() -> tuple[str, ...]:
     """Returns what a worker needs: PyTorch not where another interpreter computes, or nothing."""
-    engine, runner = os.environ.get("ENGINE"), os.environ.get("RUNNER")
-    computes_here = engine in (None, "", "penstock") and runner != "echo"
-    if os.environ.get("MODELS_FILE") or not computes_here:
+    reach_rooms()
+    from shared.environment import value_of
+
+    engine, runner = value_of("engine", os.environ), value_of("runner", os.environ)
+    computes_here = engine in ("", "penstock") and runner != "echo"
+    if value_of("models_file", os.environ) or not computes_here:
         return _OF_WORKERS
     return (*_OF_WORKERS, *_OF_ENGINES)

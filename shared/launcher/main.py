@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from shared.environment import adopt_prefix, given_name, variable_of
 from shared.launcher.processes import (
     Child,
     GaveUp,
@@ -40,6 +41,8 @@ KILL_AFTER_S = 5.0  # beyond stop_timeout_s: time for a clean exit after the las
 def main(early_signals: EarlySignals) -> int:
     """Runs until a signal; returns the exit code: 0 after Ctrl-C or SIGTERM, 2 for bad settings, 1
     when a child cannot be kept running."""
+    for sentence in adopt_prefix(os.environ):
+        say(sentence)
     try:
         settings = load_settings(LauncherSettings)
         specs = worker_specs(settings)
@@ -132,7 +135,9 @@ def _run_in_one_process(settings: LauncherSettings, specs: Sequence[WorkerSpec])
     # Imported here: it imports api and worker, which the launcher otherwise never does.
     from shared.launcher.single_process import FAKE_URL, run_in_one_process
 
-    os.environ |= {"REDIS_URL": FAKE_URL} | _child_defaults(settings) | dict(specs[0].own)
+    os.environ |= (
+        {variable_of("redis_url"): FAKE_URL} | _child_defaults(settings) | dict(specs[0].own)
+    )
     return run_in_one_process(settings, ReadyLine(settings, FAKE_URL, specs, {}, say).announce)
 
 
@@ -144,7 +149,11 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
         "FILES_DIR": str((settings.data_dir / "files").resolve()),
         "LOG_FORMAT": "text",
     }
-    return {name: value for name, value in defaults.items() if name not in os.environ}
+    return {
+        variable_of(name): value
+        for name, value in defaults.items()
+        if given_name(name, os.environ) is None
+    }
 
 
 def _ports_in_use(settings: LauncherSettings) -> str | None:
@@ -179,7 +188,7 @@ class Launcher:
         self._trouble = trouble
         self._refusals: dict[str, str] = {}  # by label: why a worker is not started again
         self._ready_line = ReadyLine(settings, redis_url, specs, self._refusals, say)
-        env = dict(os.environ) | {"REDIS_URL": redis_url} | _child_defaults(settings)
+        env = dict(os.environ) | {variable_of("redis_url"): redis_url} | _child_defaults(settings)
         self._workers = [
             Child(
                 spec.label,
@@ -195,7 +204,11 @@ class Launcher:
             Child(
                 f"frontend {index}",
                 [sys.executable, "-m", "api"],
-                env | {"HOST": settings.host, "PORT": str(settings.port + index)},
+                env
+                | {
+                    variable_of("host"): settings.host,
+                    variable_of("port"): str(settings.port + index),
+                },
                 say,
             )
             for index in range(settings.frontends)

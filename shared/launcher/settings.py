@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.keys import NAMESPACE
+from shared.settings import EnvironmentSettings
 
 
-class LauncherSettings(BaseSettings):
+class LauncherSettings(EnvironmentSettings):
     """Read once at start. Everything else in the environment reaches the children unchanged."""
-
-    model_config = SettingsConfigDict(env_ignore_empty=True, extra="ignore")
 
     redis_url: str = Field(
         "",

@@ -409,7 +409,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=DEVICES, help="without it: DEVICE, or auto")
     parser.add_argument("directory", nargs="?", type=Path, help="without it: the build's own")
     parsed = parser.parse_args(arguments)
-    device = parsed.device or os.environ.get("DEVICE") or "auto"
+    device = (
+        parsed.device or os.environ.get("PENSTOCK_DEVICE") or os.environ.get("DEVICE") or "auto"
+    )
     if device not in DEVICES:
         parser.error(f"DEVICE={device!r} cannot be used: auto, cpu or cuda.")
 

@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from shared.cores import available_cores, share_of_cores
+from shared.environment import PREFIX, value_of, variable_of
 from shared.launcher.settings import LauncherSettings
 from shared.launcher.vllm_environment import has_nvidia_driver
+from shared.setting_names import SETTING_NAMES
 from shared.settings import SettingsError, SharedSettings, load_settings
 
 MAX_WORKERS = 64
@@ -47,15 +49,22 @@ class WorkerSpec:
     own: Mapping[str, str] = field(default_factory=dict)  # variables beside the launcher's own
 
     def variable(self, name: str) -> str:
-        """Returns a variable of the worker's environment; "" where it has none."""
-        if name in self.own:
-            return self.own[name]
-        return next((value for key, value in os.environ.items() if key.upper() == name), "")
+        """Returns a setting, or another variable of the worker's environment; "" where it has
+        none."""
+        if name not in SETTING_NAMES:
+            return self.own.get(name, os.environ.get(name, ""))
+        return self.own.get(variable_of(name), value_of(name, os.environ))
+
+    def with_settings(self, values: Mapping[str, str]) -> WorkerSpec:
+        """Returns it with the `values` of settings, by their names."""
+        named = {variable_of(name): value for name, value in values.items()}
+        return WorkerSpec(self.label, self.model, {**self.own, **named})
 
     def with_defaults(self, values: Mapping[str, str]) -> WorkerSpec:
-        """Returns it with the `values` of variables that it has not."""
-        missing = {name: value for name, value in values.items() if not self.variable(name)}
-        return WorkerSpec(self.label, self.model, {**self.own, **missing})
+        """Returns it with the `values` of settings that it has not."""
+        return self.with_settings(
+            {name: value for name, value in values.items() if not self.variable(name)}
+        )
 
     @property
     def engine(self) -> str:
@@ -71,7 +80,7 @@ def worker_specs(settings: LauncherSettings) -> list[WorkerSpec]:
     if settings.models_file is None:
         specs = [WorkerSpec(f"worker {index}") for index in range(settings.workers)]
     else:
-        given = [name for name in _ONE_MODEL if os.environ.get(name)]
+        given = [name for name in _ONE_MODEL if value_of(name, os.environ)]
         if given:
             raise SettingsError(f"{given[0]} and MODELS_FILE exclude each other.")
         specs = _read(settings.models_file)
@@ -85,8 +94,7 @@ def _with_own_ports(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
     for spec in specs:
         port = spec.variable("METRICS_PORT")
         if port.isdecimal():
-            own = {**spec.own, "METRICS_PORT": str(int(port) + taken[port])}
-            spec = WorkerSpec(spec.label, spec.model, own)
+            spec = spec.with_settings({"METRICS_PORT": str(int(port) + taken[port])})
             taken[port] += 1
         found.append(spec)
     return found
@@ -147,7 +155,9 @@ def _overlap(one: frozenset[str], other: frozenset[str]) -> bool:
 def _read(path: Path) -> list[WorkerSpec]:
     """Returns the workers of a file of models. Raises SettingsError."""
     tables = _tables(path)
-    engines = [table.get("engine") or os.environ.get("ENGINE") or "penstock" for table in tables]
+    engines = [
+        table.get("engine") or value_of("engine", os.environ) or "penstock" for table in tables
+    ]
     specs: list[WorkerSpec] = []
     seen: dict[str, tuple[str, Any]] = {}
     for number, table in enumerate(tables, 1):
@@ -157,7 +167,7 @@ def _read(path: Path) -> list[WorkerSpec]:
             raise SettingsError(f"{where}: workers must be a number from 1 to {MAX_WORKERS}.")
         own = _variables(where, table, [other for other in engines if other != engines[number - 1]])
         name = _name_of(where, own)
-        checkpoint = own.get("MODEL", "")
+        checkpoint = own.get(variable_of("MODEL"), "")
         if name in seen and seen[name][0] != checkpoint:
             raise SettingsError(
                 f"{where}: {name!r} is the name of another model of this file; set "
@@ -225,8 +235,11 @@ def _variables(
         load_settings(WorkerSettings, redis_url="unix:///unused", **defaults, **values)
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}") from None
-    own = {key.upper(): value for key, value in {**values, **dict.fromkeys(dropped, "")}.items()}
-    return {**further, **{name: value for name, value in own.items() if _is_needed(name, value)}}
+    own = {**values, **dict.fromkeys(dropped, "")}
+    return {
+        **further,
+        **{variable_of(key): value for key, value in own.items() if _is_needed(key, value)},
+    }
 
 
 def _further(where: str, env: object, known: Sequence[str]) -> dict[str, str]:
@@ -234,7 +247,8 @@ def _further(where: str, env: object, known: Sequence[str]) -> dict[str, str]:
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         raise SettingsError(f"{where}: env must be a table of strings.")
     for name, value in env.items():
-        setting = name.lower()  # as the worker reads its environment
+        # As the worker reads its environment.
+        setting = name.lower().removeprefix(PREFIX.lower())
         if not name or "=" in name or "\0" in name:
             raise SettingsError(f"{where}: env: {name!r} is no name of a variable.")
         if "\0" in value:
@@ -253,7 +267,7 @@ def _further(where: str, env: object, known: Sequence[str]) -> dict[str, str]:
 
 def _is_needed(name: str, value: str) -> bool:
     """Returns whether a worker must get the variable: an empty one takes the launcher's away."""
-    return bool(value) or bool(os.environ.get(name))
+    return bool(value) or bool(value_of(name, os.environ))
 
 
 def _text(where: str, key: str, value: object) -> str:
@@ -279,7 +293,9 @@ def _name_of(where: str, own: Mapping[str, str]) -> str:
     from worker.settings import served_name
 
     try:
-        name = served_name(own.get("MODEL", ""), own.get("SERVED_MODEL_NAME", ""))
+        name = served_name(
+            own.get(variable_of("MODEL"), ""), own.get(variable_of("SERVED_MODEL_NAME"), "")
+        )
     except (OSError, RuntimeError) as error:  # a path that is too long, a home that is not there
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise SettingsError(f"{where}: model: {reason}.") from None

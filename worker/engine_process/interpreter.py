@@ -26,7 +26,9 @@ CHECK_TIMEOUT_S = 60.0
 OPENMP_BLOCKTIME_MS = "5"  # as vLLM sets it where it binds threads to cores
 
 # Settings of the worker come with Configure; vLLM warns of names that look like its own.
-_NOT_THERE = frozenset({"PYTHONHOME", "VLLM_ARGS", "VLLM_SAMPLER"})
+_NOT_THERE = frozenset(
+    {"PYTHONHOME", "VLLM_ARGS", "VLLM_SAMPLER", "PENSTOCK_VLLM_ARGS", "PENSTOCK_VLLM_SAMPLER"}
+)
 _PACKAGES = Path(__file__).parents[1] / "vllm" / "packages"
 _CHECK = f"""
 import importlib.util, json, sys

@@ -18,6 +18,7 @@ from penstock.cli import start
 from penstock.cli.application import main
 from penstock.cli.exits import CommandError, ExitCode
 from penstock.cli.frontend import Frontend, Patience, Unreachable
+from shared.environment import variable_of
 from shared.launcher.settings import LauncherSettings
 from tests.support.table import table
 from worker.settings import WorkerSettings
@@ -53,10 +54,6 @@ def test_every_setting_has_a_flag_with_its_variable(
                 continue
             assert re.search(rf"--{name.replace('_', '-')}\b", shown), name
             assert f"({variable_of(name)})" in shown, name
-
-
-def variable_of(name: str) -> str:
-    return name.upper()
 
 
 def test_flags_become_variables_of_what_is_started(started: list[list[str]]) -> None:

@@ -43,7 +43,7 @@ def specs_of(tmp_path: Path, text: str) -> list[WorkerSpec]:
 
 
 def threads(specs: list[WorkerSpec]) -> list[str]:
-    return [spec.own.get("NUM_THREADS", "") for spec in specs]
+    return [spec.own.get("PENSTOCK_NUM_THREADS", "") for spec in specs]
 
 
 def test_each_table_is_a_model_with_its_own_settings(tmp_path: Path) -> None:
@@ -54,15 +54,15 @@ def test_each_table_is_a_model_with_its_own_settings(tmp_path: Path) -> None:
         "worker 2 (Qwen3-0.6B)",
     ]
     assert [spec.model for spec in (first, second, third)] == ["small", "small", "Qwen3-0.6B"]
-    assert first.own["SERVED_MODEL_NAME"] == "small"
+    assert first.own["PENSTOCK_SERVED_MODEL_NAME"] == "small"
     assert third.own == {
-        "MODEL": "/models/Qwen3-0.6B",
-        "MAX_NUM_SEQS": "8",
-        "PREFIX_CACHING": "false",
-        "OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.6}',
+        "PENSTOCK_MODEL": "/models/Qwen3-0.6B",
+        "PENSTOCK_MAX_NUM_SEQS": "8",
+        "PENSTOCK_PREFIX_CACHING": "false",
+        "PENSTOCK_OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.6}',
         "CUDA_VISIBLE_DEVICES": "1",
-        "MEMORY_SHARE": "0.3333",
-        "NUM_THREADS": third.own["NUM_THREADS"],
+        "PENSTOCK_MEMORY_SHARE": "0.3333",
+        "PENSTOCK_NUM_THREADS": third.own["PENSTOCK_NUM_THREADS"],
     }
 
 
@@ -85,10 +85,10 @@ def test_workers_of_one_device_share_its_memory(
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     small, _, on_a_gpu = specs_of(tmp_path, TWO)
-    assert small.own["MEMORY_SHARE"] == "0.5"  # the third has a device of its own
-    assert "MEMORY_SHARE" not in on_a_gpu.own
+    assert small.own["PENSTOCK_MEMORY_SHARE"] == "0.5"  # the third has a device of its own
+    assert "PENSTOCK_MEMORY_SHARE" not in on_a_gpu.own
     sized = TWO.replace("workers = 2", "workers = 2\nkv_cache_memory_gb = 1.5")
-    assert "MEMORY_SHARE" not in specs_of(tmp_path, sized)[0].own
+    assert "PENSTOCK_MEMORY_SHARE" not in specs_of(tmp_path, sized)[0].own
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,15 @@ def test_a_device_is_the_one_that_the_worker_takes(
         text += f"[[models]]\nserved_model_name = 'm{number}'\nenv = {{{env}}}\n"
         text += f"device = '{device}'\n" if device else ""
     specs = specs_of(tmp_path, text)
-    assert [spec.own.get("MEMORY_SHARE", "") for spec in specs] == shares
+    assert [spec.own.get("PENSTOCK_MEMORY_SHARE", "") for spec in specs] == shares
 
 
 def test_alike_workers_without_a_file_share_too() -> None:
     specs = worker_specs(LauncherSettings(workers=3))
     assert [spec.label for spec in specs] == ["worker 0", "worker 1", "worker 2"]
     assert [dict(spec.own) for spec in specs] == [
-        {"NUM_THREADS": number, "MEMORY_SHARE": "0.3333"} for number in ("2", "3", "3")
+        {"PENSTOCK_NUM_THREADS": number, "PENSTOCK_MEMORY_SHARE": "0.3333"}
+        for number in ("2", "3", "3")
     ]
     (alone,) = worker_specs(LauncherSettings())
     assert alone.own == {}
@@ -167,8 +168,8 @@ def test_what_one_engine_alone_has_reaches_the_tables_of_this_engine(
         "CPU_TIER": "",
         "LOOKAHEAD": "",
     }
-    assert vllm.own["VLLM_ARGS"] == '{"enforce_eager": true}'
-    assert "VLLM_ARGS" not in own.own
+    assert vllm.own["PENSTOCK_VLLM_ARGS"] == '{"enforce_eager": true}'
+    assert "PENSTOCK_VLLM_ARGS" not in own.own
 
 
 def test_the_engine_of_the_environment_counts_too(

@@ -1,0 +1,27 @@
+"""`make run` with earlier and with misspelt names of settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import Launched
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_each_name_is_warned_of_once_for_all_processes(tmp_path: Path) -> None:
+    env = {
+        "RUNNER": "echo",
+        "PENSTOCK_ECHO_STEP_MS": "1",
+        "PENSTOCK_MAX_NUM_SEQ": "4",
+        "DTPYE": "float32",
+    }
+    with Launched(tmp_path, env) as penstock:
+        said = penstock.output
+    assert said.count("settings have the prefix PENSTOCK_ now") == 1
+    assert said.count("PENSTOCK_RUNNER") == 1
+    assert said.count("did you mean PENSTOCK_MAX_NUM_SEQS?") == 1
+    assert said.count("did you mean PENSTOCK_DTYPE?") == 1
+    assert "name of a variable" not in said
