@@ -1,0 +1,85 @@
+"""The release workflow, the versions of the changelog, and the pages for contributors."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.table import table
+from tools.release import NotReady, check, main, sections, version
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WORKFLOW = REPOSITORY / ".github/workflows/release.yml"
+CHANGELOG = "# Changelog\n\n## 0.2.0 - 2027-01-02\n\nnew\n\n## 0.1.0 - 2026-12-01\n\nold\n"
+
+
+def test_the_workflow_follows_the_schema_of_workflows() -> None:
+    ended = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("check-jsonschema")),
+            "--builtin-schema",
+            "vendor.github-workflows",
+            str(WORKFLOW),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_workflow_builds_every_image_of_compose_and_publishes_tags_alone() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    built = {row["file"] for row in jobs["images"]["strategy"]["matrix"]["include"]}
+    services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    assert built == {s["build"]["dockerfile"] for s in services.values() if "build" in s}
+    assert jobs["publish"]["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert jobs["publish"]["environment"] == "pypi"
+    (push,) = (
+        step["with"]["push"] for step in jobs["images"]["steps"] if "push" in step.get("with", {})
+    )
+    assert "refs/tags/v" in push
+
+
+def test_the_changelog_has_the_version_of_the_tree_first() -> None:
+    found = sections((REPOSITORY / "CHANGELOG.md").read_text())
+    assert next(iter(found)) == version()
+    assert all(text for _, text in found.values())
+
+
+def test_a_release_is_of_one_version() -> None:
+    assert check("v0.2.0", CHANGELOG, "0.2.0") == "new"
+
+
+@table(
+    ("tag", "changelog", "number", "words"),
+    [
+        ("v0.2.1", CHANGELOG, "0.2.0", "pyproject.toml has 0.2.0"),
+        ("0.2.0", CHANGELOG, "0.2.0", "the tag is"),
+        ("v0.3.0", CHANGELOG, "0.3.0", "no section"),
+        ("v0.1.0", CHANGELOG, "0.1.0", "newer sections"),
+        ("v0.2.0", CHANGELOG.replace("2027-01-02", "unreleased"), "0.2.0", "date"),
+        ("v0.2.0", CHANGELOG.replace("\nnew\n", "\n"), "0.2.0", "says nothing"),
+    ],
+)
+def test_what_is_no_release_is_named(tag: str, changelog: str, number: str, words: str) -> None:
+    with pytest.raises(NotReady, match=re.escape(words)):
+        check(tag, changelog, number)
+
+
+def test_the_command_has_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "v9.9.9"]) == 1
+    assert "v9.9.9" in capsys.readouterr().err
+    assert main([]) == 2
+
+
+@table("page", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_make_targets_that_a_page_names_exist(page: str) -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+)", (REPOSITORY / page).read_text()):
+        assert re.search(rf"^{target}:", makefile, re.M), target
