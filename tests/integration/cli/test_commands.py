@@ -162,10 +162,11 @@ def test_an_answer_goes_on_where_a_lost_connection_left_it(
     assert len(whole.out) > 60
     with cutting_proxy(service.base_url) as proxy:
         # The models, the creation whose answer is lost and which is sent again, then the stream.
-        proxy.cuts = [100_000, 50, 100_000, 2500, 3000]
+        proxy.cuts = [100_000, 50, 100_000, 9000, 5000]
         cut = penstock(*question, url=proxy.base_url)
         assert proxy.num_cut == 3
     assert (cut.code, cut.out) == (ExitCode.OK, whole.out)
+    assert len(service.worker.seen) == 2, "each question was computed once"
 
 
 def test_a_conversation_has_its_earlier_turns(
