@@ -32,8 +32,10 @@ _OTHERS = frozenset(
         "PENSTOCK_STORM_S",
     }
 )
-# What Kubernetes and Docker's links say of a service or a container with the name `penstock`.
+# What Kubernetes and Docker's links say of a service or a container with the name `penstock`:
+# PENSTOCK_PORT is then an address.
 _OF_LINKS = re.compile(r"PENSTOCK_(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+|NAME|ENV_)\w*")
+_LINK = re.compile(r"(tcp|udp|sctp)://")
 # Names of others, one letter from a setting's.
 _NO_NEAR_MISSES = frozenset({"HOSTS", "POST", "PORTS", "MODE", "MODELS", "DEVICES", "WORKER"})
 MIN_NEAR_LENGTH = 6
@@ -56,7 +58,7 @@ def given_name(setting: str, environ: Mapping[str, str]) -> str | None:
     it has not."""
     for name in (variable_of(setting), setting.upper()):
         for spelt in (name, name.lower()):
-            if spelt in environ:
+            if spelt in environ and not _LINK.match(environ[spelt]):
                 return spelt
     return None
 
@@ -84,7 +86,7 @@ def name_warnings(environ: Mapping[str, str]) -> list[str]:
         if name.upper() in known or not environ[name]:
             continue
         if name.startswith(PREFIX):
-            if not _OF_LINKS.fullmatch(name):
+            if not _OF_LINKS.fullmatch(name) and not _LINK.match(environ[name]):
                 found.append(_unknown(name, known))
         elif (meant := _near(name)) and PREFIX + meant not in environ and meant not in environ:
             found.append(f"{name} is no setting; did you mean {PREFIX + meant}?")

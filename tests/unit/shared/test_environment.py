@@ -110,6 +110,13 @@ def test_other_names_are_left_alone(name: str) -> None:
     assert name_warnings({name: "x"}) == []
 
 
+def test_the_links_of_a_service_named_penstock_are_no_settings(environ: dict[str, str]) -> None:
+    links = {"PENSTOCK_PORT": "tcp://10.0.0.1:80", "PENSTOCK_REDIS_PORT": "tcp://10.0.0.2:6379"}
+    environ |= links
+    assert load_settings(ApiSettings).port == 8000
+    assert name_warnings(environ) == []
+
+
 def test_a_near_miss_beside_the_setting_itself_is_somebody_elses() -> None:
     assert name_warnings({"REDIS_URI": "x", "PENSTOCK_REDIS_URL": "redis://x:1"}) == []
     assert name_warnings({"MAX_NUM_SEQ": ""}) == []
