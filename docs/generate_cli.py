@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from generated_page import write_or_check
 
 from penstock.cli.application import application
 from penstock.cli.exits import ExitCode
@@ -85,13 +86,5 @@ def _meaning(parameter: Any) -> str:
     return " ".join(word for word in words if word)
 
 
-def main() -> int:
-    page = render()
-    if "--check" in sys.argv:
-        return 0 if PAGE.exists() and PAGE.read_text() == page else 1
-    PAGE.write_text(page)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, render()))

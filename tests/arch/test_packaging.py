@@ -145,7 +145,8 @@ class Image:
         )
 
     def environment(self, **env: str) -> dict[str, str]:
-        code = str(self._root / "srv/penstock")
+        (given,) = re.findall(r"PYTHONPATH=(\S+)", self._text)
+        code = given.replace("/srv/", f"{self._root}/srv/")
         return {"PATH": "/usr/bin:/bin", "HOME": str(self._venv), "PYTHONPATH": code, **env}
 
     def command(self, *arguments: str) -> list[str]:
@@ -176,8 +177,7 @@ def api_image() -> Iterator[Image]:
 @pytest.mark.packages
 def test_the_api_extra_alone_imports_the_app_and_brings_no_torch(api_image: Image) -> None:
     code = (
-        "import importlib.util as u, sys; from penstock.rooms import reach_rooms; reach_rooms();"
-        "import api.main;"
+        "import importlib.util as u, sys, api.main;"
         "assert u.find_spec('torch') is None and u.find_spec('worker') is None;"
         "assert 'torch' not in sys.modules"
     )
@@ -212,8 +212,7 @@ def test_the_worker_image_installs_and_says_what_is_wrong_with_a_setting(
     assert "Traceback" not in ended.stderr
     found = image.python(
         "-c",
-        "import importlib.util as u, torch; from penstock.rooms import reach_rooms; reach_rooms();"
-        "import worker.main;"
+        "import importlib.util as u, torch, worker.main;"
         "print(u.find_spec('fastapi'), torch.__version__)",
     )
     assert found.stdout.startswith("None 2.13"), found.stdout + found.stderr

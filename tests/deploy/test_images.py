@@ -247,7 +247,8 @@ def test_images_say_what_they_are_and_hold_no_more_than_they_need(images: ImageS
             assert ("torch" in names) is (image == "penstock-worker")
             assert names & {"pytest", "mypy", "hatchling", "nvidia", "triton"} == set()
             assert not list(root.glob("root/.cache/*"))
-            code = {path.name for path in (root / "srv/penstock").iterdir() if path.is_dir()}
+            packages = root / "srv/penstock/penstock/packages"
+            code = {path.name for path in packages.iterdir() if path.is_dir()}
             assert {"shared", image.removeprefix("penstock-")} <= code
             assert not code & {"tests", "docs", "tools"}
             sizes[image] = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file())

@@ -59,7 +59,7 @@ def test_a_unit_sets_settings_and_waits_for_longer_than_its_process_drains(name:
     (words,) = re.findall(r"^Environment=(.*)$", text, re.M)
     variables = {word.partition("=")[0] for word in words.split()}
     assert variables - BESIDE <= {field.upper() for field in settings.model_fields}
-    assert f" -m {package}\n" in text
+    assert f" -m penstock {package}\n" in text
     (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.M)
     assert int(limit) > settings.model_fields[drain].default + 10
     assert "RestartPreventExitStatus=2\n" in text
