@@ -11,13 +11,11 @@ from tests.support.launched import Launched
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_each_name_is_warned_of_once_for_all_processes(tmp_path: Path) -> None:
-    env = {
-        "RUNNER": "echo",
-        "PENSTOCK_ECHO_STEP_MS": "1",
-        "PENSTOCK_MAX_NUM_SEQ": "4",
-        "DTPYE": "float32",
-    }
+def test_each_name_is_warned_of_once_for_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER", "echo")
+    env = {"PENSTOCK_ECHO_STEP_MS": "1", "PENSTOCK_MAX_NUM_SEQ": "4", "DTPYE": "float32"}
     with Launched(tmp_path, env) as penstock:
         said = penstock.output
     assert said.count("settings have the prefix PENSTOCK_ now") == 1

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from shared.environment import variable_of
 from shared.process import dying_with_this_process
+from shared.setting_names import SETTING_NAMES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_S = 120.0
@@ -42,7 +44,10 @@ def free_port(count: int = 1) -> int:
 
 
 class Launched:
-    """`with Launched(tmp_path) as penstock:` ready on entry, stopped by SIGINT on exit."""
+    """`with Launched(tmp_path) as penstock:` ready on entry, stopped by SIGINT on exit.
+
+    `env` has settings by their names without the prefix, and other variables.
+    """
 
     def __init__(
         self,
@@ -52,14 +57,19 @@ class Launched:
     ) -> None:
         self._directory = directory
         self._ready_timeout_s = ready_timeout_s
+        given = {
+            variable_of(name) if name in SETTING_NAMES else name: value
+            for name, value in (env or {}).items()
+        }
+        redis_url = ("REDIS_URL", variable_of("redis_url"))
         self._env = {
-            **{k: v for k, v in os.environ.items() if k != "REDIS_URL"},
+            **{name: value for name, value in os.environ.items() if name not in redis_url},
             "PYTHONPATH": str(REPOSITORY),
             "OMP_NUM_THREADS": "1",
-            "PORT": str(free_port(int((env or {}).get("FRONTENDS", "1")))),
-            **(env or {}),
+            variable_of("port"): str(free_port(int(given.get(variable_of("frontends"), "1")))),
+            **given,
         }
-        self.port = int(self._env["PORT"])
+        self.port = int(self._env[variable_of("port")])
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._lines: list[str] = []
         self._process: subprocess.Popen[str] | None = None
