@@ -257,9 +257,13 @@ def test_the_builds_have_environments_of_their_own(
         moved.directory.mkdir(exist_ok=True)
         (moved.directory / module.STAMP).write_text(moved.key())
         monkeypatch.setattr(module, name, moved)
-    specs = [WorkerSpec(name, own={"ENGINE": "vllm", "DEVICE": name}) for name in ("cpu", on_cuda)]
+    specs = [
+        WorkerSpec(name, own={"PENSTOCK_ENGINE": "vllm", "PENSTOCK_DEVICE": name})
+        for name in ("cpu", on_cuda)
+    ]
     pythons = [
-        launcher._with_interpreter(spec, EarlySignals()).own["ENGINE_PYTHON"] for spec in specs
+        launcher._with_interpreter(spec, EarlySignals()).own["PENSTOCK_ENGINE_PYTHON"]
+        for spec in specs
     ]
     assert pythons == [
         str(tmp_path / name / "bin" / "python") for name in (".venv-vllm", ".venv-vllm-cuda")
