@@ -188,6 +188,14 @@ def test_a_conversation_has_its_earlier_turns(
 
 def test_ctrl_c_cancels_the_answer(service: RunningService, client: httpx.Client) -> None:
     service.script.stop_after = 3
+    die_with_parent = dying_with_this_process()
+
+    def as_in_the_foreground() -> None:
+        """Restores what a shell ignores in the background, where these tests may run."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if die_with_parent is not None:
+            die_with_parent()
+
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", "chat", "a gate", "--url", service.base_url],
         cwd=REPOSITORY,
@@ -195,7 +203,7 @@ def test_ctrl_c_cancels_the_answer(service: RunningService, client: httpx.Client
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_as_in_the_foreground,
+        preexec_fn=as_in_the_foreground,
     )
     assert process.stdout is not None
     assert process.stdout.read(1)
@@ -204,13 +212,6 @@ def test_ctrl_c_cancels_the_answer(service: RunningService, client: httpx.Client
     assert process.returncode == ExitCode.INTERRUPTED, err
     assert "Traceback" not in err
     assert client.get("/v1/jobs?limit=1").json()["data"][0]["status"] == "cancelled"
-
-
-def _as_in_the_foreground() -> None:
-    """Restores what a shell ignores in the background, where these tests may run."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if (end_with_parent := dying_with_this_process()) is not None:
-        end_with_parent()
 
 
 def test_a_file_of_requests_is_answered_in_order(penstock: Any, tmp_path: Path) -> None:
