@@ -170,13 +170,19 @@ def test_a_stream_goes_on_when_a_rank_is_killed(services: Services) -> None:
 
 
 def test_no_rank_outlives_the_engine(services: Services) -> None:
-    """The last one here. A rank that stands still ends as well.
-
-    Without `die_with_parent` these end, too: one by vLLM's watch, the other by the kernel's SIGHUP
-    to stopped processes that nobody could continue.
-    """
+    """The worker ends the whole session of an engine process that has ended."""
     engine, pids = services.ranks.pid_of("worker.engine_process"), services.pids()
     assert len(pids) == SIZE
     os.kill(pids[-1], signal.SIGSTOP)
     os.kill(engine, signal.SIGKILL)
     services.ranks.until(lambda: not any(map(is_alive, [engine, *pids])), "the end of all", END_S)
+
+
+def test_no_rank_outlives_the_worker(services: Services) -> None:
+    """The last one here. One that stands still is ended by the kernel alone."""
+    services.ranks.until(lambda: len(services.pids()) == SIZE, "all ranks", READY_TIMEOUT_S)
+    worker, engine = (services.ranks.pid_of(m) for m in ("worker", "worker.engine_process"))
+    pids = [worker, engine, *services.pids()]
+    os.kill(pids[-1], signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    services.ranks.until(lambda: not any(map(is_alive, pids)), "the end of all", END_S)
