@@ -19,6 +19,7 @@ from shared.redis.url import UnsupportedUrl, redacted
 
 MAX_CLOCK_GAP_S = 2.0
 SLOW_MS = 10.0
+PINGS = 5
 NEARLY_FULL = 0.9
 
 
@@ -54,9 +55,7 @@ async def _findings(connections: Connections, shown: str) -> list[Finding]:
     client = connections.commands
     warnings = await check_server(client, connections.kind)
     found = [warning("redis", sentence) for sentence in warnings]
-    started_s = time.monotonic()
-    await client.ping()
-    latency_ms = 1000 * (time.monotonic() - started_s)
+    latency_ms = await _latency_ms(client)
     if latency_ms > SLOW_MS:
         found.append(
             warning("redis", f"It answers after {latency_ms:.0f} ms; each token waits for it.")
@@ -74,6 +73,17 @@ async def _findings(connections: Connections, shown: str) -> list[Finding]:
     if not found:
         found.append(fine("redis", f"{shown} answers, and keeps what it accepted."))
     return found
+
+
+async def _latency_ms(client: Redis) -> float:
+    """Returns the milliseconds of the quickest of some answers: one may have waited for this
+    process."""
+    took_s = []
+    for _ in range(PINGS):
+        started_s = time.monotonic()
+        await client.ping()
+        took_s.append(time.monotonic() - started_s)
+    return 1000 * min(took_s)
 
 
 async def _clock(client: Redis) -> list[Finding]:

@@ -13,9 +13,9 @@ from tests.support.launched import Launched
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        ({}, {"NUM_THREADS": str(max(1, available_cores() // 2))}),
+        ({}, {"PENSTOCK_NUM_THREADS": str(max(1, available_cores() // 2))}),
         ({"OMP_NUM_THREADS": "5"}, {"OMP_NUM_THREADS": "5"}),
-        ({"NUM_THREADS": "3"}, {"NUM_THREADS": "3"}),
+        ({"PENSTOCK_NUM_THREADS": "3"}, {"PENSTOCK_NUM_THREADS": "3"}),
     ],
     ids=["shared", "openmp", "said"],
 )
@@ -36,4 +36,4 @@ def worker_env(pid: int) -> dict[str, str]:
         return {}
     lines = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     variables = dict(line.split("=", 1) for line in lines if "=" in line)
-    return {name: variables.get(name, "") for name in ("NUM_THREADS", "OMP_NUM_THREADS")}
+    return {name: variables.get(name, "") for name in ("PENSTOCK_NUM_THREADS", "OMP_NUM_THREADS")}
