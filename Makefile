@@ -68,7 +68,7 @@ FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no GPU and no network; some 13 minutes on two cores, four more with vLLM
+test: $(VENV)/.dev ## every test that needs no GPU and no network; 15 to 21 minutes on two cores, 6 to 12 more with vLLM
 	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))

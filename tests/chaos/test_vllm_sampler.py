@@ -125,7 +125,8 @@ async def test_a_model_on_both_samplers_makes_the_weaker_promise(
         others = {"ENGINE_PYTHON": "", "VLLM_ARGS": "", "VLLM_SAMPLER": "auto"}
         own = await deployment.start_worker(**own_settings(**SERVED, **others)).ready()
         await until(lambda: _says(scenario, "mixed", exact=False), "both engines in /v1/models")
-        assert _of_workers(scenario) == {"vllm": 0, "penstock": 1}
+        both = {"vllm": 0, "penstock": 1}
+        await until(lambda: _of_workers(scenario) == both, "both workers in /health")
         assert _job(scenario, clients[0])["exact_resume"] is False
         await _leave(scenario, vllm)
         await until(lambda: _says(scenario, "penstock", exact=True), "one engine in /v1/models")

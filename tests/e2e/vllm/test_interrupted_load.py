@@ -17,7 +17,7 @@ from tests.support.launched import Launched
 from tests.support.service_client import ServiceClient, token_ids_of
 from tests.support.vllm_worker import READY_TIMEOUT_S, vllm_settings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
 
 LACK, REFUSED = "Too many open files", "the model cannot be served"
 # Whence no file can be opened: while vLLM is imported, and while it loads the model.

@@ -169,6 +169,7 @@ def test_a_stream_goes_on_when_a_rank_is_killed(services: Services) -> None:
     assert not set(services.pids()) & set(killed)
 
 
+@pytest.mark.long
 def test_no_rank_outlives_the_engine(services: Services) -> None:
     """The worker ends the whole session of an engine process that has ended."""
     engine, pids = services.ranks.pid_of("worker.engine_process"), services.pids()
@@ -178,6 +179,7 @@ def test_no_rank_outlives_the_engine(services: Services) -> None:
     services.ranks.until(lambda: not any(map(is_alive, [engine, *pids])), "the end of all", END_S)
 
 
+@pytest.mark.long
 def test_no_rank_outlives_the_worker(services: Services) -> None:
     """The last one here. One that stands still is ended by the kernel alone."""
     services.ranks.until(lambda: len(services.pids()) == SIZE, "all ranks", READY_TIMEOUT_S)

@@ -136,6 +136,7 @@ def test_a_worker_that_cannot_serve_says_why(
     assert "Unknown vLLM environment variable" not in log
 
 
+@pytest.mark.long
 def test_what_a_child_of_vllms_cannot_load_is_told_with_its_reason(
     redis_url: str,  # noqa: F811
     tmp_path: Path,
