@@ -39,8 +39,8 @@ class Markup:
     """The tags of a format. `name`, `key` and `value` are what stands before and behind one.
 
     `section_close` ends a section of several calls, "" where each call has the opening.
-    `is_framed`: a value is on lines of its own. `has_string_attribute`: the tag of a key says with
-    `string="true"` that its value is a text, with `string="false"` that it is JSON.
+    `is_framed`: a value is on lines of its own. `has_string_attribute`: the tag of a key has
+    `string="true"` where its value is text and `string="false"` where it is JSON.
     """
 
     opening: str

@@ -231,7 +231,7 @@ def test_vllm_on_a_gpu_that_is_not_there_is_refused_before_anything_is_fetched(
     tmp_path: Path,
 ) -> None:
     if has_nvidia_driver():
-        pytest.skip("this machine has one")
+        pytest.skip("this machine has an NVIDIA driver, and the test is about one without")
     penstock = Launched(tmp_path, {"ENGINE": "vllm", "DEVICE": "cuda"})
     with pytest.raises(AssertionError, match="ended with 1"):
         penstock.start()
