@@ -59,7 +59,7 @@ space := $(subst ,, )
 # beside it at a low priority, and may be held up. Then what looks at times and at shares of the processor, `alone`.
 # `packages` are tests that fetch packages, `models` the whole list of model types: they have targets
 # of their own. Each file of `vllm` starts engines with gigabytes of libraries: two at a time.
-COMPUTING := tests/arch tests/sim tests/contract tests/unit
+COMPUTING := tests/sim tests/contract tests/unit tests/arch
 NO_VLLM := $(if $(VLLM_PYTHON),,vllm)
 MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(NO_PROMETHEUS),prometheus) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
 LEFT_OUT := packages long models images $(MISSING)

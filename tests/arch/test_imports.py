@@ -78,7 +78,7 @@ def test_every_module_imports_without_side_effects_on_the_file_system(tmp_path: 
         text=True,
         cwd=tmp_path,
         env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        timeout=300,
+        timeout=500,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""

@@ -35,7 +35,7 @@ def echo_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """Everything at its default but for the keys, the runner, whose pace is known, and the places
     at work and in the queue, which a flood has to fill."""
     env = {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_MS)}
-    env |= {"MAX_NUM_SEQS": "128", "MAX_QUEUED_JOBS": "200"}
+    env |= {"MAX_NUM_SEQS": "128", "MAX_QUEUED_JOBS": "190"}
     yield from _launched(tmp_path_factory.mktemp("neighbours"), env)
 
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -70,6 +71,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,
                 preexec_fn=dying_with_this_process(),
             )
         until(self.answers, f"{self.name} does not answer; {self._directory}/log")
@@ -83,10 +85,10 @@ class Server:
             return False
 
     def kill(self) -> None:
-        """As `kill -9`: no last word, no last write."""
+        """As `kill -9`: no last word, no last write, nor of a child that saves for a replica."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def file_size(self) -> int:

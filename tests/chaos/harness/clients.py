@@ -89,6 +89,8 @@ class Client:
 
     async def _run(self) -> Reading:
         reading = self.reading
+        if reading.has_ended:  # before it was closed: who has read the end does not come back
+            return reading
         # Certificates are of no use here, and loading them takes longer than many a stream.
         async with httpx.AsyncClient(timeout=TIMEOUT, verify=False) as http:
             while True:
