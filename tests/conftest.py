@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import httpcore2
 import httpx._transports.default
@@ -44,4 +46,13 @@ def _certificates_are_read_once() -> Iterator[None]:
             (httpcore2, "default_ssl_context"),  # of the SDKs' clients
         ):
             patch.setattr(module, name, functools.cache(getattr(module, name)))
+        yield
+
+
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For tests that call the command in this process: it changes the variables and the path, which
+    tests of other files would find changed."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with patch.dict(os.environ):
         yield

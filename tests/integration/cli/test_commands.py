@@ -22,6 +22,8 @@ from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_fixtures import *  # noqa: F403
 
+pytestmark = pytest.mark.usefixtures("own_environment")
+
 PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8, "on_disconnect": "continue"}
 
 

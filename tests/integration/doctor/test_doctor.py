@@ -35,6 +35,8 @@ from shared.launcher.redis_server import PrivateServer
 from tests.support.launched import free_port
 from worker.settings import DEMO_CHECKPOINT
 
+pytestmark = pytest.mark.usefixtures("own_environment")
+
 
 def the(level: Level, found: Any, words: str) -> Finding:
     """The one finding of a level, which has these words."""

@@ -23,6 +23,8 @@ from shared.launcher.settings import LauncherSettings
 from tests.support.table import table
 from worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.usefixtures("own_environment")
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 SETTINGS = {
     "up": (LauncherSettings, WorkerSettings, ApiSettings),
@@ -36,8 +38,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The command lines that this process would have become."""
     found: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, words: found.append(words))
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    monkeypatch.setattr(sys, "path", list(sys.path))
     return found
 
 
