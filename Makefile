@@ -133,6 +133,8 @@ CHAOS_ARGS ?= --streams 10000
 chaos: $(VENV)/.dev ## the long searches; thousands of streams under random faults; the seed is printed
 	@PENSTOCK_EXAMPLES=10 $(BIN)/python -m pytest -q -n 2 -m 'long or hypothesis' --timeout 3600 \
 		tests/sim tests/contract tests/unit
+	@$(BIN)/python -m pytest -q -n 2 $(FILES_AT_A_TIME) -m 'long and $(call but_not,gpu vllm $(MISSING))' --timeout 600 \
+		tests/integration tests/chaos tests/e2e tests/clients
 	$(if $(NO_VLLM),,@$(BIN)/python -m pytest -q -m 'long and vllm' tests)
 	@$(BIN)/python -m tests.chaos.long $(CHAOS_ARGS)
 

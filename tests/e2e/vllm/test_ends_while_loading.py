@@ -21,7 +21,9 @@ STOP_TIMEOUT_S = 2.0
 END_S = STOP_TIMEOUT_S + KILL_AFTER_S + 10.0  # and what a busy machine takes for it
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_no_process_of_vllm_outlives_the_launcher(tmp_path: Path, signum: signal.Signals) -> None:
     with tempfile.TemporaryDirectory(prefix="v") as temporary:  # short, for paths of sockets
         check_end(tmp_path, signum, Path(temporary))

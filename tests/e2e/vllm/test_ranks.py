@@ -23,7 +23,7 @@ from tests.support.tool_models import POISON, poisoned_demo
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
 from worker.engine_process.messages import EXIT_RANK_LOST
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
 
 SIZE = 2
 NUM_THREADS = 2
@@ -169,7 +169,6 @@ def test_a_stream_goes_on_when_a_rank_is_killed(services: Services) -> None:
     assert not set(services.pids()) & set(killed)
 
 
-@pytest.mark.long
 def test_no_rank_outlives_the_engine(services: Services) -> None:
     """The worker ends the whole session of an engine process that has ended."""
     engine, pids = services.ranks.pid_of("worker.engine_process"), services.pids()
@@ -179,7 +178,6 @@ def test_no_rank_outlives_the_engine(services: Services) -> None:
     services.ranks.until(lambda: not any(map(is_alive, [engine, *pids])), "the end of all", END_S)
 
 
-@pytest.mark.long
 def test_no_rank_outlives_the_worker(services: Services) -> None:
     """The last one here. One that stands still is ended by the kernel alone."""
     services.ranks.until(lambda: len(services.pids()) == SIZE, "all ranks", READY_TIMEOUT_S)
