@@ -20,7 +20,9 @@ from penstock.cli.jobs import jobs
 from penstock.cli.keys import keys
 from penstock.cli.look import status, workers
 from penstock.cli.options import PREFIX
+from penstock.cli.service import close_clients, exit_code_of, sentence_of
 from penstock.cli.start import start_frontend, start_service, start_worker
+from penstock.client import PenstockError
 
 Model = Annotated[
     str | None,
@@ -99,9 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     completed = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", ""))
     try:
         application([*words, *completed.split()])(words, prog_name="penstock")
-    except CommandError as error:
-        sys.stderr.write(f"penstock: {error}\n")
-        return error.code
+    except (CommandError, PenstockError) as error:
+        sys.stderr.write(f"penstock: {sentence_of(error)}\n")
+        return exit_code_of(error)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else ExitCode.OK
+    finally:
+        close_clients()
     return ExitCode.OK

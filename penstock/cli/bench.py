@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from penstock.cli.exits import CommandError
-from penstock.cli.frontend import Frontend
-from penstock.cli.models import chosen_model
 from penstock.cli.options import DEFAULT_URL, Json, Key, ModelName, Url
 from penstock.cli.output import milliseconds, print_facts, print_json
+from penstock.cli.service import chosen_model, client_of
+from penstock.client import Client
 
 WORDS = (
     *("river", "dam", "gate", "pipe", "wheel", "turbine", "valley", "stone", "water", "level"),
@@ -50,13 +50,13 @@ def bench(
     Prompts differ from their first word on, so that no prefix is found in a cache. What the
     measuring machine computes beside it is in the figures. Ends with 1 where a request failed.
     """
-    frontend = Frontend(url, key)
-    name = chosen_model(frontend, model)
+    client = client_of(url, key)
+    name = chosen_model(client, model)
     draw = random.Random(seed)
     prompts = [" ".join(draw.choices(WORDS, k=words)) for _ in range(requests + 1)]
 
     def send(prompt: str) -> Timing:
-        return _timing(frontend, name, prompt, max_tokens)
+        return _timing(client, name, prompt, max_tokens)
 
     send(prompts.pop())
     is_over = threading.Event()
@@ -78,7 +78,7 @@ def bench(
     print_facts([(what, _shown(what, value)) for what, value in figures.items()])
 
 
-def _timing(frontend: Frontend, model: str, prompt: str, max_tokens: int) -> Timing:
+def _timing(client: Client, model: str, prompt: str, max_tokens: int) -> Timing:
     body = {
         "model": model,
         "prompt": prompt,
@@ -89,8 +89,8 @@ def _timing(frontend: Frontend, model: str, prompt: str, max_tokens: int) -> Tim
         "stream_options": {"include_usage": True},
     }
     started_s, first_s, usage = time.perf_counter(), None, None
-    for event in frontend.events("POST", "/v1/completions", body):
-        data = event.data or {}
+    for event in client.events("POST", "/v1/completions", body):
+        data = event or {}
         if "error" in data:
             raise CommandError(f"a request failed: {data['error']['message']}")
         if first_s is None and any(choice["text"] for choice in data.get("choices", ())):

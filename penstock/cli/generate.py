@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-import threading
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,15 +13,14 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from penstock.cli.exits import CommandError, ExitCode
-from penstock.cli.frontend import Frontend, Patience, ServiceRefused, Unreachable
-from penstock.cli.models import chosen_model
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, ModelName, Url
 from penstock.cli.options import Patience as PatienceOption
 from penstock.cli.output import note
+from penstock.cli.service import chosen_model, client_of, sentence_of
+from penstock.client import Client, PenstockError
+from penstock.client.requests import new_key
 
 PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
-# What a later try may change.
-PASSING = frozenset({408, 409, 429, 500, 502, 503, 504})
 ANSWER_TIMEOUT_S = 3600.0
 
 
@@ -67,12 +64,12 @@ def generate(
     each line is one. A request whose connection is lost is sent again with its idempotency key: it
     is computed once. Ends with 1 where one failed.
     """
-    frontend = Frontend(url, key, ANSWER_TIMEOUT_S)
+    client = client_of(url, key, patience_s=patience, timeout_s=ANSWER_TIMEOUT_S)
     options = {"max_tokens": max_tokens, "temperature": temperature}
     defaults: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    defaults["model"] = chosen_model(frontend, model)
+    defaults["model"] = chosen_model(client, model)
     rows = list(_rows(file, defaults))
-    run = _Run(frontend, patience, at_once)
+    run = _Run(client, at_once)
     try:
         num_failed = run.write(rows, output)
     except OSError as error:
@@ -86,11 +83,9 @@ def generate(
 
 
 class _Run:
-    def __init__(self, frontend: Frontend, patience_s: float, at_once: int) -> None:
-        self._frontend = frontend
-        self._patience_s = patience_s
+    def __init__(self, client: Client, at_once: int) -> None:
+        self._client = client
         self._at_once = at_once
-        self._is_over = threading.Event()
 
     def write(self, rows: list[Row], output: Path | None) -> int:
         """Writes the results in order; returns how many are errors."""
@@ -110,8 +105,8 @@ class _Run:
                 file.write(json_module.dumps(result, ensure_ascii=False) + "\n")
                 file.flush()
         finally:
-            self._is_over.set()
             pool.shutdown(wait=False, cancel_futures=True)
+            self._client.close()  # after Ctrl-C: what is not sent yet is not sent
         return num_failed
 
     def _result(self, row: Row) -> dict[str, Any]:
@@ -119,9 +114,9 @@ class _Run:
         if row.custom_id is not None:
             named["custom_id"] = row.custom_id
         try:
-            answer = self._answer(row)
-        except CommandError as error:
-            return {**named, "error": str(error)}
+            answer = self._client.call("POST", row.path, row.body, idempotency_key=new_key())
+        except PenstockError as error:
+            return {**named, "error": sentence_of(error)}
         (choice, *_) = answer["choices"]
         message = choice.get("message")
         text = choice.get("text") if message is None else message.get("content")
@@ -130,26 +125,6 @@ class _Run:
         if len(answer["choices"]) > 1 or (message or {}).get("tool_calls"):
             found["choices"] = answer["choices"]
         return found
-
-    def _answer(self, row: Row) -> dict[str, Any]:
-        headers, retry = {"idempotency-key": str(uuid.uuid4())}, Patience(self._patience_s)
-        while True:
-            try:
-                answer: dict[str, Any] = self._frontend.ask(
-                    "POST", row.path, row.body, headers=headers
-                )
-                return answer
-            except Unreachable as error:
-                self._wait(retry, error)
-            except ServiceRefused as error:
-                if error.status not in PASSING:
-                    raise
-                self._wait(retry, error)
-
-    def _wait(self, retry: Patience, error: CommandError) -> None:
-        if self._is_over.is_set():  # Ctrl-C: what was not sent again is not sent
-            raise error
-        retry.wait(error)
 
 
 def _rows(file: Path, defaults: dict[str, Any]) -> Iterator[Row]:

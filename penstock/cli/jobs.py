@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.exits import CommandError, ExitCode
-from penstock.cli.frontend import Frontend, Patience, ServiceRefused, Unreachable, in_path
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, Url
 from penstock.cli.options import Patience as PatienceOption
 from penstock.cli.output import (
@@ -19,10 +19,9 @@ from penstock.cli.output import (
     print_table,
     print_text,
 )
-
-TERMINAL = ("finished", "failed", "cancelled", "expired")
-# Errors of a stream that another try does not change.
-LASTING = frozenset({"stream_diverged", "job_lost", "not_found"})
+from penstock.cli.service import client_of
+from penstock.client import Client
+from penstock.client.requests import in_path
 
 Id = Annotated[str, typer.Argument(help="The job's id, with or without its prefix.")]
 
@@ -44,11 +43,11 @@ def list_jobs(
     dead: Annotated[bool, typer.Option("--dead", help="Dead letters in place of jobs.")] = False,
 ) -> None:
     """Lists jobs, newest first; with `--dead` those that crashed their workers."""
-    frontend = Frontend(url, key)
+    client = client_of(url, key)
     if dead:
-        _list_dead(frontend, limit, as_json=json)
+        _list_dead(client, limit, as_json=json)
         return
-    found = frontend.get("/v1/jobs", state=state, limit=limit)["data"]
+    found = client.jobs(state=state, limit=limit)
     if json:
         for job in found:
             print_json(job)
@@ -70,8 +69,8 @@ def list_jobs(
     print_table(columns, rows, "no jobs.")
 
 
-def _list_dead(frontend: Frontend, limit: int, *, as_json: bool) -> None:
-    found = frontend.get("/v1/dead-letters", limit=limit)["data"]
+def _list_dead(client: Client, limit: int, *, as_json: bool) -> None:
+    found = client.call("GET", "/v1/dead-letters", query={"limit": limit})["data"]
     if as_json:
         for letter in found:
             print_json(letter)
@@ -87,19 +86,20 @@ def _list_dead(frontend: Frontend, limit: int, *, as_json: bool) -> None:
 @jobs.command()
 def show(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
     """Shows a job: state, place in the queue, times, tokens, worker, error."""
-    _print_job(Frontend(url, key).get(_path(job)), as_json=json)
+    _print_job(client_of(url, key).job(_named(job)), as_json=json)
 
 
 @jobs.command()
 def cancel(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
     """Cancels a job in any state, and shows it as it ended."""
-    _print_job(Frontend(url, key).ask("DELETE", _path(job)), as_json=json)
+    _print_job(client_of(url, key).cancel(_named(job)), as_json=json)
 
 
 @jobs.command()
 def requeue(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
     """Runs a dead letter's job again, and shows the new job."""
-    _print_job(Frontend(url, key).ask("POST", f"{_path(job)}/requeue"), as_json=json)
+    path = f"/v1/jobs/{in_path(_named(job))}/requeue"
+    _print_job(client_of(url, key).call("POST", path), as_json=json)
 
 
 @jobs.command()
@@ -114,33 +114,12 @@ def follow(
 
     Ends with 1 where the job did not finish.
     """
-    frontend = Frontend(url, key)
-    after, retry = "", Patience(patience)
-    while True:
-        try:
-            for event in frontend.events(
-                "GET", f"{_path(job)}/stream", query={"after": after or None}
-            ):
-                error = (event.data or {}).get("error")
-                if error and not event.id and error.get("code") not in LASTING:
-                    raise Unreachable(str(error["message"]))
-                retry.restart()
-                after = event.id or after
-                _print_event(event.data, as_json=json)
-                if error:
-                    raise CommandError(str(error["message"]))
-                if event.data.get("done"):
-                    return
-            raise Unreachable("the stream ended before the job did.")
-        except Unreachable as error:
-            retry.wait(error)
-        except ServiceRefused as error:
-            if error.status < 500:
-                raise
-            retry.wait(error)
+    client = client_of(url, key, patience_s=patience)
+    for delta in client.follow(_named(job), raw=True):
+        _print_event(delta.event, as_json=json)
 
 
-def _print_event(data: dict[str, Any], *, as_json: bool) -> None:
+def _print_event(data: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(data)
     elif data.get("done"):
@@ -177,7 +156,8 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
     print_facts(facts)
 
 
-def _path(job: str) -> str:
+def _named(job: str) -> str:
+    """Raises CommandError for an empty id."""
     if not job.strip():
         raise CommandError("the id is empty.", ExitCode.UNUSABLE)
-    return f"/v1/jobs/{in_path(job.strip())}"
+    return job

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.cli.exits import CommandError, ExitCode
-from penstock.cli.frontend import Frontend
 from penstock.cli.options import DEFAULT_URL, Json, Key, Url
 from penstock.cli.output import milliseconds, print_facts, print_json, print_table
+from penstock.cli.service import client_of
 
 
 def status(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
@@ -15,15 +15,15 @@ def status(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
 
     Ends with 3 where nothing answers, with 1 where new requests are not accepted.
     """
-    frontend = Frontend(url, key)
-    ready = frontend.ask("GET", "/ready", accepted=(503,))
-    health = frontend.get("/health")
+    client = client_of(url, key)
+    ready = client.call("GET", "/ready", accepted=(503,))
+    health = client.call("GET", "/health")
     if not isinstance(ready, dict) or "ready" not in ready or not isinstance(health, dict):
-        raise CommandError(f"{frontend.url} is no frontend of Penstock.", ExitCode.NO_SERVICE)
+        raise CommandError(f"{client.url} is no frontend of Penstock.", ExitCode.NO_SERVICE)
     if json:
-        print_json({"url": frontend.url, **ready, "health": health})
+        print_json({"url": client.url, **ready, "health": health})
     else:
-        _print_status(frontend.url, ready, health)
+        _print_status(client.url, ready, health)
     if not ready["ready"]:
         raise CommandError(_why_not(ready))
 
@@ -63,7 +63,7 @@ def _why_not(ready: dict[str, Any]) -> str:
 
 def workers(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
     """Lists the live workers with what they serve and hold."""
-    health = Frontend(url, key).get("/health")
+    health = client_of(url, key).call("GET", "/health")
     found = health.get("workers")
     if found is None:
         raise CommandError("workers are shown to callers with a key.", ExitCode.REFUSED)

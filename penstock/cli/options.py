@@ -13,7 +13,11 @@ KEY_VARIABLE = "PENSTOCK_KEY"
 
 Url = Annotated[
     str,
-    typer.Option("--url", envvar=URL_VARIABLE, help="Any frontend of the service."),
+    typer.Option(
+        "--url",
+        envvar=URL_VARIABLE,
+        help="Any frontend of the service; several, separated by commas, are tried in turn.",
+    ),
 ]
 Key = Annotated[
     str | None,

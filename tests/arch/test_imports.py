@@ -53,6 +53,7 @@ def loaded_by(module: str) -> set[str]:
         ),
         ("shared.messages", {"torch", "pydantic", "redis", "asyncio"}),
         ("shared.launcher.main", {"torch", "api", "worker", "fastapi", "penstock"}),
+        ("penstock.client", {"api", "worker", "shared", "typer", "rich", "pydantic", "redis"}),
         ("penstock.cli.application", {"torch", "api", "worker", "shared", "redis", "fastapi"}),
     ],
 )

@@ -156,6 +156,17 @@ def test_site_packages_gets_no_package_but_penstock(installed: Installed) -> Non
     assert ended.stdout == "[None, None, None]\n", ended.stderr
 
 
+def test_the_client_is_installed_with_its_types(installed: Installed) -> None:
+    code = (
+        "import pathlib, penstock.client as c;"
+        "print(c.Client.__name__, (pathlib.Path(c.__file__).parents[1] / 'py.typed').is_file())"
+    )
+    ended = subprocess.run(
+        [installed.python, "-P", "-c", code], cwd="/", capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == "Client True\n", ended.stderr
+
+
 def test_the_wheel_alone_serves_the_demo_model_beside_folders_named_like_its_rooms(
     installed: Installed,
 ) -> None:

@@ -163,9 +163,9 @@ def test_an_answer_goes_on_where_a_lost_connection_left_it(
     assert whole.code == ExitCode.OK
     assert len(whole.out) > 60
     with cutting_proxy(service.base_url) as proxy:
-        # The models, the creation whose answer is lost and which is sent again, then the stream.
-        proxy.cuts = [100_000, 50, 100_000, 9000, 5000]
-        cut = penstock(*question, url=proxy.base_url)
+        # The creation, whose answer is lost and which is sent again; then the stream behind it.
+        proxy.cuts = [50, 9000, 5000]
+        cut = penstock(*question, "--model", MODEL, url=proxy.base_url)
         assert proxy.num_cut == 3
     assert (cut.code, cut.out) == (ExitCode.OK, whole.out)
     assert len(service.worker.seen) == 2, "each question was computed once"
@@ -252,8 +252,9 @@ def test_a_request_whose_answer_was_lost_is_computed_once(
     file = tmp_path / "prompts.txt"
     file.write_text("one prompt\n")
     with cutting_proxy(service.base_url) as proxy:
-        proxy.cuts = [100_000, 30]
-        ran = penstock("generate", str(file), "--max-tokens", "5", url=proxy.base_url)
+        proxy.cuts = [30]
+        words = ("generate", str(file), "--model", MODEL, "--max-tokens", "5")
+        ran = penstock(*words, url=proxy.base_url)
         assert proxy.num_cut == 1
     assert ran.code == ExitCode.OK
     assert len(service.worker.seen) == 1

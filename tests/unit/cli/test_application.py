@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from api.settings import ApiSettings
 from penstock.cli import start
 from penstock.cli.application import main
 from penstock.cli.exits import CommandError, ExitCode
-from penstock.cli.frontend import Frontend, Patience, Unreachable
+from penstock.cli.service import client_of
+from penstock.client import Client
 from shared.environment import variable_of
 from shared.launcher.settings import LauncherSettings
 from tests.support.table import table
@@ -128,33 +128,10 @@ def test_commands_and_flags_are_completed() -> None:
     assert "--max-num-seqs" in complete("penstock up --max-num").split()
 
 
-@table("url", ["", "ftp://x", "http://", "http://x:port", "http://x:99999"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_what_is_no_url_is_refused() -> None:
     with pytest.raises(CommandError) as refused:
-        Frontend(url)
+        client_of("ftp://x", None)
     assert refused.value.code == ExitCode.UNUSABLE
-
-
-def test_patience_grows_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        now[0] += seconds
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    patience, error = Patience(10.0), Unreachable("away")
-    while now[0] < 10.0:
-        patience.wait(error)
-    with pytest.raises(Unreachable):
-        patience.wait(error)
-    assert max(pauses) <= 5.0
-    assert sum(pauses) >= 10.0
-    patience.restart()
-    patience.wait(error)
-    assert pauses[-1] <= 0.25
 
 
 def test_every_exit_code_has_a_meaning() -> None:
@@ -167,6 +144,6 @@ def test_an_answer_that_is_no_frontends_is_a_sentence(
     def answer(*_: Any, **__: Any) -> Any:
         return ["not", "ours"]
 
-    monkeypatch.setattr(Frontend, "ask", answer)
+    monkeypatch.setattr(Client, "call", answer)
     assert main(["status"]) == ExitCode.NO_SERVICE
     assert "no frontend of Penstock" in capsys.readouterr().err

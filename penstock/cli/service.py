@@ -1,0 +1,52 @@
+"""The service that a command asks."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from penstock.cli.exits import CommandError, ExitCode
+from penstock.client import Client, NotFound, NotPermitted, PenstockError, Unreachable
+from penstock.client.requests import first_model
+
+_clients = ExitStack()
+
+
+def client_of(
+    url: str, key: str | None, *, patience_s: float = 0.0, timeout_s: float = 60.0
+) -> Client:
+    """Returns the client of the frontends at `url`, open until `close_clients`. Raises CommandError
+    for what is no URL."""
+    try:
+        client = Client(url, key=key, patience_s=patience_s, timeout_s=timeout_s)
+    except ValueError as error:
+        raise CommandError(str(error), ExitCode.UNUSABLE) from None
+    return _clients.enter_context(client)
+
+
+def close_clients() -> None:
+    """Closes the connections of the command that ends."""
+    _clients.close()
+
+
+def chosen_model(client: Client, given: str | None) -> str:
+    """Returns the `given` model, else the first one with a live worker, else the first one that is
+    known. Raises PenstockError where the service has none, or is away."""
+    return given or first_model(client.call("GET", "/v1/models", patience_s=0.0)["data"])
+
+
+def sentence_of(error: CommandError | PenstockError) -> str:
+    """Returns what is printed of an error."""
+    if isinstance(error, NotPermitted) and error.status == 401:
+        return f"{error} Give a key with --key or PENSTOCK_KEY."
+    return str(error)
+
+
+def exit_code_of(error: CommandError | PenstockError) -> ExitCode:
+    """Returns what a command ends with that raised `error`."""
+    if isinstance(error, CommandError):
+        return error.code
+    if isinstance(error, Unreachable):
+        return ExitCode.NO_SERVICE
+    if isinstance(error, NotPermitted):
+        return ExitCode.REFUSED
+    return ExitCode.NOT_FOUND if isinstance(error, NotFound) else ExitCode.FAILED

@@ -1,0 +1,49 @@
+"""A client of a running service, whose streams go on by themselves over whatever fails.
+
+    from penstock.client import Client
+
+    with Client("http://127.0.0.1:8000") as client:
+        for delta in client.chat("What is a penstock?"):
+            print(delta.text, end="", flush=True)
+
+`AsyncClient` is the same for asyncio. docs/adr/0057 says why it is there beside OpenAI's SDK. This
+package imports nothing else of Penstock.
+"""
+
+from penstock.client.answer import Answer, Choice, Delta
+from penstock.client.asynchronous import AsyncClient, AsyncStream
+from penstock.client.blocking import Client, Stream
+from penstock.client.errors import (
+    InvalidRequest,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    NotFound,
+    NotPermitted,
+    Overloaded,
+    PenstockError,
+    Refused,
+    StreamLost,
+    Unreachable,
+)
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "AsyncStream",
+    "Choice",
+    "Client",
+    "Delta",
+    "InvalidRequest",
+    "JobCancelled",
+    "JobExpired",
+    "JobFailed",
+    "NotFound",
+    "NotPermitted",
+    "Overloaded",
+    "PenstockError",
+    "Refused",
+    "Stream",
+    "StreamLost",
+    "Unreachable",
+]

@@ -1,0 +1,105 @@
+"""What both clients do with httpx2: its options, its errors, and what a response says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypedDict
+
+import httpx2
+
+from penstock.client.errors import PenstockError, Unreachable, refusal
+from penstock.client.requests import CONNECT_S, SILENCE_S, Event, Places, Request, headers_of
+
+
+class Call(TypedDict):
+    """Of one request of httpx2."""
+
+    method: str
+    url: str
+    content: bytes | None
+    params: dict[str, str]
+    headers: dict[str, str]
+    timeout: httpx2.Timeout
+
+
+class Connections(TypedDict):
+    """Of a client of httpx2."""
+
+    limits: httpx2.Limits
+    trust_env: bool
+
+
+def connections(places: Places) -> Connections:
+    """Returns how connections are made: as many as there are requests, through the environment's
+    proxy only to other machines."""
+    return {
+        "limits": httpx2.Limits(max_connections=None),
+        "trust_env": not places.are_local,
+    }
+
+
+class Caller:
+    """Makes requests of httpx2: with the key, and with timeouts."""
+
+    def __init__(self, key: str | None, timeout_s: float) -> None:
+        self._headers = headers_of(key)
+        self._timeout_s = timeout_s
+
+    def call(self, request: Request, url: str) -> Call:
+        """Returns a request at a frontend's URL."""
+        return self._call(request, url, self._timeout_s, {})
+
+    def stream(self, request: Request, url: str) -> Call:
+        """Returns a request for a stream, whose keep-alives say that it lives."""
+        return self._call(request, url, SILENCE_S, {"accept": "text/event-stream"})
+
+    def _call(self, request: Request, url: str, silence_s: float, more: dict[str, str]) -> Call:
+        headers = self._headers | more | dict(request.headers)
+        if request.body is not None:
+            headers["content-type"] = "application/json"
+        connect_s = min(self._timeout_s, CONNECT_S)
+        query = {name: str(value) for name, value in request.query.items() if value is not None}
+        return {
+            "method": request.method,
+            "url": url + request.path,
+            "content": None if request.body is None else json.dumps(request.body).encode(),
+            "params": query,
+            "headers": headers,
+            "timeout": httpx2.Timeout(
+                self._timeout_s, connect=connect_s, read=silence_s, pool=None
+            ),
+        }
+
+
+@contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Turns what httpx2 raises into Unreachable."""
+    try:
+        yield
+    except httpx2.TransportError as error:
+        reason = str(error) or type(error).__name__
+        raise Unreachable(f"no service answers at {url} ({reason}).") from error
+
+
+def read_json(response: httpx2.Response, url: str, accepted: tuple[int, ...] = ()) -> Any:
+    """Returns the JSON of a whole response, None of an empty one. Raises Refused."""
+    if response.status_code >= 400 and response.status_code not in accepted:
+        raise refusal(response.status_code, response.content, response.headers, url)
+    if not response.content:
+        return None
+    try:
+        return json.loads(response.content)
+    except ValueError:
+        raise PenstockError(f"{url} is no frontend of Penstock: no JSON.") from None
+
+
+def read_event(event: httpx2.ServerSentEvent, url: str) -> Event:
+    """Returns an event of a stream."""
+    if event.data == "[DONE]":
+        return Event(event.id, None)
+    try:
+        return Event(event.id, json.loads(event.data))
+    except ValueError:
+        raise PenstockError(f"{url} is no frontend of Penstock: no JSON.") from None

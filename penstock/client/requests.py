@@ -1,0 +1,188 @@
+"""What both clients send, how often, and where: without a network."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from penstock.client.errors import PenstockError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+URL_VARIABLE = "PENSTOCK_URL"
+KEY_VARIABLE = "PENSTOCK_KEY"
+# A stream sends a keep-alive every 15 s at the latest: a longer silence is a dead connection.
+SILENCE_S = 45.0
+CONNECT_S = 10.0
+LEAVING_S = 5.0  # for the cancel of a job whose stream is left
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 5.0
+IDEMPOTENCY_KEY = "idempotency-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request, for any of the URLs."""
+
+    method: str
+    path: str
+    body: Any = None
+    query: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether sending it twice is as good as once."""
+        return self.method != "POST" or IDEMPOTENCY_KEY in self.headers
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One server-sent event; `data` is its JSON, None for `[DONE]` and where nothing is left."""
+
+    id: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A stream's response has begun: the job is accepted."""
+
+    request_id: str  # the job's id
+
+
+class Places:
+    """The frontends' URLs, and which of them is asked next."""
+
+    def __init__(self, urls: str | Sequence[str] | None) -> None:
+        """Takes one URL, several, or those of PENSTOCK_URL, separated by commas.
+
+        Raises ValueError for what is no http:// or https:// URL.
+        """
+        if urls is None:
+            urls = os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        given = urls.split(",") if isinstance(urls, str) else list(urls)
+        self.urls = tuple(_base_url(url.strip()) for url in given)
+        if not self.urls:
+            raise ValueError("at least one URL of a frontend is needed")
+        self._turn = 0
+
+    @property
+    def url(self) -> str:
+        return self.urls[self._turn % len(self.urls)]
+
+    @property
+    def are_local(self) -> bool:
+        """Whether all are of this machine, which no proxy has to be asked for."""
+        return all(_is_loopback(urlsplit(url).hostname or "") for url in self.urls)
+
+    def leave(self, url: str) -> None:
+        """Asks the next one from now on, where `url` is the one that is asked now."""
+        if url == self.url:
+            self._turn += 1
+
+
+class Tries:
+    """The tries of one request: which URL, how long a pause, and when to give up.
+
+    `succeeded` after each success; a connection that was `opened` and lasted is one, too. `failed`
+    raises the error that it is given where another try is of no use, or where there was no success
+    for `limit_s`.
+    """
+
+    def __init__(self, places: Places, limit_s: float) -> None:
+        self._places = places
+        self._limit_s = limit_s
+        self.url = places.url
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        self._num_failed = 0
+        self._since_s: float | None = None
+        self._opened_s: float | None = None
+
+    def opened(self) -> None:
+        """Notes that a response began, which may say nothing for long."""
+        self._opened_s = time.monotonic()
+
+    def failed(self, error: PenstockError, *, may_pass: bool | None = None) -> float:
+        """Returns the seconds to wait before the next try. `may_pass` overrules the error's."""
+        now_s = time.monotonic()
+        if self._opened_s is not None and now_s - self._opened_s >= MAX_PAUSE_S:
+            self.succeeded()
+        self._opened_s = None
+        self._since_s = now_s if self._since_s is None else self._since_s
+        left_s = self._since_s + self._limit_s - now_s
+        if not (error.may_pass if may_pass is None else may_pass) or left_s <= 0:
+            raise error
+        self._places.leave(self.url)
+        self.url = self._places.url
+        self._num_failed += 1
+        num_rounds = self._num_failed // len(self._places.urls)
+        # No pause until each URL has failed once.
+        pause_s = min(FIRST_PAUSE_S * 2 ** (min(num_rounds, 10) - 1), MAX_PAUSE_S)
+        pause_s = pause_s * random.uniform(0.75, 1.0) if num_rounds else 0.0
+        if error.retry_after_s is not None and error.code != "frontend_draining":
+            pause_s = max(pause_s, error.retry_after_s)
+        return min(pause_s, left_s)
+
+
+def new_key() -> str:
+    """Returns an idempotency key that nobody else has."""
+    return uuid.uuid4().hex
+
+
+def in_path(name: str) -> str:
+    """Returns a name as one segment of a path. Raises ValueError for an empty one."""
+    if not name.strip():
+        raise ValueError("the id is empty")
+    return quote(name.strip(), safe="")
+
+
+def headers_of(key: str | None) -> dict[str, str]:
+    """Returns the headers of all requests; without a `key` that of PENSTOCK_KEY, if any."""
+    key = key if key is not None else os.environ.get(KEY_VARIABLE)
+    named = {"accept": "application/json", "user-agent": "penstock-client"}
+    return named | ({"authorization": f"Bearer {key}"} if key else {})
+
+
+def first_model(models: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the first model with a live worker, else the first one. Raises PenstockError."""
+    served = [model for model in models if model.get("is_served", True)]
+    for model in (*served, *models):
+        return str(model["id"])
+    raise PenstockError("the service has no model yet: no worker has announced one.", may_pass=True)
+
+
+def background(input: Any, model: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the body of a response in the background."""
+    return {**parameters, "model": model, "input": input, "background": True, "stream": False}
+
+
+def turns_of(messages: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the messages of a conversation; of one question the user's."""
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
+
+
+def _base_url(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise ValueError(f"{url!r} is no http:// or https:// URL of a frontend.")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}".removesuffix("/v1")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
