@@ -32,7 +32,7 @@ def main() -> int:
     # the event loop for 40 ms and more.
     gc.collect()
     gc.freeze()
-    logs = start_logs(settings.log_level, settings.log_format)
+    logs = start_logs(settings.log_level, settings.log_format, process="frontend")
     log_name_warnings()
     try:
         make_server(app, settings).run()

@@ -13,7 +13,7 @@ from api.generation.models import ModelCatalog
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.disconnects import ATTACH_ROUNDS, DisconnectTracker
 from api.system.health import HealthMonitor
-from shared.logs import RateLimitedOutageLog
+from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import JobStore, TransportError
 
@@ -105,15 +105,17 @@ class Housekeeping:
 
 async def _repeat(name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
     failing, recovered = f"housekeeping fails: {name}", f"housekeeping succeeds again: {name}"
-    outage = RateLimitedOutageLog(log, failing=failing, recovered=recovered)
+    outage = RateLimitedOutageLog(log, failing=failing, recovered=recovered, of=STORE)
+    faulty = RateLimitedOutageLog(log, failing=failing, recovered=recovered)
     while True:
         try:
             async with asyncio.timeout(MAX_ROUND_S):
                 await work()
             outage.succeeded()
+            faulty.succeeded()
         except (TransportError, TimeoutError) as error:
             outage.failed(reason=str(error) or type(error).__name__)
         except Exception as error:
             log.exception(failing)
-            outage.failed(reason=repr(error))
+            faulty.failed(reason=repr(error))
         await asyncio.sleep(interval_s)

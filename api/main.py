@@ -41,8 +41,8 @@ from api.system import health, models
 from api.system import metrics as system_metrics
 from api.system.pages import pages_router
 from shared.huge_pages import collapse_heap
-from shared.logs import RateLimitedOutageLog
 from shared.messages import Durability
+from shared.outages import STORE, RateLimitedOutageLog
 from shared.redis.check import UnsafeServer
 from shared.tasks import cancel_and_wait
 from shared.transport.connect import RedisTransport, open_transport
@@ -180,7 +180,7 @@ async def _check(
     settings: ApiSettings, transport: RedisTransport, open_requests: OpenRequests
 ) -> None:
     """Waits for the server, then judges it: one that would lose jobs gets none from here."""
-    outage = RateLimitedOutageLog(log, failing="redis is away", recovered="redis is here")
+    outage = RateLimitedOutageLog(log, failing="redis is away", recovered="redis is here", of=STORE)
     held = RateLimitedOutageLog(
         log, failing="nothing is accepted as durable", recovered="accepting as durable"
     )

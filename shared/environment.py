@@ -20,6 +20,7 @@ _OTHERS = frozenset(
         "PENSTOCK_URL",
         "PENSTOCK_KEY",
         "PENSTOCK_REPORT_FD",
+        "PENSTOCK_PROCESS",
         "PENSTOCK_LLGUIDANCE",
         "PENSTOCK_VLLM_PYTHON",
         "PENSTOCK_EXAMPLES",

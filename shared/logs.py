@@ -1,6 +1,7 @@
 """Logging of every process: records go through a queue, so that no event loop waits for a file.
 
 Messages are constant and values travel as fields: `log.info("job ended", extra={"job_id": ...})`.
+Every line has the name of its process: of `make run` the launcher's, such as `worker 1`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,31 @@ import queue
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextvars import ContextVar
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TextIO
 
-QUEUE_RECORDS = 10_000
+from shared.outages import OUTAGE_ATTRIBUTES, OutageFold
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
-    "message",
-    "asctime",
-    "taskName",
-    "color_message",  # uvicorn's: the message once more, with terminal codes
-}
+QUEUE_RECORDS = 10_000
+PROCESS_NAME = "PENSTOCK_PROCESS"  # set by a launcher for its children
+
+# Fields of every line that is logged in this context, such as the trace id of a request.
+_NONE: Mapping[str, object] = MappingProxyType({})
+log_context: ContextVar[Mapping[str, object]] = ContextVar("log_context", default=_NONE)
+
+_STANDARD = (
+    frozenset(vars(logging.makeLogRecord({})))
+    | OUTAGE_ATTRIBUTES
+    | {
+        "message",
+        "asctime",
+        "taskName",
+        "color_message",  # uvicorn's: the message once more, with terminal codes
+    }
+)
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
@@ -56,20 +70,50 @@ def record_fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, message, the fields, the traceback."""
+class ProcessIdentity:
+    """What all lines of a process have: its name and id, and its worker's name once it has one."""
 
-    def __init__(self, fields: Mapping[str, object] | None = None) -> None:
+    def __init__(self, kind: str, part: str = "") -> None:
+        """`kind`: the name of a process that no launcher has named. `part`: of one that is a part
+        of what was named, the engine of a worker."""
+        named = os.environ.get(PROCESS_NAME, "")
+        self._is_named = bool(named)
+        self._part = f" {part}" if part else ""
+        self._name = named or kind
+        self._worker_id = ""
+
+    def is_worker(self, worker_id: str) -> None:
+        """Adds the worker's name to all further lines."""
+        self._worker_id = worker_id
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of a JSON line."""
+        worker = {"worker": self._worker_id} if self._worker_id else {}
+        return {"process": self._name + self._part, "pid": os.getpid(), **worker}
+
+    @property
+    def label(self) -> str:
+        """What a text line begins with. A launcher's name is enough to tell processes apart."""
+        worker_id = "" if self._is_named or not self._worker_id else f" {self._worker_id}"
+        return f"[{self._name}{worker_id}{self._part}]"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time (UTC), level, process, logger, message, the fields, the
+    traceback."""
+
+    def __init__(self, identity: ProcessIdentity) -> None:
         super().__init__()
-        self._fields = dict(fields or {})
+        self._identity = identity
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": _utc(record.created),
             "level": record.levelname.lower(),
+            **self._identity.fields,
             "logger": record.name,
             "message": record.getMessage(),
-            **self._fields,
             **record_fields(record),
         }
         if trace := _trace(self, record):
@@ -78,21 +122,20 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:00.123 INFO worker.service job ended job_id=... tokens=12`."""
+    """`12:00:00.123 INFO [worker 1] worker.service job ended job_id=... tokens=12`."""
 
-    def __init__(self, fields: Mapping[str, object] | None = None) -> None:
+    def __init__(self, identity: ProcessIdentity) -> None:
         super().__init__()
-        self._fields = dict(fields or {})
+        self._identity = identity
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = "".join(
-            f" {name}={_shown(value)}"
-            for name, value in {**self._fields, **record_fields(record)}.items()
+            f" {name}={_shown(value)}" for name, value in record_fields(record).items()
         )
         line = (
-            f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {record.name} "
-            f"{record.getMessage()}{fields}"
+            f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {self._identity.label} "
+            f"{record.name} {record.getMessage()}{fields}"
         )
         trace = _trace(self, record)
         return f"{line}\n{trace}" if trace else line
@@ -111,6 +154,8 @@ class DroppingQueueHandler(logging.handlers.QueueHandler):
         prepared.exc_text = _trace(_PLAIN, record) or None
         prepared.exc_info = None
         prepared.stack_info = None
+        for name, value in log_context.get().items():
+            vars(prepared).setdefault(name, value)
         return prepared
 
     def enqueue(self, record: logging.LogRecord) -> None:
@@ -124,9 +169,15 @@ class Logs:
     """The process's logging while it runs; `stop` writes what is still queued."""
 
     def __init__(
-        self, handler: DroppingQueueHandler, listener: logging.handlers.QueueListener
+        self,
+        identity: ProcessIdentity,
+        handler: DroppingQueueHandler,
+        fold: OutageFold,
+        listener: logging.handlers.QueueListener,
     ) -> None:
+        self.identity = identity
         self._handler = handler
+        self._fold = fold
         self._listener = listener
         listener.start()
 
@@ -135,6 +186,7 @@ class Logs:
         root = logging.getLogger()
         if self._handler not in root.handlers:
             return
+        self._fold.close()
         if self._handler.num_dropped:
             logging.getLogger(__name__).warning(
                 "log records were dropped", extra={"num_dropped": self._handler.num_dropped}
@@ -147,20 +199,25 @@ def start_logs(
     level: LogLevel,
     log_format: LogFormat,
     *,
-    fields: Mapping[str, object] | None = None,
+    process: str,
+    part: str = "",
     stream: TextIO | None = None,
 ) -> Logs:
-    """Sets up the root logger of this process; `fields` are on every line."""
+    """Sets up the root logger of this process. `process` and `part` name it: ProcessIdentity."""
     as_json = log_format is LogFormat.JSON or (log_format is LogFormat.AUTO and in_container())
     target = logging.StreamHandler(stream or sys.stderr)
-    target.setFormatter(JsonFormatter(fields) if as_json else TextFormatter(fields))
+    identity = ProcessIdentity(process, part)
+    target.setFormatter(JsonFormatter(identity) if as_json else TextFormatter(identity))
     records: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_RECORDS)
     handler = DroppingQueueHandler(records)
+    fold = OutageFold()
+    if level is not LogLevel.DEBUG:  # there each loop's own lines are wanted
+        handler.addFilter(fold)
     root = logging.getLogger()
     root.setLevel(level.value)
     root.addHandler(handler)
     logging.captureWarnings(True)
-    return Logs(handler, logging.handlers.QueueListener(records, target))
+    return Logs(identity, handler, fold, logging.handlers.QueueListener(records, target))
 
 
 _PLAIN = logging.Formatter()
@@ -187,72 +244,6 @@ def _shown(value: object) -> str:
         return f"{value:.3f}".rstrip("0").rstrip(".")
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=\n') else text
-
-
-REMIND_S = 30.0
-
-
-class Outage:
-    """Decides which failures of something that is tried again and again are reported.
-
-    A loop that reports each of its tries fills a disk while the server is away, and buries the line
-    that tells since when. A loop that reports the first one alone looks dead after an hour.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.since_s: float | None = None  # None while the tries succeed
-        self._reported_s = 0.0
-
-    def failed(self) -> float | None:
-        """Counts a failure. Returns the outage's age in seconds where it is to be reported: at its
-        first failure (0.0), then at most every REMIND_S; None otherwise."""
-        now_s = self._clock()
-        if self.since_s is None:
-            self.since_s = self._reported_s = now_s
-            return 0.0
-        if now_s - self._reported_s < REMIND_S:
-            return None
-        self._reported_s = now_s
-        return now_s - self.since_s
-
-    def succeeded(self) -> float | None:
-        """Ends the outage. Returns how many seconds it lasted; None where there was none."""
-        if self.since_s is None:
-            return None
-        lasted_s, self.since_s = self._clock() - self.since_s, None
-        return lasted_s
-
-
-class RateLimitedOutageLog:
-    """Logs an outage when it begins, every REMIND_S while it lasts, and when it is over."""
-
-    def __init__(
-        self,
-        log: logging.Logger,
-        *,
-        failing: str,
-        recovered: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`failing` and `recovered` are the constant messages of the two records."""
-        self._log = log
-        self._failing = failing
-        self._recovered = recovered
-        self._outage = Outage(clock)
-
-    def failed(self, **fields: object) -> None:
-        """Counts a failed try; logs a warning with `fields` where one is due."""
-        outage_s = self._outage.failed()
-        if outage_s is not None:
-            lasting = {"outage_s": round(outage_s, 1)} if outage_s else {}
-            self._log.warning(self._failing, extra={**fields, **lasting})
-
-    def succeeded(self) -> None:
-        """Ends the outage, if there is one, with a line that tells its length."""
-        # Looked at first: this is called for every message that is received.
-        if self._outage.since_s is not None and (outage_s := self._outage.succeeded()) is not None:
-            self._log.info(self._recovered, extra={"outage_s": round(outage_s, 1)})
 
 
 # This machine's name, as a part of the names of its processes.

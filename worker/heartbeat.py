@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from shared.logs import RateLimitedOutageLog
+from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import JobQueue, WorkerReport
 from worker.engine_process.supervisor import EngineSupervisor
@@ -72,7 +72,10 @@ class Heartbeat:
         # After this a reply is not waited for: there is time for two more tries.
         self._timeout_s = lease_ms / 1000 / 3
         self._outage = RateLimitedOutageLog(
-            log, failing="a heartbeat was not delivered", recovered="heartbeats are delivered again"
+            log,
+            failing="a heartbeat was not delivered",
+            recovered="heartbeats are delivered again",
+            of=STORE,
         )
         self._confirmed_s = time.monotonic()
         self._was_confirmed = False

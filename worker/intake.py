@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.backoff import Backoff
-from shared.logs import RateLimitedOutageLog
 from shared.messages import MAX_CHOICES
+from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, JobQueue
 from worker.engine.seats import MIN_GAP
@@ -76,7 +76,10 @@ class Intake:
         self._reconcile_at_s = 0.0
         self._broken = False
         self._outage = RateLimitedOutageLog(
-            log, failing="the queue is unreachable", recovered="the queue is reachable again"
+            log,
+            failing="the queue is unreachable",
+            recovered="the queue is reachable again",
+            of=STORE,
         )
 
     def suspect(self) -> None:

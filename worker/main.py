@@ -9,7 +9,7 @@ import sys
 
 import uvloop
 
-from shared.logs import start_logs
+from shared.logs import Logs, start_logs
 from shared.process import report_refusal
 from shared.redis.check import UnsafeServer
 from shared.redis.url import UnsupportedUrl
@@ -35,10 +35,10 @@ def main() -> int:
         return _refuse(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    logs = start_logs(settings.log_level, settings.log_format)
+    logs = start_logs(settings.log_level, settings.log_format, process="worker")
     log_name_warnings()
     try:
-        return uvloop.run(_run(settings, checkpoint))
+        return uvloop.run(_run(settings, checkpoint, logs))
     except (UnsupportedUrl, UnsafeServer, SettingsError) as error:
         logs.stop()
         return _refuse(error)
@@ -49,10 +49,11 @@ def main() -> int:
         logs.stop()
 
 
-async def _run(settings: WorkerSettings, checkpoint: Checkpoint) -> int:
+async def _run(settings: WorkerSettings, checkpoint: Checkpoint, logs: Logs) -> int:
     transport = await open_transport(settings.redis_url, namespace=settings.namespace)
     try:
         service = WorkerService(settings, checkpoint, transport.queue, transport.check)
+        logs.identity.is_worker(service.worker_id)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, service.stop)

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from shared.backoff import Backoff
-from shared.logs import RateLimitedOutageLog
 from shared.messages import (
     START,
     Cursor,
@@ -27,6 +26,7 @@ from shared.messages import (
     JobState,
     Usage,
 )
+from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import Restored, TransportError
 from shared.transport.ports.queue import Append, AppendResult, AppendStatus, JobEnd, JobQueue
 from worker.outbox import FlushPolicy, Outbox, Settled
@@ -89,6 +89,7 @@ class Publisher:
             log,
             failing="the log is unreachable; output is buffered",
             recovered="the log is reachable again",
+            of=STORE,
         )
 
     def open(self, outbox: Outbox) -> None:

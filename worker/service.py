@@ -20,7 +20,8 @@ from typing import Any
 
 from shared.backoff import Backoff
 from shared.huge_pages import collapse_heap
-from shared.logs import RateLimitedOutageLog, host_name
+from shared.logs import host_name
+from shared.outages import STORE, RateLimitedOutageLog
 from shared.process import report_ready, report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
@@ -75,7 +76,10 @@ class WorkerService:
         self.metrics = WorkerMetrics(checkpoint.name, self.worker_id, settings.metrics_names)
         self._supervisor = EngineSupervisor(
             Configure(
-                settings.engine_options(checkpoint.path), settings.log_level, settings.log_format
+                settings.engine_options(checkpoint.path),
+                settings.log_level,
+                settings.log_format,
+                self.worker_id,
             ),
             self._jobs,
             load_timeout_s=settings.load_timeout_s,
@@ -208,7 +212,7 @@ class WorkerService:
     async def _retrying(self, what: str, action: Callable[[], Awaitable[Any]]) -> Any:
         backoff = Backoff(0.1, 2.0)
         outage = RateLimitedOutageLog(
-            log, failing="waiting for the store", recovered="the store is here"
+            log, failing="waiting for the store", recovered="the store is here", of=STORE
         )
         while True:
             try:

@@ -16,7 +16,7 @@ from api.batches.lease import BatchLease, StopReason
 from api.batches.row import RowContext, RunContext
 from api.batches.rows import RowScheduler
 from api.files.storage import BlobDamaged, BlobsUnavailable
-from shared.logs import RateLimitedOutageLog
+from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.batches import (
     BatchClaim,
@@ -173,7 +173,7 @@ class BatchRunner:
 
     async def _claim_forever(self) -> None:
         outage = RateLimitedOutageLog(
-            log, failing="no batch can be claimed", recovered="batches can be claimed"
+            log, failing="no batch can be claimed", recovered="batches can be claimed", of=STORE
         )
         while True:
             try:

@@ -42,17 +42,30 @@ _KINDS = {
 ANTHROPIC_VERSION_HEADER = "anthropic-version"
 _ANTHROPIC_ROUTES = "/v1/messages"
 _SHARED_ROUTES = "/v1/models"  # Anthropic's for clients that send its version
-# Polled by probes, scrapers and the dashboard, or fetched with every page: their access log lines
-# would bury all others.
+# Polled by probes, scrapers, pages and clients that wait for an end, or fetched with every page:
+# their access log lines would bury all others.
 _ROUTINE = frozenset(
     {
+        "/",
+        "/dashboard",
+        "/docs",
         "/health",
-        "/ready",
         "/metrics",
         "/metrics/deployment",
+        "/openapi.json",
+        "/ready",
+        "/redoc",
         "/static/{name}",
+        "/v1/batches",
+        "/v1/batches/{batch_id}",
+        "/v1/dead-letters",
+        "/v1/files",
         "/v1/jobs",
+        "/v1/jobs/{name}",
         "/v1/models",
+        "/v1/models/{model_id:path}",
+        "/v1/responses/{name}",
+        "/version",
     }
 )
 _HEADERS = "response_headers"  # in the scope's state

@@ -12,6 +12,7 @@ from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreac
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.disconnects import DisconnectTracker
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
+from shared.outages import OF_STORE_OUTAGE
 from shared.transport.ports.jobs import (
     AdmissionLimits,
     DurabilityChecks,
@@ -98,7 +99,8 @@ class Admission:
             self._accepted.add(job)
 
     async def _not_accepted(self, job: Job, error: TransportError) -> ApiError:
-        log.warning("submit failed", extra={"job_id": job.job_id, "reason": str(error)})
+        extra = {"job_id": job.job_id, "reason": str(error), **OF_STORE_OUTAGE}
+        log.warning("submit failed", extra=extra)
         # By its key it can be requested again, and others may be reading it.
         if job.idempotency is None:
             await self._disconnects.cancel(job.job_id)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import anyio
 
 from shared.messages import OnDisconnect
+from shared.outages import OF_STORE_OUTAGE
 from shared.transport.ports.jobs import JobStore, TransportError
 
 log = logging.getLogger(__name__)
@@ -127,4 +128,5 @@ class DisconnectTracker:
                 await self._store.detach(job_id, reader_id)
         except (TransportError, TimeoutError) as error:
             # Its lease or deadline ends the job, its retention the text.
-            log.warning("detach failed", extra={"job_id": job_id, "reason": str(error)})
+            extra = {"job_id": job_id, "reason": str(error), **OF_STORE_OUTAGE}
+            log.warning("detach failed", extra=extra)

@@ -7,6 +7,7 @@ its reader. The subscription may begin before (`expecting`), while the job is be
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import heapq
 import itertools
 import logging
@@ -20,6 +21,7 @@ from api.jobs.accepted_jobs import PATIENCE_S
 from api.jobs.event_stream import JobStream, RelayCounts
 from api.jobs.missing_end import MissingEnd
 from shared.messages import Cursor
+from shared.outages import OF_STORE_OUTAGE
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.bus import EventBus, Subscription
 from shared.transport.ports.jobs import JobStore, Restored, Submitted, TransportError
@@ -154,7 +156,9 @@ class QuietStreams:
         watch = _Watch(stream, stream.last_news_s, self._silence_s)
         self._push(watch, stream.last_news_s + self._silence_s)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="quiet-streams")
+            # Of no request, though one happens to be the first.
+            context = contextvars.Context()
+            self._task = asyncio.create_task(self._run(), name="quiet-streams", context=context)
 
     async def aclose(self) -> None:
         """Stops. Idempotent."""
@@ -221,7 +225,8 @@ class QuietStreams:
         now = asyncio.get_running_loop().time()
         if self._away_since_s is None:
             self._away_since_s = now
-            log.warning("quiet streams cannot be looked at", extra={"reason": reason})
+            extra = {"reason": reason, **OF_STORE_OUTAGE}
+            log.warning("quiet streams cannot be looked at", extra=extra)
         if now < self._away_since_s + self._outage_s:
             for watch in page:
                 self._push(watch, now)

@@ -16,7 +16,8 @@ from redis.exceptions import AuthenticationError
 
 from shared.backoff import Backoff
 from shared.launcher.redis_server import ServerError
-from shared.logs import Outage, host_name
+from shared.logs import PROCESS_NAME, host_name
+from shared.outages import Outage
 from shared.process import MAX_REPORT_BYTES, READY, REPORT_FD, dying_with_this_process
 from shared.settings import EXIT_BAD_SETTINGS
 from shared.transport.connect import RedisTransport, open_transport
@@ -47,7 +48,7 @@ class Child:
         """
         self.name = name
         self._argv = list(argv)
-        self._env = dict(env)
+        self._env = {**env, PROCESS_NAME: name}
         self._say = say
         self._on_death = on_death
         self._must_report = reports_ready

@@ -36,7 +36,7 @@ def run_in_one_process(
     except (SettingsError, CheckpointNotFound) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return EXIT_BAD_SETTINGS
-    logs = start_logs(worker_settings.log_level, worker_settings.log_format)
+    logs = start_logs(worker_settings.log_level, worker_settings.log_format, process="penstock")
     try:
         return asyncio.run(_serve(api_settings, worker_settings, checkpoint, announce))
     except SettingsError as error:  # API keys or a port that cannot be used

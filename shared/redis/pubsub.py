@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from shared.backoff import Backoff
-from shared.logs import RateLimitedOutageLog
+from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class Subscriber:
             log,
             failing="pub/sub connection lost, trying again",
             recovered="pub/sub connection is back",
+            of=STORE,
         )
         self.reconnects = 0
 

@@ -95,7 +95,7 @@ async def test_a_silent_subscription_is_replaced_and_its_streams_never_stand_sti
             await _all_go_on(clients)
             proxy.blackhole_all(None)
             for frontend in scenario.deployment.frontends:
-                await until(lambda f=frontend: "pub/sub connection is back" in f.log, "its return")
+                await until(lambda f=frontend: "the store answers again" in f.log, "its return")
         await scenario.all_finished(clients)
         await scenario.settled()
         await scenario.deployment.use_frontends()

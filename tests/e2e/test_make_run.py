@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ from openai import OpenAI
 
 from shared.launcher.redis_server import PrivateServer
 from shared.launcher.vllm_environment import has_nvidia_driver
-from tests.support.launched import REPOSITORY, Launched, is_alive
+from tests.support.launched import REPOSITORY, Launched, free_port, is_alive
 from tests.support.service_client import ServiceClient, echo, token_ids_of
 from tests.support.throttle import FAULTS, Throttle
 
@@ -81,6 +82,29 @@ def test_any_frontend_relays_any_job_and_workers_share_the_queue(tmp_path: Path)
         assert second.get(f"/v1/jobs/{job_id}").json()["status"] == "finished"
         health = second.get("/health").json()
         assert len(health["workers"]) == 2
+
+
+def test_each_worker_has_a_metrics_port_and_each_line_the_name_of_its_process(
+    tmp_path: Path,
+) -> None:
+    ports = range(free_port(3), 40_000)
+    env = {"WORKERS": "3", "FRONTENDS": "2", "RUNNER": "echo", "METRICS_PORT": str(ports[0])}
+    with Launched(tmp_path, env) as penstock, ServiceClient(penstock) as service:
+        service.until(lambda: len(service.health()["workers"]) == 3, "all workers")
+        scraped = [httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30) for port in ports[:3]]
+        found = [set(re.findall(r'worker="([^"]+)"', answer.text)) for answer in scraped]
+        assert [len(names) for names in found] == [1, 1, 1], "each tells of itself alone"
+        ids = {worker["id"] for worker in service.health()["workers"]}
+        assert set.union(*found) == ids, "of three workers"
+        for port in ports[:3]:
+            assert httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200
+    lines = [line for line in penstock.output.splitlines() if re.match(r"\d\d:\d\d:\d\d\.", line)]
+    named = [re.match(r"\S+ [A-Z]+ +\[([^]]+)\] ", line) for line in lines]
+    assert [line for line, name in zip(lines, named, strict=True) if name is None] == []
+    processes = {name[1] for name in named if name is not None}
+    assert {"worker 0", "worker 1", "worker 2", "frontend 0", "frontend 1"} <= processes
+    engines = {f"worker {number} engine" for number in range(3)}
+    assert {name for name in processes if "engine" in name} <= engines
 
 
 def _texts(lines: object) -> list[str]:

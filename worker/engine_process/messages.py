@@ -35,6 +35,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     options: EngineOptions
     log_level: LogLevel
     log_format: LogFormat
+    worker_id: str = ""  # for the log
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):

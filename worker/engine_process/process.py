@@ -69,11 +69,8 @@ def main() -> int:
             "EngineReady was not sent yet"
         )
         return 0
-    logs = start_logs(
-        configure.log_level,
-        configure.log_format,
-        fields={"process": "engine"},
-    )
+    logs = start_logs(configure.log_level, configure.log_format, process="worker", part="engine")
+    logs.identity.is_worker(configure.worker_id)
     try:
         return _serve(configure.options, link, logs)
     except LinkClosed:

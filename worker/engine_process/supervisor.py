@@ -96,7 +96,9 @@ class EngineSupervisor:
                 self.stats = dict.fromkeys(
                     self.stats, 0
                 )  # nothing runs until its successor reports
-                log.error("the engine process died", extra={"pid": self.pid, "detail": str(died)})
+                log.error(
+                    "the engine process died", extra={"engine_pid": self.pid, "detail": str(died)}
+                )
                 await self.close()
                 cause = CrashCause.ENGINE
                 if died.by_device:
@@ -195,7 +197,7 @@ class EngineSupervisor:
             if self.is_lost and link is not killed:  # its end may be reported later
                 log.error(
                     "the engine makes no progress and is killed",
-                    extra={"pid": link.pid, "step_age_s": self._quiet_s},
+                    extra={"engine_pid": link.pid, "step_age_s": self._quiet_s},
                 )
                 link.kill()
                 killed = link

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from shared.logs import REMIND_S, RateLimitedOutageLog
+from shared.outages import (
+    OF_STORE_OUTAGE,
+    REMIND_S,
+    STORE,
+    OutageFold,
+    RateLimitedOutageLog,
+)
 
 
 class Clock:
@@ -51,3 +59,116 @@ def test_the_next_outage_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> 
         "gone",
         "gone",
     ]
+
+
+class Loops:
+    """Loops of one process that need the store, and what passes their fold."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture, *names: str) -> None:
+        self.clock = Clock()
+        self.fold = OutageFold(self.clock)
+        caplog.set_level(logging.INFO)
+        caplog.handler.addFilter(self.fold)
+        self.logger = logging.getLogger("t")
+        self._caplog = caplog
+        self.by_name = {
+            name: RateLimitedOutageLog(
+                self.logger,
+                failing=f"{name} fails",
+                recovered=f"{name} works",
+                of=STORE,
+                clock=self.clock,
+            )
+            for name in names
+        }
+
+    def fail(self, *names: str) -> None:
+        for name in names or self.by_name:
+            self.by_name[name].failed()
+
+    def work(self, *names: str) -> None:
+        for name in names or self.by_name:
+            self.by_name[name].succeeded()
+
+    @property
+    def lines(self) -> list[str]:
+        return [record.getMessage() for record in self._caplog.records]
+
+
+@pytest.fixture
+def loops(caplog: pytest.LogCaptureFixture) -> Iterator[Loops]:
+    made = Loops(caplog, "heartbeat", "queue", "log")
+    yield made
+    caplog.handler.removeFilter(made.fold)
+
+
+def ended(caplog: pytest.LogCaptureFixture) -> list[tuple[float, int]]:
+    """The lengths of outages that are over, and how much was not logged of each."""
+    return [
+        (record.outage_s, record.num_suppressed)  # type: ignore[attr-defined]
+        for record in caplog.records
+        if record.getMessage() == "the store answers again"
+    ]
+
+
+def test_an_outage_of_all_loops_is_one_line_when_it_begins_and_one_when_it_is_over(
+    loops: Loops, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(10):
+        loops.fail()
+        loops.clock.now_s += 1
+    loops.work("queue")
+    loops.clock.now_s += 0.5
+    loops.work()
+    loops.fold.close()
+    assert loops.lines == ["heartbeat fails", "the store answers again"]
+    assert ended(caplog) == [(10.0, 29)]
+
+
+def test_a_success_among_failures_is_no_end(loops: Loops, caplog: pytest.LogCaptureFixture) -> None:
+    loops.fail()
+    loops.clock.now_s += 3
+    loops.work("queue")
+    loops.clock.now_s += 1
+    loops.fail("queue")  # it is away still: one answer came through
+    loops.clock.now_s += 1
+    loops.work()
+    loops.fold.close()
+    assert loops.lines == ["heartbeat fails", "the store answers again"]
+    assert ended(caplog) == [(5.0, 3)]
+
+
+def test_an_end_is_logged_by_itself_when_nothing_fails_any_more(
+    loops: Loops, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.outages.SETTLED_S", 0.02)
+    loops.fail()
+    loops.work()
+    begin_s = time.monotonic()
+    while not ended(caplog):
+        assert time.monotonic() < begin_s + 30
+        time.sleep(0.005)
+    loops.fail("log")
+    assert loops.lines == ["heartbeat fails", "the store answers again", "log fails"]
+
+
+def test_a_long_outage_is_reminded_of_by_one_loop_at_a_time(loops: Loops) -> None:
+    for _ in range(65):
+        loops.fail()
+        loops.clock.now_s += 1
+    assert len(loops.lines) == 3
+
+
+def test_what_is_tried_once_has_a_line_of_its_own_where_no_loop_fails(loops: Loops) -> None:
+    loops.logger.warning("submit failed", extra=OF_STORE_OUTAGE)
+    loops.fail("queue")
+    loops.logger.warning("submit failed again", extra=OF_STORE_OUTAGE)
+    loops.logger.warning("another matter")
+    assert loops.lines == ["submit failed", "queue fails", "another matter"]
+
+
+def test_a_loop_that_ended_in_an_outage_hides_no_later_one(loops: Loops) -> None:
+    loops.fail("queue")
+    loops.clock.now_s += 10 * REMIND_S
+    loops.fail("log")
+    assert loops.lines == ["queue fails", "log fails"]

@@ -3,24 +3,37 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from shared.logs import DroppingQueueHandler, LogFormat, LogLevel, start_logs
+from shared.logs import (
+    PROCESS_NAME,
+    DroppingQueueHandler,
+    LogFormat,
+    LogLevel,
+    Logs,
+    log_context,
+    start_logs,
+)
+from shared.outages import STORE, RateLimitedOutageLog
 
 log = logging.getLogger("tests.logs")
 
 
 @contextmanager
-def logs(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> Iterator[io.StringIO]:
+def logs(
+    log_format: LogFormat, level: LogLevel = LogLevel.INFO, part: str = ""
+) -> Iterator[io.StringIO]:
     stream = io.StringIO()
     root = logging.getLogger()
     before = root.level
-    started = start_logs(level, log_format, fields={"process": "p"}, stream=stream)
+    started = start_logs(level, log_format, process="worker", part=part, stream=stream)
     try:
+        stream.logs = started  # type: ignore[attr-defined]
         yield stream
     finally:
         started.stop()
@@ -47,7 +60,8 @@ def test_a_json_line_has_the_message_and_the_fields() -> None:
         "level": "info",
         "logger": "tests.logs",
         "message": "job ended",
-        "process": "p",
+        "process": "worker",
+        "pid": os.getpid(),
         "job_id": "0-a",
         "tokens": 3,
     }
@@ -58,8 +72,67 @@ def test_a_text_line_has_them_too_and_stays_one_line() -> None:
         log.info("job ended", extra={"job_id": "0-a", "detail": 'two words\n"x"', "took_s": 0.5})
     (line,) = stream.getvalue().splitlines()
     assert line.endswith(
-        'INFO    tests.logs job ended process=p job_id=0-a detail="two words\\n\\"x\\"" took_s=0.5'
+        'INFO    [worker] tests.logs job ended job_id=0-a detail="two words\\n\\"x\\"" took_s=0.5'
     )
+
+
+def is_worker(stream: io.StringIO, worker_id: str) -> None:
+    started = stream.logs  # type: ignore[attr-defined]
+    assert isinstance(started, Logs)
+    started.identity.is_worker(worker_id)
+
+
+def test_a_line_has_the_name_of_its_process_and_of_its_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with logs(LogFormat.TEXT, part="engine") as stream:
+        is_worker(stream, "host-1")
+        log.info("x")
+    assert "INFO    [worker host-1 engine] tests.logs x\n" in stream.getvalue()
+    monkeypatch.setenv(PROCESS_NAME, "worker 3")
+    with logs(LogFormat.TEXT, part="engine") as stream:
+        is_worker(stream, "host-1")
+        log.info("x")
+    assert "INFO    [worker 3 engine] tests.logs x\n" in stream.getvalue()
+    with logs(LogFormat.JSON) as stream:
+        is_worker(stream, "host-1")
+        log.info("x")
+    line = json.loads(stream.getvalue())
+    assert (line["process"], line["worker"]) == ("worker 3", "host-1")
+
+
+def test_fields_of_the_context_are_on_each_line_that_has_none_of_its_own() -> None:
+    with logs(LogFormat.JSON) as stream:
+        token = log_context.set({"trace_id": "t1"})
+        log.info("inside")
+        log.info("its own", extra={"trace_id": "t2"})
+        log_context.reset(token)
+        log.info("outside")
+    found = [json.loads(line).get("trace_id") for line in stream.getvalue().splitlines()]
+    assert found == ["t1", "t2", None]
+
+
+@pytest.mark.parametrize(("level", "num_lines"), [(LogLevel.INFO, 2), (LogLevel.DEBUG, 4)])
+def test_an_outage_of_two_loops_is_two_lines_but_where_everything_is_wanted(
+    level: LogLevel, num_lines: int
+) -> None:
+    loops = [
+        RateLimitedOutageLog(log, failing=f"{name} fails", recovered=f"{name} works", of=STORE)
+        for name in ("one", "other")
+    ]
+    with logs(LogFormat.JSON, level) as stream:
+        for loop in loops:
+            loop.failed(reason="away")
+        for loop in loops:
+            loop.succeeded()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    messages = [line["message"] for line in lines if line["logger"] != "asyncio"]
+    assert len(messages) == num_lines, messages
+    assert messages[0] == "one fails"
+    assert not any(name.startswith("outage_o") for line in lines for name in line)
+    if level is LogLevel.INFO:
+        assert messages[1] == "the store answers again"
+        assert lines[1]["num_suppressed"] == 1
 
 
 @pytest.mark.parametrize("log_format", [LogFormat.JSON, LogFormat.TEXT])
