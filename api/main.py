@@ -23,7 +23,7 @@ from api.dialects.messages import routes as messages
 from api.dialects.responses import routes as responses
 from api.files import routes as files
 from api.files.upload import FORM_BYTES
-from api.http.caller import RequestIdMiddleware
+from api.http.caller import KINDS_BY_PATH, RequestIdMiddleware
 from api.http.middleware import (
     BodyLimitMiddleware,
     ErrorResponsesMiddleware,
@@ -33,6 +33,7 @@ from api.http.middleware import (
 from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
 from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
+from api.http.traces import TracesMiddleware
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.services import Services, Transport
@@ -45,6 +46,7 @@ from shared.messages import Durability
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.redis.check import UnsafeServer
 from shared.tasks import cancel_and_wait
+from shared.tracing import Tracing
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
 
@@ -135,6 +137,9 @@ def _add_middleware(app: FastAPI, settings: ApiSettings, metrics: Metrics, ring:
     app.add_middleware(ErrorResponsesMiddleware)
     app.add_middleware(OriginMiddleware, origins=origins)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
+    app.add_middleware(
+        TracesMiddleware, tracing=lambda scope: part_in(scope, Tracing), paths=KINDS_BY_PATH
+    )
     app.add_middleware(TrailingSlashMiddleware)
 
 
@@ -154,6 +159,7 @@ def _batch_runner(services: Services) -> BatchRunner:
             max_line_bytes=settings.max_body_bytes,
         ),
         refuse_unused_members=settings.refuse_unused_members,
+        tracing=services.tracing,
     )
     return BatchRunner(context, max_batches=settings.batches_at_once)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from functools import partial
 from typing import Protocol
@@ -30,6 +31,7 @@ from api.system.health import HealthMonitor
 from api.system.metrics import DeploymentCollector, FrontendCollector
 from shared.text.chat_template import RenderingProcesses
 from shared.text.text_model import load_text
+from shared.tracing import Tracing, open_tracing
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
 from shared.transport.ports.files import FileIndex, FileLimits
@@ -73,6 +75,7 @@ class Services:
         store = transport.store
         # Contains a UUID and is never reused: an old frontend's readers are not a new one's.
         self.frontend_id = f"fe-{uuid.uuid4().hex}"
+        self.tracing = open_tracing("penstock-frontend", self.frontend_id)
         self.settings = settings
         self.store = store
         self.dead_letters = transport.dead_letters
@@ -187,6 +190,7 @@ class Services:
         self.metrics.deployment_registry.unregister(self._deployment_collector)
         self.pool.close()
         self.files.close()
+        await asyncio.to_thread(self.tracing.close)
 
     def parts(self) -> dict[type, object]:
         """Returns what routes may depend on, by type (see `api.dependencies`)."""
@@ -203,6 +207,7 @@ class Services:
             ResponseStore: self.responses,
             StreamTokens: self.stream_tokens,
             TimeSlices: self.slices,
+            Tracing: self.tracing,
         }
 
 

@@ -236,6 +236,8 @@ class Job:
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
     idempotency: Idempotency | None = None  # known to the store alone
     durability: Durability = Durability.NONE  # known to the accepting frontend alone
+    traceparent: str = ""  # W3C Trace Context of what submitted it; "" where there is none
+    tracestate: str = ""
 
     def __post_init__(self) -> None:
         _whole("n", self.num_choices, 1, MAX_CHOICES)

@@ -30,6 +30,7 @@ from worker.outbox import Outbox, Settled
 from worker.output import OutputProcessor, Piece, ReplayMismatch
 from worker.publisher import Publisher
 from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
+from worker.traces import ENGINE_DIED, HANDED_BACK, SUPERSEDED, JobTraces
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,10 @@ class JobRunner:
         publisher: Publisher,
         send: Callable[[ToEngine], None],
         metrics: WorkerMetrics,
+        traces: JobTraces,
     ) -> None:
         self._metrics = metrics
+        self._traces = traces
         self._jobs = jobs
         self._model = model
         self._publisher = publisher
@@ -58,16 +61,16 @@ class JobRunner:
         if stale is not None:
             if stale.attempt >= delivery.attempt:
                 return
-            self._forget(stale)
+            self._forget(stale, SUPERSEDED)
         running = RunningJob.of(delivery)
         self._jobs.add(running)
         self._start(running, delivery)
         self._metrics.job_taken(delivery.attempt)
+        self._traces.taken(running, delivery)
         log.info(
             "job started",
             extra={
-                "job_id": job.job_id,
-                "attempt": delivery.attempt,
+                **running.log_fields,
                 "prompt_tokens": len(job.prompt_token_ids),
                 "resumed_tokens": running.num_resumed,
                 "max_tokens": job.sampling.max_tokens,
@@ -187,6 +190,7 @@ class JobRunner:
         if output.token_ids and running.first_token_s is None:
             running.first_token_s = time.monotonic()
             self._jobs.changed.set()  # one fewer waits here for its first token
+            self._traces.first_token(running, output.times)
         natural = output.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH)
         piece = choice.processor.push(
             output.token_ids,
@@ -217,7 +221,7 @@ class JobRunner:
         running = self._jobs.get(job_id)
         if running is None or (attempt is not None and running.attempt != attempt):
             return
-        self._forget(running)
+        self._forget(running, why)
         _log_end(running, why)
 
     def stop_engine_work(self, job_id: str, attempt: int) -> None:
@@ -235,10 +239,12 @@ class JobRunner:
         self._leave_engine(*running.choices)
         self._jobs.remove(running)
         if settled.status is AppendStatus.OK:
-            _log_end(running, running.end_reason, running.end_detail)
+            outcome, detail = running.end_reason, running.end_detail
             self._metrics.job_ended(running)
         else:
-            _log_end(running, settled.status.value, settled.detail)
+            outcome, detail = settled.status.value, settled.detail
+        self._traces.ended(running, outcome)
+        _log_end(running, outcome, detail)
 
     def stop_all(self) -> None:
         """Cancels all jobs in the engine; their output so far can still be published."""
@@ -249,7 +255,7 @@ class JobRunner:
         """Empties the table; returns the jobs, which must be given back to the queue."""
         jobs = list(self._jobs)
         for running in jobs:
-            self._forget(running)
+            self._forget(running, HANDED_BACK)
         return jobs
 
     def take_from_engine(self) -> list[RunningJob]:
@@ -258,6 +264,7 @@ class JobRunner:
         for running in jobs:
             self._jobs.remove(running)
             self._publisher.drop(running.job.job_id)
+            self._traces.ended(running, ENGINE_DIED)
         return jobs
 
     def _apply(self, running: RunningJob, choice: RunningChoice, piece: Piece) -> None:
@@ -311,13 +318,15 @@ class JobRunner:
 
     def _finish(self, running: RunningJob, end: JobEnd) -> None:
         running.end_reason, running.end_detail = end.reason, end.message
+        running.finished_s = time.monotonic()
         running.outbox.finish(end)
         self._publisher.notice(running.outbox)
 
-    def _forget(self, running: RunningJob) -> None:
+    def _forget(self, running: RunningJob, why: str) -> None:
         self._leave_engine(*running.choices)
         self._jobs.remove(running)
         self._publisher.drop(running.job.job_id)
+        self._traces.ended(running, why)
 
     def _leave_engine(self, *choices: RunningChoice) -> None:
         for choice in choices:
@@ -349,8 +358,7 @@ def _log_end(running: RunningJob, reason: str, detail: str = "") -> None:
     now_s = time.monotonic()
     first_s = running.first_token_s
     fields: dict[str, object] = {
-        "job_id": running.job.job_id,
-        "attempt": running.attempt,
+        **running.log_fields,
         "reason": reason,
         "tokens": running.num_tokens,
         "cached_tokens": running.cached_tokens or 0,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.messages import FinishReason, Job, Usage
+from shared.tracing import TraceContext
 from shared.transport.ports.queue import Delivery
 from worker.outbox import Outbox
 from worker.output import OutputProcessor
@@ -40,6 +41,7 @@ class RunningJob:
     waited_s: float = 0.0  # in the queue, before its first claim
     begun_s: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
+    finished_s: float | None = None  # when its end was known here
     end_reason: str = ""  # set when its end is on the way to the log
     end_detail: str = ""
     outbox: Outbox = field(init=False)  # set when the job is admitted
@@ -75,6 +77,13 @@ class RunningJob:
     def num_tokens(self) -> int:
         """Output tokens of all choices and attempts."""
         return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What its lines in the log have."""
+        fields: dict[str, object] = {"job_id": self.job.job_id, "attempt": self.attempt}
+        context = TraceContext.parse(self.job.traceparent)
+        return fields if context is None else {**fields, "trace_id": context.trace_id}
 
     @property
     def usage(self) -> Usage:

@@ -25,6 +25,7 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.process import report_ready, report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
+from shared.tracing import open_tracing
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
 from worker.checkpoint import Checkpoint, LoadedModel
@@ -41,6 +42,7 @@ from worker.probes import WorkerProbes
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.settings import WorkerSettings
+from worker.traces import JobTraces
 
 EXIT_OK = 0
 EXIT_BAD_MODEL = 2
@@ -73,6 +75,7 @@ class WorkerService:
         # (job id, attempt) of jobs whose engine died, with its cause, until the store has both.
         self._deaths: list[tuple[Sequence[tuple[str, int]], CrashCause]] = []
         self.worker_id = _new_worker_id()
+        self._tracing = open_tracing("penstock-worker", self.worker_id)
         self.metrics = WorkerMetrics(checkpoint.name, self.worker_id, settings.metrics_names)
         self._supervisor = EngineSupervisor(
             Configure(
@@ -158,6 +161,7 @@ class WorkerService:
         finally:
             await cancel_and_wait(starting)
             await self._supervisor.close()
+            await asyncio.to_thread(self._tracing.close)
 
     async def _start(self) -> None:
         """Loads the model while the store may still be unreachable."""
@@ -179,7 +183,12 @@ class WorkerService:
             LoadedModel.load, self._checkpoint, ready, self._settings
         )
         self._runner = JobRunner(
-            self._jobs, self._model, self._publisher, self._supervisor.send, self.metrics
+            self._jobs,
+            self._model,
+            self._publisher,
+            self._supervisor.send,
+            self.metrics,
+            JobTraces(self._tracing, self.worker_id),
         )
         log.info(
             "the model is loaded",

@@ -42,6 +42,7 @@ from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
 from api.generation.validation import parse_json, parse_request
 from api.http.caller import Caller
+from api.http.traces import trace_end, trace_generation
 from api.ids import public_id
 from api.jobs.delta_parts import split_long
 from api.jobs.event_stream import JobStream, StreamInterrupted
@@ -60,6 +61,7 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
+from shared.tracing import Span, Tracing
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.files import FileIndex
 from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Restored, TransportError
@@ -138,6 +140,7 @@ class RunContext:
     endpoints: Mapping[str, Endpoint]  # by path
     bounds: BatchBounds
     refuse_unused_members: bool
+    tracing: Tracing = field(default_factory=Tracing)
     preparing: asyncio.Semaphore = field(  # bounds the threads that tokenize prompts
         default_factory=lambda: asyncio.Semaphore(MAX_PREPARING)
     )
@@ -172,9 +175,11 @@ class RowTask:
         self._request_id = public_id(context.endpoint.kind, job_id)
         self._may_exist = may_exist
         self._ignored: str | None = None  # the names of ignored parameters, once parsed
+        self._span = Span(None)
 
     async def run(self) -> RowResult:
         """Returns the row's result. Raises nothing but CancelledError."""
+        self._span = self._context.run.tracing.begin("batch row", None)
         try:
             return await self._run()
         except ApiError as error:
@@ -184,6 +189,8 @@ class RowTask:
         except Exception:
             log.exception("row failed", extra={"job_id": self._job_id})
             return self._refused(internal_error())
+        finally:
+            self._span.end()
 
     def expired(self) -> RowResult:
         """Returns the result of a row that did not run before the batch expired."""
@@ -197,9 +204,11 @@ class RowTask:
                 if self._may_exist:
                     await self._cancel()
                 return self._stopped()
+            trace_generation(self._span, (prepared.job,), self._request_id)
             end = await self._run_job(prepared)
             if end is None:
                 return self._stopped()
+            trace_end(self._span, prepared.job.model, end, prepared.timing.ttft_ms)
             if isinstance(end, Finished):
                 body = prepared.formatter.whole(end)
                 line = output_pieces(
@@ -220,7 +229,13 @@ class RowTask:
         """
         context, backoff = self._context, _backoff()
         client_id = _shown(self._row.custom_id)
-        caller = Caller(self._request_id, self._job_id, client_id, context.tenant)
+        caller = Caller(
+            self._request_id,
+            self._job_id,
+            client_id,
+            context.tenant,
+            trace=self._span.context,
+        )
         while True:
             try:
                 async with context.run.preparing:

@@ -19,10 +19,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.traces import span_in
 from api.ids import parse_job_id, public_id
 from api.metrics import Metrics
 from shared.keys import new_job_id
 from shared.messages import Idempotency
+from shared.tracing import TraceContext
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,8 @@ ANTHROPIC_HEADER = "request-id"
 MAX_CLIENT_ID_CHARS = 512
 MAX_PUBLIC_ID_CHARS = 100
 
-_KINDS = {
+# Of what a POST makes a job of.
+KINDS_BY_PATH = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
     "/generate": "generate",
@@ -82,6 +85,7 @@ class Caller:
     `request_id` names the request in headers and logs; for a request that makes a job it is the
     public id of `job_id`. `scope`: the tenant whose jobs the caller may see; None: all, for
     operators and for a server without keys. `sees_details`: of the deployment, at /health.
+    `trace`: what the spans of its jobs are inside of.
     """
 
     request_id: str
@@ -91,6 +95,7 @@ class Caller:
     scope: str | None = None
     sees_details: bool = True
     idempotency: Idempotency | None = None
+    trace: TraceContext | None = None
 
     def sees(self, tenant: str) -> bool:
         """Returns whether jobs of `tenant` are visible to the caller."""
@@ -146,7 +151,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        set_caller(scope, _new_caller(scope))
+        set_caller(scope, replace(_new_caller(scope), trace=span_in(scope).context))
         status = 0
         begin_s = time.monotonic()
 
@@ -196,7 +201,7 @@ def _new_caller(scope: Scope) -> Caller:
     headers = Headers(scope=scope)
     client_request_id = _printable(headers.get("x-client-request-id", ""))
     path: str = scope["path"]
-    kind = _KINDS.get(path)
+    kind = KINDS_BY_PATH.get(path)
     if kind is not None and scope["method"] == "POST":
         job_id = new_job_id()
         return Caller(public_id(kind, job_id), job_id, client_request_id)

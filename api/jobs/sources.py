@@ -16,8 +16,10 @@ from api.errors import ApiError, store_unreachable
 from api.generation.formatter import Timing
 from api.generation.logprobs import ScoredPrompt
 from api.generation.sampling import is_small_response
+from api.http.caller import caller_in
 from api.http.open_requests import Ending
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
+from api.http.traces import span_in, trace_end, trace_generation
 from api.jobs.event_stream import JobStream
 from api.jobs.service import JobService
 from shared.messages import (
@@ -35,6 +37,7 @@ from shared.messages import (
     Usage,
 )
 from shared.tasks import cancel_and_wait
+from shared.tracing import Span
 from shared.transport.ports.jobs import JobRecord, Submitted, TransportError
 
 log = logging.getLogger(__name__)
@@ -193,9 +196,12 @@ class SubmittedJobs:
         self._generation_tokens = jobs.metrics.generation_tokens.labels(first.model)
         self._stream: EventStream | None = None
         self._end: Finished | Failed | None = None
+        self._span = Span(None)
 
     async def open(self, scope: Scope) -> EventStream:
         """Submits the jobs. Raises ApiError; then nothing is left open."""
+        self._span = span_in(scope)
+        trace_generation(self._span, self._submitted, caller_in(scope).request_id)
         streams: list[JobStream] = []
         try:
             for index in range(len(self._submitted)):
@@ -262,6 +268,7 @@ class SubmittedJobs:
         assert self._stream is not None
         self._end = end
         self._timing.started_s = self._stream.started_s
+        trace_end(self._span, self._model, end, self._timing.ttft_ms)
         metrics = self._jobs.metrics
         num_tokens = sum(len(job.prompt_token_ids) for job in self._submitted)
         metrics.prompt_tokens.labels(self._model).inc(num_tokens)
@@ -290,6 +297,7 @@ class SubmittedJobs:
         assert self._stream is not None
         await self._stream.aclose()
         self._count(outcome)
+        self._span.set({"penstock.outcome": str(outcome)})
         extra: dict[str, object] = {"job_id": self.job_id, "kind": self._kind, "outcome": outcome}
         if len(self._submitted) > 1:
             extra["num_jobs"] = len(self._submitted)

@@ -9,7 +9,7 @@ from typing import Any
 from shared.keys import Keys
 from shared.messages import Cursor, Delta, ErrorCode, JobState, PromptSlice, Segment, TokenLogprob
 from shared.redis.connections import Connections
-from shared.transport.ports.queue import Delivery, JobSnapshot
+from shared.transport.ports.queue import Delivery, JobSnapshot, LostClaim
 from shared.transport.scripts import Scripts
 from shared.transport.wire import PayloadInvalid, decode_entry, decode_job
 
@@ -42,7 +42,7 @@ class DeliveryReader:
 
     async def _delivery(self, worker_id: str, claim: Any, claimed_s: float) -> Delivery | None:
         """Returns None for a job that cannot be run: it has been failed."""
-        _, raw_id, attempt, n, b, _, crashes, cached, request, record, fields, *_ = claim
+        _, raw_id, attempt, n, b, _, crashes, cached, request, record, fields, *before = claim
         job_id, end = raw_id.decode(), Cursor(int(n), int(b))
         try:
             job = decode_job(request)
@@ -76,7 +76,7 @@ class DeliveryReader:
             logged=tuple(deltas),
             snapshot=JobSnapshot(request, record, tuple(fields), claimed_s),
             prompt_slices=tuple(slices),
-            waited_s=_waited_s(fields) if int(attempt) == 1 else 0.0,
+            **_times(int(attempt), fields, *before),
         )
 
     async def _logged(self, job_id: str, end: Cursor) -> tuple[list[PromptSlice], list[Delta]]:
@@ -111,11 +111,22 @@ class DeliveryReader:
         )
 
 
-def _waited_s(fields: Sequence[bytes]) -> float:
-    """Returns the seconds from a job's submit to its claim, by the fields of its hash."""
+def _times(
+    attempt: int, fields: Sequence[bytes], lost_owner: bytes = b"", lost_ms: bytes = b""
+) -> dict[str, Any]:
+    """Returns the members of a delivery that say what was before the claim, by the fields of the
+    job's hash, and the claim that it was taken from."""
     names = dict(zip(fields[::2], fields[1::2], strict=True))
-    waited_ms = int(names.get(b"claim_ms", 0)) - int(names.get(b"sub_ms", 0))
-    return max(0, waited_ms) / 1000
+    claim_ms = int(names.get(b"claim_ms", 0))
+
+    def since_s(since_ms: bytes) -> float:
+        return max(0, claim_ms - int(since_ms)) / 1000
+
+    if attempt == 1:
+        return {"waited_s": since_s(names.get(b"sub_ms", b"0"))}
+    if lost_owner:
+        return {"lost_claim": LostClaim(lost_owner.decode(), since_s(lost_ms or b"0"))}
+    return {"requeued_s": since_s(names[b"free_ms"])} if b"free_ms" in names else {}
 
 
 def segments_of(deltas: Sequence[Delta]) -> tuple[Segment, ...] | None:

@@ -261,13 +261,13 @@ class Engine:
         now_s = self._clock()
         for sequence in grown:
             self._recovery.rejoin(sequence)
-            if sequence.first_token_s is None:
+            is_first = sequence.first_token_s is None
+            if is_first:
                 sequence.first_token_s = now_s
             stop = sequence.find_stop(self.config.eos_token_ids)
-            times = None
             if stop is not None:
                 self._end(sequence)
-                times = _times_of(sequence, now_s)
+            times = _times_of(sequence, now_s) if is_first or stop is not None else None
             outputs.append(grown_output(sequence, stop, result.logprobs, times))
         return outputs + self._end_computed_prompts(launched.planned, now_s)
 

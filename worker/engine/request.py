@@ -57,7 +57,8 @@ class EngineOutput(NamedTuple):
     message: str = ""  # a sentence about the error
     num_cached_tokens: int = 0  # of its prompt, found in the prefix cache
     prompt_logprobs: tuple[PromptLogprob, ...] = ()  # new since its last output
-    times: RequestTimes | None = None  # with a natural end of a request that was computed
+    # With a natural end of a request that was computed; our own engine's first token has them, too.
+    times: RequestTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,12 @@ from api.dialects.responses.store import ResponsesDep, response_not_found
 from api.errors import ClientError, unsupported
 from api.generation.formatter import Timing
 from api.generation.models import GenerationDep
-from api.http.caller import CallerDep
+from api.http.caller import CallerDep, caller_in
 from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.http.time_slices import SlicesDep
+from api.http.traces import span_in, trace_generation
 from api.jobs.request_reader import JsonRoute
 from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobsDep, JobService
@@ -132,6 +133,7 @@ async def _begin(
     request: Request, jobs: JobService, job: Job, formatter: ResponseFormatter
 ) -> Response:
     """Submits a job without a reader."""
+    trace_generation(span_in(request.scope), (job,), caller_in(request.scope).request_id)
     with jobs.open_requests.enter():
         submission = await jobs.admission.submit(job, "")
     set_rate_limit_headers(request.scope, submission.allowances)

@@ -120,6 +120,14 @@ class JobSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class LostClaim:
+    """The claim before, of a worker that has not given the job back: it was taken for dead."""
+
+    worker_id: str
+    age_s: float  # from it to the present claim
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """A claimed job: run each of its choices from where its log ends, and append as `attempt`.
 
@@ -140,6 +148,9 @@ class Delivery:
     prompt_slices: tuple[PromptSlice, ...] = field(default=(), repr=False)  # where a delta follows
     # Seconds in the queue before the first claim; 0.0 after a later one. Measured, so not compared.
     waited_s: float = field(default=0.0, compare=False)
+    # Seconds since the worker of the claim before gave it back; None where none has.
+    requeued_s: float | None = field(default=None, compare=False)
+    lost_claim: LostClaim | None = field(default=None, compare=False)
 
     @property
     def choices(self) -> tuple[LoggedChoice, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from shared.messages import Cursor, ErrorCode, FinishReason, Job
 from shared.metrics import MetricsNames
 from shared.text.model_card import ModelCard
+from shared.tracing import Tracing
 from shared.transport.ports.queue import Delivery, JobEnd
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue
 from worker.checkpoint import LoadedModel
@@ -18,6 +19,7 @@ from worker.metrics import WorkerMetrics
 from worker.outbox import FlushPolicy
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs, request_id_of
+from worker.traces import JobTraces
 
 MODEL = LoadedModel(
     name="m",
@@ -57,7 +59,14 @@ class Bench:
             on_published=lambda lag_s: None,
         )
         self.metrics = WorkerMetrics("m", "w1", MetricsNames.PENSTOCK)
-        self.runner = JobRunner(self.jobs, MODEL, self.publisher, self.sent.append, self.metrics)
+        self.runner = JobRunner(
+            self.jobs,
+            MODEL,
+            self.publisher,
+            self.sent.append,
+            self.metrics,
+            JobTraces(Tracing(), "w1"),
+        )
 
     def admit(self, job: Job, attempt: int = 1, logged: str = "", cached: int = 0) -> str:
         token_ids = tuple(logged.encode())

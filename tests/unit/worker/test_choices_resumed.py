@@ -15,6 +15,7 @@ import pytest
 from shared.choice_deltas import ChoiceDelta, segment_deltas
 from shared.messages import START, Cursor, Delta, Job
 from shared.metrics import MetricsNames
+from shared.tracing import Tracing
 from shared.transport.deliveries import segments_of
 from shared.transport.ports.queue import Append, Delivery, JobEnd
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job
@@ -34,6 +35,7 @@ from worker.job_runner import JobRunner
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
 from worker.running_jobs import RunningJobs
+from worker.traces import JobTraces
 
 LETTERS = "abcdEN é😀".encode()
 
@@ -117,7 +119,14 @@ class Attempt:
         self._outbox: Outbox | None = None
         self.jobs = RunningJobs(8)
         metrics = WorkerMetrics("m", "w1", MetricsNames.PENSTOCK)
-        self._runner = JobRunner(self.jobs, MODEL, cast(Any, self), self._send, metrics)
+        self._runner = JobRunner(
+            self.jobs,
+            MODEL,
+            cast(Any, self),
+            self._send,
+            metrics,
+            JobTraces(Tracing(), "w1"),
+        )
         self._runner.admit(log.delivery())
 
     def step(self) -> None:

@@ -61,14 +61,20 @@ def test_the_engine_divides_the_time_of_a_sequence() -> None:
     for name in ("first", "second"):
         params = SamplingParams(max_tokens=3, temperature=0.0)
         engine.add(EngineRequest(request_id=name, prompt_token_ids=(1, 2, 3), params=params))
+    first: dict[str, RequestTimes] = {}
     times: dict[str, RequestTimes] = {}
     while engine.has_unfinished():
         for output in engine.step():
             if output.finish_reason is not None:
                 assert output.times is not None
                 times[output.request_id] = output.times
+            elif output.request_id not in first:
+                assert output.times is not None
+                first[output.request_id] = output.times
             else:
                 assert output.times is None
+    for name, (queued_s, prefill_s, _) in times.items():
+        assert first[name] == (queued_s, prefill_s, 0.0), "what is known of its first token is so"
     assert times["second"].queued_s > times["first"].queued_s + times["first"].decode_s
     assert times["first"].decode_s == times["second"].decode_s > 0
     counts, total = engine.measures.sequences.counts

@@ -1,8 +1,8 @@
 -- Make a delivered entry this worker's job: attempt + 1 is the fence every later write is checked by.
--- Returns {'OK', id, attempt, n, b, h, crashes, cached, request, facts, fields of its hash}, {'GONE'},
--- {'DONE', state}, {'NEWER'} (written by a newer release) or {'WAITS'} (a plain job whose frontend has
--- died is not begun before a reader elsewhere has taken the mark over): left untouched, and for the
--- caller to give back.
+-- Returns {'OK', id, attempt, n, b, h, crashes, cached, request, facts, fields of its hash, owner and
+-- time of the claim before, from which the job was not given back ('' else)}, {'GONE'}, {'DONE', state},
+-- {'NEWER'} (written by a newer release) or {'WAITS'} (a plain job whose frontend has died is not begun
+-- before a reader elsewhere has taken the mark over): left untouched, and for the caller to give back.
 -- `is_new`: the entry has just been delivered for the first time. A job that runs then was put back by
 -- its owner (restore.lua): {'HELD', owner}, left untouched too.
 -- Facts and fields are what its worker needs to put the job back if the server loses it.
@@ -58,5 +58,6 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
     fields[#fields + 1] = redis.call('HGET', P .. 'idem:' .. job.idem, 'body') or ''
   end
   return {'OK', id, attempt, job.n, job.b, job.h or '', job.crashes or '0', job.cached_tokens or '0',
-    request, redis.call('GET', P .. 'facts:' .. id) or '', fields}
+    request, redis.call('GET', P .. 'facts:' .. id) or '', fields,
+    job.owner or '', job.claim_ms or ''}
 end

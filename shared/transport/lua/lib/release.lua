@@ -3,6 +3,7 @@
 local function release(id, queue, entry, wid)
   redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')
   if redis.call('GET', P .. 'probe:' .. wid) == id then redis.call('DEL', P .. 'probe:' .. wid) end
-  redis.call('HSET', P .. 'job:' .. id, 'state', 'queued', 'owner', '')
+  redis.call('HSET', P .. 'job:' .. id, 'state', 'queued', 'owner', '',
+    'free_ms', whole(now_ms()))
   count_job(id, 'running', 'queued')
 end

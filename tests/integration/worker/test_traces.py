@@ -1,0 +1,354 @@
+"""Traces of real frontends and workers, as a collector gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+
+from tests.integration.worker.conftest import StartWorker
+from tests.integration.worker.worker_process import WorkerProcess, until
+from tests.support.otlp import Collector, ReceivedSpan, collecting, wait_for_spans
+from tests.support.service_processes import Process, process
+from tests.support.throttle import Throttle
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+CLIENT_SPAN_ID = "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE_ID}-{CLIENT_SPAN_ID}-01"
+NUM_TOKENS = 60
+# Between clocks of processes that say when one thing was: a busy machine holds one of them up.
+SLACK_S = 0.5
+QUESTION = "how much water is in the lake behind the dam"
+
+
+@pytest.fixture(autouse=True)
+def _no_tracing_of_the_test_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as made:
+        yield made
+
+
+@asynccontextmanager
+async def serving(
+    redis_url: str, namespace: str, settings: dict[str, str]
+) -> AsyncIterator[tuple[httpx.AsyncClient, Process]]:
+    """A frontend that sees a worker, and a client of it."""
+    async with AsyncExitStack() as stack:
+        frontend = stack.enter_context(
+            process(redis_url, namespace, HEALTH_INTERVAL_S="0.1", LOG_FORMAT="text", **settings)
+        )
+        await until(lambda: frontend.answers("/ready", 200), "a frontend that sees the workers")
+        client = httpx.AsyncClient(base_url=frontend.base_url, timeout=60)
+        yield await stack.enter_async_context(client), frontend
+
+
+async def chat(
+    client: httpx.AsyncClient, model: str, headers: dict[str, str] | None = None
+) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of an answer of NUM_TOKENS tokens."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0.5,
+        "seed": 7,
+        "stream": True,
+    }
+    sent = client.stream("POST", "/v1/chat/completions", json=body, headers=headers or {})
+    async with sent as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def worker_id_of(worker: WorkerProcess) -> str:
+    match = re.search(r" ready .*?worker_id=(\S+)", worker.log)
+    assert match is not None, worker.log
+    return match[1]
+
+
+def one(spans: list[ReceivedSpan], name: str, parent_id: str | None = None) -> ReceivedSpan:
+    (span,) = (s for s in spans if s.name == name and parent_id in (None, s.parent_id))
+    return span
+
+
+class Migrated:
+    """An answer that two workers have given a part of, and what it was called."""
+
+    def __init__(self) -> None:
+        self.job_id = ""
+        self.text = ""
+        self.first_id = ""
+        self.second_id = ""
+
+
+async def migrate(
+    client: httpx.AsyncClient,
+    workers: list[WorkerProcess],
+    throttle: Throttle,
+    collector: Collector,
+    stop: signal.Signals,
+) -> Migrated:
+    """Has a job traced as TRACE_ID and its worker stopped in mid-stream."""
+    (model,) = (m["id"] for m in (await client.get("/v1/models")).json()["data"])
+    found = Migrated()
+    throttle.apply(5)
+    headers = {"traceparent": TRACEPARENT, "tracestate": "vendor=value"}
+    num_chunks = 0
+    async for chunk in chat(client, model, headers):
+        found.text += "".join(c["delta"].get("content") or "" for c in chunk["choices"])
+        num_chunks += 1
+        if num_chunks == 5:
+            found.job_id = chunk["id"].removeprefix("chatcmpl-")
+            record = (await client.get(f"/v1/jobs/{chunk['id']}")).json()
+            found.first_id = record["worker"]
+            (first,) = (w for w in workers if worker_id_of(w) == found.first_id)
+            (other,) = (w for w in workers if w is not first)
+            found.second_id = worker_id_of(other)
+            # Spans are sent when they end: what this worker never ends, it never sends.
+            await until(
+                lambda: any(s.name == "prefill" for s in collector.of_trace(TRACE_ID)),
+                "the first worker's spans",
+            )
+            first.signal(stop)
+            await taken_up(other, found.job_id)
+            throttle.release()
+    return found
+
+
+async def taken_up(worker: WorkerProcess, job_id: str) -> None:
+    await until(lambda: f"job_id={job_id} attempt=2" in worker.log, "the second attempt")
+
+
+async def test_one_trace_covers_frontend_queue_and_both_workers_of_a_job_whose_worker_was_killed(
+    start_worker: StartWorker,
+    throttle: Throttle,
+    collector: Collector,
+    redis_url: str,
+    namespace: str,
+) -> None:
+    workers = [start_worker(**collector.settings) for _ in range(2)]
+    for worker in workers:
+        await worker.ready()
+    async with serving(redis_url, namespace, collector.settings) as (client, _):
+        migrated = await migrate(client, workers, throttle, collector, signal.SIGKILL)
+        names = ["queue", "attempt", "wait", "prefill", "attempt", "wait", "prefill", "decode"]
+        (model,) = (m["id"] for m in (await client.get("/v1/models")).json()["data"])
+        root_name = f"chat {model}"
+        spans = await asyncio.to_thread(wait_for_spans, collector, TRACE_ID, [root_name, *names])
+    root = one(spans, root_name)
+    assert (root.kind, root.parent_id, root.tracestate) == (
+        "SERVER",
+        CLIENT_SPAN_ID,
+        "vendor=value",
+    )
+    assert root.resource["service.name"] == "penstock-frontend"
+    assert not root.is_error
+    usage = root.attributes
+    assert usage["gen_ai.usage.input_tokens"] > len(QUESTION.split())
+    assert 0 < usage["gen_ai.response.time_to_first_chunk"] < root.end_s - root.start_s
+    assert {
+        name: usage[name]
+        for name in usage
+        if name not in ("gen_ai.usage.input_tokens", "gen_ai.response.time_to_first_chunk")
+    } == {
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "http.route": "/v1/chat/completions",
+        "url.path": "/v1/chat/completions",
+        "url.scheme": "http",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "penstock",
+        "gen_ai.request.model": model,
+        "gen_ai.request.max_tokens": NUM_TOKENS,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.frequency_penalty": 0.0,
+        "gen_ai.request.presence_penalty": 0.0,
+        "gen_ai.request.seed": 7,
+        "gen_ai.response.id": f"chatcmpl-{migrated.job_id}",
+        "gen_ai.response.model": model,
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.output_tokens": NUM_TOKENS,
+        "gen_ai.usage.cache_read.input_tokens": 0,
+        "penstock.job.id": migrated.job_id,
+        "penstock.outcome": "length",
+    }
+
+    attempts = {span.attempt: span for span in spans if span.name == "attempt"}
+    lost, taken_over = attempts[1], attempts[2]
+    queue = one(spans, "queue")
+    for span in (queue, lost, taken_over):
+        assert span.parent_id == root.span_id
+        assert span.attributes["penstock.job.id"] == migrated.job_id
+        assert span.attributes["gen_ai.request.model"] == model
+    assert queue.attempt == 1
+    assert queue.resource["service.instance.id"] == migrated.first_id
+    # The killed worker could not send its attempt: its successor did, with what is known of it.
+    assert lost.resource["service.instance.id"] == migrated.second_id
+    assert lost.is_error
+    assert {k: v for k, v in lost.attributes.items() if k.startswith(("penstock", "error"))} == {
+        "penstock.job.id": migrated.job_id,
+        "penstock.attempt": 1,
+        "penstock.worker.id": migrated.first_id,
+        "penstock.outcome": "worker_lost",
+        "penstock.reported_by": migrated.second_id,
+        "error.type": "worker_lost",
+    }
+    assert lost.kind == taken_over.kind == "CONSUMER"
+    assert taken_over.links == ((TRACE_ID, lost.span_id),)
+    assert not taken_over.is_error
+    resumed = taken_over.attributes["penstock.tokens.resumed"]
+    assert 5 <= resumed < NUM_TOKENS
+    assert taken_over.attributes["penstock.tokens.output"] == NUM_TOKENS - resumed
+    assert taken_over.attributes["penstock.outcome"] == "length"
+    assert taken_over.attributes["penstock.worker.id"] == migrated.second_id
+
+    wait, prefill = (one(spans, name, lost.span_id) for name in ("wait", "prefill"))
+    assert wait.resource["service.instance.id"] == migrated.first_id, "sent before it was killed"
+    assert_in_order([root, queue, lost], [queue, lost, taken_over], [lost, wait], [wait, prefill])
+    parts = [one(spans, name, taken_over.span_id) for name in ("wait", "prefill", "decode")]
+    assert taken_over.start_s == parts[0].start_s
+    for earlier, later in itertools.pairwise(parts):
+        assert earlier.start_s <= earlier.end_s == pytest.approx(later.start_s, abs=1e-5)
+    assert parts[-1].end_s <= taken_over.end_s
+    assert parts[-1].attributes["penstock.tokens.output"] == NUM_TOKENS - resumed
+    assert lost.end_s == pytest.approx(taken_over.start_s, abs=1e-5), "until it was taken over"
+    assert prefill.end_s < lost.end_s
+    assert taken_over.end_s < root.end_s + SLACK_S
+    assert_no_content(spans, migrated.text)
+
+
+def assert_in_order(*groups: list[ReceivedSpan]) -> None:
+    """Each span begins with the one before it, or later."""
+    for group in groups:
+        for earlier, later in itertools.pairwise(group):
+            assert earlier.start_s <= later.start_s + SLACK_S, (earlier, later)
+
+
+def assert_no_content(spans: list[ReceivedSpan], text: str) -> None:
+    """No attribute has words of the question or of the answer; those of GenAI are known ones."""
+    known = {
+        value
+        for name, value in vars(gen_ai_attributes).items()
+        if name.startswith("GEN_AI") and isinstance(value, str)
+    }
+    content = {"gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.prompt"}
+    for span in spans:
+        names = {name for name in span.attributes if name.startswith("gen_ai.")}
+        assert names <= known - content, names - known
+        values = json.dumps(span.attributes)
+        assert "dam" not in values
+        assert text[:20] not in values
+
+
+async def test_a_drained_workers_attempt_ends_well_and_the_queue_is_in_the_trace_once_more(
+    start_worker: StartWorker,
+    throttle: Throttle,
+    collector: Collector,
+    redis_url: str,
+    namespace: str,
+) -> None:
+    workers = [start_worker(DRAIN_TIMEOUT_S="0.1", **collector.settings) for _ in range(2)]
+    for worker in workers:
+        await worker.ready()
+    async with serving(redis_url, namespace, collector.settings) as (client, _):
+        migrated = await migrate(client, workers, throttle, collector, signal.SIGTERM)
+        parts = ["wait", "prefill", "decode"]
+        (model,) = (m["id"] for m in (await client.get("/v1/models")).json()["data"])
+        names = [f"chat {model}", *["queue", "attempt", *parts] * 2]
+        spans = await asyncio.to_thread(wait_for_spans, collector, TRACE_ID, names)
+    first, second = sorted((s for s in spans if s.name == "attempt"), key=lambda s: s.attempt)
+    assert first.attributes["penstock.outcome"] == "handed_back"
+    assert not first.is_error
+    assert first.resource["service.instance.id"] == migrated.first_id
+    assert second.links == ((TRACE_ID, first.span_id),)
+    queues = sorted((s for s in spans if s.name == "queue"), key=lambda s: s.attempt)
+    assert [queue.attempt for queue in queues] == [1, 2]
+    assert queues[1].resource["service.instance.id"] == migrated.second_id
+    assert queues[1].start_s > first.start_s
+    assert queues[1].end_s == pytest.approx(second.start_s, abs=1e-5)
+    tokens = [span.attributes["penstock.tokens.output"] for span in (first, second)]
+    assert sum(tokens) == NUM_TOKENS
+    assert tokens[0] == second.attributes["penstock.tokens.resumed"]
+
+
+def loads_protobuf(pid: int) -> bool:
+    return "_upb" in Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_without_configuration_nothing_is_loaded_and_nothing_is_sent(
+    start_worker: StartWorker,
+    collector: Collector,
+    redis_url: str,
+    namespace: str,
+) -> None:
+    """The context of a client reaches the worker all the same: both logs name its trace."""
+    worker = await start_worker().ready()
+    async with serving(redis_url, namespace, {}) as (client, frontend):
+        (model,) = (m["id"] for m in (await client.get("/v1/models")).json()["data"])
+        chunks = [c async for c in chat(client, model, {"traceparent": TRACEPARENT})]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        untraced = [c async for c in chat(client, model)]
+        await until(lambda: worker.log.count("job ended") == 2, "the ends")
+        lines = "".join(frontend.lines).splitlines()
+        pids = [worker.pid, *worker.engine_pids(), frontend.popen.pid]
+        assert len(pids) == 3
+        assert not any(loads_protobuf(pid) for pid in pids)
+    assert collector.num_requests == 0
+    first_id, second_id = (c[0]["id"].removeprefix("chatcmpl-") for c in (chunks, untraced))
+    for line in worker.log.splitlines() + lines:
+        if first_id in line:
+            assert f"trace_id={TRACE_ID}" in line
+        if second_id in line:
+            assert "trace_id" not in line
+    assert sum(first_id in line for line in worker.log.splitlines()) >= 2
+    assert sum(first_id in line for line in lines) >= 2
+
+
+async def test_a_collector_that_never_answers_holds_up_no_job_and_is_one_line(
+    start_worker: StartWorker, redis_url: str, namespace: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+        }
+        worker = await start_worker(**settings).ready()
+        async with serving(redis_url, namespace, settings) as (client, frontend):
+            (model,) = (m["id"] for m in (await client.get("/v1/models")).json()["data"])
+            num_ended = 0
+            # Jobs are begun and ended all the time, while each try of the exporters hangs.
+            while worker.log.count("traces cannot be sent") < 1 or num_ended < 20:
+                chunks = [chunk async for chunk in chat(client, model)]
+                assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+                num_ended += 1
+            assert num_ended >= 20
+            lines = frontend.lines
+            await until(lambda: "traces cannot be sent" in "".join(lines), "the frontend's line")
+            for _ in range(3):
+                assert [chunk async for chunk in chat(client, model)]
+            assert "".join(lines).count("traces cannot be sent") == 1
+            assert worker.log.count("traces cannot be sent") == 1
+        worker.signal(signal.SIGTERM)
+        assert await worker.ended() == 0
+        assert "Traceback" not in worker.log
