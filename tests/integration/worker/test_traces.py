@@ -352,3 +352,79 @@ async def test_a_collector_that_never_answers_holds_up_no_job_and_is_one_line(
         worker.signal(signal.SIGTERM)
         assert await worker.ended() == 0
         assert "Traceback" not in worker.log
+
+
+PARTS = ["queue", "attempt", "wait", "prefill", "decode"]
+
+
+async def test_every_way_to_make_jobs_is_traced(
+    start_worker: StartWorker,
+    collector: Collector,
+    redis_url: str,
+    namespace: str,
+    tmp_path: Path,
+) -> None:
+    """Several prompts of one request, a background response, rows of a batch, a refused request."""
+    await start_worker(**collector.settings).ready()
+    settings = {**collector.settings, "FILES_DIR": str(tmp_path / "files")}
+    async with serving(redis_url, namespace, settings) as (client, _):
+        (model,) = (m["id"] for m in (await client.get("/v1/models")).json()["data"])
+
+        async def traced(
+            number: int, path: str, body: dict[str, Any], names: list[str]
+        ) -> list[ReceivedSpan]:
+            trace_id = f"{number:032x}"
+            headers = {"traceparent": f"00-{trace_id}-{CLIENT_SPAN_ID}-01"}
+            await client.post(path, json={"model": model, **body}, headers=headers)
+            return await asyncio.to_thread(wait_for_spans, collector, trace_id, names)
+
+        body: dict[str, Any] = {"prompt": ["a b c", "d e f"], "max_tokens": 4, "temperature": 0}
+        root_name = f"text_completion {model}"
+        spans = await traced(1, "/v1/completions", body, [root_name, *PARTS * 2])
+        assert one(spans, root_name).attributes["gen_ai.request.choice.count"] == 2
+        assert len({s.attributes["penstock.job.id"] for s in spans if s.name == "attempt"}) == 2
+
+        body = {"input": "hello", "background": True, "max_output_tokens": 16}
+        spans = await traced(2, "/v1/responses", body, [f"chat {model}", *PARTS])
+        assert "gen_ai.usage.output_tokens" not in one(spans, f"chat {model}").attributes
+        assert one(spans, "attempt").attributes["penstock.tokens.output"] > 0
+
+        (refused,) = await traced(3, "/generate", {"prompt": 7}, ["POST /generate"])
+        assert refused.attributes["http.response.status_code"] == 400
+        assert not refused.is_error, "the client's fault"
+
+        message = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 4,
+            "ignore_eos": True,
+        }
+        rows = [
+            {
+                "custom_id": f"row-{number}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": model, **message},
+            }
+            for number in range(2)
+        ]
+        content = "".join(json.dumps(row) + "\n" for row in rows)
+        files = {"file": ("rows.jsonl", content)}
+        uploaded = await client.post("/v1/files", files=files, data={"purpose": "batch"})
+        batch = {
+            "input_file_id": uploaded.json()["id"],
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        }
+        batch_id = (await client.post("/v1/batches", json=batch)).json()["id"]
+
+        def roots() -> list[ReceivedSpan]:
+            return [s for s in list(collector.spans) if not s.parent_id]
+
+        await until(lambda: len(roots()) == 2, "a trace of each row")
+        assert (await client.get(f"/v1/batches/{batch_id}")).json()["request_counts"]["total"] == 2
+        for root in roots():
+            assert (root.name, root.kind) == (f"chat {model}", "INTERNAL")
+            names = [root.name, *PARTS]
+            spans = await asyncio.to_thread(wait_for_spans, collector, root.trace_id, names)
+            assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
+            assert one(spans, "attempt").parent_id == root.span_id
