@@ -76,7 +76,7 @@ class DeliveryReader:
             logged=tuple(deltas),
             snapshot=JobSnapshot(request, record, tuple(fields), claimed_s),
             prompt_slices=tuple(slices),
-            **_times(int(attempt), fields, *before),
+            **_times(int(attempt), fields, *before[:2]),
         )
 
     async def _logged(self, job_id: str, end: Cursor) -> tuple[list[PromptSlice], list[Delta]]:
