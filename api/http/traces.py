@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shared.logs import log_context
@@ -89,11 +88,14 @@ class TracesMiddleware:
 
 def _given_context(scope: Scope) -> TraceContext | None:
     """Returns the client's trace context; None where it sent none, or several."""
-    headers = Headers(scope=scope)
-    traceparents = headers.getlist("traceparent")
+    traceparents = _headers(scope, b"traceparent")
     if len(traceparents) != 1:
         return None
-    return TraceContext.parse(traceparents[0], ",".join(headers.getlist("tracestate")))
+    return TraceContext.parse(traceparents[0], ",".join(_headers(scope, b"tracestate")))
+
+
+def _headers(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for header, value in scope["headers"] if header == name]
 
 
 def trace_generation(span: Span, jobs: Sequence[Job], response_id: str) -> None:
