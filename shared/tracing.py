@@ -72,6 +72,13 @@ def _valid_tracestate(text: str) -> str:
     return ",".join(members) if is_valid else ""
 
 
+def attempt_fields(job_id: str, attempt: int, traceparent: str) -> dict[str, object]:
+    """Returns what lines about an attempt have in the log; the trace where there is one."""
+    fields: dict[str, object] = {"job_id": job_id, "attempt": attempt}
+    context = TraceContext.parse(traceparent)
+    return fields if context is None else {**fields, "trace_id": context.trace_id}
+
+
 class SpanKind(Enum):
     """What a span is to its parent, as OpenTelemetry has it."""
 

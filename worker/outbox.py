@@ -22,6 +22,7 @@ from shared.messages import (
     num_slices_of,
 )
 from shared.prompt_logprobs import encode_prompt_logprobs
+from shared.tracing import attempt_fields
 from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd, JobSnapshot
 from shared.transport.wire import chain_hash
 
@@ -81,6 +82,7 @@ class Outbox:
         has_choices: bool = False,
         snapshot: JobSnapshot | None = None,
         prompt: PromptLog | None = None,
+        traceparent: str = "",
     ) -> None:
         """`end` is where the log stands, `links` what it holds (see chain_links).
 
@@ -94,6 +96,7 @@ class Outbox:
         self.waiting_since_s = 0.0  # while the publisher has it among what is to be sent
         self.job_id = job_id
         self.attempt = attempt
+        self.traceparent = traceparent
         self.num_gaps = 0  # in a row
         self._base_hash = chain_hash("", links)
         self._base = end
@@ -128,7 +131,13 @@ class Outbox:
             prompt=PromptLog(delivery.job.num_prompt_logprobs)
             if is_new
             else PromptLog.of_log(delivery.prompt_slices),
+            traceparent=delivery.job.traceparent,
         )
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """What its lines in the log have."""
+        return attempt_fields(self.job_id, self.attempt, self.traceparent)
 
     def add(
         self,

@@ -207,7 +207,7 @@ class Publisher:
                 continue
             log.warning(
                 "a lost job was put back",
-                extra={"job_id": job_id, "attempt": outbox.attempt, "end": str(outbox.cursor)},
+                extra={**outbox.log_fields, "end": str(outbox.cursor)},
             )
             # The log is empty, or what the server still had of it: the next append finds out.
             if not outbox.rewind(START):
@@ -310,7 +310,7 @@ class Publisher:
         log.error(
             "the log rejected an append; the job fails",
             extra={
-                "job_id": outbox.job_id,
+                **outbox.log_fields,
                 "start": str(item.delta.start),
                 "end": str(item.delta.end),
                 "detail": result.detail,

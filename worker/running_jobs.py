@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.messages import FinishReason, Job, Usage
-from shared.tracing import TraceContext
+from shared.tracing import attempt_fields
 from shared.transport.ports.queue import Delivery
 from worker.outbox import Outbox
 from worker.output import OutputProcessor
@@ -81,9 +81,7 @@ class RunningJob:
     @property
     def log_fields(self) -> dict[str, object]:
         """What its lines in the log have."""
-        fields: dict[str, object] = {"job_id": self.job.job_id, "attempt": self.attempt}
-        context = TraceContext.parse(self.job.traceparent)
-        return fields if context is None else {**fields, "trace_id": context.trace_id}
+        return attempt_fields(self.job.job_id, self.attempt, self.job.traceparent)
 
     @property
     def usage(self) -> Usage:
