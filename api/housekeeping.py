@@ -87,8 +87,9 @@ class Housekeeping:
         self._tasks = []
 
     async def _heartbeat(self) -> None:
+        last_s = self._heartbeat_s  # before the call: the very first ones are two at a time
         is_in_time = await self._store.frontend_heartbeat(self._frontend_id, self._lease_ms)
-        last_s, self._heartbeat_s = self._heartbeat_s, time.monotonic()
+        self._heartbeat_s = time.monotonic()
         if not is_in_time and last_s is not None:
             self._has_lapsed = True
             since_s = round(self._heartbeat_s - last_s, 2)

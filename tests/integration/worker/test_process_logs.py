@@ -119,11 +119,15 @@ def test_lines_have_names_and_what_is_polled_has_none_at_info(logged: Logged) ->
     assert name.endswith(ended[0]["job_id"])
 
 
-def troubles(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def troubles(lines: list[dict[str, Any]]) -> list[str]:
     """Lines of WARNING and above, but those about names and the configuration of the server."""
     others = ("name of a variable", "the store's configuration is unsafe", "redis")
     levels = ("warning", "error", "critical")
-    return [line for line in lines if line["level"] in levels and line["message"] not in others]
+    return [
+        f"{line['logger']} {line['message']}: {line.get('reason') or line.get('error')}"
+        for line in lines
+        if line["level"] in levels and line["message"] not in others
+    ]
 
 
 def ends(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
